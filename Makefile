@@ -1,0 +1,72 @@
+# make demo          run the demo on the embedded model
+# make test          run the tests
+# make lint          ruff and mypy
+# make test-lowest   unit tests and model zoo on the lowest versions of torch and transformers
+# make clean         remove build output and caches; make distclean also the environments
+#
+# PYTHON picks the interpreter the environment is made with: make test PYTHON=python3.12
+
+PYTHON ?= python3
+VENV ?= .venv
+VENV_LOWEST ?= .venv-lowest
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+# What was installed from which files. Each stamp is renewed when a file that it depends on changes.
+RUN := $(VENV)/.installed-run
+TEST := $(VENV)/.installed-test
+DEV := $(VENV)/.installed-dev
+INPUTS := pyproject.toml constraints.txt
+
+# Everything runs on models in the repository; nothing is fetched while it runs.
+export HF_HUB_OFFLINE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test lint test-lowest clean distclean
+
+demo: $(RUN)
+	@$(BIN)/outpace demo
+
+test: $(TEST)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(RUN): $(INPUTS) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(TEST): $(INPUTS) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $(RUN) $@
+
+$(DEV): $(INPUTS) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $(RUN) $(TEST) $@
+
+# One environment for each file constraints-lowest*.txt.
+LOWEST := $(patsubst constraints-%.txt,%,$(wildcard constraints-lowest*.txt))
+
+test-lowest: $(LOWEST:%=$(VENV_LOWEST)/%/.installed)
+	@set -e; for name in $(LOWEST); do \
+		echo "== constraints-$$name.txt"; \
+		$(VENV_LOWEST)/$$name/bin/python -m pytest $(PYTEST_ARGS) tests/unit tests/zoo; \
+	done
+
+$(VENV_LOWEST)/%/.installed: constraints-%.txt pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --constraint $< --editable '.[test]'
+	@touch $@
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests tools examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+distclean: clean
+	rm -rf $(VENV) $(VENV_LOWEST)

@@ -1,0 +1,77 @@
+"""outpace makes autoregressive language models answer faster without changing one token.
+
+The names in `__all__` are the public API. They are resolved on first use, so `import outpace` loads
+neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from . import drafters
+    from .core import Generation, OutpaceError, SamplingParams, Stats, StreamedToken
+    from .drafters import load_drafter
+    from .engine import Engine
+    from .hf import accelerate, decode, restore
+    from .targets import Target
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Engine",
+    "Generation",
+    "OutpaceError",
+    "SamplingParams",
+    "Stats",
+    "StreamedToken",
+    "Target",
+    "__version__",
+    "accelerate",
+    "decode",
+    "drafters",
+    "load_drafter",
+    "nano_draft_path",
+    "nano_path",
+    "restore",
+]
+
+_HOME = {
+    "Engine": "engine",
+    "Generation": "core",
+    "OutpaceError": "core",
+    "SamplingParams": "core",
+    "Stats": "core",
+    "StreamedToken": "core",
+    "Target": "targets",
+    "accelerate": "hf",
+    "decode": "hf",
+    "load_drafter": "drafters",
+    "restore": "hf",
+}
+
+
+def nano_path() -> Path:
+    """The folder of the embedded model, in the Hugging Face format."""
+    return Path(__file__).parent / "models" / "outpace-nano"
+
+
+def nano_draft_path() -> Path:
+    """The folder of the embedded draft model, which drafts for the one at `nano_path()`."""
+    return Path(__file__).parent / "models" / "outpace-nano-draft"
+
+
+def __getattr__(name: str) -> object:
+    if name == "drafters":
+        return import_module(".drafters", __name__)
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
