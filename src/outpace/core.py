@@ -1,0 +1,231 @@
+"""The nouns: what a user asks for, what a drafter guesses, what a step does, what comes back.
+
+Imports nothing from outpace; everything else may import from here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+FinishReason = Literal["eos", "stop", "length", "removed"]
+LogitsProcessor = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+
+
+class OutpaceError(ValueError):
+    """A mistake in what was asked for; the message names the remedy."""
+
+
+class UnsupportedModel(OutpaceError):
+    """The model cannot serve as a target; the message names the reason."""
+
+
+class ContextOverflow(OutpaceError):
+    """A prompt is longer than the model's context."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one sequence is decoded.
+
+    The logits of a step are processed in transformers' order: ``logit_bias``, the three penalties,
+    ``logits_processors``, ``temperature``, ``top_k``, ``top_p``, ``min_p``.
+
+    Attributes:
+        max_new_tokens: tokens to emit at most, at least 0.
+        temperature: 0 is greedy (the argmax of the processed logits).
+        top_k: keep the k most probable tokens; 0 keeps all.
+        top_p: keep the smallest set of tokens whose probability reaches this, in (0, 1].
+        min_p: drop tokens less probable than this times the most probable one, in [0, 1].
+        repetition_penalty: over prompt and output (Keskar et al. 2019), above 0; 1 is off.
+        presence_penalty: subtracted once from each token seen in the output.
+        frequency_penalty: subtracted per occurrence of a token in the output.
+        logit_bias: token id -> value added to its logit.
+        seed: key of the noise, 0 <= seed < 2**64; None draws one, and the generation reports it.
+        stop: strings that end the output (the engine then needs a tokenizer).
+        stop_token_ids: tokens that end the output, besides the model's end-of-sequence tokens.
+        ignore_eos: do not end at the model's end-of-sequence tokens.
+        logprobs: None for none, or how many alternatives to report beside each chosen token's own
+            log probability; of the raw distribution, before any processing.
+        logits_processors: transformers' own, called as ``p(input_ids[1, n], scores[1, vocabulary])``
+            exactly once per emitted token, in order.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    stop: str | Seq[str] = ()
+    stop_token_ids: Seq[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    logits_processors: Seq[LogitsProcessor] = ()
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
+        self._check("max_new_tokens", self.max_new_tokens >= 0, "at least 0")
+        self._check("temperature", 0 <= self.temperature < math.inf, "a finite number of at least 0")
+        self._check("top_k", self.top_k >= 0, "at least 0 (0 keeps every token)")
+        self._check("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
+        self._check("min_p", 0 <= self.min_p <= 1, "between 0 and 1")
+        self._check("repetition_penalty", 0 < self.repetition_penalty < math.inf, "a finite number above 0")
+        self._check("presence_penalty", math.isfinite(self.presence_penalty), "a finite number")
+        self._check("frequency_penalty", math.isfinite(self.frequency_penalty), "a finite number")
+        bias = (self.logit_bias or {}).values()
+        self._check("logit_bias", not any(math.isnan(value) for value in bias), "free of NaN")
+        self._check("seed", self.seed is None or 0 <= self.seed < 2**64, "None or at least 0 and below 2**64")
+        self._check(
+            "stop", all(isinstance(text, str) and text for text in stop), "strings that are not empty"
+        )
+        self._check("logprobs", self.logprobs is None or self.logprobs >= 0, "None or at least 0")
+
+    def _check(self, name: str, holds: bool, rule: str) -> None:
+        if not holds:
+            raise OutpaceError(f"{name} must be {rule}, not {getattr(self, name)!r}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A tree of guessed tokens under a sequence's last committed token, its root.
+
+    Attributes:
+        tokens: the guesses, n of them.
+        parents: ``parents[i] < i``; -1 is the root.
+        distributions: for a drafter that *samples*: parent node -> the whole distribution, shape
+            [vocabulary], from which that node's children were drawn. None for a drafter that *chooses*
+            (n-gram, top-k, argmax): its tokens are point masses.
+        replacement: whether siblings were drawn with replacement.
+    """
+
+    tokens: Seq[int] = ()
+    parents: Seq[int] = ()
+    distributions: Mapping[int, torch.Tensor] | None = None
+    replacement: bool = True
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.parents):
+            raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
+        if any(not -1 <= parent < node for node, parent in enumerate(self.parents)):
+            raise ValueError(f"a node's parent must come before it, or be -1: {list(self.parents)}")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+class Verdict:
+    """What a verifier decides: the accepted nodes, root's child first, and the tokens to emit.
+
+    ``tokens`` holds the accepted nodes' tokens and then the bonus token, the target's own; the bonus is
+    missing only where the sequence ended on an accepted token.
+    """
+
+    __slots__ = ("path", "tokens")
+
+    def __init__(self, path: list[int], tokens: list[int]) -> None:
+        self.path = path
+        self.tokens = tokens
+
+
+@dataclass
+class Stats:
+    """Raw counts and seconds of one sequence; the ratios are properties.
+
+    ``drafted`` counts every node sent to the target, ``accepted`` those kept after the cut. In a batch the
+    wall time of a step counts in full for each sequence that took part in it. ``extra`` holds what a
+    drafter counts besides (lookahead: guesses alone).
+    """
+
+    steps: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+    seconds_prefill: float = 0.0
+    seconds_draft: float = 0.0
+    seconds_verify: float = 0.0
+    seconds_rest: float = 0.0
+    lossy: bool = False
+    extra: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens out per step (tau), the bonus token included; 1.0 for plain decoding."""
+        return self.tokens / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.seconds_prefill + self.seconds_decode
+
+    @property
+    def seconds_decode(self) -> float:
+        return self.seconds_draft + self.seconds_verify + self.seconds_rest
+
+    def count(self, name: str, number: int) -> None:
+        """Add to a count of the drafter's own."""
+        self.extra[name] = self.extra.get(name, 0) + number
+
+    def record(self, drafted: int, path_length: int, emitted: int) -> None:
+        """Count one step."""
+        self.steps += 1
+        self.tokens += emitted
+        self.drafted += drafted
+        self.accepted += path_length
+        missing = path_length - len(self.accepted_per_position)
+        self.accepted_per_position.extend([0] * missing)
+        for position in range(path_length):
+            self.accepted_per_position[position] += 1
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log probabilities at one output token, of the raw distribution: the token's own, and the top ones."""
+
+    logprob: float
+    top: dict[int, float]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The answer to one prompt. ``tokens`` includes an end-of-sequence token and those of a stop string."""
+
+    tokens: list[int]
+    finish_reason: FinishReason
+    seed: int
+    stats: Stats
+    text: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+
+
+@dataclass(frozen=True)
+class StreamedToken:
+    """One accepted token: its id, the step (from 1) that accepted it, and the text that may be shown now.
+
+    ``text`` is "" without a tokenizer, and while a stop string or a character is incomplete.
+    """
+
+    token: int
+    step: int
+    text: str = ""

@@ -1,0 +1,77 @@
+"""The drafters, by name, and their spec strings: ``lookahead:window=7,ngram=5,guesses=7``."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from typing import Any
+
+from outpace.core import OutpaceError
+from outpace.drafters.base import Drafter, SequenceDrafter
+from outpace.drafters.lookahead import Lookahead
+from outpace.drafters.none import NoDraft
+
+__all__ = [
+    "DRAFTERS",
+    "Drafter",
+    "Lookahead",
+    "NoDraft",
+    "SequenceDrafter",
+    "load_drafter",
+]
+
+DRAFTERS: dict[str, type[Drafter[Any]]] = {
+    "none": NoDraft,
+    "lookahead": Lookahead,
+}
+
+
+def load_drafter(spec: str) -> Drafter[Any]:
+    """A drafter from its spec string: a name, then options as ``name:option=value,option=value``.
+
+    Raises:
+        OutpaceError: unknown drafter or option, or a value that does not fit; the message lists what there is.
+    """
+    name, _, options = spec.strip().partition(":")
+    cls = DRAFTERS.get(name)
+    if cls is None:
+        near = difflib.get_close_matches(name, DRAFTERS, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise OutpaceError(f"unknown drafter {name!r}{hint} There are: {', '.join(DRAFTERS)}")
+    values: dict[str, Any] = {}
+    known = {field.name: field for field in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
+    for item in filter(None, options.split(",")):
+        option, equals, text = (part.strip() for part in item.partition("="))
+        if option not in known:
+            raise OutpaceError(f"{name} has no option {option!r}; it has: {', '.join(known) or 'none'}")
+        if not equals or not text:
+            raise OutpaceError(
+                f"{name}: option {option!r} needs a value, as in {option}={known[option].default}"
+            )
+        values[option] = _parse(name, option, text, hints[option])
+    missing = [f.name for f in known.values() if f.default is dataclasses.MISSING and f.name not in values]
+    if missing:
+        raise OutpaceError(f"{name} needs {', '.join(missing)}, as in {name}:{missing[0]}=VALUE")
+    return cls(**values)
+
+
+def _parse(name: str, option: str, text: str, hint: Any) -> Any:
+    """An option's value from text, by the field's type."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if type(None) in kinds and text.lower() == "none":
+        return None
+    for kind in kinds:
+        if kind is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if kind in (int, float):
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    if str in kinds or Any in kinds or any(typing.get_origin(kind) is typing.Literal for kind in kinds):
+        return text
+    wanted = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
+    raise OutpaceError(f"{name}: {option}={text!r} is not a {wanted}")

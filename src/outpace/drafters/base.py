@@ -1,0 +1,77 @@
+"""The contract of a drafter: a frozen dataclass of options that proposes trees of tokens.
+
+A drafter can only propose, so it cannot break losslessness. What belongs to a request lives in its state,
+what belongs to an engine in what ``prepare`` returns; a drafter itself is never written to, and one instance
+may serve many engines.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from outpace.core import Draft
+from outpace.sequence import Sequence, Step
+from outpace.targets.base import TargetModel
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True)
+class Drafter(ABC, Generic[State]):
+    """Drafts for a batch of sequences.
+
+    Class attributes:
+        paper: where the method was published.
+        hidden_layers: hidden states it needs of the target, by layer; they arrive in ``Step.hidden``.
+        probabilities: whether its drafts bring the distributions they were drawn from.
+    """
+
+    paper: ClassVar[str]
+    hidden_layers: ClassVar[tuple[int, ...]] = ()
+    probabilities: ClassVar[bool] = False
+
+    def prepare(self, target: TargetModel) -> Any:
+        """Called once by each engine: check that the drafter fits the target, return what its states share.
+
+        Raises:
+            OutpaceError: it does not fit; the message says why.
+        """
+        return None
+
+    @abstractmethod
+    def start(self, sequence: Sequence, shared: Any) -> State:
+        """The state of a new sequence. ``sequence`` is live: its tokens grow as they are committed."""
+
+    @abstractmethod
+    def propose(self, states: Seq[State]) -> list[Draft]:
+        """One draft for each sequence, maybe empty."""
+
+    @abstractmethod
+    def observe(self, states: Seq[State], steps: Seq[Step]) -> None:
+        """What became of the drafts. Sequences that ended with the step are included."""
+
+    def stop(self, state: State) -> None:
+        """A sequence has left; free what it holds. (By default nothing is held.)"""
+        del state
+
+
+class SequenceDrafter(Drafter[State]):
+    """A drafter that handles one sequence at a time: implement ``start``, ``draft`` and ``learn``."""
+
+    @abstractmethod
+    def draft(self, state: State) -> Draft:
+        """A draft for one sequence, maybe empty."""
+
+    def learn(self, state: State, step: Step) -> None:
+        """What became of the draft of one sequence. (By default nothing is learnt.)"""
+        del state, step
+
+    def propose(self, states: Seq[State]) -> list[Draft]:
+        return [self.draft(state) for state in states]
+
+    def observe(self, states: Seq[State], steps: Seq[Step]) -> None:
+        for state, step in zip(states, steps, strict=True):
+            self.learn(state, step)

@@ -1,0 +1,25 @@
+"""Plain decoding: the drafter that proposes nothing. The baseline of every benchmark, the reference of every test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from outpace.core import Draft
+from outpace.drafters.base import SequenceDrafter
+from outpace.sequence import Sequence
+
+_EMPTY = Draft()
+
+
+@dataclass(frozen=True)
+class NoDraft(SequenceDrafter[None]):
+    """Plain decoding."""
+
+    paper: ClassVar[str] = "none: plain autoregressive decoding"
+
+    def start(self, sequence: Sequence, shared: Any) -> None:
+        return None
+
+    def draft(self, state: None) -> Draft:
+        return _EMPTY

@@ -1,0 +1,300 @@
+"""The one loop: draft, verify, keep, learn, over a batch that sequences join and leave between steps."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from outpace.cache import Slot
+from outpace.core import (
+    ContextOverflow,
+    Draft,
+    Generation,
+    OutpaceError,
+    SamplingParams,
+    StreamedToken,
+)
+from outpace.drafters import load_drafter
+from outpace.drafters.base import Drafter
+from outpace.drafters.none import NoDraft
+from outpace.sampling import Key, Logits
+from outpace.sequence import KeyedDraw, Sequence, Step
+from outpace.stopping import TextStream, Tokenizer
+from outpace.targets import Rows, Target, TargetModel
+from outpace.tree import depths, trim
+from outpace.verify import load_verifier
+
+
+@dataclass(eq=False)
+class _Active:
+    """A sequence in the batch, with its slot in the cache and the drafter's state."""
+
+    sequence: Sequence
+    slot: Slot
+    state: Any
+
+
+class Engine:
+    """Decodes sequences with a target, a drafter and a verifier.
+
+    Args:
+        target: ``outpace.Target(model)``, or a loaded transformers model.
+        drafter: a drafter or its spec string; None decodes plainly.
+        verifier: ``match`` (the tokens of plain decoding with the same seed) or ``rejection`` (their
+            distribution).
+        tokenizer: for stop strings and text; only its ``decode`` is used.
+        prefill_chunk: prompt tokens fed in one forward.
+        slots: sequences to make room for at once (the cache grows, unless the target is static).
+        length: rows to make room for in each slot.
+
+    Raises:
+        OutpaceError: unknown drafter or verifier, or parts that do not fit each other.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel | Any,
+        drafter: Drafter[Any] | str | None = None,
+        verifier: str = "match",
+        tokenizer: Tokenizer | None = None,
+        *,
+        prefill_chunk: int = 512,
+        slots: int = 1,
+        length: int = 256,
+    ) -> None:
+        if prefill_chunk < 1:
+            raise OutpaceError(f"prefill_chunk must be at least 1, not {prefill_chunk}")
+        self.target = Target(target)
+        self.drafter = load_drafter(drafter) if isinstance(drafter, str) else drafter or NoDraft()
+        self.verifier = load_verifier(verifier)
+        self.tokenizer = tokenizer
+        self.prefill_chunk = prefill_chunk
+        self._cache = self.target.new_cache(slots, length)
+        self._shared = self.drafter.prepare(self.target)
+        self._active: list[_Active] = []  # the one at place b sits in slot b
+        self._waiting: list[Sequence] = []
+
+    # -- whole generations -------------------------------------------------------------------------------
+
+    def generate(
+        self, prompts: Seq[Seq[int]], params: SamplingParams | Seq[SamplingParams] | None = None
+    ) -> list[Generation]:
+        """Decode prompts together; one generation for each, in their order.
+
+        Args:
+            prompts: token ids, each prompt at least one.
+            params: for all prompts, or one for each. Default: greedy.
+
+        Raises:
+            ContextOverflow: a prompt is longer than the context. OutpaceError: another mistake in a prompt.
+        """
+        chosen = _one_each(params, len(prompts))
+        sequences = [self._sequence(prompt, p) for prompt, p in zip(prompts, chosen, strict=True)]
+        self._waiting.extend(sequences)
+        try:
+            while any(sequence.finish_reason is None for sequence in sequences):
+                self.step()
+        finally:
+            self._leave(sequences)
+        return [sequence.generation() for sequence in sequences]
+
+    def stream(self, prompt: Seq[int], params: SamplingParams | None = None) -> Iterator[StreamedToken]:
+        """Tokens of one prompt as they are accepted. Closing the iterator removes the sequence."""
+        sequence = self.add(prompt, params)
+        return self._stream(sequence)
+
+    def _stream(self, sequence: Sequence) -> Iterator[StreamedToken]:
+        sent = 0
+        try:
+            while sequence.finish_reason is None:
+                self.step()
+                new = sequence.output[sent:]
+                sent += len(new)
+                text = ""
+                if sequence.text is not None and new:
+                    text = sequence.text.release(final=sequence.finish_reason is not None)
+                for place, token in enumerate(new):
+                    last = place == len(new) - 1
+                    yield StreamedToken(token, sequence.stats.steps, text if last else "")
+        finally:
+            self.remove(sequence)
+
+    # -- a batch that changes ----------------------------------------------------------------------------
+
+    def add(
+        self,
+        prompt: Seq[int],
+        params: SamplingParams | None = None,
+        criteria: Callable[[list[int]], bool] | None = None,
+    ) -> Sequence:
+        """Let a sequence join at the next step.
+
+        Args:
+            criteria: called with prompt and output after each token; True ends the sequence.
+        """
+        sequence = self._sequence(prompt, params or SamplingParams(), criteria)
+        self._waiting.append(sequence)
+        return sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, ended or not; one that is not in is left as it is."""
+        self._leave([sequence])
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Those being decoded and those that wait to join."""
+        return [active.sequence for active in self._active] + self._waiting
+
+    def step(self) -> list[Sequence]:
+        """Let waiting sequences join, run one step for all, and return those that took part.
+
+        Sequences that ended have left the batch when this returns.
+        """
+        self._join()
+        active = self._active
+        if not active:
+            return []
+        began = time.perf_counter()
+        # A path of n nodes emits n + 1 tokens, so deeper nodes than the room less one are of no use.
+        trimmed = [trim(d, a.sequence.room - 1) for a, d in zip(active, self._propose(), strict=True)]
+        drafts = [draft for draft, _ in trimmed]
+        drafted = time.perf_counter()
+        rows = [_rows(a.sequence, draft) for a, draft in zip(active, drafts, strict=True)]
+        output = self.target.forward(self._cache, rows, hidden_layers=self.drafter.hidden_layers)
+        logits = _split(output.logits, drafts, any(a.sequence.processor.plain for a in active))
+        steps = [self._verify(a.sequence, *t, row) for a, t, row in zip(active, trimmed, logits, strict=True)]
+        verified = time.perf_counter()
+        self._cache.keep([[0, *(node + 1 for node in step.path)] for step in steps])
+        kept = time.perf_counter()
+        self.drafter.observe([a.state for a in active], steps)
+        learnt = time.perf_counter()
+        took_part = [a.sequence for a in active]
+        self._leave([sequence for sequence in took_part if sequence.finish_reason is not None])
+        ended = time.perf_counter()
+        for sequence in took_part:
+            sequence.stats.seconds_draft += drafted - began + learnt - kept
+            sequence.stats.seconds_verify += verified - drafted
+            sequence.stats.seconds_rest += kept - verified + ended - learnt
+        return took_part
+
+    def _propose(self) -> list[Draft]:
+        return self.drafter.propose([active.state for active in self._active])
+
+    def _verify(self, sequence: Sequence, draft: Draft, kept: Seq[int], logits: Logits) -> Step:
+        draw = KeyedDraw(sequence)
+        verdict = self.verifier.verify(logits, draft, draw)
+        sequence.stats.record(len(draft), len(verdict.path), len(verdict.tokens))
+        return Step(
+            draft=draft,
+            kept=kept,
+            path=verdict.path,
+            tokens=verdict.tokens,
+            logits=logits,
+            root=draw.root,
+            depths=depths(draft.parents),
+            sequence=sequence,
+        )
+
+    # -- joining and leaving -----------------------------------------------------------------------------
+
+    def _sequence(
+        self, prompt: Seq[int], params: SamplingParams, criteria: Callable[[list[int]], bool] | None = None
+    ) -> Sequence:
+        """A checked sequence, not in the batch yet."""
+        target = self.target
+        _check_prompt(prompt, target)
+        if params.stop and self.tokenizer is None:
+            raise OutpaceError("stop strings need a tokenizer: Engine(target, drafter, tokenizer=tokenizer)")
+        room = params.max_new_tokens
+        if target.context is not None:
+            room = min(room, target.context - len(prompt))
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        return Sequence(
+            prompt,
+            params,
+            Key(seed, coupled=self.verifier.coupled),
+            limit=room,
+            eos_token_ids=frozenset() if params.ignore_eos else target.eos_token_ids,
+            text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop),
+            criteria=criteria,
+        )
+
+    def _join(self) -> None:
+        """Prefill those that wait: all but the last token of each prompt, which is the first root."""
+        waiting = [sequence for sequence in self._waiting if sequence.finish_reason is None]
+        self._waiting = []
+        if not waiting:
+            return
+        began = time.perf_counter()
+        first = len(self._active)
+        joined = []
+        for sequence in waiting:
+            sequence.stats.lossy = self.verifier.lossy
+            joined.append(_Active(sequence, self._cache.allocate(), None))
+        self._active.extend(joined)
+        for start in range(0, max(s.prompt_length for s in waiting) - 1, self.prefill_chunk):
+            chunks = [s.tokens[start : min(start + self.prefill_chunk, s.prompt_length - 1)] for s in waiting]
+            self.target.forward(self._cache, [Rows(chunk) for chunk in chunks], first, wanted="none")
+            self._cache.keep([range(len(chunk)) for chunk in chunks])
+        for active in joined:
+            active.state = self.drafter.start(active.sequence, self._shared)
+        seconds = time.perf_counter() - began
+        for sequence in waiting:
+            sequence.stats.seconds_prefill += seconds
+
+    def _leave(self, sequences: Seq[Sequence]) -> None:
+        for sequence in sequences:
+            if sequence in self._waiting:
+                self._waiting.remove(sequence)
+            place = next((i for i, a in enumerate(self._active) if a.sequence is sequence), None)
+            if place is not None:
+                gone = self._active[place]
+                # As in the cache: the last one moves into the gap.
+                last = self._active.pop()
+                if last is not gone:
+                    self._active[place] = last
+                self._cache.free(gone.slot)
+                self.drafter.stop(gone.state)
+            if sequence.finish_reason is None:
+                sequence.finish_reason = "removed"
+
+
+def _one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise OutpaceError(
+            f"{count} prompts but {len(params)} SamplingParams; give one for all, or one for each"
+        )
+    return list(params)
+
+
+def _check_prompt(prompt: Seq[int], target: TargetModel) -> None:
+    if not len(prompt):
+        raise OutpaceError("the prompt is empty: it needs at least one token (the model's BOS token will do)")
+    outside = [token for token in prompt if not 0 <= token < target.vocabulary]
+    if outside:
+        raise OutpaceError(f"token {outside[0]} is outside the model's vocabulary of {target.vocabulary}")
+    if target.context is not None and len(prompt) > target.context:
+        raise ContextOverflow(
+            f"the prompt has {len(prompt)} tokens, the model's context {target.context}; shorten the prompt"
+        )
+
+
+def _rows(sequence: Sequence, draft: Draft) -> Rows:
+    """The root and, under it, the draft: node i is row i + 1."""
+    root = sequence.tokens[-1]
+    return Rows((root, *draft.tokens), (-1, *(parent + 1 for parent in draft.parents)))
+
+
+def _split(rows: Tensor | None, drafts: Seq[Draft], greedy: bool) -> list[Logits]:
+    """Each sequence's rows without its padding; the argmax of all in one go where it will be asked for."""
+    assert rows is not None
+    best = rows.argmax(dim=-1).tolist() if greedy else [None] * len(drafts)
+    return [Logits(rows[place, : len(draft) + 1], best[place]) for place, draft in enumerate(drafts)]

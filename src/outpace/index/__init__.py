@@ -1,0 +1,1 @@
+"""Data structures that drafters look tokens up in. No model, no torch."""

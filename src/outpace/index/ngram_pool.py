@@ -1,0 +1,41 @@
+"""A pool of n-grams keyed by their first token, the least recently seen forgotten first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+class NgramPool:
+    """For each first token, at most ``capacity`` continuations of ``length`` tokens.
+
+    Args:
+        length: tokens after the first one, n - 1 for n-grams.
+        capacity: continuations kept for each first token.
+    """
+
+    def __init__(self, length: int, capacity: int) -> None:
+        self.length = length
+        self.capacity = capacity
+        # A dict keeps the order of insertion: oldest first.
+        self._entries: dict[int, dict[tuple[int, ...], None]] = {}
+
+    def add(self, first: int, rest: Iterable[int]) -> None:
+        """Note an n-gram; one that is known becomes the most recent."""
+        entry = self._entries.setdefault(first, {})
+        ngram = tuple(rest)
+        entry.pop(ngram, None)
+        entry[ngram] = None
+        if len(entry) > self.capacity:
+            del entry[next(iter(entry))]
+
+    def add_text(self, tokens: Sequence[int], start: int = 0) -> None:
+        """Note every n-gram of a text that begins at token ``start`` or later."""
+        for place in range(max(start, 0), len(tokens) - self.length):
+            self.add(tokens[place], tokens[place + 1 : place + 1 + self.length])
+
+    def get(self, first: int) -> list[tuple[int, ...]]:
+        """Continuations of a token, the most recent first."""
+        return list(reversed(self._entries.get(first, ())))
+
+    def __len__(self) -> int:
+        return sum(len(entry) for entry in self._entries.values())

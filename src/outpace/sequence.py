@@ -1,0 +1,207 @@
+"""One sequence in flight: its tokens, when it ends, and the draws made for it at each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from outpace.core import (
+    Draft,
+    FinishReason,
+    Generation,
+    OutpaceError,
+    SamplingParams,
+    Stats,
+    TokenLogprobs,
+)
+from outpace.sampling import (
+    Key,
+    Logits,
+    Processor,
+    Stream,
+    draw_rows,
+    noisy_argmax,
+    normalise,
+    uniform,
+)
+from outpace.stopping import TextStream
+
+
+class Sequence:
+    """A prompt and its output so far.
+
+    Args:
+        prompt: token ids, at least one.
+        params: how to decode it.
+        key: what its draws are keyed by.
+        limit: output tokens allowed, by ``max_new_tokens`` and by the context.
+        eos_token_ids: tokens that end it; empty where the parameters say to ignore them.
+        text: decodes the output, where a tokenizer is at hand.
+        criteria: called with prompt and output after each token; True ends the sequence.
+    """
+
+    def __init__(
+        self,
+        prompt: Seq[int],
+        params: SamplingParams,
+        key: Key,
+        limit: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        text: TextStream | None = None,
+        criteria: Callable[[list[int]], bool] | None = None,
+    ) -> None:
+        self.prompt_length = len(prompt)
+        self.tokens = list(prompt)
+        self.params = params
+        self.key = key
+        self.limit = limit
+        self.eos_token_ids = eos_token_ids
+        self.text = text
+        self.criteria = criteria
+        self.processor = Processor(params, prompt)
+        self.stats = Stats()
+        self.logprobs: list[TokenLogprobs] = []
+        self.finish_reason: FinishReason | None = "length" if limit <= 0 else None
+
+    @property
+    def prompt(self) -> list[int]:
+        return self.tokens[: self.prompt_length]
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def output_length(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """Every token that ends the sequence: a draft gains nothing by going past one."""
+        return self.eos_token_ids.union(self.params.stop_token_ids)
+
+    @property
+    def room(self) -> int:
+        """Output tokens still allowed."""
+        return self.limit - self.output_length
+
+    def append(self, token: int) -> bool:
+        """Commit a token; False if the sequence ends with it."""
+        self.tokens.append(token)
+        self.processor.observe(token)
+        stop_string = self.text is not None and self.text.push(token)
+        if token in self.eos_token_ids:
+            self.finish_reason = "eos"
+        elif stop_string or token in self.params.stop_token_ids:
+            self.finish_reason = "stop"
+        elif self.criteria is not None and self.criteria(self.tokens):
+            self.finish_reason = "stop"
+        elif self.room <= 0:
+            self.finish_reason = "length"
+        return self.finish_reason is None
+
+    def generation(self) -> Generation:
+        """The result, of a sequence that has ended."""
+        if self.finish_reason is None:
+            raise OutpaceError("the sequence is still being decoded: step the engine, or remove it")
+        if self.text is not None:
+            self.text.release(final=True)
+        return Generation(
+            tokens=self.output,
+            finish_reason=self.finish_reason,
+            seed=self.key.seed,
+            stats=self.stats,
+            text=None if self.text is None else self.text.text,
+            logprobs=None if self.params.logprobs is None else self.logprobs,
+        )
+
+
+class KeyedDraw:
+    """The draws of one sequence at one step, all keyed by its seed (the verifiers' ``Draw``).
+
+    Streams of the draft, accept and residual draws are keyed by the output index of this step's root and by
+    the node; the target's own draw by its output index alone, so that it is the same in every step that
+    reaches it.
+    """
+
+    def __init__(self, sequence: Sequence) -> None:
+        self._sequence = sequence
+        self.root = sequence.output_length
+
+    def token(self, logits: Logits, node: int) -> int:
+        """The target's own token after ``node``, the last of the path emitted so far."""
+        sequence = self._sequence
+        if sequence.processor.plain:
+            return logits.best(node)
+        scores = sequence.processor(logits[node], sequence.tokens)
+        if sequence.params.greedy:
+            return int(scores.argmax())
+        return noisy_argmax(scores, sequence.key.target(sequence.output_length))
+
+    def distribution(self, logits: Logits, node: int) -> Tensor:
+        """The target's processed distribution after ``node``, float64, shape [vocabulary]."""
+        sequence = self._sequence
+        scores = sequence.processor(logits[node], sequence.tokens).double()
+        if not sequence.params.greedy:
+            return scores.softmax(dim=-1)
+        point = scores.new_zeros(scores.shape)
+        point[scores.argmax()] = 1.0
+        return point
+
+    def accept(self, probability: float, node: int) -> bool:
+        """True with this probability."""
+        return uniform(self._sequence.key.node(Stream.ACCEPT, self.root, node)) < probability
+
+    def choose(self, distribution: Tensor, node: int) -> int:
+        """A token drawn from a distribution, or from weights of at least 0, shape [vocabulary]."""
+        word = self._sequence.key.node(Stream.RESIDUAL, self.root, node)
+        return noisy_argmax(normalise(distribution).log(), word)
+
+    def emit(self, token: int, logits: Logits, node: int) -> bool:
+        """Commit the token that follows ``node``; False if the sequence ends with it."""
+        sequence = self._sequence
+        if sequence.params.logprobs is not None:
+            row = logits[node].float().log_softmax(dim=-1)
+            top = row.topk(min(sequence.params.logprobs, len(row)))
+            entries = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+            sequence.logprobs.append(TokenLogprobs(float(row[token]), entries))
+        return sequence.append(token)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What happened to one sequence in one forward of the target; drafters learn from it.
+
+    Attributes:
+        draft: the tree that was verified: what was proposed, trimmed to what was still allowed.
+        kept: which node of the proposal each node of ``draft`` was.
+        path: accepted nodes of ``draft``.
+        tokens: emitted tokens, the bonus included.
+        logits: the target's rows, root first.
+        root: output index of the token that follows the root.
+        depths: depth of each node.
+        sequence: the sequence, these tokens included already.
+    """
+
+    draft: Draft
+    kept: Seq[int]
+    path: list[int]
+    tokens: list[int]
+    logits: Logits
+    root: int
+    depths: list[int]
+    sequence: Sequence
+
+    def refill(self, nodes: Seq[int], argmax: bool = False) -> list[int]:
+        """What the target would say after each of these nodes (-1 is the root), by its own keyed draw.
+
+        With ``argmax``, or where the sequence is greedy, its most probable tokens.
+        """
+        if argmax or self.sequence.params.greedy:
+            return [self.logits.best(node) for node in nodes]
+        rows = self.logits.rows[[node + 1 for node in nodes]]
+        indices = [self.root + (self.depths[node] + 1 if node >= 0 else 0) for node in nodes]
+        return draw_rows(rows, indices, self.sequence.params, self.sequence.key)

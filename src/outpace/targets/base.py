@@ -1,0 +1,68 @@
+"""What the engine needs of a target: a cache, a forward, a context length, a vocabulary."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from outpace.cache import KVCache
+
+Wanted = Literal["all", "none"]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What one sequence feeds to a forward: tokens, and the tree they form over its committed rows.
+
+    ``parents`` is in rows: -1 hangs under the last committed row. None is a chain.
+    """
+
+    tokens: Sequence[int]
+    parents: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """Attributes:
+    logits: [B, width, vocabulary]; rows past a sequence's own are padding. None where none were wanted.
+    hidden: layer -> [B, width, hidden size], the layers asked for.
+    """
+
+    logits: Tensor | None
+    hidden: dict[int, Tensor]
+
+
+class TargetModel(ABC):
+    """A model that can verify drafts.
+
+    Attributes:
+        vocabulary: number of token ids.
+        context: positions it was made for; None for no limit.
+        eos_token_ids: tokens that end a sequence.
+    """
+
+    vocabulary: int
+    context: int | None
+    eos_token_ids: frozenset[int]
+
+    @abstractmethod
+    def new_cache(self, slots: int = 1, length: int = 256) -> KVCache:
+        """A cache for this model: room for ``slots`` sequences of ``length`` rows (it grows)."""
+
+    @abstractmethod
+    def forward(
+        self,
+        cache: KVCache,
+        rows: Sequence[Rows],
+        first: int = 0,
+        wanted: Wanted = "all",
+        hidden_layers: Sequence[int] = (),
+    ) -> Output:
+        """One forward over slots first .. first + len(rows) - 1 of the cache.
+
+        The new rows lie behind the committed ones until ``cache.keep`` decides about them.
+        """

@@ -1,0 +1,146 @@
+"""Trees of guessed tokens, as lists of parents: masks, depths, chains, tries. Pure functions.
+
+A tree of n nodes is ``parents[n]`` with ``parents[i] < i``; -1 is the root, the last committed token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.core import Draft
+
+
+def chain(tokens: Sequence[int]) -> Draft:
+    """A draft in which each token follows the one before it."""
+    return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)))
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """Depth of each node; a child of the root has depth 0."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(0 if parent < 0 else found[parent] + 1)
+    return found
+
+
+def children(parents: Sequence[int]) -> list[list[int]]:
+    """Children of each node, in order; the root's are the last entry, so that index -1 finds them."""
+    found: list[list[int]] = [[] for _ in range(len(parents) + 1)]
+    for node, parent in enumerate(parents):
+        found[parent].append(node)
+    return found
+
+
+def is_chain(parents: Sequence[int]) -> bool:
+    return all(parent == node - 1 for node, parent in enumerate(parents))
+
+
+@lru_cache(maxsize=64)
+def chain_mask(size: int) -> NDArray[np.bool_]:
+    """Attention along a chain, shape [size, size]."""
+    return np.tri(size, dtype=np.bool_)
+
+
+def ancestor_mask(parents: Sequence[int]) -> NDArray[np.bool_]:
+    """Attention among the nodes, shape [n, n]: row i sees column j if j is i or an ancestor of i."""
+    size = len(parents)
+    if is_chain(parents):
+        return chain_mask(size)
+    # A row is an integer whose bit j says "sees j": a child's row is its parent's with one bit more.
+    rows: list[int] = []
+    for node, parent in enumerate(parents):
+        rows.append((rows[parent] if parent >= 0 else 0) | 1 << node)
+    width = (size + 7) // 8
+    packed = np.frombuffer(b"".join(row.to_bytes(width, "little") for row in rows), dtype=np.uint8)
+    bits = np.unpackbits(packed.reshape(size, width), axis=1, count=size, bitorder="little")
+    return bits.view(np.bool_)
+
+
+def path_to(parents: Sequence[int], node: int) -> list[int]:
+    """Nodes from the root's child down to ``node``; empty for the root (-1)."""
+    path: list[int] = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+class Trie:
+    """Merges token sequences under one root into a tree without equal siblings.
+
+    For drafters that choose. Siblings drawn with replacement must not be merged: each is a trial of its own.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self._index: dict[tuple[int, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, tokens: Sequence[int], under: int = -1, budget: int | None = None) -> list[int]:
+        """Add a chain below a node; returns its nodes, as far as ``budget`` nodes in all allow."""
+        nodes: list[int] = []
+        for token in tokens:
+            node = self._index.get((under, token))
+            if node is None:
+                if budget is not None and len(self.tokens) >= budget:
+                    break
+                node = self.append(token, under)
+                self._index[under, token] = node
+            nodes.append(node)
+            under = node
+        return nodes
+
+    def append(self, token: int, parent: int) -> int:
+        """Add a node of its own, even beside an equal sibling; later chains do not join it."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        return len(self.tokens) - 1
+
+    def draft(self) -> Draft:
+        return Draft(tuple(self.tokens), tuple(self.parents))
+
+
+def merge(drafts: Sequence[Draft]) -> tuple[Draft, list[list[int]]]:
+    """One trie of several drafts that choose, and for each draft the map from its nodes to the trie's.
+
+    Raises:
+        ValueError: a draft brings distributions (its siblings are trials of their own).
+    """
+    trie, maps = Trie(), []
+    for draft in drafts:
+        if draft.distributions is not None:
+            raise ValueError(
+                "a draft that was sampled cannot be merged: its equal siblings are separate draws"
+            )
+        nodes: list[int] = []
+        for token, parent in zip(draft.tokens, draft.parents, strict=True):
+            nodes.extend(trie.add([token], under=nodes[parent] if parent >= 0 else -1))
+        maps.append(nodes)
+    return trie.draft(), maps
+
+
+def trim(draft: Draft, max_depth: int) -> tuple[Draft, Sequence[int]]:
+    """The draft without nodes at ``max_depth`` or deeper, and which nodes those kept were before."""
+    depth = depths(draft.parents)
+    # A parent is shallower than its children, so what is kept is closed under parents.
+    kept = [node for node in range(len(draft)) if depth[node] < max_depth]
+    if len(kept) == len(draft):
+        return draft, kept
+    place = {old: new for new, old in enumerate(kept)} | {-1: -1}
+    tokens = tuple(draft.tokens[node] for node in kept)
+    parents = tuple(place[draft.parents[node]] for node in kept)
+    distributions = None
+    if draft.distributions is not None:
+        # A parent whose children were all cut has nothing left to verify.
+        used = set(parents)
+        distributions = {
+            place[old]: row for old, row in draft.distributions.items() if old in place and place[old] in used
+        }
+    return Draft(tokens, parents, distributions, draft.replacement), kept
