@@ -22,7 +22,7 @@ INPUTS := pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint test-lowest clean distclean
+.PHONY: demo test lint lint-ruff lint-format lint-mypy test-lowest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -30,9 +30,15 @@ demo: $(RUN)
 test: $(TEST)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-lint: $(DEV)
+lint: lint-ruff lint-format lint-mypy
+
+lint-ruff: $(DEV)
 	$(BIN)/ruff check .
+
+lint-format: $(DEV)
 	$(BIN)/ruff format --check .
+
+lint-mypy: $(DEV)
 	$(BIN)/mypy
 
 $(BIN)/python:
