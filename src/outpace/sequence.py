@@ -26,6 +26,7 @@ from outpace.sampling import (
     noisy_argmax,
     normalise,
     uniform,
+    warp,
 )
 from outpace.stopping import TextStream
 
@@ -151,6 +152,31 @@ class KeyedDraw:
         point[scores.argmax()] = 1.0
         return point
 
+    def draft(
+        self, row: Tensor, guessed: Seq[int], node: int, coupled: bool = True
+    ) -> tuple[int, Tensor | None]:
+        """A drafted token, and the distribution it was drawn from, float64, shape [vocabulary].
+
+        The sequence's own parameters apply, save its ``logits_processors``, which see emitted tokens only.
+        Greedy, the token is a point mass and the distribution is None.
+
+        Args:
+            row: the draft model's logits after the text and ``guessed``, shape [vocabulary].
+            guessed: tokens drafted on the way to this one.
+            node: the token's node in the draft.
+            coupled: draw with the target's own noise, where the verifier allows it; else with the draft's.
+        """
+        sequence = self._sequence
+        scores = warp(sequence.processor.adjust(row, guessed), sequence.params)
+        if sequence.params.greedy:
+            return int(scores.argmax()), None
+        scores = scores.double()
+        if coupled and sequence.key.coupled:
+            word = sequence.key.target(self.root + len(guessed))
+        else:
+            word = sequence.key.node(Stream.DRAFT, self.root, node)
+        return noisy_argmax(scores, word), scores.softmax(dim=-1)
+
     def accept(self, probability: float, node: int) -> bool:
         """True with this probability."""
         return uniform(self._sequence.key.node(Stream.ACCEPT, self.root, node)) < probability
@@ -202,6 +228,8 @@ class Step:
         """
         if argmax or self.sequence.params.greedy:
             return [self.logits.best(node) for node in nodes]
+        if not nodes:
+            return []
         rows = self.logits.rows[[node + 1 for node in nodes]]
         indices = [self.root + (self.depths[node] + 1 if node >= 0 else 0) for node in nodes]
         return draw_rows(rows, indices, self.sequence.params, self.sequence.key)

@@ -10,12 +10,16 @@ from typing import Any
 
 from outpace.core import OutpaceError
 from outpace.drafters.base import Drafter, SequenceDrafter
+from outpace.drafters.draft_model import DraftModel
+from outpace.drafters.jacobi import Jacobi
 from outpace.drafters.lookahead import Lookahead
 from outpace.drafters.none import NoDraft
 
 __all__ = [
     "DRAFTERS",
+    "DraftModel",
     "Drafter",
+    "Jacobi",
     "Lookahead",
     "NoDraft",
     "SequenceDrafter",
@@ -24,6 +28,8 @@ __all__ = [
 
 DRAFTERS: dict[str, type[Drafter[Any]]] = {
     "none": NoDraft,
+    "draft_model": DraftModel,
+    "jacobi": Jacobi,
     "lookahead": Lookahead,
 }
 
@@ -32,14 +38,14 @@ def load_drafter(spec: str) -> Drafter[Any]:
     """A drafter from its spec string: a name, then options as ``name:option=value,option=value``.
 
     Raises:
-        OutpaceError: unknown drafter or option, or a value that does not fit; the message lists what there is.
+        OutpaceError: unknown drafter or option, or a value that does not fit; the message says what there is.
     """
     name, _, options = spec.strip().partition(":")
     cls = DRAFTERS.get(name)
     if cls is None:
         near = difflib.get_close_matches(name, DRAFTERS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise OutpaceError(f"unknown drafter {name!r}{hint} There are: {', '.join(DRAFTERS)}")
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise OutpaceError(f"there is no drafter {name!r}.{hint} There are: {', '.join(DRAFTERS)}")
     values: dict[str, Any] = {}
     known = {field.name: field for field in dataclasses.fields(cls)}
     hints = typing.get_type_hints(cls)

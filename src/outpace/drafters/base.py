@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from outpace.core import Draft
+from outpace.sampling import key
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 
@@ -75,3 +76,28 @@ class SequenceDrafter(Drafter[State]):
     def observe(self, states: Seq[State], steps: Seq[Step]) -> None:
         for state, step in zip(states, steps, strict=True):
             self.learn(state, step)
+
+
+class Filler:
+    """Tokens for cells that no forward has computed: picked from the text so far, the same in every run.
+
+    A token that ends the text is avoided. Part of a request's state.
+
+    Args:
+        sequence: whose text.
+        seed: picks others.
+    """
+
+    def __init__(self, sequence: Sequence, seed: int) -> None:
+        self._sequence = sequence
+        self._seed = seed
+        self._picked = 0
+
+    def __call__(self) -> int:
+        tokens, stops = self._sequence.tokens, self._sequence.stop_tokens
+        for _ in range(8):
+            self._picked += 1
+            token = tokens[key(self._seed, self._picked) % len(tokens)]
+            if token not in stops:
+                break
+        return token

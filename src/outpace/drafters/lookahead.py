@@ -1,13 +1,14 @@
 """Lookahead decoding (Fu, Bailis, Stoica, Zhang 2024, arXiv 2402.02057).
 
-A window of W columns and N - 1 levels holds guesses of what comes: cell (l, i) is a token l + i places after
-the root, which is cell (0, 0). Cell (0, i) hangs under (0, i - 1), cell (l, i) under (l - 1, i), so the window is
-a tree, and the paper's attention pattern is that tree's ancestor mask. Each step the target says what follows the
-top cell of each column (a parallel Jacobi iteration); a column and that token are an n-gram of N tokens, which goes
-into a pool. Pooled n-grams that begin with the root are guesses, verified in the same forward.
+A window of W columns and N - 1 levels holds guesses of what comes: cell (l, i) is a token l + i places
+after the root, which is cell (0, 0). Cell (0, i) hangs under (0, i - 1), cell (l, i) under (l - 1, i), so
+the window is a tree, and the paper's attention pattern is that tree's ancestor mask. Each step the target
+says what follows the top cell of each column (a parallel Jacobi iteration); a column and that token are
+an n-gram of N tokens, which goes into a pool. Pooled n-grams that begin with the root are guesses,
+verified in the same forward.
 
-What differs from the paper's implementation: window and guesses are merged in one trie, so a window cell that
-turns out right is accepted too, and equal beginnings are computed once.
+What differs from the paper's implementation: window and guesses are merged in one trie, so a window cell
+that turns out right is accepted too, and equal beginnings are computed once.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from outpace.core import Draft, OutpaceError
-from outpace.drafters.base import SequenceDrafter
+from outpace.drafters.base import Filler, SequenceDrafter
 from outpace.index.ngram_pool import NgramPool
-from outpace.sampling import key
 from outpace.sequence import Sequence, Step
 from outpace.tree import Trie
 
@@ -28,14 +28,15 @@ from outpace.tree import Trie
 class LookaheadState:
     """A sequence's window and pool.
 
-    ``levels[l][i]`` is the token of cell (l, i); ``nodes[l][i]`` the node that stands for it in the last draft.
+    ``levels[l][i]`` is the token of cell (l, i); ``nodes[l][i]`` the node that stands for it in the
+    last draft.
     """
 
     sequence: Sequence
     pool: NgramPool
+    filler: Filler
     levels: list[list[int]]
     nodes: list[list[int]] = field(default_factory=list)
-    fillers: int = 0  # tokens taken from the text to fill cells that no forward has computed
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class Lookahead(SequenceDrafter[LookaheadState]):
             raise OutpaceError(f"lookahead: refill must be 'draw' or 'argmax', not {self.refill!r}")
 
     def start(self, sequence: Sequence, shared: Any) -> LookaheadState:
-        state = LookaheadState(sequence, NgramPool(self.ngram - 1, self.guesses), [[sequence.tokens[-1]]])
+        pool = NgramPool(self.ngram - 1, self.guesses)
+        state = LookaheadState(sequence, pool, Filler(sequence, self.seed), [[sequence.tokens[-1]]])
         if self.pool_from_prompt:
             state.pool.add_text(sequence.tokens)
         # One level to begin with, wide enough to lose a column in each step until all levels are there.
@@ -100,21 +102,21 @@ class Lookahead(SequenceDrafter[LookaheadState]):
             self._roll(state, step)
 
     def _roll(self, state: LookaheadState, step: Step) -> None:
-        """Ask the target what follows the top cells, pool the columns, and move the window to the new root."""
+        """Ask the target what follows the top cells, pool the columns, move the window to the new root."""
         # A draft that was trimmed has lost its deepest cells, those of the last columns.
         place = {old: new for new, old in enumerate(step.kept)} | {-1: -1}
         top = [place[node] for node in state.nodes[-1] if node in place]
         new = step.refill(top, argmax=self.refill == "argmax")
         stops = state.sequence.stop_tokens
-        new = [self._filler(state) if token in stops else token for token in new]
+        new = [state.filler() if token in stops else token for token in new]
         levels = [*state.levels, new]
         full = len(levels) == self.ngram
         if full:
             for column in zip(*levels, strict=False):
                 state.pool.add(column[0], column[1:])
             levels = levels[1:]
-        # Cell (l, i) is l + i places after the root. The root moves on by the tokens emitted; one level dropped
-        # is one place, the rest are columns.
+        # Cell (l, i) is l + i places after the root. The root moves on by the tokens emitted; one level
+        # dropped is one place, the rest are columns.
         moved = len(step.tokens) - full
         state.levels = [level[moved:] for level in levels]
         self._widen(state, self.window + self.ngram - 1 - len(levels))
@@ -122,19 +124,9 @@ class Lookahead(SequenceDrafter[LookaheadState]):
     def _widen(self, state: LookaheadState, columns: int) -> None:
         """Give every level this many columns, and put the root in cell (0, 0)."""
         for level in state.levels:
-            level.extend(self._filler(state) for _ in range(columns - len(level)))
+            level.extend(state.filler() for _ in range(columns - len(level)))
             del level[columns:]
         state.levels[0][0] = state.sequence.tokens[-1]
-
-    def _filler(self, state: LookaheadState) -> int:
-        """A token of the text so far that does not end it, the same in every run."""
-        tokens, stops = state.sequence.tokens, state.sequence.stop_tokens
-        for _ in range(8):
-            state.fillers += 1
-            token = tokens[key(self.seed, state.fillers) % len(tokens)]
-            if token not in stops:
-                break
-        return token
 
 
 def _plant(levels: Seq[Seq[int]], trie: Trie) -> list[list[int]]:

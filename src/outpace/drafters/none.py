@@ -1,4 +1,4 @@
-"""Plain decoding: the drafter that proposes nothing. The baseline of every benchmark, the reference of every test."""
+"""Plain decoding: the drafter that proposes nothing. Every benchmark's baseline, every test's reference."""
 
 from __future__ import annotations
 

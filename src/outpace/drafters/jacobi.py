@@ -1,0 +1,74 @@
+"""Jacobi decoding (Santilli et al. 2023, arXiv 2305.10427; Song et al. 2021, arXiv 2002.03629).
+
+Greedy decoding is a system of equations, one for each output token, in which token i depends on those
+before it. A fixed-point iteration solves m of them at once: guess a block of m tokens, let the target say
+in one forward what follows each, put that in their place, repeat. The leading tokens that did not change
+are right, so each step fixes one at least, and m tokens take at most m steps.
+
+What differs from the papers: the block moves on with the text instead of waiting until all of it is
+right, and when sampling a cell is refilled with the target's own keyed draw, so that the fixed point is
+the sampled text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from outpace.core import Draft, OutpaceError
+from outpace.drafters.base import Filler, SequenceDrafter
+from outpace.sequence import Sequence, Step
+from outpace.tree import chain
+
+
+@dataclass
+class JacobiState:
+    """A sequence's block: ``cells[i]`` is a guess of the token i + 1 places after the root."""
+
+    filler: Filler
+    cells: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Jacobi(SequenceDrafter[JacobiState]):
+    """Jacobi decoding: a block of future tokens, all computed anew in each step.
+
+    Attributes:
+        block: m, tokens in the block, at least 1.
+        refill: a cell gets the target's keyed draw, or its argmax. (The same where decoding is greedy.)
+        seed: of the tokens that fill a cell before a forward has.
+    """
+
+    block: int = 8
+    refill: Literal["draw", "argmax"] = "draw"
+    seed: int = 0
+
+    paper: ClassVar[str] = (
+        "Santilli et al. 2023, Accelerating Transformer Inference for Translation via Parallel Decoding "
+        "(arXiv 2305.10427); Song et al. 2021, Accelerating Feedforward Computation via Parallel Nonlinear "
+        "Equation Solving (arXiv 2002.03629)"
+    )
+
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise OutpaceError(f"jacobi: block must be at least 1, not {self.block}")
+        if self.refill not in ("draw", "argmax"):
+            raise OutpaceError(f"jacobi: refill must be 'draw' or 'argmax', not {self.refill!r}")
+
+    def start(self, sequence: Sequence, shared: Any) -> JacobiState:
+        state = JacobiState(Filler(sequence, self.seed))
+        self._widen(state)
+        return state
+
+    def draft(self, state: JacobiState) -> Draft:
+        return chain(state.cells)
+
+    def learn(self, state: JacobiState, step: Step) -> None:
+        # What the target says after node i is i + 2 places after the old root, which moved on by the tokens
+        # emitted. (A draft that was trimmed, near the end of what is allowed, has lost its last cells.)
+        nodes = range(len(step.tokens) - 1, len(step.draft))
+        state.cells = step.refill(nodes, argmax=self.refill == "argmax")
+        self._widen(state)
+
+    def _widen(self, state: JacobiState) -> None:
+        state.cells.extend(state.filler() for _ in range(self.block - len(state.cells)))
