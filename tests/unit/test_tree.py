@@ -1,0 +1,111 @@
+"""Trees as lists of parents."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from outpace.core import Draft
+from outpace.tree import (
+    Trie,
+    ancestor_mask,
+    chain,
+    children,
+    depths,
+    is_chain,
+    merge,
+    path_to,
+    trim,
+)
+
+
+@st.composite
+def trees(draw: st.DrawFn, most: int = 24, tokens: int = 4) -> Draft:
+    size = draw(st.integers(0, most))
+    parents = [draw(st.integers(-1, node - 1)) for node in range(size)]
+    return Draft([draw(st.integers(0, tokens - 1)) for _ in range(size)], parents)
+
+
+@given(trees())
+def test_ancestor_mask_is_the_paths(draft: Draft) -> None:
+    mask = ancestor_mask(draft.parents)
+    assert mask.shape == (len(draft), len(draft))
+    for node in range(len(draft)):
+        assert sorted(np.flatnonzero(mask[node])) == path_to(draft.parents, node)
+
+
+@given(trees())
+def test_depth_is_the_length_of_the_path_above(draft: Draft) -> None:
+    assert depths(draft.parents) == [len(path_to(draft.parents, n)) - 1 for n in range(len(draft))]
+
+
+@given(trees())
+def test_children_and_parents_agree(draft: Draft) -> None:
+    below = children(draft.parents)
+    assert len(below) == len(draft) + 1
+    assert {(parent, child) for child, parent in enumerate(draft.parents)} == {
+        (parent, child) for parent in range(-1, len(draft)) for child in below[parent]
+    }
+
+
+def test_a_chain_is_a_chain_and_a_tree_is_not() -> None:
+    assert is_chain(chain([5, 6, 7]).parents)
+    assert is_chain(())
+    assert not is_chain([-1, -1])
+    assert not is_chain([-1, 0, 0])
+
+
+@pytest.mark.parametrize("parents", [[0], [-2], [-1, 1], [-1, 5]])
+def test_a_parent_must_come_before_its_child(parents: list[int]) -> None:
+    with pytest.raises(ValueError, match="parent"):
+        Draft([1] * len(parents), parents)
+
+
+def test_tokens_and_parents_must_be_as_many() -> None:
+    with pytest.raises(ValueError, match="2 tokens but 1 parents"):
+        Draft([1, 2], [-1])
+
+
+def _texts(draft: Draft) -> set[tuple[int, ...]]:
+    return {tuple(draft.tokens[n] for n in path_to(draft.parents, node)) for node in range(len(draft))}
+
+
+@given(st.lists(trees(most=8), max_size=4))
+def test_merging_keeps_every_text_once(drafts: list[Draft]) -> None:
+    merged, maps = merge(drafts)
+    texts = [tuple(merged.tokens[n] for n in path_to(merged.parents, i)) for i in range(len(merged))]
+    assert len(texts) == len(set(texts))
+    assert set(texts) == set().union(*(_texts(draft) for draft in drafts))
+    for draft, places in zip(drafts, maps, strict=True):
+        for node, place in enumerate(places):
+            text = [draft.tokens[n] for n in path_to(draft.parents, node)]
+            assert texts[place] == tuple(text)
+
+
+def test_a_sampled_draft_is_not_merged() -> None:
+    with pytest.raises(ValueError, match="separate draws"):
+        merge([Draft([1], [-1], distributions={})])
+
+
+def test_a_trie_stays_within_its_budget() -> None:
+    trie = Trie()
+    assert trie.add([1, 2, 3], budget=4) == [0, 1, 2]
+    assert trie.add([1, 2, 4, 5], budget=4) == [0, 1, 3]
+    assert trie.draft() == Draft((1, 2, 3, 4), (-1, 0, 1, 1))
+
+
+@given(trees(), st.integers(-1, 6))
+def test_trim_keeps_what_is_shallow_enough(draft: Draft, limit: int) -> None:
+    cut, kept = trim(draft, limit)
+    depth = depths(draft.parents)
+    assert list(kept) == [node for node in range(len(draft)) if depth[node] < limit]
+    for new, old in enumerate(kept):
+        assert cut.tokens[new] == draft.tokens[old]
+        assert [kept[n] for n in path_to(cut.parents, new)] == path_to(draft.parents, old)
+
+
+def test_trim_moves_distributions_along_and_drops_unused_ones() -> None:
+    rows = {-1: "root", 0: "first", 1: "second"}
+    draft = Draft([1, 2, 3], [-1, 0, 1], distributions=rows)  # type: ignore[arg-type]
+    assert trim(draft, 2)[0].distributions == {-1: "root", 0: "first"}
