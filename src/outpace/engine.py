@@ -37,7 +37,8 @@ class _Active:
 
     sequence: Sequence
     slot: Slot
-    state: Any
+    state: Any = None
+    started: bool = False
 
 
 class Engine:
@@ -154,12 +155,20 @@ class Engine:
     def step(self) -> list[Sequence]:
         """Let waiting sequences join, run one step for all, and return those that took part.
 
-        Sequences that ended have left the batch when this returns.
+        Sequences that ended have left the batch when this returns. An error (of a logits processor, say, or an
+        interrupt) removes every sequence in the batch, since cache and tokens may no longer agree; the engine
+        itself can be used on.
         """
-        self._join()
+        try:
+            self._join()
+            return self._advance() if self._active else []
+        except BaseException:
+            self._leave(self.sequences)
+            raise
+
+    def _advance(self) -> list[Sequence]:
+        """One step for the whole batch."""
         active = self._active
-        if not active:
-            return []
         began = time.perf_counter()
         # A path of n nodes emits n + 1 tokens, so deeper nodes than the room less one are of no use.
         trimmed = [trim(d, a.sequence.room - 1) for a, d in zip(active, self._propose(), strict=True)]
@@ -236,7 +245,7 @@ class Engine:
         joined = []
         for sequence in waiting:
             sequence.stats.lossy = self.verifier.lossy
-            joined.append(_Active(sequence, self._cache.allocate(), None))
+            joined.append(_Active(sequence, self._cache.allocate()))
         self._active.extend(joined)
         for start in range(0, max(s.prompt_length for s in waiting) - 1, self.prefill_chunk):
             chunks = [s.tokens[start : min(start + self.prefill_chunk, s.prompt_length - 1)] for s in waiting]
@@ -244,6 +253,7 @@ class Engine:
             self._cache.keep([range(len(chunk)) for chunk in chunks])
         for active in joined:
             active.state = self.drafter.start(active.sequence, self._shared)
+            active.started = True
         seconds = time.perf_counter() - began
         for sequence in waiting:
             sequence.stats.seconds_prefill += seconds
@@ -260,7 +270,8 @@ class Engine:
                 if last is not gone:
                     self._active[place] = last
                 self._cache.free(gone.slot)
-                self.drafter.stop(gone.state)
+                if gone.started:
+                    self.drafter.stop(gone.state)
             if sequence.finish_reason is None:
                 sequence.finish_reason = "removed"
 

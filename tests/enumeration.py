@@ -1,0 +1,132 @@
+"""Exact output distributions of a verifier: every branch of its draws, with its weight.
+
+A verifier draws through ``draw`` only. ``Enumerated`` replays a script of outcomes and, at the first draw past
+its end, takes the first possible outcome and notes the others as scripts to run later. The weights of all runs
+add up to 1.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+import torch
+from outpace.core import Draft, Verdict
+from outpace.sampling import Logits
+from outpace.tree import path_to
+from torch import Tensor
+
+Text = tuple[int, ...]
+# The distribution that follows a text: float64, shape [vocabulary].
+Model = Callable[[Text], Tensor]
+Verify = Callable[[Logits, Draft, "Enumerated"], Verdict]
+
+
+class Script:
+    """A prescribed beginning of outcomes; branches beyond it are collected."""
+
+    def __init__(self, outcomes: list[int]) -> None:
+        self.outcomes = outcomes
+        self.others: list[list[int]] = []
+        self.weight = 1.0
+        self._used = 0
+
+    def draw(self, weights: list[float]) -> int:
+        possible = [i for i, weight in enumerate(weights) if weight > 0]
+        if self._used == len(self.outcomes):
+            self.others.extend([*self.outcomes, other] for other in possible[1:])
+            self.outcomes = [*self.outcomes, possible[0]]
+        outcome = self.outcomes[self._used]
+        self._used += 1
+        self.weight *= weights[outcome]
+        return outcome
+
+
+def all_scripts(run: Callable[[Script], None]) -> Iterator[Script]:
+    """Runs a procedure once for each sequence of outcomes."""
+    waiting: list[list[int]] = [[]]
+    while waiting:
+        script = Script(waiting.pop())
+        run(script)
+        waiting.extend(script.others)
+        yield script
+
+
+class Enumerated:
+    """A verifier's draws for one script. What the target says depends on the *node* it is asked at."""
+
+    def __init__(self, script: Script, target: Model, draft: Draft, eos: int | None = None) -> None:
+        self._script = script
+        self._target = target
+        self._draft = draft
+        self._eos = eos
+        self.emitted: list[int] = []
+
+    def distribution(self, logits: Logits, node: int) -> Tensor:
+        return self._target(tuple(self._draft.tokens[n] for n in path_to(self._draft.parents, node)))
+
+    def token(self, logits: Logits, node: int) -> int:
+        return self._script.draw(self.distribution(logits, node).tolist())
+
+    def accept(self, probability: float, node: int) -> bool:
+        assert 0 <= probability <= 1
+        return self._script.draw([1 - probability, probability]) == 1
+
+    def choose(self, distribution: Tensor, node: int) -> int:
+        assert bool((distribution >= 0).all())
+        return self._script.draw((distribution / distribution.sum()).tolist())
+
+    def emit(self, token: int, logits: Logits, node: int) -> bool:
+        self.emitted.append(token)
+        return token != self._eos
+
+
+def output_distribution(
+    verify: Verify,
+    target: Model,
+    drafts: Callable[[Script], Draft],
+    length: int,
+    eos: int | None = None,
+) -> dict[Text, float]:
+    """Probability of each text of ``length`` tokens (or up to eos): one verified draft, then plain decoding."""
+    found: dict[Text, float] = defaultdict(float)
+
+    def run(script: Script) -> None:
+        draft = drafts(script)
+        draw = Enumerated(script, target, draft, eos)
+        verdict = verify(Logits(torch.empty(len(draft) + 1, 0)), draft, draw)
+        assert verdict.tokens == draw.emitted
+        accepted = [draft.tokens[n] for n in verdict.path]
+        assert accepted == verdict.tokens[: len(accepted)]
+        assert verdict.path == path_to(draft.parents, verdict.path[-1] if verdict.path else -1)
+        bonus = len(verdict.tokens) - len(verdict.path)
+        assert bonus == 1 or (bonus == 0 and verdict.tokens[-1] == eos)
+        text = tuple(verdict.tokens)
+        while len(text) < length and (eos is None or text[-1] != eos):
+            text = (*text, script.draw(target(text).tolist()))
+        found[text[:length]] += script.weight
+
+    for script in all_scripts(run):
+        assert script.weight > 0
+    return found
+
+
+def plain_distribution(target: Model, length: int, eos: int | None = None) -> dict[Text, float]:
+    """Probability of each text of ``length`` tokens (or up to eos) by plain decoding."""
+    texts: dict[Text, float] = {(): 1.0}
+    for _ in range(length):
+        grown: dict[Text, float] = {}
+        for text, weight in texts.items():
+            if eos is not None and text and text[-1] == eos:
+                grown[text] = weight
+                continue
+            for token, probability in enumerate(target(text).tolist()):
+                if probability > 0:
+                    grown[(*text, token)] = weight * probability
+        texts = grown
+    return texts
+
+
+def difference(first: dict[Text, float], second: dict[Text, float]) -> float:
+    """The largest difference of two distributions at any text."""
+    return max(abs(first.get(text, 0.0) - second.get(text, 0.0)) for text in first.keys() | second.keys())
