@@ -14,6 +14,7 @@ from outpace.drafters.draft_model import DraftModel
 from outpace.drafters.jacobi import Jacobi
 from outpace.drafters.lookahead import Lookahead
 from outpace.drafters.none import NoDraft
+from outpace.drafters.prompt_lookup import PromptLookup
 
 __all__ = [
     "DRAFTERS",
@@ -22,6 +23,7 @@ __all__ = [
     "Jacobi",
     "Lookahead",
     "NoDraft",
+    "PromptLookup",
     "SequenceDrafter",
     "load_drafter",
 ]
@@ -31,6 +33,7 @@ DRAFTERS: dict[str, type[Drafter[Any]]] = {
     "draft_model": DraftModel,
     "jacobi": Jacobi,
     "lookahead": Lookahead,
+    "prompt_lookup": PromptLookup,
 }
 
 

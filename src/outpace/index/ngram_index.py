@@ -1,0 +1,70 @@
+"""Where the end of a growing text has occurred before: every n-gram's places, updated token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Match(NamedTuple):
+    """An earlier occurrence of the text's last ``length`` tokens; ``place`` is the token that followed it."""
+
+    length: int
+    place: int
+
+
+class NgramIndex:
+    """The places of all n-grams of a text. Taking in a token and looking one up do not depend on its length.
+
+    Args:
+        tokens: the text; it is not copied, and may grow.
+        max_ngram: the longest n-grams that are indexed, at least 1.
+        min_ngram: the shortest, from 1 to ``max_ngram``.
+    """
+
+    def __init__(self, tokens: Sequence[int], max_ngram: int, min_ngram: int = 1) -> None:
+        self._tokens = tokens
+        self._sizes = range(min_ngram, max_ngram + 1)
+        self._places: dict[tuple[int, ...], list[int]] = {}
+        self._read = 0
+
+    def update(self) -> None:
+        """Take in the tokens that the text has grown by."""
+        tokens, places = self._tokens, self._places
+        for end in range(self._read + 1, len(tokens) + 1):
+            for size in self._sizes:
+                if size > end:
+                    break
+                ngram = tuple(tokens[end - size : end])
+                if ngram in places:
+                    places[ngram].append(end)
+                else:
+                    places[ngram] = [end]
+        self._read = len(tokens)
+
+    def matches(self, limit: int) -> list[Match]:
+        """At most ``limit`` places where the text's end occurred before: the longest first, then the latest.
+
+        Raises:
+            ValueError: the text has grown since the last ``update``.
+        """
+        tokens, end = self._tokens, len(self._tokens)
+        if end != self._read:
+            raise ValueError(f"the text has {end} tokens but the index {self._read}: call update first")
+        found: dict[int, Match] = {}
+        for size in reversed(self._sizes):
+            # The last place is the text's own end. Those of a longer match are also among a shorter one's.
+            for place in reversed(self._places.get(tuple(tokens[-size:]), ())):
+                if len(found) >= limit:
+                    return list(found.values())
+                if place < end and place not in found:
+                    found[place] = Match(size, place)
+        return list(found.values())
+
+    def follow(self, match: Match, depth: int) -> int:
+        """The token ``depth`` places after a match, 0 for the next one.
+
+        A match whose continuation runs into the end of the text goes on with that continuation: the text
+        repeats itself.
+        """
+        return self._tokens[match.place + depth % (self._read - match.place)]
