@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"verify", "targets", "governor"},
     {"drafters"},
     {"engine"},
-    {"hf", "serve", "bench", "train", "ralm", "testing"},
+    {"hf", "serve", "bench", "train", "ralm", "testing", "console"},
     {"cli"},
 ]
 HEIGHT = {unit: height for height, layer in enumerate(LAYERS) for unit in layer}

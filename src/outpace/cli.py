@@ -1,0 +1,285 @@
+"""The command line. Thin: it parses, calls ``outpace.console`` and says how it went.
+
+Exit codes: 0 all well; 1 outputs that should be equal are not; 2 a mistake in what was asked for; 130 Ctrl-C.
+torch and transformers are imported inside the commands only, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+
+import typer
+
+from outpace import __version__
+from outpace.console import options as o
+from outpace.console import prompts, screen
+from outpace.console.writer import Writer
+from outpace.core import OutpaceError, SamplingParams
+
+if TYPE_CHECKING:
+    from outpace.console.models import Loaded
+    from outpace.drafters import Drafter
+
+P = ParamSpec("P")
+
+DEFAULT_DRAFTER = "lookahead"
+DEMO_DRAFTER = "lookahead"
+NOT_EQUAL, MISTAKE, INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    name="outpace",
+    help="Faster decoding of Hugging Face language models, without changing one token of what they say.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def fail(message: str) -> None:
+    """An error, on standard error."""
+    screen.note(f"Error: {message}", style="bold red")
+
+
+def guarded(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn a user's mistake, Ctrl-C and a full device into a message and an exit code."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except OutpaceError as error:
+            fail(str(error))
+            raise typer.Exit(MISTAKE) from None
+        except KeyboardInterrupt:
+            fail("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            raise  # whoever read our output has had enough; typer ends quietly
+        except OSError as error:
+            fail(str(error))
+            raise typer.Exit(MISTAKE) from None
+        except (MemoryError, RuntimeError) as error:
+            # torch.OutOfMemoryError is a RuntimeError; torch may not have been imported.
+            if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":
+                raise
+            fail(
+                "out of memory; a shorter prompt, a smaller --batch or --max-new-tokens, or --dtype bfloat16 "
+                f"needs less ({str(error).splitlines()[0] if str(error) else 'no details'})"
+            )
+            raise typer.Exit(MISTAKE) from None
+
+    return run
+
+
+def sampling(**values: Any) -> SamplingParams:
+    """SamplingParams of command line options; an error names the option as the user wrote it."""
+    try:
+        return SamplingParams(**values)
+    except OutpaceError as error:
+        name, _, rest = str(error).partition(" ")
+        raise OutpaceError(f"--{name.replace('_', '-')} {rest}" if name in values else str(error)) from None
+
+
+def parts(
+    drafter: str, verifier: str, model: str | None, device: str | None, dtype: str, trust_remote_code: bool
+) -> tuple[Loaded, Drafter[Any]]:
+    """The model and the drafter asked for. What can be wrong without the model is checked before it loads."""
+    with screen.busy(f"loading {model or 'the embedded model'} ..."):
+        from outpace.console.models import load
+        from outpace.drafters import load_drafter
+        from outpace.verify import load_verifier
+
+        loaded_drafter = load_drafter(drafter)
+        load_verifier(verifier)
+        return load(model, device, dtype, trust_remote_code), loaded_drafter
+
+
+# -- commands --------------------------------------------------------------------------------------------
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"outpace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(epilog="Example: [bold]outpace demo --drafter lookahead:window=5,ngram=4[/bold]")
+@guarded
+def demo(
+    drafter: o.DrafterSpec = "",
+    prompt: o.Question = None,
+    once: o.Once = False,
+    model: o.ModelName = None,
+    device: o.Device = None,
+    dtype: o.Dtype = "auto",
+    trust_remote_code: o.Trust = False,
+    max_new_tokens: o.MaxNewTokens = 128,
+    temperature: o.Temperature = 0.0,
+    seed: o.Seed = 0,
+) -> None:
+    """A race: plain and accelerated decoding of one question, side by side.
+
+    Both get the same share of time. Ends with exit code 1 if their outputs are not equal.
+    """
+    params = sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    if prompt == "":
+        raise OutpaceError("the prompt is empty; give --prompt TEXT, or leave it out for the demo's question")
+    spec = drafter or DEMO_DRAFTER
+    loaded, chosen = parts(spec, "match", model, device, dtype, trust_remote_code)
+    from outpace.console import race
+
+    engines = (loaded.engine(), loaded.engine(chosen))
+    equal, whole = race.demo(loaded, engines, spec, prompt or race.DEMO_PROMPT, params, once)
+    finish(whole, equal)
+
+
+@app.command(epilog='Example: [bold]outpace generate --prompt "The quick brown" --compare[/bold]')
+@guarded
+def generate(
+    prompt: o.Prompt = None,
+    file: o.PromptFile = None,
+    chat: o.InTemplate = False,
+    batch: o.Batch = 1,
+    model: o.ModelName = None,
+    drafter: o.DrafterSpec = DEFAULT_DRAFTER,
+    verifier: o.VerifierName = "match",
+    device: o.Device = None,
+    dtype: o.Dtype = "auto",
+    trust_remote_code: o.Trust = False,
+    max_new_tokens: o.MaxNewTokens = 128,
+    temperature: o.Temperature = 0.0,
+    top_k: o.TopK = 0,
+    top_p: o.TopP = 1.0,
+    min_p: o.MinP = 0.0,
+    repetition_penalty: o.RepetitionPenalty = 1.0,
+    presence_penalty: o.PresencePenalty = 0.0,
+    frequency_penalty: o.FrequencyPenalty = 0.0,
+    seed: o.Seed = None,
+    stop: o.Stop = None,
+    ignore_eos: o.IgnoreEos = False,
+    logprobs: o.Logprobs = None,
+    as_json: o.AsJson = False,
+    out: o.Out = None,
+    overwrite: o.Overwrite = False,
+    compare: o.Compare = False,
+    repeats: o.Repeats = 3,
+) -> None:
+    """Decode a prompt from --prompt, a file or standard input, or many from a JSONL file.
+
+    Text streams to standard output, statistics go to standard error.
+    With --compare, ends with exit code 1 if the outputs are not equal.
+    """
+    given = dict(locals()) | {"stop": stop or ()}
+    check_together(compare, batch, logprobs, as_json)
+    params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})
+    found = prompts.read(prompt, file)
+    loading = (drafter, verifier, model, device, dtype, trust_remote_code)
+    with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
+        loaded, chosen = parts(*loading)
+        from outpace.console import generate as runner
+        from outpace.console.runs import prepare
+
+        jobs = prepare(found, loaded, chat)
+        engine = loaded.engine(chosen, verifier, slots=min(batch, len(jobs)))
+        if compare:
+            finish(*runner.compare(loaded, engine, drafter, jobs, params, repeats, writer))
+        elif prompts.is_list(file):
+            finish(runner.generate_many(engine, jobs, params, batch, writer))
+        else:
+            finish(runner.generate_one(engine, jobs[0], params, writer))
+
+
+def check_together(compare: bool, batch: int, logprobs: int | None, as_json: bool) -> None:
+    """Refuse options of ``generate`` that do not go together."""
+    if compare and batch > 1:
+        raise OutpaceError("--compare measures one prompt at a time; leave --batch out")
+    if compare and logprobs is not None:
+        raise OutpaceError("--compare reports no --logprobs; leave one of them out")
+    if logprobs is not None and not as_json:
+        raise OutpaceError("--logprobs are reported in JSON only; add --json")
+
+
+def finish(whole: bool, equal: bool = True) -> None:
+    """The exit code of a command that ran."""
+    if not whole:
+        fail("interrupted; what was finished is above")
+        raise typer.Exit(INTERRUPTED)
+    if not equal:
+        raise typer.Exit(NOT_EQUAL)
+
+
+@app.command(epilog="Example: [bold]outpace chat --model HuggingFaceTB/SmolLM2-135M-Instruct[/bold]")
+@guarded
+def chat(
+    model: o.ModelName = None,
+    drafter: o.DrafterSpec = DEFAULT_DRAFTER,
+    verifier: o.VerifierName = "match",
+    device: o.Device = None,
+    dtype: o.Dtype = "auto",
+    trust_remote_code: o.Trust = False,
+    max_new_tokens: o.MaxNewTokens = 256,
+    temperature: o.Temperature = 0.0,
+    top_k: o.TopK = 0,
+    top_p: o.TopP = 1.0,
+    min_p: o.MinP = 0.0,
+    repetition_penalty: o.RepetitionPenalty = 1.0,
+    seed: o.Seed = None,
+) -> None:
+    """Talk with a model, in its chat template where it has one.
+
+    /exit or Ctrl-D ends, /reset forgets the conversation, Ctrl-C stops an answer.
+    """
+    params = sampling(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
+    loaded, chosen = parts(drafter, verifier, model, device, dtype, trust_remote_code)
+    from outpace.console.chat import Chat, talk
+
+    talk(Chat(loaded, loaded.engine(chosen, verifier), params))
+
+
+@app.command(epilog="Example: [bold]outpace drafters --json[/bold]")
+@guarded
+def drafters(as_json: o.AsJson = False) -> None:
+    """The drafting methods, their options and defaults, and their papers."""
+    from outpace.console import catalogue
+
+    if as_json:
+        typer.echo(json.dumps(catalogue.catalogue(), indent=2))
+    else:
+        screen.out().print(catalogue.table())
+
+
+def main() -> None:
+    """The entry point."""
+    for stream in (sys.stdout, sys.stderr):
+        # A model may say what the terminal's encoding lacks.
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

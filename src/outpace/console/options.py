@@ -1,0 +1,147 @@
+"""The options that commands share, and the long ones. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_MODEL, _SAMPLING, _OUTPUT = "Model", "Sampling", "Output"
+
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model", "-m", help="Hub name or folder. Default: the embedded model.", rich_help_panel=_MODEL
+    ),
+]
+DrafterSpec = Annotated[
+    str,
+    typer.Option(
+        "--drafter",
+        "-d",
+        metavar="SPEC",
+        help="A drafter and its options, as in lookahead:window=7,ngram=5; see `outpace drafters`.",
+        rich_help_panel=_MODEL,
+    ),
+]
+VerifierName = Annotated[
+    str,
+    typer.Option(
+        "--verifier",
+        help="match: the tokens of plain decoding; rejection: their distribution.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", help="As torch writes it. Default: cuda if there is.", rich_help_panel=_MODEL),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        help="auto (the model's own on a GPU, float32 on a CPU), float32, bfloat16, float16, float64.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code", help="Run Python code that comes with the model.", rich_help_panel=_MODEL
+    ),
+]
+MaxNewTokens = Annotated[
+    int,
+    typer.Option("--max-new-tokens", "-n", help="Tokens to emit at most.", rich_help_panel=_SAMPLING),
+]
+Temperature = Annotated[
+    float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=_SAMPLING)
+]
+TopK = Annotated[
+    int,
+    typer.Option("--top-k", help="Keep the k most probable tokens; 0 keeps all.", rich_help_panel=_SAMPLING),
+]
+TopP = Annotated[
+    float,
+    typer.Option(
+        "--top-p", help="Keep the smallest set of tokens with this probability.", rich_help_panel=_SAMPLING
+    ),
+]
+MinP = Annotated[
+    float,
+    typer.Option(
+        "--min-p",
+        help="Drop tokens less probable than this times the best one.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+RepetitionPenalty = Annotated[
+    float,
+    typer.Option("--repetition-penalty", help="Over prompt and output; 1 is off.", rich_help_panel=_SAMPLING),
+]
+PresencePenalty = Annotated[
+    float,
+    typer.Option("--presence-penalty", help="Off each token seen in the output.", rich_help_panel=_SAMPLING),
+]
+FrequencyPenalty = Annotated[
+    float,
+    typer.Option(
+        "--frequency-penalty",
+        help="Off a token for each time it is in the output.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", help="Same seed, same output. Default: a new one.", rich_help_panel=_SAMPLING),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Results as JSON.", rich_help_panel=_OUTPUT)]
+Prompt = Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt.")]
+PromptFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        "-f",
+        help="A text file, or a .jsonl of prompts: strings, or objects with prompt, question or turns.",
+    ),
+]
+InTemplate = Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")]
+Batch = Annotated[int, typer.Option("--batch", help="Prompts decoded together.", min=1)]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option("--stop", help="Text that ends the output; repeatable.", rich_help_panel=_SAMPLING),
+]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Go on after an end token.", rich_help_panel=_SAMPLING)
+]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(
+        "--logprobs",
+        help="With --json: log probabilities of each token and of so many alternatives.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Write results to this file.", rich_help_panel=_OUTPUT)
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Let --out replace a file.", rich_help_panel=_OUTPUT)
+]
+Compare = Annotated[
+    bool,
+    typer.Option(
+        "--compare", help="Decode plainly too, in turns: equality and both speeds.", rich_help_panel=_OUTPUT
+    ),
+]
+Repeats = Annotated[
+    int,
+    typer.Option(
+        "--repeats", help="With --compare: medians of so many runs.", min=1, rich_help_panel=_OUTPUT
+    ),
+]
+Question = Annotated[str | None, typer.Option("--prompt", "-p", help="Decode this instead of the question.")]
+Once = Annotated[
+    bool, typer.Option("--once", help="Print the end only, for terminals that cannot be redrawn.")
+]

@@ -1,0 +1,116 @@
+"""Prompts from an option, a text file, standard input, or a JSONL file. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from outpace.core import OutpaceError
+
+LINES = (".jsonl", ".ndjson")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt and where it came from; ``line`` counts from 1 in a JSONL file, else it is None."""
+
+    text: str
+    line: int | None = None
+
+    def where(self, message: str) -> str:
+        """The message, with the line where there is one."""
+        return message if self.line is None else f"line {self.line}: {message}"
+
+
+def is_list(file: Path | None) -> bool:
+    """Whether a file holds a prompt to the line."""
+    return file is not None and file.suffix.lower() in LINES
+
+
+def read(prompt: str | None, file: Path | None) -> list[Prompt]:
+    """The prompts asked for: of a JSONL file all, else one.
+
+    Raises:
+        OutpaceError: no prompt, two sources of one, an empty one, or a line that is none.
+    """
+    if prompt is not None and file is not None:
+        raise OutpaceError("give --prompt or --file, not both")
+    if file is not None:
+        text = _file(file)
+        if is_list(file):
+            return read_lines(text, str(file))
+        text = _without_last_break(text)
+    elif prompt is not None:
+        text = prompt
+    else:
+        text = _stdin()
+    if not text:
+        raise OutpaceError("the prompt is empty; give --prompt TEXT or --file FILE, or pipe text in")
+    return [Prompt(text)]
+
+
+def read_lines(text: str, name: str) -> list[Prompt]:
+    """The prompts of a JSONL text, one to a line; empty lines are skipped.
+
+    A line is a JSON string, or an object with ``prompt``, ``question`` or ``turns`` (the first one counts).
+    """
+    prompts = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            prompts.append(Prompt(_prompt(json.loads(line)), number))
+        except json.JSONDecodeError as error:
+            raise OutpaceError(f"{name}, line {number}: not JSON: {error.msg}: {_short(line)}") from None
+        except OutpaceError as error:
+            raise OutpaceError(f"{name}, line {number}: {error}: {_short(line)}") from None
+    if not prompts:
+        raise OutpaceError(f"{name} holds no prompt")
+    return prompts
+
+
+def _prompt(value: object) -> str:
+    """The prompt in a line's value."""
+    if isinstance(value, dict):
+        for key in ("prompt", "question", "turns"):
+            if key in value:
+                value = value[key]
+                break
+        else:
+            raise OutpaceError('no "prompt", "question" or "turns"')
+        if isinstance(value, list) and key == "turns" and value:
+            value = value[0]
+    if not isinstance(value, str):
+        raise OutpaceError("the prompt is not a string")
+    if not value:
+        raise OutpaceError("the prompt is empty")
+    return value
+
+
+def _file(file: Path) -> str:
+    try:
+        return file.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise OutpaceError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except OSError as error:
+        raise OutpaceError(f"cannot read {file}: {error.strerror}") from None
+
+
+def _stdin() -> str:
+    if sys.stdin is None or sys.stdin.isatty():
+        raise OutpaceError("no prompt; give --prompt TEXT or --file FILE, or pipe text in")
+    try:
+        return _without_last_break(sys.stdin.read())
+    except UnicodeDecodeError as error:
+        raise OutpaceError(f"standard input is not UTF-8 text: {error.reason}") from None
+
+
+def _without_last_break(text: str) -> str:
+    """The text less the line break that editors and echo put at the end."""
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= 60 else line[:57] + "..."
