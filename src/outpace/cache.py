@@ -2,6 +2,12 @@
 
 Rows of all layers that have one shape, dtype and device share one buffer, so that compacting accepted rows
 is one copy, not one per layer. Knows neither a model nor transformers; ``targets/causal.py`` adapts it.
+
+Rows that are not finite. Attention multiplies a masked row's value by 0, and 0 x NaN is NaN, so a row that a
+mask hides must still be finite. Buffers begin as zeros, padded rows go to a scratch row outside every view, and
+rows given back (``free``, ``truncate``) are zeroed: what one sequence computed never reaches another. Rows that
+``keep`` rejects stay until they are written over. If such a row is not finite, then all rows of its sequence
+were NaN in the very forward that wrote it, for they share a view: there is nothing left to protect.
 """
 
 from __future__ import annotations
@@ -11,6 +17,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from outpace.core import OutpaceError
 
 
 @dataclass(frozen=True)
@@ -50,12 +58,13 @@ class KVCache:
     Args:
         layers: shape of each layer's rows.
         slots: sequences to make room for.
-        length: rows to make room for in each slot. Both grow by doubling, unless static.
-        static: fixed shapes, for compiled steps and CUDA graphs: ``append`` returns every row of every
-            slot, whatever is in use, and outgrowing the cache is an error.
+        length: rows to make room for in each slot, those of a draft included. Both grow by doubling, unless
+            static.
+        static: fixed shapes, for compiled steps and CUDA graphs: a forward covers every slot and every row,
+            whatever is in use, and outgrowing the cache is an error.
 
     Raises:
-        MemoryError: a static cache has no room left.
+        OutpaceError: a static cache has no room left.
     """
 
     def __init__(
@@ -71,23 +80,22 @@ class KVCache:
             self._groups.setdefault(shape.values, []).append((layer, 1))
         self._capacity = (max(slots, 1), max(length, 1))
         self._buffers = {shape: self._zeros(shape, *self._capacity) for shape in self._groups}
+        self._written = [0] * self.slots  # rows from here on are zero
         self._index()
         self._window: Window | None = None
 
     def _zeros(self, shape: RowShape, slots: int, length: int) -> Tensor:
-        # Zeroed, not empty: a masked row still meets its value as 0 x value, and 0 x NaN is NaN. Outside
-        # inference mode, so that it can be written under either grad mode. The last row is scratch.
+        # Outside inference mode, so that it can be written under either grad mode. The last row is scratch.
         with torch.inference_mode(False):
             size = (len(self._groups[shape]), slots, shape.heads, length + 1, shape.size)
             return torch.zeros(size, dtype=shape.dtype, device=shape.device)
 
     def _index(self) -> None:
         """Views of the buffers by layer: keys and values, each [slots, heads, length + 1, size]."""
-        views: list[list[Tensor | None]] = [[None, None] for _ in self.layers]
+        views: dict[tuple[int, int], Tensor] = {}
         for shape, members in self._groups.items():
-            for place, (layer, which) in enumerate(members):
-                views[layer][which] = self._buffers[shape][place]
-        self._rows = views
+            views.update(zip(members, self._buffers[shape], strict=True))
+        self._rows = [(views[layer, 0], views[layer, 1]) for layer in range(len(self.layers))]
 
     @property
     def slots(self) -> int:
@@ -113,74 +121,86 @@ class KVCache:
 
     def free(self, slot: Slot) -> None:
         """Give a slot back; the last one in use moves into the gap."""
+        if not (slot.index < len(self) and self._slots[slot.index] is slot):
+            raise ValueError("this slot is not in use")
         last = self._slots.pop()
         length = self.lengths.pop()
-        if last is slot:
-            return
-        for buffer in self._buffers.values():
-            buffer[:, slot.index, :, :length] = buffer[:, last.index, :, :length]
-        self._slots[slot.index] = last
-        self.lengths[slot.index] = length
-        last.index = slot.index
+        if last is not slot:
+            for buffer in self._buffers.values():
+                buffer[:, slot.index, :, :length] = buffer[:, last.index, :, :length]
+            self._clear(slot.index, length)
+            self._written[slot.index] = length
+            self._slots[slot.index] = last
+            self.lengths[slot.index] = length
+            last.index, slot.index = slot.index, last.index
+        self._clear(slot.index, 0)
 
     def truncate(self, slot: Slot, length: int) -> None:
         """Forget a slot's rows from ``length`` on."""
         if not 0 <= length <= self.lengths[slot.index]:
             raise ValueError(f"cannot keep {length} of {self.lengths[slot.index]} rows")
         self.lengths[slot.index] = length
+        self._clear(slot.index, length)
+
+    def _clear(self, index: int, start: int) -> None:
+        """Zero what was written to a slot from row ``start`` on."""
+        end = self._written[index]
+        if end > start:
+            for buffer in self._buffers.values():
+                buffer[:, index, :, start:end] = 0
+            self._written[index] = start
 
     def _grow(self, slots: int = 0, length: int = 0) -> None:
         if self.static:
-            raise MemoryError(
+            raise OutpaceError(
                 f"the static cache holds {self.slots} sequences of {self.length} rows; "
                 f"make it with slots >= {slots or self.slots} and length >= {length or self.length}"
             )
-        old_slots, old_length = self._capacity
-        wanted_slots = max(old_slots, slots if slots <= old_slots else max(slots, 2 * old_slots))
-        wanted_length = max(old_length, length if length <= old_length else max(length, 2 * old_length))
+        wanted = tuple(
+            old if new <= old else max(new, 2 * old)
+            for new, old in zip((slots, length), self._capacity, strict=True)
+        )
+        used, longest = len(self.lengths), max(self.lengths, default=0)
+        grown = {}
         for shape, old in self._buffers.items():
-            new = self._zeros(shape, wanted_slots, wanted_length)
-            new[:, :old_slots, :, :old_length] = old[:, :, :, :old_length]
-            self._buffers[shape] = new
-        self._capacity = (wanted_slots, wanted_length)
+            grown[shape] = self._zeros(shape, *wanted)
+            grown[shape][:, :used, :, :longest] = old[:, :used, :, :longest]
+        self._buffers, self._capacity = grown, (wanted[0], wanted[1])
+        written = [min(rows, longest) for rows in self._written[:used]]
+        self._written = written + [0] * (self.slots - used)
         self._index()
 
     def begin(self, widths: Sequence[int], first: int = 0, pad_to: int = 0) -> Window:
-        """Open a forward over slots first .. first + len(widths) - 1.
+        """Open a forward over slots first .. first + len(widths) - 1; a static cache adds all the others.
 
-        Returns the window: how many rows each sequence feeds, at what offset, and how many columns the
-        attention sees.
+        Args:
+            widths: rows that each sequence feeds.
+            pad_to: least width of the forward.
         """
         offsets = self.lengths[first : first + len(widths)]
         if len(offsets) != len(widths):
             raise ValueError(
                 f"{len(widths)} sequences from slot {first} on, but {len(self)} slots are in use"
             )
-        longest = max(offset + width for offset, width in zip(offsets, widths, strict=True))
+        ends = [offset + width for offset, width in zip(offsets, widths, strict=True)]
+        longest = max(ends)
         if longest > self.length:
             self._grow(length=longest)
-        columns = self.length if self.static else longest
-        self._window = Window(first, list(widths), offsets, max(*widths, pad_to), columns, self.length)
-        return self._window
+        for slot, end in enumerate(ends, first):
+            self._written[slot] = max(self._written[slot], end)
+        window = Window(first, list(widths), offsets, max(*widths, pad_to), longest, self.length)
+        if self.static:
+            window.cover(self.slots, self.lengths)
+        self._window = window
+        return window
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write a layer's new rows, each [B, heads, width, size]; returns views [B, heads, columns, size]."""
         window = self._window
         if window is None:
             raise RuntimeError("append outside a forward: call begin first")
-        found = []
-        for which, rows in enumerate((keys, values)):
-            store = self._rows[layer][which]
-            assert store is not None
-            view = store[window.first : window.last]
-            if window.span is not None:
-                view[:, :, window.span] = rows
-            else:
-                sequences, places = window.places(store.device)
-                # Advanced indices around a slice go first: [B, width, heads, size].
-                view[sequences, :, places] = rows.transpose(1, 2)
-            found.append(view[:, :, : window.columns])
-        return found[0], found[1]
+        key_store, value_store = self._rows[layer]
+        return _write(key_store, keys, window), _write(value_store, values, window)
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Close the forward: of the rows each sequence fed (0 .. width - 1) commit those of its path, in order.
@@ -191,54 +211,87 @@ class KVCache:
         if window is None:
             raise RuntimeError("keep without a forward: call begin first")
         slots, sources, targets = [], [], []
-        for place, (path, offset) in enumerate(zip(paths, window.offsets, strict=True)):
+        for slot, path in enumerate(paths, window.first):
+            offset = self.lengths[slot]
             for row, source in enumerate(path):
                 if row != source:
-                    slots.append(window.first + place)
+                    slots.append(slot)
                     sources.append(offset + source)
                     targets.append(offset + row)
-            self.lengths[window.first + place] = offset + len(path)
         if slots:
             self._move(slots, sources, targets)
+        for slot, path in enumerate(paths, window.first):
+            self.lengths[slot] += len(path)
         self._window = None
 
     def _move(self, slots: list[int], sources: list[int], targets: list[int]) -> None:
+        """Copy rows within their slots. All are read before any is written."""
+        devices = {shape.device for shape in self._buffers}
+        indices = {device: torch.tensor([slots, sources, targets], device=device) for device in devices}
         for shape, buffer in self._buffers.items():
-            slot, source, target = torch.tensor([slots, sources, targets], device=shape.device)
+            slot, source, target = indices[shape.device]
             buffer[:, slot, :, target] = buffer[:, slot, :, source]
 
     def rows(self, layer: int, slot: Slot) -> tuple[Tensor, Tensor]:
         """Committed keys and values of one slot, copies, each [1, heads, length, size]."""
         keys, values = self._rows[layer]
-        assert keys is not None and values is not None
         at, length = slot.index, self.lengths[slot.index]
         return keys[at : at + 1, :, :length].clone(), values[at : at + 1, :, :length].clone()
 
 
 class Window:
-    """The rows of one forward: sequence i feeds rows offsets[i] .. offsets[i] + widths[i] - 1."""
+    """The rows of one forward: sequence i of it feeds rows offsets[i] .. offsets[i] + widths[i] - 1.
+
+    Attributes:
+        first: slot of the first sequence that feeds rows.
+        start, stop: slots that the forward covers; those that feed nothing have width 0.
+        width: rows of the forward, for each slot; those past a sequence's own are padding.
+        columns: rows of the cache that its attention sees, from 0 on.
+        span: where the new rows lie, if that is the same for all and there is no padding.
+    """
 
     def __init__(
         self, first: int, widths: list[int], offsets: list[int], width: int, columns: int, scratch: int
     ) -> None:
-        self.first = first
-        self.last = first + len(widths)
+        self.first = self.start = first
+        self.stop = first + len(widths)
         self.widths = widths
         self.offsets = offsets
         self.width = width
         self.columns = columns
         self._scratch = scratch
-        even = len(set(offsets)) == 1 and all(w == width for w in widths)
+        even = all(o == offsets[0] for o in offsets) and all(w == width for w in widths)
         self.span = slice(offsets[0], offsets[0] + width) if even else None
         self._places: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def cover(self, slots: int, lengths: list[int]) -> None:
+        """Widen to every slot and every row, so that shapes depend on nothing but ``width``."""
+        after = slots - self.stop
+        self.widths = [0] * self.start + self.widths + [0] * after
+        self.offsets = lengths + [0] * (slots - len(lengths))
+        self.start, self.stop = 0, slots
+        self.columns = self._scratch
+        self.span = None
 
     def places(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Indices of the rows to write: sequences [B, 1] and rows [B, width]; padding goes to scratch."""
         if device not in self._places:
             rows = [
-                list(range(offset, offset + width)) + [self._scratch] * (self.width - width)
+                [*range(offset, offset + width), *[self._scratch] * (self.width - width)]
                 for offset, width in zip(self.offsets, self.widths, strict=True)
             ]
             sequences = torch.arange(len(rows), device=device)[:, None]
             self._places[device] = (sequences, torch.tensor(rows, device=device))
         return self._places[device]
+
+
+def _write(store: Tensor, rows: Tensor, window: Window) -> Tensor:
+    """Put new rows [B, heads, width, size] into a store; the view of what attention sees."""
+    view = store[window.start : window.stop]
+    if window.span is not None:
+        view[:, :, window.span] = rows
+    else:
+        sequences, places = window.places(store.device)
+        # Advanced indices around a slice go first: [B, width, heads, size].
+        view[sequences, :, places] = rows.transpose(1, 2)
+    return view[:, :, : window.columns]

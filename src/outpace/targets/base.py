@@ -29,7 +29,8 @@ class Rows:
 class Output:
     """Attributes:
     logits: [B, width, vocabulary]; rows past a sequence's own are padding. None where none were wanted.
-    hidden: layer -> [B, width, hidden size], the layers asked for.
+    hidden: layer -> [B, width, hidden size], the layers asked for. Layer 0 is the embeddings, layer i what
+        comes out of the i-th block, -1 the input of the head (transformers' ``hidden_states``).
     """
 
     logits: Tensor | None
@@ -65,4 +66,12 @@ class TargetModel(ABC):
         """One forward over slots first .. first + len(rows) - 1 of the cache.
 
         The new rows lie behind the committed ones until ``cache.keep`` decides about them.
+
+        Args:
+            rows: what each sequence feeds; at least one of them at least one token.
+            wanted: "none" spares the logits (prefill).
+            hidden_layers: which hidden states to return.
+
+        Raises:
+            OutpaceError: a static cache has no room for the rows.
         """

@@ -13,10 +13,13 @@ from torch import Tensor
 from outpace.cache import Window
 from outpace.core import UnsupportedModel
 from outpace.targets.base import Rows
-from outpace.tree import ancestor_mask, chain_mask
+from outpace.tree import ancestor_mask, chain_mask, is_chain
 
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
+
+# What a model takes as attention_mask. None where its own causal mask is the right one.
+Mask = Tensor | dict[str, Tensor | None] | None
 
 
 class MaskMaker:
@@ -25,52 +28,86 @@ class MaskMaker:
     Boolean where attention runs on sdpa, additive where it is eager (there a boolean mask would be *added*).
     A model whose config lists ``layer_types`` gets a dict with one mask per kind; else a ``sliding_window`` in
     the config is cut from the one mask.
+
+    Attributes:
+        by_kind: whether the model takes a dict. Some list ``layer_types`` and take none; the target tries.
+
+    Raises:
+        UnsupportedModel: attention of a kind, or an implementation of it, that no tree mask is known for.
     """
 
     def __init__(self, config: Any, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._additive = _additive(config)
         kinds = getattr(config, "layer_types", None)
-        self._kinds = sorted(set(kinds)) if kinds else None
-        unknown = set(self._kinds or ()) - {_FULL, _SLIDING}
+        self._kinds = sorted(set(kinds)) if kinds else []
+        unknown = set(self._kinds) - {_FULL, _SLIDING}
         if unknown:
             raise UnsupportedModel(
                 f"{config.model_type} has attention layers of kind {', '.join(sorted(unknown))}, whose mask is not "
                 "known here, or whose rows see more than their ancestors"
             )
+        self.by_kind = bool(self._kinds)
         window = getattr(config, "sliding_window", None)
-        uses = self._kinds is None or _SLIDING in self._kinds
-        self._sliding: int | None = window if uses else None
+        self._sliding: int | None = window if not self._kinds or _SLIDING in self._kinds else None
 
-    def one(self, device: torch.device) -> Tensor | dict[str, Tensor]:
+    @property
+    def kinds(self) -> int:
+        """Kinds of masks the layers need: a model that takes no dict can have only one."""
+        return max(len(self._kinds), 1)
+
+    def one(self, device: torch.device) -> Mask:
         """The mask of a single token that sees itself."""
         seen = np.ones((1, 1, 1, 1), dtype=np.bool_)
-        return self._form({_FULL: seen, _SLIDING: seen}, device)
+        return self._form(seen, seen, device)
 
     def __call__(
         self, rows: Sequence[Rows], window: Window, positions: Sequence[Sequence[int]], device: torch.device
-    ) -> Tensor | dict[str, Tensor]:
+    ) -> Mask:
         """The mask or masks of a forward. ``positions``: of each row, [B][width]."""
+        if self._is_plain(rows, window):
+            return dict.fromkeys(self._kinds) if self.by_kind else None
         full = _tree_masks(rows, window)
-        masks = {_FULL: full}
-        if self._sliding is not None:
-            masks[_SLIDING] = _cut(full, rows, window, np.asarray(positions), self._sliding)
-        return self._form(masks, device)
+        if self._sliding is None:
+            return self._form(full, full, device)
+        return self._form(full, _cut(full, rows, window, np.asarray(positions), self._sliding), device)
 
-    def _form(self, masks: dict[str, NDArray[np.bool_]], device: torch.device) -> Tensor | dict[str, Tensor]:
-        if self._kinds is None:
-            return self._tensor(masks[_FULL if self._sliding is None else _SLIDING], device)
-        return {kind: self._tensor(masks[kind], device) for kind in self._kinds}
+    def _is_plain(self, rows: Sequence[Rows], window: Window) -> bool:
+        """Whether the model's own causal mask will do: no mask lets sdpa pick its fastest kernels.
+
+        That is one row for each sequence, all of one length; or, on sdpa, which takes no mask for a causal one,
+        the first rows of a text.
+        """
+        if window.span is None or (self._sliding is not None and window.columns > self._sliding):
+            return False
+        if window.width == 1:
+            return True
+        first = window.span.start == 0 and not self._additive
+        return first and all(row.parents is None or is_chain(row.parents) for row in rows)
+
+    def _form(self, full: NDArray[np.bool_], sliding: NDArray[np.bool_], device: torch.device) -> Mask:
+        if not self.by_kind:
+            return self._tensor(full if self._sliding is None else sliding, device)
+        masks = {kind: sliding if kind == _SLIDING else full for kind in self._kinds}
+        # Below the window both are one array: one tensor will do.
+        distinct = {id(mask): mask for mask in masks.values()}
+        tensors = {key: self._tensor(mask, device) for key, mask in distinct.items()}
+        return {kind: tensors[id(mask)] for kind, mask in masks.items()}
 
     def _tensor(self, mask: NDArray[np.bool_], device: torch.device) -> Tensor:
         seen = torch.from_numpy(mask).to(device)
         if not self._additive:
             return seen
         shut = torch.finfo(self._dtype).min
-        return torch.zeros(seen.shape, dtype=self._dtype, device=device).masked_fill(~seen, shut)
+        return torch.zeros(seen.shape, dtype=self._dtype, device=device).masked_fill_(~seen, shut)
 
 
 def _additive(config: Any) -> bool:
+    """Whether the attention of a model adds its mask.
+
+    Raises:
+        UnsupportedModel: it is not known to take a mask of ours at all.
+    """
     implementation = config._attn_implementation
     if implementation == "eager":
         return True
@@ -84,12 +121,13 @@ def _additive(config: Any) -> bool:
     if form in (eager_mask, sdpa_mask):
         return bool(form is eager_mask)
     raise UnsupportedModel(
-        f"attn_implementation={implementation!r} takes no tree mask; load the model with 'sdpa' or 'eager'"
+        f"{config.model_type} runs on attn_implementation={implementation!r}, which takes no tree mask; load the "
+        "model with 'sdpa' or 'eager'"
     )
 
 
 def _tree_masks(rows: Sequence[Rows], window: Window) -> NDArray[np.bool_]:
-    """[B, 1, width, columns]: a row sees the committed rows and its ancestors; padding sees one real row."""
+    """[B, 1, width, columns]: a row sees the committed rows and its ancestors; padding sees one row."""
     mask = np.zeros((len(rows), 1, window.width, window.columns), dtype=np.bool_)
     for place, (row, offset) in enumerate(zip(rows, window.offsets, strict=True)):
         size = len(row.tokens)
@@ -108,7 +146,7 @@ def _cut(
     sliding: int,
 ) -> NDArray[np.bool_]:
     """The mask without columns whose position is ``sliding`` or more before the row's own."""
-    if max(int(positions.max()) + 1, 1) <= sliding:
+    if positions.max() < sliding:
         return full
     mask = full.copy()
     for place, (row, offset) in enumerate(zip(rows, window.offsets, strict=True)):
