@@ -1,0 +1,160 @@
+"""What a call of generate() asks for that outpace cannot do, refused with the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, GenerationConfig
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
+
+from outpace.core import OutpaceError
+
+# What generate() itself puts into model_kwargs for a text model. Anything else changes the forward.
+_KNOWN = {
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "use_cache",
+    "logits_to_keep",
+    "cache_position",
+}
+_BEAMS = {
+    GenerationMode.BEAM_SEARCH,
+    GenerationMode.BEAM_SAMPLE,
+    GenerationMode.GROUP_BEAM_SEARCH,
+    GenerationMode.CONSTRAINED_BEAM_SEARCH,
+}
+
+
+def refusal(what: str, remedy: str) -> OutpaceError:
+    """The error for something outpace cannot do; it ends with the way back to transformers' own loop."""
+    return OutpaceError(
+        f"outpace does not decode with {what}: {remedy}, or let transformers decode "
+        "(outpace.restore(model), or no custom_generate)"
+    )
+
+
+def refuse_arguments(arguments: dict[str, Any]) -> None:
+    """Refuse what generate() does not hand to a callable, so that only the wrapper sees it.
+
+    Raises:
+        OutpaceError: an assistant model or synced_gpus.
+    """
+    if arguments.get("assistant_model") is not None:
+        raise refusal("assistant_model", "name a drafter instead, in outpace.accelerate(model, drafter)")
+    if arguments.get("synced_gpus"):
+        raise refusal("synced_gpus", "pass synced_gpus=False and run one whole model in each process")
+
+
+def refuse_request(
+    model: Any,
+    config: GenerationConfig,
+    processors: LogitsProcessorList,
+    model_kwargs: dict[str, Any],
+) -> None:
+    """Refuse a prepared request that outpace cannot decode.
+
+    Args:
+        config: as generate() prepared it.
+        processors: likewise.
+        model_kwargs: what transformers would hand to the model's forward.
+
+    Raises:
+        OutpaceError: the message names the remedy.
+    """
+    _refuse_mode(config)
+    _refuse_model(model)
+    guided = any(isinstance(p, UnbatchedClassifierFreeGuidanceLogitsProcessor) for p in processors)
+    if guided or config.guidance_scale not in (None, 1):
+        raise refusal("guidance_scale", "leave it out, or pass guidance_scale=1")
+    for name in ("output_attentions", "output_hidden_states"):
+        if getattr(config, name):
+            raise refusal(name, "leave it out and run model(output.sequences) once for them")
+    if model_kwargs.get("inputs_embeds") is not None:
+        raise refusal("inputs_embeds", "pass the prompt as input_ids")
+    for name, value in model_kwargs.items():
+        # An empty dict is how transformers says that a prompt has no images.
+        if name not in _KNOWN and not (value is None or isinstance(value, bool) or value == {}):
+            raise refusal(f"the model argument {name}", "pass input_ids and attention_mask only")
+    _refuse_cache(config, model_kwargs.get("past_key_values"))
+
+
+def _refuse_mode(config: GenerationConfig) -> None:
+    mode = config.get_generation_mode()
+    if config.prompt_lookup_num_tokens is not None:
+        raise refusal("prompt_lookup_num_tokens", "leave it out; a drafter does its work")
+    if mode in _BEAMS:
+        raise refusal("beam search or constraints", "pass num_beams=1 and no constraints")
+    if mode == GenerationMode.DOLA_GENERATION:
+        raise refusal("DoLa", "leave dola_layers out")
+    if mode == GenerationMode.CONTRASTIVE_SEARCH:
+        raise refusal("contrastive search", "leave penalty_alpha out")
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise refusal(f"transformers' {mode.value}", "leave its options out; a drafter does its work")
+
+
+def _refuse_model(model: Any) -> None:
+    if model.training:
+        raise refusal("a model in training mode (its dropout is random)", "call model.eval() first")
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if distributed and torch.distributed.get_world_size() > 1 and _sharded(model):
+        raise refusal("FSDP or ZeRO-3 (synced_gpus)", "run one whole model in each process")
+
+
+def _sharded(model: Any) -> bool:
+    return bool(is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
+
+
+def _refuse_cache(config: GenerationConfig, cache: Any) -> None:
+    if config.cache_implementation == "quantized":
+        raise refusal("a quantized cache, which changes the tokens", "leave cache_implementation out")
+    # A cache made for cache_implementation is transformers' own and still empty: it is left unused.
+    if cache is None or config.cache_implementation is not None:
+        return
+    if not isinstance(cache, DynamicCache):
+        kind = type(cache).__name__
+        raise refusal(f"past_key_values of type {kind}", "pass none, or an empty DynamicCache")
+    if cache.get_seq_length() > 0:
+        raise refusal("past_key_values that are filled", "pass the whole text as input_ids and no cache")
+
+
+def left_pads(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> list[int]:
+    """How many pads each row has in front.
+
+    Args:
+        input_ids: [rows, length].
+        mask: the same shape, 1 where a token counts; None: everywhere.
+        positions: position_ids, [rows or 1, length]; None for the usual ones.
+
+    Raises:
+        OutpaceError: the mask is not that of a left-padded batch, or the positions do not count from 0.
+    """
+    if mask is None:
+        mask = torch.ones_like(input_ids)
+    if mask.shape != input_ids.shape:
+        raise refusal(f"an attention mask {tuple(mask.shape)}", f"pass one of shape {tuple(input_ids.shape)}")
+    real = mask.to(input_ids.device) != 0
+    if not bool(real[:, -1].all()):
+        raise refusal("right padding (or an empty row)", "pad on the left: tokenizer.padding_side = 'left'")
+    if bool((real[:, :-1] & ~real[:, 1:]).any()):
+        raise refusal(
+            "an attention mask with holes",
+            "mask the pads on the left only (without attention_mask transformers masks every pad token)",
+        )
+    usual = real.long().cumsum(dim=1) - 1
+    if positions is not None and not (
+        positions.shape[-1:] == usual.shape[-1:]
+        and positions.dim() == 2
+        and bool(((positions.to(usual.device) == usual) | ~real).all())
+    ):
+        raise refusal("position_ids of your own", "leave them out; they count from each row's first token")
+    pads: list[int] = (~real).sum(dim=1).tolist()
+    return pads

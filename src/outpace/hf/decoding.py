@@ -1,0 +1,250 @@
+"""The decoding loop that generate() calls: a prepared request in, transformers' own kind of output out."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, GenerationConfig
+from transformers.generation.logits_process import LogitsProcessorList
+from transformers.generation.stopping_criteria import StoppingCriteriaList
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from outpace.core import ContextOverflow, OutpaceError, SamplingParams
+from outpace.hf.checks import left_pads, refuse_request
+from outpace.hf.engines import Engines, LayerRows, RowEngine
+from outpace.hf.rows import Recording, Row, for_row, split_criteria, split_warpers
+from outpace.sequence import Sequence
+
+_log = logging.getLogger(__name__)
+_ROOM = 512  # new tokens to make room for in the cache at once; it grows
+_DRAFT = 64  # rows to make room for beside them
+
+
+@dataclass(frozen=True)
+class Request:
+    """What generate() prepared.
+
+    Attributes:
+        input_ids: [rows, length], left-padded.
+        pads: of each row.
+        limit: new tokens, at most; at least 1. It keeps to the model's context.
+        asked: the same without the context.
+        stops: tokens that end a row.
+        criteria: those that must be called for each token.
+        pad: the token behind rows that ended before others; None: no row does.
+    """
+
+    config: GenerationConfig
+    input_ids: Tensor
+    pads: list[int]
+    limit: int
+    asked: int
+    stops: list[int]
+    criteria: list[Any]
+    pad: int | None
+
+
+class Decoder:
+    """A callable for ``custom_generate``: the loop alone, after transformers has prepared everything.
+
+    Args:
+        engines: where to borrow an engine.
+        streamer: gets the new tokens, [rows] each time; the prompt it has already, and end() is the caller's.
+    """
+
+    def __init__(self, engines: Engines, streamer: Any = None) -> None:
+        self._engines = engines
+        self._streamer = streamer
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> GenerateDecoderOnlyOutput | Tensor:
+        """Decode; called by generate().
+
+        Raises:
+            OutpaceError: something was asked for that outpace cannot do; the message names the remedy.
+        """
+        refuse_request(model, generation_config, logits_processor, model_kwargs)
+        cache = model_kwargs.get("past_key_values")
+        # The mark of a caller's own cache: set by newer transformers, and by our wrapper always.
+        wanted = generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", False)
+        with self._engines.lend(model) as engine:
+            request = _request(
+                engine.target.context, input_ids, stopping_criteria, generation_config, model_kwargs
+            )
+            rows = _rows(request, logits_processor)
+            width = input_ids.shape[1] + min(request.limit, _ROOM) + _DRAFT
+            engine.open(len(rows), width, keep=wanted and cache is not None)
+            sequences = self._decode(engine, rows, request)
+            length = _new_tokens(rows, sequences)
+            if engine.kept is not None:
+                kept = [engine.kept[sequence] for sequence in sequences]
+                cache = _fill(cache, kept, request.pads, input_ids.shape[1] + length - 1, model)
+        if length == request.limit < request.asked:
+            _log.warning(
+                "generation ended at the model's context of %d tokens; transformers would go past it",
+                input_ids.shape[1] - min(request.pads) + length,
+            )
+        tokens = _columns(sequences, 0, length, request.pad)
+        text = torch.cat([input_ids, torch.tensor(tokens, device=input_ids.device).T], dim=1)
+        if not generation_config.return_dict_in_generate:
+            return text
+        found: dict[str, Any] = {
+            "sequences": text,
+            "scores": _stack([row.record.scores for row in rows], length),
+            "logits": _stack([row.record.logits for row in rows], length),
+            "past_key_values": cache,
+        }
+        return GenerateDecoderOnlyOutput(**found)
+
+    def _decode(self, engine: RowEngine, rows: list[Row], request: Request) -> list[Sequence]:
+        """Decode all rows to their end. Streams each column of new tokens once every row has it."""
+        sequences = [
+            engine.add(row.prompt, row.params, row.ends if row.needs_criteria else None) for row in rows
+        ]
+        sent = 0
+        try:
+            while any(sequence.finish_reason is None for sequence in sequences):
+                engine.step()
+                if self._streamer is not None:
+                    running = [s.output_length for s in sequences if s.finish_reason is None]
+                    ready = min(running) if running else _new_tokens(rows, sequences)
+                    for column in _columns(sequences, sent, ready, request.pad):
+                        self._streamer.put(torch.tensor(column))
+                    sent = max(sent, ready)
+        finally:
+            for sequence in sequences:
+                engine.remove(sequence)
+        return sequences
+
+
+def _request(
+    context: int | None,
+    input_ids: Tensor,
+    criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+) -> Request:
+    pads = left_pads(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
+    longest, stops, others = split_criteria(criteria)
+    length = input_ids.shape[1]
+    # As in transformers' loop, which looks at the length only after the first token.
+    asked = sys.maxsize if longest is None else max(1, longest - length)
+    room = asked if context is None else context - (length - min(pads))
+    if room < 1:
+        raise ContextOverflow(
+            f"a prompt of {length - min(pads)} tokens fills the model's context of {context}; shorten it"
+        )
+    pad = None
+    if any(hasattr(criterion, "eos_token_id") for criterion in criteria):
+        pad = getattr(config, "_pad_token_tensor", None)
+        if pad is None and len(input_ids) > 1:
+            raise OutpaceError("rows that end before others need a pad token: pass pad_token_id")
+    return Request(
+        config=config,
+        input_ids=input_ids,
+        pads=pads,
+        limit=min(asked, room),
+        asked=asked,
+        stops=stops,
+        criteria=others,
+        pad=None if pad is None else int(pad),
+    )
+
+
+def _rows(request: Request, processors: LogitsProcessorList) -> list[Row]:
+    """The rows of a request, each with its own processors, seed and records."""
+    config, count = request.config, len(request.input_ids)
+    rest: list[Any] = list(processors)
+    sampling: dict[str, Any] = {}
+    seeds: list[int | None] = [None] * count
+    if config.do_sample:
+        rest, found = split_warpers(rest)
+        sampling = {"temperature": 1.0, **found}
+        # The default generator, so that torch.manual_seed repeats a call.
+        seeds = list(torch.randint(2**63 - 1, (count,)).tolist())
+    recorded = bool(config.return_dict_in_generate)
+    rows: list[Row] = []
+    # With a token to pad with, a row that ended is padded; without one it grows on until all have ended.
+    lockstep = rows if request.criteria and request.pad is None and count > 1 else ()
+    for place in range(count):
+        record = Recording(
+            logits=[] if recorded and config.output_logits else None,
+            scores=[] if recorded and config.output_scores else None,
+        )
+        params = SamplingParams(
+            max_new_tokens=request.limit,
+            seed=seeds[place],
+            ignore_eos=True,
+            stop_token_ids=request.stops,
+            **sampling,
+        )
+        own = [for_row(processor, place, count) for processor in rest]
+        ids, pads = request.input_ids[place], request.pads[place]
+        rows.append(Row(ids, pads, params, own, request.criteria, request.limit, record, lockstep))
+    return rows
+
+
+def _new_tokens(rows: Seq[Row], sequences: Seq[Sequence]) -> int:
+    """New columns of the output, once every row has ended. In lockstep a row may have grown past them."""
+    return max(
+        sequence.output_length if row.ended is None else row.ended
+        for row, sequence in zip(rows, sequences, strict=True)
+    )
+
+
+def _columns(sequences: Seq[Sequence], start: int, end: int, pad: int | None) -> list[list[int]]:
+    """New tokens start .. end - 1 of all sequences, column by column, padded."""
+    outputs = [sequence.output[start:end] for sequence in sequences]
+    short = any(len(output) < end - start for output in outputs)
+    assert not short or pad is not None
+    padded = [[*output, *[pad or 0] * (end - start - len(output))] for output in outputs]
+    return [list(column) for column in zip(*padded, strict=True)]
+
+
+def _stack(records: Seq[list[Tensor] | None], length: int) -> tuple[Tensor, ...] | None:
+    """For each new token [rows, vocabulary], zeros where a row had ended; None where nothing was recorded."""
+    steps = []
+    for step in range(length):
+        column = []
+        for record in records:
+            if record is None:
+                return None
+            column.append(record[step] if step < len(record) else torch.zeros_like(record[0]))
+        steps.append(torch.cat(column))
+    return tuple(steps)
+
+
+def _fill(cache: Any, kept: list[list[LayerRows]], pads: list[int], columns: int, model: Any) -> Any:
+    """A DynamicCache of the committed rows, [rows, heads, columns, size], zeros at pads and behind the end.
+
+    Args:
+        cache: empty; filled in place if it is a plain DynamicCache.
+        kept: for each row of the batch, keys and values of each layer, [1, heads, n, size].
+        columns: prompt, pads included, and output less the last token, which no forward has seen.
+    """
+    if type(cache) is not DynamicCache or getattr(cache, "offloading", False):
+        cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    for layer in range(len(kept[0])):
+        states = []
+        for which in (0, 1):
+            _, heads, _, size = kept[0][layer][which].shape
+            state = kept[0][layer][which].new_zeros((len(kept), heads, columns, size))
+            for row, (front, layers) in enumerate(zip(pads, kept, strict=True)):
+                own = layers[layer][which][0, :, : columns - front]
+                state[row, :, front : front + own.shape[1]] = own
+            states.append(state)
+        cache.update(states[0], states[1], layer)
+    return cache

@@ -1,0 +1,101 @@
+"""Engines of one model, kept between calls of generate(): one for each thread that decodes at the moment."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from outpace.drafters.base import Drafter
+from outpace.engine import Engine
+from outpace.sequence import Sequence
+from outpace.targets import Target, TargetModel
+
+LayerRows = tuple[Tensor, Tensor]
+
+# The state in which each model has passed the self-test of its target, so that decode() need not repeat it.
+_passed: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
+
+
+def _state(model: Any) -> tuple[Any, ...]:
+    """What a target is made for; another dtype, device, attention or vocabulary needs another target."""
+    into, out = model.get_input_embeddings(), model.get_output_embeddings()
+    places = [(e.weight.device, tuple(e.weight.shape)) for e in (into, out) if e is not None]
+    attention = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", None)
+    return (model.dtype, attention, *places)
+
+
+class RowEngine(Engine):
+    """An engine whose cache lives for one call, and that can keep the rows of sequences that end."""
+
+    kept: dict[Sequence, list[LayerRows]] | None = None
+
+    def open(self, slots: int, length: int, keep: bool) -> None:
+        """Make the cache: slots for sequences of this many rows, draft included.
+
+        Args:
+            keep: copy the rows of each sequence that leaves into ``kept``: for each layer keys and values,
+                [1, heads, rows, size].
+        """
+        self._cache = self.target.new_cache(slots, length)
+        self.kept = {} if keep else None
+
+    def close(self) -> None:
+        """Give the memory of the cache back, as transformers does after each call."""
+        self._cache = self.target.new_cache(1, 1)
+        self.kept = None
+
+    def _leave(self, sequences: Seq[Sequence]) -> None:
+        if self.kept is not None:
+            for active in self._active:
+                if active.sequence in sequences:
+                    layers = range(len(self._cache.layers))
+                    self.kept[active.sequence] = [self._cache.rows(layer, active.slot) for layer in layers]
+        super()._leave(sequences)
+
+
+class Engines:
+    """Makes engines for a model, lends them out, and makes them anew when the model has changed.
+
+    Args:
+        drafter: a drafter or its spec string.
+        verifier: name of the verifier.
+    """
+
+    def __init__(self, drafter: Drafter[Any] | str, verifier: str) -> None:
+        self.drafter = drafter
+        self.verifier = verifier
+        self._lock = threading.Lock()
+        self._target: TargetModel | None = None
+        self._made_for: tuple[Any, ...] | None = None
+        self._idle: list[RowEngine] = []
+
+    @contextmanager
+    def lend(self, model: Any) -> Iterator[RowEngine]:
+        """An engine for the model that no other thread uses.
+
+        Raises:
+            OutpaceError: the model, the drafter and the verifier do not fit each other.
+        """
+        with self._lock:
+            state = _state(model)
+            if self._target is None or self._made_for != state:
+                self._idle.clear()
+                self._target = Target(model, check=_passed.get(model) != state)
+                self._made_for = _passed[model] = state
+            target = self._target
+            engine = self._idle.pop() if self._idle else None
+        if engine is None:
+            engine = RowEngine(target, self.drafter, self.verifier, slots=1, length=1)
+        try:
+            yield engine
+        finally:
+            engine.close()
+            with self._lock:
+                if engine.target is self._target:
+                    self._idle.append(engine)

@@ -1,0 +1,195 @@
+"""One row of a generate() call: its logits processors, its stopping criteria, and what was recorded.
+
+A row is processed on its own, one token after the other, as it would be in a batch of one; what transformers
+keeps for the whole batch is cut down to the row first.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation import logits_process as stock
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+from outpace.core import LogitsProcessor, SamplingParams
+from outpace.sampling import warp
+
+
+@dataclasses.dataclass
+class Recording:
+    """Raw logits and processed scores of a row, each [1, vocabulary] float32, or None where not asked for."""
+
+    logits: list[Tensor] | None
+    scores: list[Tensor] | None
+
+
+class RowProcessor:
+    """A row's processors as one, called once for each emitted token with the prefix and its scores.
+
+    Args:
+        processors: for this row alone.
+        pads: ids of the pads in front of the prompt, [1, pads], on the prompt's device: transformers' own are
+            made there, and so are the results.
+        warping: what the sampler does after the processors; only to record it.
+        record: where logits and scores go.
+    """
+
+    def __init__(
+        self, processors: Seq[LogitsProcessor], pads: Tensor, warping: SamplingParams, record: Recording
+    ) -> None:
+        self._processors = processors
+        self._pads = pads
+        self._warping = warping
+        self._record = record
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores [1, vocabulary] at the end of input_ids [1, n], where the scores were."""
+        here = scores.device
+        input_ids = torch.cat([self._pads, input_ids.to(self._pads.device)], dim=1)
+        rows = scores.to(self._pads.device)
+        if self._record.logits is not None:
+            self._record.logits.append(rows.clone())
+        for processor in self._processors:
+            rows = processor(input_ids, rows)
+        if self._record.scores is not None:
+            self._record.scores.append(warp(rows, self._warping).clone())
+        return rows.to(here)
+
+
+class Row:
+    """A row as the engine decodes it.
+
+    Args:
+        input_ids: [length], pads included.
+        pads: how many of them are pads.
+        params: greedy, or how to sample; the seed included.
+        processors: for this row alone.
+        criteria: those that only a call can decide.
+        limit: tokens the row may get.
+        record: where logits and scores go.
+        lockstep: all rows of the batch, if they must end together. (Without an end-of-sequence token,
+            transformers has nothing to pad with: a row that a criterion has ended grows on until all have.)
+    """
+
+    def __init__(
+        self,
+        input_ids: Tensor,
+        pads: int,
+        params: SamplingParams,
+        processors: Seq[LogitsProcessor],
+        criteria: Seq[Any],
+        limit: int,
+        record: Recording,
+        lockstep: Seq[Row] = (),
+    ) -> None:
+        self.pads = pads
+        self.prompt: list[int] = input_ids[pads:].tolist()
+        self.record = record
+        self.ended: int | None = None  # length of the output when a criterion or the limit ended it
+        self._front: list[int] = input_ids[:pads].tolist()
+        self._device = input_ids.device
+        self._criteria = criteria
+        self._limit = limit
+        self._lockstep = lockstep
+        if processors or record.logits is not None or record.scores is not None:
+            processor = RowProcessor(processors, input_ids[None, :pads], params, record)
+            params = dataclasses.replace(params, logits_processors=(processor,))
+        self.params = params
+
+    @property
+    def needs_criteria(self) -> bool:
+        """Whether ``ends`` must be asked at all: the engine knows the limit and the stop tokens itself."""
+        return bool(self._criteria)
+
+    def ends(self, tokens: list[int]) -> bool:
+        """Whether the row ends with the last of these tokens, prompt included, pads not."""
+        count = len(tokens) - len(self.prompt)
+        if self.ended is None and (count >= self._limit or self._criterion_met(tokens)):
+            self.ended = count
+        if self.ended is None:
+            return False
+        ends = [row.ended for row in self._lockstep]
+        return None not in ends and count >= max((end for end in ends if end is not None), default=0)
+
+    def _criterion_met(self, tokens: list[int]) -> bool:
+        input_ids = torch.tensor([self._front + tokens], device=self._device)
+        scores = None if self.record.scores is None else tuple(self.record.scores)
+        # All are asked, as transformers does: one may count its calls.
+        met = [bool(criterion(input_ids, scores)) for criterion in self._criteria]
+        return any(met)
+
+
+def split_criteria(criteria: Seq[Any]) -> tuple[int | None, list[int], list[Any]]:
+    """What the engine can decide by itself, and the rest.
+
+    Returns:
+        the longest text allowed in tokens (None: no limit), the tokens that end one, the other criteria.
+    """
+    lengths, stops, others = [], [], []
+    for criterion in criteria:
+        # The exact types only: a subclass may decide otherwise.
+        if type(criterion) is MaxLengthCriteria:
+            lengths.append(int(criterion.max_length))
+        elif type(criterion) is EosTokenCriteria:
+            stops.extend(criterion.eos_token_id.tolist())
+        else:
+            others.append(criterion)
+    return min(lengths, default=None), stops, others
+
+
+def split_warpers(processors: Seq[LogitsProcessor]) -> tuple[list[LogitsProcessor], dict[str, Any]]:
+    """Take temperature, top-k, top-p and min-p off the end, where the engine does the very same.
+
+    Drafters can then draw as the target will; they know nothing of processors.
+
+    Returns:
+        the other processors, and parameters for SamplingParams.
+    """
+    rest = list(processors)
+    found: dict[str, Any] = {}
+    for kind, name in (
+        (stock.MinPLogitsWarper, "min_p"),
+        (stock.TopPLogitsWarper, "top_p"),
+        (stock.TopKLogitsWarper, "top_k"),
+        (stock.TemperatureLogitsWarper, "temperature"),
+    ):
+        if not rest or type(rest[-1]) is not kind:
+            continue
+        warper: Any = rest[-1]
+        usual = getattr(warper, "filter_value", -torch.inf) == -torch.inf
+        kept = 1 if name == "top_k" else getattr(warper, "min_tokens_to_keep", 1)
+        if not usual or kept != 1 or not getattr(warper, name) > 0:
+            break
+        found[name] = getattr(warper, name)
+        rest.pop()
+    return rest, found
+
+
+def for_row(processor: Any, row: int, rows: int) -> LogitsProcessor:
+    """A processor for one row of a batch of ``rows``, where it holds something for each of them."""
+    if isinstance(processor, stock.PrefixConstrainedLogitsProcessor):
+        allowed = processor._prefix_allowed_tokens_fn
+        return stock.PrefixConstrainedLogitsProcessor(lambda _, sent: allowed(row, sent), num_beams=1)
+    mine = copy.copy(processor)
+    if isinstance(processor, stock.RepetitionPenaltyLogitsProcessor):
+        # The pads of each row, to skip them. (Older transformers penalise pads.)
+        if isinstance(processor.prompt_ignore_length, Tensor):
+            mine.prompt_ignore_length = processor.prompt_ignore_length[row : row + 1]
+        return mine  # type: ignore[no-any-return]
+    if isinstance(processor, stock.EncoderRepetitionPenaltyLogitsProcessor):
+        prompt = row * len(processor.encoder_input_ids) // rows  # prompts come before num_return_sequences
+        mine.encoder_input_ids = processor.encoder_input_ids[prompt : prompt + 1]
+        return mine  # type: ignore[no-any-return]
+    if isinstance(processor, stock.EncoderNoRepeatNGramLogitsProcessor):
+        mine.generated_ngrams = [processor.generated_ngrams[row * processor.batch_size // rows]]
+        mine.batch_size = 1
+        return mine  # type: ignore[no-any-return]
+    if isinstance(processor, stock.SynthIDTextWatermarkLogitsProcessor):
+        mine.state = None
+        return mine  # type: ignore[no-any-return]
+    return processor  # type: ignore[no-any-return]
