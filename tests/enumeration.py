@@ -11,10 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 import torch
+from torch import Tensor
+
 from outpace.core import Draft, Verdict
 from outpace.sampling import Logits
 from outpace.tree import path_to
-from torch import Tensor
 
 Text = tuple[int, ...]
 # The distribution that follows a text: float64, shape [vocabulary].

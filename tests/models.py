@@ -7,7 +7,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 
 def tiny_llama(
-    vocabulary: int = 97, context: int = 256, dtype: torch.dtype = torch.float64, seed: int = 0, layers: int = 2
+    vocabulary: int = 97,
+    context: int = 256,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    layers: int = 2,
 ) -> LlamaForCausalLM:
     """A random Llama whose weights are large enough that its greedy text does not settle into one token."""
     config = LlamaConfig(

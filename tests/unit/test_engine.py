@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import outpace
 import pytest
 import torch
+
+import outpace
 from models import tiny_llama
 from outpace.core import ContextOverflow, OutpaceError, SamplingParams
 from outpace.engine import Engine
@@ -51,7 +52,11 @@ def test_lookahead_says_what_plain_decoding_says(
 
 
 def test_who_shares_the_batch_does_not_matter(target: outpace.targets.TargetModel) -> None:
-    params = [SAMPLED, SamplingParams(max_new_tokens=9), SamplingParams(max_new_tokens=15, temperature=0.7, seed=8)]
+    params = [
+        SAMPLED,
+        SamplingParams(max_new_tokens=9),
+        SamplingParams(max_new_tokens=15, temperature=0.7, seed=8),
+    ]
     together = Engine(target, LOOKAHEAD).generate(PROMPTS, params)
     alone = [Engine(target, LOOKAHEAD).generate([p], s)[0] for p, s in zip(PROMPTS, params, strict=True)]
     assert [g.tokens for g in together] == [g.tokens for g in alone]
@@ -134,7 +139,9 @@ def test_eos_of_the_model_is_honoured_or_ignored() -> None:
     ended = engine.generate([PROMPTS[2]], SamplingParams(max_new_tokens=24))[0]
     assert ended.tokens == whole[: whole.index(whole[5]) + 1]
     assert ended.finish_reason == "eos"
-    assert engine.generate([PROMPTS[2]], SamplingParams(max_new_tokens=24, ignore_eos=True))[0].tokens == whole
+    assert (
+        engine.generate([PROMPTS[2]], SamplingParams(max_new_tokens=24, ignore_eos=True))[0].tokens == whole
+    )
 
 
 @pytest.mark.parametrize("drafter", ["none", LOOKAHEAD])
@@ -158,9 +165,7 @@ def test_stop_strings_without_a_tokenizer_are_an_error(target: outpace.targets.T
 
 @pytest.mark.parametrize("drafter", ["none", LOOKAHEAD])
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
-def test_no_more_tokens_than_asked_for(
-    target: outpace.targets.TargetModel, drafter: str, count: int
-) -> None:
+def test_no_more_tokens_than_asked_for(target: outpace.targets.TargetModel, drafter: str, count: int) -> None:
     found = Engine(target, drafter).generate([PROMPTS[2]], SamplingParams(max_new_tokens=count))[0]
     assert found.tokens == stock(PROMPTS[2], 24)[:count]
     assert found.finish_reason == "length"
@@ -234,7 +239,9 @@ def test_an_error_in_a_processor_leaves_the_engine_usable(target: outpace.target
 
 @pytest.mark.parametrize("drafter", ["none", LOOKAHEAD])
 def test_logprobs_are_of_the_raw_distribution(target: outpace.targets.TargetModel, drafter: str) -> None:
-    params = SamplingParams(max_new_tokens=10, temperature=0.5, top_k=5, logit_bias={3: 2.0}, logprobs=2, seed=1)
+    params = SamplingParams(
+        max_new_tokens=10, temperature=0.5, top_k=5, logit_bias={3: 2.0}, logprobs=2, seed=1
+    )
     found = Engine(target, drafter).generate([PROMPTS[0]], params)[0]
     text = torch.tensor([PROMPTS[0] + found.tokens])
     with torch.inference_mode():

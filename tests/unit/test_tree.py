@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from outpace.core import Draft
 from outpace.tree import (
     Trie,

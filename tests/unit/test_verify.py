@@ -6,6 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
 from enumeration import (
     Enumerated,
     Model,
@@ -15,13 +19,10 @@ from enumeration import (
     output_distribution,
     plain_distribution,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from outpace.core import Draft, OutpaceError, Verdict
 from outpace.sampling import Logits
 from outpace.tree import chain
 from outpace.verify import load_verifier, match, rejection
-from torch import Tensor
 
 VOCABULARY = 4
 DEPTH = 3

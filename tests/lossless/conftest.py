@@ -1,0 +1,63 @@
+"""The embedded model and what plain decoding says with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import outpace
+from lossless.prompts import PROMPTS
+from outpace.core import Generation, SamplingParams
+from outpace.targets import TargetModel
+
+SAMPLINGS = {
+    "greedy": SamplingParams(max_new_tokens=64),
+    "top_p": SamplingParams(max_new_tokens=64, temperature=0.7, top_p=0.9),
+    "penalty": SamplingParams(max_new_tokens=64, temperature=1.0, repetition_penalty=1.2, min_p=0.05),
+}
+
+
+class Lab:
+    """The embedded model in one dtype, its prompts, and plain decoding of them."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        path = outpace.nano_path()
+        self.tokenizer = AutoTokenizer.from_pretrained(path)
+        self.target: TargetModel = outpace.Target(AutoModelForCausalLM.from_pretrained(path, dtype=dtype))
+        self.prompts: list[list[int]] = [self.tokenizer(text).input_ids for text in PROMPTS]
+        self.plain = lru_cache(self._plain)
+
+    def params(self, sampling: str) -> list[SamplingParams]:
+        """Parameters of each prompt, each with its own seed."""
+        return [replace(SAMPLINGS[sampling], seed=1000 + place) for place in range(len(self.prompts))]
+
+    def _plain(self, sampling: str) -> list[Generation]:
+        return self.decode("none", sampling)
+
+    def decode(
+        self, drafter: str, sampling: str, verifier: str = "match", first: int | None = None
+    ) -> list[Generation]:
+        """Generations of the first prompts (all by default), decoded together."""
+        engine = outpace.Engine(self.target, drafter, verifier=verifier)
+        return engine.generate(self.prompts[:first], self.params(sampling)[:first])
+
+
+@lru_cache
+def _lab(dtype: torch.dtype) -> Lab:
+    return Lab(dtype)
+
+
+@pytest.fixture(scope="session")
+def exact() -> Lab:
+    """In float64: no difference is allowed."""
+    return _lab(torch.float64)
+
+
+@pytest.fixture(scope="session")
+def single() -> Lab:
+    """In float32: a difference is allowed only at a near-tie."""
+    return _lab(torch.float32)

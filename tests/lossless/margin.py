@@ -1,0 +1,57 @@
+"""How close two tokens were where plain and accelerated decoding first differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outpace.core import Generation, SamplingParams
+from outpace.sampling import Key, Processor, gumbel
+from outpace.targets import Rows, TargetModel
+
+
+def margin(
+    target: TargetModel, prompt: Sequence[int], params: SamplingParams, plain: Generation, other: Generation
+) -> float:
+    """Difference of the two tokens' scores (noise included) at the first place where the texts differ.
+
+    The scores come from a forward over one row, as in plain decoding.
+    """
+    pairs = zip(plain.tokens, other.tokens, strict=False)
+    place = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if place is None:
+        return float("inf")  # one text is cut short: that is never a near-tie
+    prefix = [*prompt, *plain.tokens[:place]]
+    cache = target.new_cache()
+    cache.allocate()
+    target.forward(cache, [Rows(prefix[:-1])], wanted="none")
+    cache.keep([range(len(prefix) - 1)])
+    logits = target.forward(cache, [Rows(prefix[-1:])]).logits
+    assert logits is not None
+    processor = Processor(params, prompt)
+    for token in plain.tokens[:place]:
+        processor.observe(token)
+    scores = processor(logits[0, 0], prefix).double()
+    if not params.greedy:
+        scores = scores + gumbel(Key(plain.seed).target(place), len(scores), scores.device)
+    return float((scores[plain.tokens[place]] - scores[other.tokens[place]]).abs())
+
+
+def explain_differences(
+    target: TargetModel,
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    plain: Sequence[Generation],
+    other: Sequence[Generation],
+    allowed: float,
+) -> list[str]:
+    """One line for each pair that differs by more than a near-tie; near-ties are printed."""
+    wrong = []
+    for place, (first, second) in enumerate(zip(plain, other, strict=True)):
+        if first.tokens == second.tokens and first.finish_reason == second.finish_reason:
+            continue
+        gap = margin(target, prompts[place], params[place], first, second)
+        line = f"prompt {place} differs; margin {gap:.3g}"
+        print(line)
+        if not gap < allowed:
+            wrong.append(line)
+    return wrong

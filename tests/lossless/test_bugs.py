@@ -1,0 +1,43 @@
+"""The matrix can fail: with a bug put in on purpose, tokens differ from plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from lossless.conftest import Lab
+from outpace.cache import KVCache
+from outpace.targets import causal, masks
+
+PROMPTS = 8
+LOOKAHEAD = "lookahead:window=4,ngram=4,guesses=4"
+
+
+def _wrong_rows_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rows of a forward stay, not those of the path."""
+    keep = KVCache.keep
+    monkeypatch.setattr(KVCache, "keep", lambda self, paths: keep(self, [range(len(path)) for path in paths]))
+
+
+def _wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node's position is its place in the forward, not its depth."""
+    flat: Callable[[Sequence[int]], list[int]] = lambda parents: list(range(len(parents)))  # noqa: E731
+    monkeypatch.setattr(causal, "depths", flat)
+
+
+def _causal_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node sees every node before it, not its ancestors alone."""
+    monkeypatch.setattr(masks, "ancestor_mask", lambda parents: np.tri(len(parents), dtype=np.bool_))
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "penalty"])
+@pytest.mark.parametrize("bug", [_wrong_rows_kept, _wrong_positions, _causal_mask])
+def test_a_bug_changes_tokens(
+    exact: Lab, monkeypatch: pytest.MonkeyPatch, bug: Callable[[pytest.MonkeyPatch], None], sampling: str
+) -> None:
+    plain = [g.tokens for g in exact.plain(sampling)[:PROMPTS]]
+    assert [g.tokens for g in exact.decode(LOOKAHEAD, sampling, first=PROMPTS)] == plain
+    bug(monkeypatch)
+    assert [g.tokens for g in exact.decode(LOOKAHEAD, sampling, first=PROMPTS)] != plain

@@ -1,0 +1,57 @@
+"""The losslessness matrix: every drafter says what plain decoding says, token for token."""
+
+from __future__ import annotations
+
+import pytest
+
+import outpace
+from lossless.conftest import SAMPLINGS, Lab
+from lossless.margin import explain_differences
+from outpace.core import Generation
+from outpace.drafters import DRAFTERS
+
+# Small trees, so that the matrix is quick; each drafter that is registered must be here.
+SPECS = {
+    "jacobi": "jacobi:block=6",
+    "lookahead": "lookahead:window=4,ngram=4,guesses=4",
+    "prompt_lookup": "prompt_lookup",
+    "draft_model": "draft_model:num_draft_tokens=4",
+}
+NEAR_TIE = 1e-4
+
+
+def test_every_drafter_is_in_the_matrix() -> None:
+    assert SPECS.keys() | {"none"} == DRAFTERS.keys()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("drafter", SPECS)
+def test_float64_tokens_are_those_of_plain_decoding(exact: Lab, drafter: str, sampling: str) -> None:
+    plain = exact.plain(sampling)
+    found = exact.decode(SPECS[drafter], sampling)
+    assert [g.tokens for g in found] == [g.tokens for g in plain]
+    assert [g.finish_reason for g in found] == [g.finish_reason for g in plain]
+    assert sum(g.stats.steps for g in found) < sum(g.stats.steps for g in plain)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("drafter", SPECS)
+def test_float32_tokens_differ_at_near_ties_only(single: Lab, drafter: str, sampling: str) -> None:
+    plain = single.plain(sampling)
+    found = single.decode(SPECS[drafter], sampling)
+    params = single.params(sampling)
+    wrong = explain_differences(single.target, single.prompts, params, plain, found, NEAR_TIE)
+    assert not wrong
+
+
+@pytest.mark.parametrize("drafter", ["none", *SPECS])
+def test_eight_prompts_together_say_what_each_says_alone(single: Lab, drafter: str) -> None:
+    spec = SPECS.get(drafter, drafter)
+    prompts = single.prompts[::8]
+    params = single.params("penalty")[::8]
+    together = outpace.Engine(single.target, spec).generate(prompts, params)
+    alone: list[Generation] = []
+    for prompt, own in zip(prompts, params, strict=True):
+        alone += outpace.Engine(single.target, spec).generate([prompt], own)
+    wrong = explain_differences(single.target, prompts, params, alone, together, NEAR_TIE)
+    assert not wrong
