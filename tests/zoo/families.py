@@ -38,6 +38,7 @@ class Family:
         sdpa: whether it has sdpa attention; eager it has always.
         sliding: whether some of its layers see a window only.
         common: whether its config takes the usual names.
+        seed: of the weights; 0 unless that model loops.
     """
 
     config: str
@@ -45,6 +46,7 @@ class Family:
     sdpa: bool = True
     sliding: bool = False
     common: bool = True
+    seed: int = 0
 
     def build(self, dtype: torch.dtype = torch.float64, attention: str | None = None) -> PreTrainedModel:
         """A model with random weights, the same in every run."""
@@ -54,32 +56,29 @@ class Family:
         model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
         if hasattr(model, "set_experts_implementation") and _has_experts(config):
             model.set_experts_implementation("batched_mm")  # the default has no float64 kernel
-        randomise(model)
+        randomise(model, self.seed)
         return model
 
 
 def _has_experts(config: Any) -> bool:
-    return any(
-        hasattr(config, name) for name in ("num_experts", "num_local_experts", "n_routed_experts")
-    )
+    return any(hasattr(config, name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
 
 
-def randomise(model: PreTrainedModel, seed: int = 0) -> None:
+def randomise(model: PreTrainedModel, seed: int) -> None:
     """Weights large enough that greedy output neither loops nor comes near a tie."""
     generator = torch.Generator().manual_seed(seed)
-
-    def noise(parameter: torch.Tensor) -> torch.Tensor:
-        return torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter)
-
+    embeddings = {m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() >= 2:
-                fan_in = 1 if "embed" in name or "wte" in name or "wpe" in name else parameter.shape[-1]
-                parameter.copy_(noise(parameter) * 1.5 * fan_in**-0.5)
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter)
+            if parameter in embeddings:
+                parameter.copy_(noise)
+            elif parameter.dim() >= 2:
+                parameter.copy_(noise * 1.7 * parameter.shape[-1] ** -0.5)
             elif "norm" in name or "ln_" in name:
-                parameter.add_(noise(parameter) * 0.1)
+                parameter.add_(noise * 0.1)
             else:
-                parameter.copy_(noise(parameter) * 0.3)
+                parameter.copy_(noise * 0.3)
 
 
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -144,10 +143,10 @@ FAMILIES: dict[str, Family] = {
         },
         common=False,
     ),
-    "gpt-neox": Family("GPTNeoXConfig"),
+    "gpt-neox": Family("GPTNeoXConfig", seed=2),
     "opt": Family("OPTConfig", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
-    "starcoder2": Family("Starcoder2Config", {"sliding_window": WINDOW}, sliding=True),
-    "stablelm": Family("StableLmConfig"),
+    "starcoder2": Family("Starcoder2Config", {"sliding_window": WINDOW}, sliding=True, seed=3),
+    "stablelm": Family("StableLmConfig", seed=1),
     "olmo2": Family("Olmo2Config"),
     "granite": Family(
         "GraniteConfig",
@@ -187,6 +186,7 @@ FAMILIES: dict[str, Family] = {
         },
         sdpa=False,
         sliding=True,
+        seed=1,
     ),
     "deepseek-v3": Family(
         "DeepseekV3Config",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -63,12 +63,12 @@ class RandomTrees(SequenceDrafter[Sequence]):
             self.scattered.append(len(step.path))
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=None)
 def model_of(name: str, attention: str) -> PreTrainedModel:
     return FAMILIES[name].build(attention=attention)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=None)
 def generated(name: str, attention: str) -> list[list[int]]:
     """transformers' own greedy output, one prompt at a time."""
     model = model_of(name, attention)
@@ -103,6 +103,15 @@ def test_greedy(name: str, attention: str) -> None:
     assert len(drafter.scattered) > 10, "too few accepted paths had gaps"
     # One at a time: no padding, masks left to the model where they may be.
     assert [Engine(target).generate([prompt], GREEDY)[0].tokens for prompt in PROMPTS] == expected
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.sliding])
+def test_window_matters(name: str) -> None:
+    """The prompts reach past the window: a mask that forgot it would have failed above."""
+    family = FAMILIES[name]
+    wide = replace(family, options={**family.options, "sliding_window": 200})
+    attention = "sdpa" if family.sdpa else "eager"
+    assert decode(Target(wide.build(attention=attention))) != generated(name, attention)
 
 
 @pytest.mark.parametrize(("name", "attention"), RUNS)
