@@ -1,0 +1,353 @@
+"""What a drafter must keep to, as a check to call in a test. The contract is in ``outpace.drafters.base``."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.core import Draft, Generation, SamplingParams
+from outpace.drafters.base import Drafter
+from outpace.engine import Engine
+from outpace.sequence import Sequence, Step
+from outpace.targets.base import Rows, TargetModel
+from outpace.testing.toy import ToyTarget
+from outpace.tree import is_chain
+
+_PARAMS = (
+    SamplingParams(max_new_tokens=40),
+    SamplingParams(max_new_tokens=40, temperature=1.0, seed=1),
+    SamplingParams(max_new_tokens=40, temperature=0.7, top_k=12, top_p=0.95, seed=2),
+    SamplingParams(max_new_tokens=30, temperature=1.3, repetition_penalty=1.3, seed=2**63 + 3),
+    SamplingParams(max_new_tokens=30, presence_penalty=0.5, frequency_penalty=0.2, ignore_eos=True),
+)
+_SEEDS = 512  # sequences behind each test of a distribution
+_FAR = 5.0  # standard deviations that a test of a distribution may be off: by chance, one run in a million
+
+
+def check_drafter(drafter: Drafter[Any], target: TargetModel | None = None) -> None:
+    """Check a drafter against the contract; call it in a test.
+
+    - Its class: a frozen dataclass whose options survive ``dataclasses.replace``, pickle and deepcopy.
+    - Its drafts: trees of tokens of the vocabulary; where it samples, with the distributions that its tokens
+      were drawn from.
+    - The tokens: those of plain decoding, greedy and sampled, in batches that sequences join and leave, up to
+      the end of the context.
+    - Its state: none on the drafter, so that engines that share it do not meet, and the same run drafts the
+      same again.
+
+    Args:
+        drafter: the drafter, with options under which it drafts on short texts.
+        target: what it drafts for; a ``ToyTarget`` by default.
+
+    Raises:
+        AssertionError: it breaks the contract; the message says how.
+        OutpaceError: it does not fit the target.
+    """
+    target = target or ToyTarget()
+    check = _Check(drafter, target)
+    _check_options(drafter)
+    for params in _PARAMS:
+        check.tokens(_prompts(target), params)
+        check.unchanged()
+    check.limits()
+    check.joining()
+    check.repeatable()
+    if drafter.probabilities:
+        check.distributions()
+    check.unchanged()
+
+
+def _prompts(target: TargetModel) -> list[list[int]]:
+    """Of different lengths, without tokens that end a text: one token, no pattern, a loop, a long loop."""
+    legal = [token for token in range(target.vocabulary) if token not in target.eos_token_ids]
+    made = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6], [*range(8), *range(8), *range(3)]]
+    longest = None if target.context is None else max(1, target.context // 4)
+    return [[legal[token % len(legal)] for token in prompt][:longest] for prompt in made]
+
+
+def _check_options(drafter: Drafter[Any]) -> None:
+    cls = type(drafter)
+    assert isinstance(drafter, Drafter), f"{cls.__name__} does not derive from outpace.drafters.Drafter"
+    params = cls.__dict__.get("__dataclass_params__")
+    assert params is not None and params.frozen, (
+        f"{cls.__name__} must be a frozen dataclass: decorate it with @dataclass(frozen=True)"
+    )
+    assert isinstance(getattr(cls, "paper", None), str), f"{cls.__name__}.paper must name the publication"
+    copies: dict[str, Callable[[Any], Any]] = {
+        "dataclasses.replace": dataclasses.replace,
+        "copy.deepcopy": copy.deepcopy,
+        "pickle": lambda d: pickle.loads(pickle.dumps(d)),
+    }
+    for how, function in copies.items():
+        try:
+            other = function(drafter)
+        except Exception as error:
+            raise AssertionError(f"{cls.__name__} does not survive {how}: {error!r}") from error
+        assert type(other) is cls, f"{how} makes a {type(other).__name__} of a {cls.__name__}"
+        for field in dataclasses.fields(drafter):
+            old, new = getattr(drafter, field.name), getattr(other, field.name)
+            assert not _plain(old) or old == new, (
+                f"{cls.__name__}.{field.name} is {old!r}, but {new!r} after {how}"
+            )
+
+
+def _plain(value: Any) -> bool:
+    """Whether a value compares by what it holds; a model does not."""
+    if isinstance(value, tuple | list | set | frozenset):
+        return all(map(_plain, value))
+    if isinstance(value, dict):
+        return all(map(_plain, value.values()))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+class _Check:
+    """Runs of one drafter on one target, each compared with what it must be."""
+
+    def __init__(self, drafter: Drafter[Any], target: TargetModel) -> None:
+        self.drafter = drafter
+        self.target = target
+        self.name = type(drafter).__name__
+        self._before = copy.deepcopy(self._attributes())
+
+    def _attributes(self) -> dict[str, Any]:
+        return {name: value if _plain(value) else id(value) for name, value in vars(self.drafter).items()}
+
+    def engine(self, verifier: str = "match") -> tuple[Engine, _Watch]:
+        watch = _watch(self.drafter, self.target.vocabulary)
+        return Engine(self.target, watch, verifier), watch
+
+    def plain(self, prompts: Seq[Seq[int]], params: Any) -> list[Generation]:
+        return Engine(self.target).generate(prompts, params)
+
+    def same(self, prompt: Seq[int], found: Seq[int], plain: Seq[int], where: str) -> None:
+        assert list(found) == list(plain), (
+            f"{self.name} changes the tokens {where}, after prompt {list(prompt)}: "
+            f"{list(found)} instead of {list(plain)}"
+        )
+
+    def unchanged(self) -> None:
+        """Nothing was written to the drafter."""
+        now = self._attributes()
+        new = sorted(now.keys() - self._before.keys())
+        assert not new, (
+            f"{self.name} writes {', '.join(new)} on itself: what belongs to a request lives in its state, "
+            "what belongs to an engine in what prepare returns"
+        )
+        for name, before in self._before.items():
+            assert now.get(name) == before, f"{self.name} writes to its own option {name}"
+
+    def tokens(self, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]) -> None:
+        """A batch gives the tokens of plain decoding."""
+        found = self.engine()[0].generate(prompts, params)
+        for prompt, one, plain in zip(prompts, found, self.plain(prompts, params), strict=True):
+            self.same(prompt, one.tokens, plain.tokens, f"with {params}")
+
+    def limits(self) -> None:
+        """Few tokens allowed, and the end of the context."""
+        prompts = _prompts(self.target)
+        for temperature in (0.0, 1.0):
+            few = [SamplingParams(max_new_tokens=n, temperature=temperature, seed=n) for n in range(4)]
+            self.tokens(prompts, few)
+        context = self.target.context
+        if context is None or context > 4096:
+            return
+        loop = [token for token in range(self.target.vocabulary) if token not in self.target.eos_token_ids][
+            :7
+        ]
+        text = [loop[place % len(loop)] for place in range(context)]
+        for temperature in (0.0, 1.0):
+            params = SamplingParams(max_new_tokens=20, temperature=temperature, seed=4, ignore_eos=True)
+            self.tokens([text[: max(context - less, 1)] for less in (0, 1, 2, 9)], params)
+
+    def joining(self) -> None:
+        """Sequences that join and leave between steps."""
+        prompts = _prompts(self.target)
+        params = SamplingParams(max_new_tokens=25, temperature=0.8, seed=5)
+        engine, _ = self.engine()
+        sequences = [engine.add(prompts[0], params), engine.add(prompts[1], params)]
+        engine.step()
+        sequences.append(engine.add(prompts[2], params))
+        engine.step()
+        engine.remove(sequences[0])
+        sequences.append(engine.add(prompts[3], params))
+        while engine.sequences:
+            engine.step()
+        for prompt, sequence, plain in zip(prompts, sequences, self.plain(prompts, params), strict=True):
+            tokens = plain.tokens[: len(sequence.output)] if sequence is sequences[0] else plain.tokens
+            self.same(prompt, sequence.output, tokens, "when sequences join and leave")
+
+    def repeatable(self) -> None:
+        """The same run drafts the same again, also while another engine takes turns with the drafter."""
+        prompts = _prompts(self.target)
+        params = SamplingParams(max_new_tokens=25, temperature=0.8, seed=6)
+        seen = []
+        for beside in (False, False, True):
+            engine, watch = self.engine()
+            other, _ = self.engine()
+            for prompt in prompts:
+                engine.add(prompt, params)
+                if beside:
+                    other.add(prompt[::-1], SamplingParams(max_new_tokens=40, temperature=1.2, seed=7))
+            while engine.sequences:
+                engine.step()
+                other.step()
+            seen.append(watch.shapes())
+        assert seen[0] == seen[1], f"{self.name} drafts something else when the same run is repeated"
+        assert seen[0] == seen[2], (
+            f"{self.name} drafts something else while another engine uses it too: it keeps state outside "
+            "of the request's state and of what prepare returns"
+        )
+
+    def distributions(self) -> None:
+        """Tokens are drawn from the distributions given, and rejection keeps the target's distribution.
+
+        For drafts that are chains: trees have no verifier yet that keeps a distribution.
+        """
+        prompt = _prompts(self.target)[1]
+        engine, watch = self.engine()
+        engine.generate([prompt], SamplingParams(max_new_tokens=12, temperature=1.0, seed=8))
+        if not all(is_chain(draft.parents) for draft in watch.drafts()):
+            return
+        params = [SamplingParams(max_new_tokens=2, temperature=1.0, seed=seed) for seed in range(_SEEDS)]
+        engine, watch = self.engine("rejection")
+        output = engine.generate([prompt] * _SEEDS, params)
+        tokens, given = [], []
+        for draft in watch.seen[0]:
+            if draft.distributions is not None:
+                tokens.append(draft.tokens[0])
+                given.append(draft.distributions[-1].double().cpu())
+        if given:
+            _compare(tokens, torch.stack(given).sum(dim=0), f"{self.name} drafts")
+        cache = self.target.new_cache(1, len(prompt))
+        cache.allocate()
+        logits = self.target.forward(cache, [Rows(prompt)]).logits
+        assert logits is not None
+        expected = logits[0, len(prompt) - 1].double().softmax(dim=-1).cpu() * _SEEDS
+        tokens = [generation.tokens[0] for generation in output]
+        _compare(tokens, expected, f"with the rejection verifier and {self.name} the engine emits")
+
+
+def _compare(tokens: Seq[int], expected: Tensor, what: str) -> None:
+    """A chi-squared test of tokens against expected counts, shape [vocabulary].
+
+    Raises:
+        AssertionError: they are further apart than chance explains.
+    """
+    counts = torch.bincount(torch.tensor(tokens), minlength=len(expected)).double()
+    order = expected.argsort(descending=True)
+    cells: list[list[float]] = []  # observed and expected, at least 5 expected in each
+    for seen, due in zip(counts[order].tolist(), expected[order].tolist(), strict=True):
+        if not cells or cells[-1][1] >= 5:
+            cells.append([0.0, 0.0])
+        cells[-1][0] += seen
+        cells[-1][1] += due
+    if len(cells) > 1 and cells[-1][1] < 5:
+        seen, due = cells.pop()
+        cells[-1][0] += seen
+        cells[-1][1] += due
+    freedom = len(cells) - 1
+    if not freedom:
+        return
+    statistic = sum((seen - due) ** 2 / due for seen, due in cells)
+    # Wilson and Hilferty 1931: the cube root is close to normal.
+    spread = 2 / (9 * freedom)
+    deviations = ((statistic / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5
+    assert deviations < _FAR, (
+        f"{what} tokens that do not follow their distribution: chi-squared {statistic:.1f} with {freedom} "
+        f"degrees of freedom over {len(tokens)} draws"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Watch(Drafter[Any]):
+    """Passes every call on to a drafter, and checks and keeps what it proposes: ``seen[step][sequence]``."""
+
+    inner: Drafter[Any]
+    vocabulary: int
+    seen: list[list[Draft]] = dataclasses.field(default_factory=list)
+
+    def drafts(self) -> list[Draft]:
+        return [draft for step in self.seen for draft in step]
+
+    def shapes(self) -> list[list[tuple[list[int], list[int]]]]:
+        """Tokens and parents of all drafts, to compare two runs."""
+        return [[(list(draft.tokens), list(draft.parents)) for draft in step] for step in self.seen]
+
+    def prepare(self, target: TargetModel) -> Any:
+        return self.inner.prepare(target)
+
+    def start(self, sequence: Sequence, shared: Any) -> Any:
+        with self._named("start"):
+            return self.inner.start(sequence, shared)
+
+    def propose(self, states: Seq[Any]) -> list[Draft]:
+        with self._named("propose"):
+            drafts = self.inner.propose(states)
+        name = type(self.inner).__name__
+        assert isinstance(drafts, list | tuple) and len(drafts) == len(states), (
+            f"{name}.propose must return one draft for each of the {len(states)} sequences, not {drafts!r}"
+        )
+        for draft in drafts:
+            _check_draft(draft, self.vocabulary, self.inner)
+        self.seen.append(list(drafts))
+        return list(drafts)
+
+    def observe(self, states: Seq[Any], steps: Seq[Step]) -> None:
+        with self._named("observe"):
+            self.inner.observe(states, steps)
+
+    def stop(self, state: Any) -> None:
+        with self._named("stop"):
+            self.inner.stop(state)
+
+    @contextmanager
+    def _named(self, method: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise AssertionError(f"{type(self.inner).__name__}.{method} raises {error!r}") from error
+
+
+def _watch(drafter: Drafter[Any], vocabulary: int) -> _Watch:
+    """A watch that needs of the target what the drafter needs."""
+    needs = {name: getattr(drafter, name) for name in ("paper", "hidden_layers", "probabilities")}
+    cls: type[_Watch] = type("_Watch", (_Watch,), needs)
+    return cls(drafter, vocabulary)
+
+
+def _check_draft(draft: Any, vocabulary: int, drafter: Drafter[Any]) -> None:
+    name = type(drafter).__name__
+    assert isinstance(draft, Draft), f"{name} proposes {draft!r}, which is not an outpace Draft"
+    assert len(draft.tokens) == len(draft.parents), (
+        f"{name} drafts {len(draft.tokens)} tokens with {len(draft.parents)} parents"
+    )
+    for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+        assert isinstance(token, int) and 0 <= token < vocabulary, (
+            f"{name} drafts {token!r} at node {node}, which is not a token id below {vocabulary}"
+        )
+        assert isinstance(parent, int) and -1 <= parent < node, (
+            f"{name} puts node {node} under {parent!r}; a parent comes before its node, or is -1"
+        )
+    if draft.distributions is None:
+        return
+    assert drafter.probabilities, f"{name} brings distributions but does not say `probabilities = True`"
+    missing = set(draft.parents) - set(draft.distributions)
+    assert not missing, f"{name} gives no distribution for the children of nodes {sorted(missing)}"
+    for parent, row in draft.distributions.items():
+        where = f"{name}'s distribution after node {parent}"
+        assert isinstance(row, Tensor) and row.shape == (vocabulary,), f"{where} has not shape [{vocabulary}]"
+        assert row.dtype == torch.float64, f"{where} is {row.dtype}, not float64"
+        assert bool((row >= 0).all()), f"{where} has values that are negative or not numbers"
+        assert abs(float(row.sum()) - 1) < 1e-9, f"{where} sums to {float(row.sum()):.6g}, not 1"
+    for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+        assert draft.distributions[parent][token] > 0, (
+            f"{name} drafts token {token} at node {node} but gives it probability 0"
+        )

@@ -1,0 +1,120 @@
+"""A model for tests that needs no transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outpace.cache import KVCache, LayerShape, RowShape, Window
+from outpace.targets.base import Output, Rows, TargetModel, Wanted
+from outpace.tree import ancestor_mask, depths
+
+_SIZE = 16
+_HEADS = 2
+_KEY, _VALUE = 4, 6  # numbers in a head's key and value: not the same, so that both shapes are tried
+_LAYERS = 2
+_HABIT = 5.0  # logit of a token's usual successor; those that depend on the context spread by about 2
+
+
+class ToyTarget(TargetModel):
+    """A small attention model in float64, without transformers, that is the same in every run.
+
+    Each token has a successor that mostly follows it, so text repeats itself and drafters have something to
+    find. The rest of the logits depend on every row attended to and on its position, without order or
+    smoothness: one wrong row, position or bit of the mask soon gives another token.
+
+    Args:
+        vocabulary: number of token ids, at least 2.
+        context: positions; None for no limit.
+        seed: of the weights.
+        eos: the token that ends a sequence, which is nobody's usual successor; None for none.
+        surprise: how much the context counts. At 0 it is a bigram model; a value between 0 and the target's
+            makes a draft model that often agrees.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int = 32,
+        context: int | None = 128,
+        seed: int = 0,
+        eos: int | None = 0,
+        surprise: float = 1.0,
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.context = context
+        self.eos_token_ids = frozenset(() if eos is None else (eos,))
+        self.surprise = surprise
+        random = np.random.default_rng(seed)
+
+        def weights(*shape: int) -> Tensor:
+            return torch.from_numpy(random.standard_normal(shape))
+
+        usual = [token for token in random.permutation(vocabulary).tolist() if token != eos]
+        self._habit = torch.zeros(vocabulary, vocabulary, dtype=torch.float64)
+        self._habit[usual, usual[1:] + usual[:1]] = _HABIT
+        self._embeddings = weights(vocabulary, _SIZE)
+        self._frequencies = weights(_SIZE)
+        self._queries = weights(_LAYERS, _SIZE, _HEADS * _KEY)
+        self._keys = weights(_LAYERS, _SIZE, _HEADS * _KEY)
+        self._values = weights(_LAYERS, _SIZE, _HEADS * _VALUE)
+        self._mix = weights(_LAYERS, _HEADS * _VALUE, _SIZE)
+        self._head = weights(_SIZE, vocabulary) / 2
+
+    def new_cache(self, slots: int = 1, length: int = 256) -> KVCache:
+        device = torch.device("cpu")
+        keys = RowShape(_HEADS, _KEY, torch.float64, device)
+        values = RowShape(_HEADS, _VALUE, torch.float64, device)
+        return KVCache([LayerShape(keys, values)] * _LAYERS, slots, length)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        cache: KVCache,
+        rows: Seq[Rows],
+        first: int = 0,
+        wanted: Wanted = "all",
+        hidden_layers: Seq[int] = (),
+    ) -> Output:
+        window = cache.begin([len(row.tokens) for row in rows], first)
+        tokens, positions, mask = _arrange(rows, window)
+        states = self._embeddings[tokens] + torch.sin(positions[..., None] * self._frequencies)
+        hidden = [states]
+        for layer in range(_LAYERS):
+            states = states + self._attend(cache, layer, states, mask)
+            hidden.append(states)
+        found = {layer: hidden[layer] for layer in hidden_layers}
+        if wanted == "none":
+            return Output(None, found)
+        return Output(self._habit[tokens] + self.surprise * (states @ self._head), found)
+
+    def _attend(self, cache: KVCache, layer: int, states: Tensor, mask: Tensor) -> Tensor:
+        """[B, width, size]: a rough function of every row that the mask [B, width, columns] shows."""
+        batch, width, _ = states.shape
+
+        def heads(weights: Tensor) -> Tensor:
+            return (states @ weights[layer]).view(batch, width, _HEADS, -1).transpose(1, 2)
+
+        keys, values = cache.append(layer, heads(self._keys), heads(self._values))
+        scores = torch.tanh(heads(self._queries) @ keys.transpose(2, 3))
+        # A sum, not a mean: each row counts as much in a long text as in a short one.
+        summed = torch.where(mask[:, None], 1 + scores / 2, 0.0) @ values
+        return torch.sin(summed.transpose(1, 2).reshape(batch, width, -1) @ self._mix[layer])
+
+
+def _arrange(rows: Seq[Rows], window: Window) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens and positions [B, width], and who sees whom [B, width, columns]."""
+    tokens = np.zeros((len(rows), window.width), dtype=np.int64)
+    positions = np.zeros((len(rows), window.width), dtype=np.int64)
+    mask: NDArray[np.bool_] = np.zeros((len(rows), window.width, window.columns), dtype=np.bool_)
+    for place, (row, offset) in enumerate(zip(rows, window.offsets, strict=True)):
+        size = len(row.tokens)
+        parents = range(-1, size - 1) if row.parents is None else row.parents
+        tokens[place, :size] = row.tokens
+        positions[place, :size] = [offset + depth for depth in depths(parents)]
+        mask[place, :size, :offset] = True
+        mask[place, :size, offset : offset + size] = ancestor_mask(parents)
+    return torch.from_numpy(tokens), torch.from_numpy(positions), torch.from_numpy(mask)
