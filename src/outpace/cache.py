@@ -3,11 +3,11 @@
 Rows of all layers that have one shape, dtype and device share one buffer, so that compacting accepted rows
 is one copy, not one per layer. Knows neither a model nor transformers; ``targets/causal.py`` adapts it.
 
-Rows that are not finite. Attention multiplies a masked row's value by 0, and 0 x NaN is NaN, so a row that a
-mask hides must still be finite. Buffers begin as zeros, padded rows go to a scratch row outside every view, and
-rows given back (``free``, ``truncate``) are zeroed: what one sequence computed never reaches another. Rows that
-``keep`` rejects stay until they are written over. If such a row is not finite, then all rows of its sequence
-were NaN in the very forward that wrote it, for they share a view: there is nothing left to protect.
+Rows that are not finite. Attention multiplies a masked row's value by 0, and 0 x NaN is NaN, so a row that
+a mask hides must still be finite. Buffers begin as zeros, padded rows go to a scratch row outside every view,
+and rows given back (``free``, ``truncate``) are zeroed: what one sequence computed never reaches another.
+Rows that ``keep`` rejects stay until they are written over. If such a row is not finite, then all rows of its
+sequence were NaN in the very forward that wrote it, for they share a view: nothing is left to protect.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class KVCache:
         return _write(key_store, keys, window), _write(value_store, values, window)
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
-        """Close the forward: of the rows each sequence fed (0 .. width - 1) commit those of its path, in order.
+        """Close the forward: of the rows each sequence fed (0 .. width - 1) commit its path's, in order.
 
         The first row of a path is normally 0, the root; an empty path undoes the whole feed.
         """

@@ -1,7 +1,7 @@
 """Every family: what the engine says is what transformers' own generate says, token for token, in float64.
 
-The drafter drafts random trees that hold the right continuation among wrong siblings, so that in most steps the
-accepted path runs through rows that are not contiguous and the cache moves them.
+The drafter drafts random trees that hold the right continuation among wrong siblings, so that in most steps
+the accepted path runs through rows that are not contiguous and the cache moves them.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
-from zoo.families import FAMILIES, RUNS, VOCABULARY
 
 from outpace import Engine, SamplingParams, Target
 from outpace.core import Draft
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.lookahead import Lookahead
 from outpace.sequence import Sequence, Step
+from zoo.families import FAMILIES, RUNS, VOCABULARY
 
 NEW = 26
 PROMPTS = [random.Random(length).choices(range(VOCABULARY), k=length) for length in (21, 5, 30)]
@@ -63,12 +63,12 @@ class RandomTrees(SequenceDrafter[Sequence]):
             self.scattered.append(len(step.path))
 
 
-@lru_cache(maxsize=None)
+@cache
 def model_of(name: str, attention: str) -> PreTrainedModel:
     return FAMILIES[name].build(attention=attention)
 
 
-@lru_cache(maxsize=None)
+@cache
 def generated(name: str, attention: str) -> list[list[int]]:
     """transformers' own greedy output, one prompt at a time."""
     model = model_of(name, attention)

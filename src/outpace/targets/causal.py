@@ -79,8 +79,8 @@ class _Probe(CacheAdapter):
 class CausalTarget(TargetModel):
     """A decoder-only transformers model.
 
-    Construction runs a few forwards over about twenty tokens: they show the shape of the cache, and that a tree
-    gives the logits of its paths. The model is used as it is and left as it is.
+    Construction runs a few forwards over about twenty tokens: they show the shape of the cache, and that a
+    tree gives the logits of its paths. The model is used as it is and left as it is.
 
     Args:
         model: loaded, in evaluation mode, on one device or spread over several.
@@ -182,7 +182,7 @@ class CausalTarget(TargetModel):
 
 def _input_device(model: PreTrainedModel) -> torch.device:
     """Where token ids go in."""
-    embeddings = model.get_input_embeddings()
+    embeddings: Any = model.get_input_embeddings()
     device: torch.device = embeddings.weight.device
     if device.type == "meta":  # offloaded: accelerate's hook brings the weights to this device
         device = torch.device(embeddings._hf_hook.execution_device)

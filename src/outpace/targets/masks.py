@@ -26,8 +26,8 @@ class MaskMaker:
     """Masks [B, 1, width, columns] for one model.
 
     Boolean where attention runs on sdpa, additive where it is eager (there a boolean mask would be *added*).
-    A model whose config lists ``layer_types`` gets a dict with one mask per kind; else a ``sliding_window`` in
-    the config is cut from the one mask.
+    A model whose config lists ``layer_types`` gets a dict with one mask per kind; else a ``sliding_window``
+    in the config is cut from the one mask.
 
     Attributes:
         by_kind: whether the model takes a dict. Some list ``layer_types`` and take none; the target tries.
@@ -44,8 +44,8 @@ class MaskMaker:
         unknown = set(self._kinds) - {_FULL, _SLIDING}
         if unknown:
             raise UnsupportedModel(
-                f"{config.model_type} has attention layers of kind {', '.join(sorted(unknown))}, whose mask is not "
-                "known here, or whose rows see more than their ancestors"
+                f"{config.model_type} has attention layers of kind {', '.join(sorted(unknown))}, whose mask "
+                "is not known here, or whose rows see more than their ancestors"
             )
         self.by_kind = bool(self._kinds)
         window = getattr(config, "sliding_window", None)
@@ -75,8 +75,8 @@ class MaskMaker:
     def _is_plain(self, rows: Sequence[Rows], window: Window) -> bool:
         """Whether the model's own causal mask will do: no mask lets sdpa pick its fastest kernels.
 
-        That is one row for each sequence, all of one length; or, on sdpa, which takes no mask for a causal one,
-        the first rows of a text.
+        That is one row for each sequence, all of one length; or, on sdpa, which takes no mask for a causal
+        one, the first rows of a text.
         """
         if window.span is None or (self._sliding is not None and window.columns > self._sliding):
             return False
@@ -121,8 +121,8 @@ def _additive(config: Any) -> bool:
     if form in (eager_mask, sdpa_mask):
         return bool(form is eager_mask)
     raise UnsupportedModel(
-        f"{config.model_type} runs on attn_implementation={implementation!r}, which takes no tree mask; load the "
-        "model with 'sdpa' or 'eager'"
+        f"{config.model_type} runs on attn_implementation={implementation!r}, which takes no tree mask; "
+        "load the model with 'sdpa' or 'eager'"
     )
 
 
