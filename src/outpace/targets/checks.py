@@ -230,8 +230,8 @@ def _check_subtree(model: PreTrainedModel, rows: Tensor, others: Tensor) -> floa
     effect = _difference(rows[[_SEES]], others[[_SEES]])
     if not leak <= effect / 4:
         raise UnsupportedModel(
-            f"{family(model)} lets rows of a tree see more than their ancestors: it does not honour a 4-D mask (a "
-            f"token changes its descendants' logits by {effect:.2g} of their spread, others' by {leak:.2g})"
+            f"{family(model)} lets rows of a tree see more than their ancestors: it does not honour a 4-D mask "
+            f"(a token changes logits below it by {effect:.2g} of their spread, others by {leak:.2g})"
         )
     return effect
 
