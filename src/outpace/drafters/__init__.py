@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import types
 import typing
-from typing import Any
+from typing import Any, Literal
 
 from outpace.core import OutpaceError
 from outpace.drafters.base import Drafter, SequenceDrafter
@@ -61,7 +61,12 @@ def load_drafter(spec: str) -> Drafter[Any]:
                 f"{name}: option {option!r} needs a value, as in {option}={known[option].default}"
             )
         values[option] = _parse(name, option, text, hints[option])
-    missing = [f.name for f in known.values() if f.default is dataclasses.MISSING and f.name not in values]
+    needed = [
+        field.name
+        for field in known.values()
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    missing = [option for option in needed if option not in values]
     if missing:
         raise OutpaceError(f"{name} needs {', '.join(missing)}, as in {name}:{missing[0]}=VALUE")
     return cls(**values)
@@ -69,8 +74,9 @@ def load_drafter(spec: str) -> Drafter[Any]:
 
 def _parse(name: str, option: str, text: str, hint: Any) -> Any:
     """An option's value from text, by the field's type."""
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if type(None) in kinds and text.lower() == "none":
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    kinds = typing.get_args(hint) if union else (hint,)
+    if text.lower() == "none" and (type(None) in kinds or Any in kinds):
         return None
     for kind in kinds:
         if kind is bool and text.lower() in ("true", "false"):
@@ -80,7 +86,14 @@ def _parse(name: str, option: str, text: str, hint: Any) -> Any:
                 return kind(text)
             except ValueError:
                 continue
-    if str in kinds or Any in kinds or any(typing.get_origin(kind) is typing.Literal for kind in kinds):
+    choices = [
+        choice for kind in kinds if typing.get_origin(kind) is Literal for choice in typing.get_args(kind)
+    ]
+    if text in choices or str in kinds or Any in kinds:
         return text
-    wanted = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
-    raise OutpaceError(f"{name}: {option}={text!r} is not a {wanted}")
+    names = [repr(choice) for choice in choices]
+    names += [_KINDS.get(kind, str(kind)) for kind in kinds if typing.get_origin(kind) is not Literal]
+    raise OutpaceError(f"{name}: {option} must be {' or '.join(names)}, not {text!r}")
+
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", type(None): "none"}

@@ -158,11 +158,12 @@ def _draft(state: DraftModelState) -> Draft:
 
 
 def _rewind(state: DraftModelState) -> None:
-    """Cut the cache back to the guesses that came true, and forget the rest."""
+    """Cut the cache back to the guesses that came true, but for the next root, and forget the rest."""
     cache, tokens = state.shared.cache, state.sequence.tokens
-    kept, held = state.base, cache.lengths[state.slot.index]
+    most = min(cache.lengths[state.slot.index], len(tokens) - 1)
+    kept = min(state.base, most)
     for guess in state.guessed:
-        if kept == held or kept == len(tokens) or tokens[kept] != guess:
+        if kept == most or tokens[kept] != guess:
             break
         kept += 1
     if state.guessed:
@@ -211,6 +212,6 @@ def _load(model: Any, target: TargetModel) -> TargetModel:
     options = {} if like is None else {"dtype": like.dtype}
     try:
         loaded = AutoModelForCausalLM.from_pretrained(str(model), use_safetensors=True, **options)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise OutpaceError(f"draft_model: transformers cannot load {str(model)!r}: {error}") from error
     return Target(loaded if like is None else loaded.to(like.device))
