@@ -2,9 +2,9 @@
 
     python benchmarks/table.py --data DIR --out benchmarks/RESULT.json
 
-DIR holds gsm8k_test*.jsonl (lines with "question") and humaneval.jsonl (lines with "prompt"). Methods take turns
-prompt by prompt, in an order that rotates, and each is warmed up; a ratio is the median over prompts of the speed
-against transformers' plain generate() on the same prompt in the same round.
+DIR holds gsm8k_test*.jsonl (lines with "question") and humaneval.jsonl (lines with "prompt"). Methods take
+turns prompt by prompt, in an order that rotates, and each is warmed up; a ratio is the median over prompts of
+the speed against transformers' plain generate() on the same prompt in the same round.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def table(rows: list[Row], prompts: int) -> str:
     for row in rows:
         acceptance = f"{row.accepted / row.drafted:.2f}" if row.drafted else ""
         lines.append(
-            f"| {row.method} | {row.tokens_per_second:.0f} | {row.speedup:.2f} x | {row.steps} | {row.tau:.2f} "
-            f"| {acceptance} | {row.equal}/{prompts} | {row.repeated_4grams:.2f} |"
+            f"| {row.method} | {row.tokens_per_second:.0f} | {row.speedup:.2f} x | {row.steps} "
+            f"| {row.tau:.2f} | {acceptance} | {row.equal}/{prompts} | {row.repeated_4grams:.2f} |"
         )
     return "\n".join(lines)
 

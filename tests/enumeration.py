@@ -1,8 +1,8 @@
 """Exact output distributions of a verifier: every branch of its draws, with its weight.
 
-A verifier draws through ``draw`` only. ``Enumerated`` replays a script of outcomes and, at the first draw past
-its end, takes the first possible outcome and notes the others as scripts to run later. The weights of all runs
-add up to 1.
+A verifier draws through ``draw`` only. ``Enumerated`` replays a script of outcomes and, at the first draw
+past its end, takes the first possible outcome and notes the others as scripts to run later. The weights of
+all runs add up to 1.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def output_distribution(
     length: int,
     eos: int | None = None,
 ) -> dict[Text, float]:
-    """Probability of each text of ``length`` tokens (or up to eos): one verified draft, then plain decoding."""
+    """Probability of each text of ``length`` tokens (or up to eos): a verified draft, then plain decoding."""
     found: dict[Text, float] = defaultdict(float)
 
     def run(script: Script) -> None:

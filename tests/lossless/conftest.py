@@ -38,11 +38,9 @@ class Lab:
     def _plain(self, sampling: str) -> list[Generation]:
         return self.decode("none", sampling)
 
-    def decode(
-        self, drafter: str, sampling: str, verifier: str = "match", first: int | None = None
-    ) -> list[Generation]:
+    def decode(self, drafter: str, sampling: str, first: int | None = None) -> list[Generation]:
         """Generations of the first prompts (all by default), decoded together."""
-        engine = outpace.Engine(self.target, drafter, verifier=verifier)
+        engine = outpace.Engine(self.target, drafter)
         return engine.generate(self.prompts[:first], self.params(sampling)[:first])
 
 

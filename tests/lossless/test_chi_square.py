@@ -48,7 +48,9 @@ def _counts(engine: outpace.Engine) -> tuple[NDArray[np.int64], float]:
     drafted = accepted = 0
     for start in range(0, DRAWS, BATCH):
         params = [
-            SamplingParams(max_new_tokens=LENGTH, temperature=TEMPERATURE, ignore_eos=True, seed=start + place)
+            SamplingParams(
+                max_new_tokens=LENGTH, temperature=TEMPERATURE, ignore_eos=True, seed=start + place
+            )
             for place in range(BATCH)
         ]
         for generation in engine.generate([PROMPT] * BATCH, params):

@@ -266,7 +266,7 @@ def test_criteria_end_a_sequence(target: outpace.targets.TargetModel) -> None:
 
 
 def test_names_that_do_not_exist_are_refused(target: outpace.targets.TargetModel) -> None:
-    with pytest.raises(OutpaceError, match="no drafter 'lookahed'. Did you mean 'lookahead'"):
+    with pytest.raises(OutpaceError, match="Did you mean 'lookahead'"):
         Engine(target, "lookahed")
     with pytest.raises(OutpaceError, match="unknown verifier"):
         Engine(target, verifier="typical")
