@@ -58,7 +58,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             fail(str(error))
             raise typer.Exit(MISTAKE) from None
         except KeyboardInterrupt:
-            fail("interrupted")
+            screen.note("interrupted")
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             raise  # whoever read our output has had enough; typer ends quietly
@@ -218,7 +218,7 @@ def check_together(compare: bool, batch: int, logprobs: int | None, as_json: boo
 def finish(whole: bool, equal: bool = True) -> None:
     """The exit code of a command that ran."""
     if not whole:
-        fail("interrupted; what was finished is above")
+        screen.note("interrupted")
         raise typer.Exit(INTERRUPTED)
     if not equal:
         raise typer.Exit(NOT_EQUAL)

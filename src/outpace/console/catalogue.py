@@ -9,6 +9,7 @@ from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -79,10 +80,10 @@ def table() -> RenderableType:
     blocks: list[RenderableType] = []
     for entry in catalogue():
         blocks.append(Text(entry["name"], style="bold"))
-        blocks.append(Text(f"  {entry['summary']}"))
-        blocks.append(Text(f"  Paper: {entry['paper']}", style="dim"))
+        blocks.append(Padding(Text(entry["summary"]), (0, 0, 0, 2), expand=False))
+        blocks.append(Padding(Text(f"Paper: {entry['paper']}", style="dim"), (0, 0, 0, 2), expand=False))
         if entry["options"]:
-            blocks.append(_option_table(entry["options"]))
+            blocks.append(Padding(_option_table(entry["options"]), (0, 0, 0, 2), expand=False))
         blocks.append(Text(""))
     blocks.append(
         Text("An option is set after the name, as in --drafter lookahead:window=5,guesses=5", style="dim")
@@ -91,14 +92,18 @@ def table() -> RenderableType:
 
 
 def _option_table(options: list[dict[str, Any]]) -> Table:
-    grid = Table("option", "type", "default", "", box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    grid.columns[0].no_wrap = True
-    grid.columns[0].header = Text("  option")
+    """A row for each option: how it is written with its default, and what it is."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
     for option in options:
-        default = "(required)" if option["required"] else _shown(option["default"])
-        cells = (option["type"], default, option["description"])
-        grid.add_row(Text("  " + option["name"]), *map(Text, cells))
+        default = "" if option["required"] else f" = {_shown(option['default'])}"
+        grid.add_row(Text(f"{option['name']}: {_kind(option['type'])}{default}"), Text(option["description"]))
     return grid
+
+
+def _kind(annotation: str) -> str:
+    """A type as people read it: a choice by its values."""
+    choices = re.fullmatch(r"Literal\[(.*)\]", annotation)
+    return choices[1].replace("'", "").replace('"', "").replace(", ", "|") if choices else annotation
 
 
 def _shown(value: Any) -> str:

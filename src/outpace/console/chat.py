@@ -38,7 +38,7 @@ class Chat:
             return self.model.encode_chat(self.messages)
         names = {"user": "User", "assistant": "Assistant"}
         lines = [f"{names[message['role']]}: {message['content']}" for message in self.messages]
-        return self.model.encode("\n".join([*lines, "Assistant:"]))
+        return self.model.tokens("\n".join([*lines, "Assistant:"]))
 
     def fit(self) -> tuple[list[int], int]:
         """The prompt's token ids, after dropping the oldest turns that the context has no room for.
@@ -49,29 +49,18 @@ class Chat:
             OutpaceError: the last message alone is too long.
         """
         context = self.model.target.context
+        ids = self.encode()
+        if context is None:
+            return ids, 0
+        room = min(self.params.max_new_tokens, context // 4)
         dropped = 0
-        while True:
-            ids = self._try_encode()
-            if context is None or (ids is not None and len(ids) + self._answer_room(context) <= context):
-                return ids or [], dropped
-            if len(self.messages) == 1:
-                # Nothing is left to drop: a shorter answer will have to do.
-                if ids is None or len(ids) >= context:
-                    raise OutpaceError(
-                        f"that message does not fit in the model's context of {context} tokens"
-                    )
-                return ids, dropped
+        while len(ids) + room > context and len(self.messages) > 1:
             del self.messages[:2]
             dropped += 1
-
-    def _try_encode(self) -> list[int] | None:
-        """The prompt, or None if it is longer than the context."""
-        ids = self.encode()
-        context = self.model.target.context
-        return None if context is not None and len(ids) > context else ids
-
-    def _answer_room(self, context: int) -> int:
-        return min(self.params.max_new_tokens, context // 4)
+            ids = self.encode()
+        if len(ids) >= context:
+            raise OutpaceError(f"that message does not fit in the model's context of {context} tokens")
+        return ids, dropped
 
     def ask(
         self,

@@ -39,9 +39,9 @@ def generate_many(engine: Engine, jobs: Seq[Job], params: SamplingParams, batch:
     total = Total()
     began = time.perf_counter()
     with Interrupt() as interrupt, bar(len(jobs), "prompts") as progress:
-        tokens = 0
 
         def speed() -> str:
+            tokens = total.tokens + sum(s.stats.tokens for s in engine.sequences)
             return f"{rate(tokens, time.perf_counter() - began):.1f} tokens/s"
 
         def finished(job: Job, generation: Generation) -> None:
@@ -53,8 +53,6 @@ def generate_many(engine: Engine, jobs: Seq[Job], params: SamplingParams, batch:
             progress.advance(speed())
 
         def stepped(sequences: list[Sequence]) -> None:
-            nonlocal tokens
-            tokens = total.tokens + sum(s.stats.tokens for s in engine.sequences)
             progress.note(speed())
 
         run_many(engine, jobs, params, batch, interrupt, finished, stepped)

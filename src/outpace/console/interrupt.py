@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -12,21 +14,25 @@ class Interrupt:
     """While this is open the first Ctrl-C sets ``raised``; the second one is a KeyboardInterrupt.
 
     A loop that looks at ``raised`` between steps stops with everything it has decoded in a sound state.
+    The terminal is kept from writing ``^C`` where something is being drawn.
     """
 
     def __init__(self) -> None:
         self.raised = False
         self._before: Any = None
+        self._restore: Callable[[], None] = _nothing
 
     def __enter__(self) -> Interrupt:
         # Handlers can be set in the main thread only; elsewhere Ctrl-C does not arrive anyway.
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._handle)
+            self._restore = _without_control_echo()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._restore()
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
 
@@ -34,3 +40,24 @@ class Interrupt:
         if self.raised:
             raise KeyboardInterrupt
         self.raised = True
+
+
+def _nothing() -> None:
+    pass
+
+
+def _without_control_echo() -> Callable[[], None]:
+    """Let the terminal not echo control characters; returns what undoes it."""
+    try:
+        import termios
+
+        terminal = sys.stdin.fileno()
+        before = termios.tcgetattr(terminal)
+    except (ImportError, AttributeError, OSError, ValueError):
+        return _nothing  # no such thing on this platform, or no terminal
+    except termios.error:
+        return _nothing
+    quiet = list(before)
+    quiet[3] &= ~termios.ECHOCTL
+    termios.tcsetattr(terminal, termios.TCSANOW, quiet)
+    return lambda: termios.tcsetattr(terminal, termios.TCSANOW, before)

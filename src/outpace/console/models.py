@@ -44,16 +44,17 @@ class Loaded:
     def has_template(self) -> bool:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
+    def tokens(self, text: str) -> list[int]:
+        """Token ids of a text, however long."""
+        return list(self.tokenizer(text).input_ids)
+
     def encode(self, text: str, chat: bool = False) -> list[int]:
         """Token ids of a prompt, as it is or as a user's turn of a chat.
 
         Raises:
             OutpaceError: no tokens, more than the context, or no chat template.
         """
-        if chat:
-            ids = self.encode_chat([{"role": "user", "content": text}])
-        else:
-            ids = list(self.tokenizer(text).input_ids)
+        ids = self.encode_chat([{"role": "user", "content": text}]) if chat else self.tokens(text)
         if not ids:
             raise OutpaceError("the prompt is empty: it has no tokens")
         context = self.target.context
@@ -64,7 +65,7 @@ class Loaded:
         return ids
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation, up to where the answer begins."""
+        """Token ids of a conversation, however long, up to where the answer begins."""
         if not self.has_template:
             raise OutpaceError(f"{self.name} has no chat template; leave --chat out")
         try:
@@ -189,7 +190,8 @@ def _weights(source: str, shown: str, dtype: torch.dtype | str, trust_remote_cod
     if missing:
         # transformers would put random numbers there and say so in a warning only.
         raise OutpaceError(
-            f"cannot load {shown}: its weights lack {len(missing)} tensors, {missing[0]} for one"
+            f"cannot load {shown}: its weights are not complete; missing are {', '.join(missing[:3])}"
+            + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         )
     return model
 
