@@ -51,11 +51,10 @@ def check_drafter(drafter: Drafter[Any], target: TargetModel | None = None) -> N
         AssertionError: it breaks the contract; the message says how.
         OutpaceError: it does not fit the target.
     """
-    target = target or ToyTarget()
-    check = _Check(drafter, target)
     _check_options(drafter)
+    check = _Check(drafter, target or ToyTarget())
     for params in _PARAMS:
-        check.tokens(_prompts(target), params)
+        check.tokens(check.prompts, params)
         check.unchanged()
     check.limits()
     check.joining()
@@ -115,6 +114,7 @@ class _Check:
         self.drafter = drafter
         self.target = target
         self.name = type(drafter).__name__
+        self.prompts = _prompts(target)
         self._before = copy.deepcopy(self._attributes())
 
     def _attributes(self) -> dict[str, Any]:
@@ -152,16 +152,13 @@ class _Check:
 
     def limits(self) -> None:
         """Few tokens allowed, and the end of the context."""
-        prompts = _prompts(self.target)
         for temperature in (0.0, 1.0):
             few = [SamplingParams(max_new_tokens=n, temperature=temperature, seed=n) for n in range(4)]
-            self.tokens(prompts, few)
+            self.tokens(self.prompts, few)
         context = self.target.context
         if context is None or context > 4096:
             return
-        loop = [token for token in range(self.target.vocabulary) if token not in self.target.eos_token_ids][
-            :7
-        ]
+        loop = self.prompts[3]
         text = [loop[place % len(loop)] for place in range(context)]
         for temperature in (0.0, 1.0):
             params = SamplingParams(max_new_tokens=20, temperature=temperature, seed=4, ignore_eos=True)
@@ -169,30 +166,29 @@ class _Check:
 
     def joining(self) -> None:
         """Sequences that join and leave between steps."""
-        prompts = _prompts(self.target)
         params = SamplingParams(max_new_tokens=25, temperature=0.8, seed=5)
         engine, _ = self.engine()
-        sequences = [engine.add(prompts[0], params), engine.add(prompts[1], params)]
+        sequences = [engine.add(self.prompts[0], params), engine.add(self.prompts[1], params)]
         engine.step()
-        sequences.append(engine.add(prompts[2], params))
+        sequences.append(engine.add(self.prompts[2], params))
         engine.step()
         engine.remove(sequences[0])
-        sequences.append(engine.add(prompts[3], params))
+        sequences.append(engine.add(self.prompts[3], params))
         while engine.sequences:
             engine.step()
-        for prompt, sequence, plain in zip(prompts, sequences, self.plain(prompts, params), strict=True):
+        expected = self.plain(self.prompts, params)
+        for prompt, sequence, plain in zip(self.prompts, sequences, expected, strict=True):
             tokens = plain.tokens[: len(sequence.output)] if sequence is sequences[0] else plain.tokens
             self.same(prompt, sequence.output, tokens, "when sequences join and leave")
 
     def repeatable(self) -> None:
         """The same run drafts the same again, also while another engine takes turns with the drafter."""
-        prompts = _prompts(self.target)
         params = SamplingParams(max_new_tokens=25, temperature=0.8, seed=6)
         seen = []
         for beside in (False, False, True):
             engine, watch = self.engine()
             other, _ = self.engine()
-            for prompt in prompts:
+            for prompt in self.prompts:
                 engine.add(prompt, params)
                 if beside:
                     other.add(prompt[::-1], SamplingParams(max_new_tokens=40, temperature=1.2, seed=7))
@@ -211,7 +207,7 @@ class _Check:
 
         For drafts that are chains: trees have no verifier yet that keeps a distribution.
         """
-        prompt = _prompts(self.target)[1]
+        prompt = self.prompts[1]
         engine, watch = self.engine()
         engine.generate([prompt], SamplingParams(max_new_tokens=12, temperature=1.0, seed=8))
         if not all(is_chain(draft.parents) for draft in watch.drafts()):
