@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -45,6 +46,11 @@ def refuse_by_config(model: Any) -> None:
     missing = [argument for argument in _NEEDED if argument not in accepted]
     if missing:
         raise UnsupportedModel(f"{name} takes no {', '.join(missing)}, so a tree cannot be placed")
+    window = _unknown_window(model.config.get_text_config(decoder=True))
+    if window:
+        raise UnsupportedModel(
+            f"{name} limits its attention by {window}, not by a sliding_window as transformers' masks do"
+        )
     if getattr(model.config, "alibi", False):
         raise UnsupportedModel(f"{name} uses ALiBi, which counts columns: a tree's are not its positions")
     if _per_tensor_activations(getattr(model.config, "quantization_config", None)):
@@ -75,6 +81,17 @@ def _refuse_state(model: PreTrainedModel) -> None:
                 f"{name} has layers that keep more than keys and values by position, such as a recurrent or "
                 f"convolution state ({kind}); that cannot be undone when a draft is rejected"
             )
+
+
+def _unknown_window(config: Any) -> str | None:
+    """A window of the model's own making, such as GPT-Neo's, which counts rows where a tree has positions.
+
+    The texts of the self-test are shorter than any window in use, so it cannot tell.
+    """
+    for option, value in vars(config).items():
+        if re.search("window_(size|len)", option) and value:
+            return option
+    return None
 
 
 def _per_tensor_activations(quantization: Any) -> bool:
@@ -201,7 +218,7 @@ def _spread(vocabulary: int) -> list[int]:
 def _difference(rows: Tensor, others: Tensor) -> float:
     """The largest root mean square over rows, as a share of the spread of a row's logits."""
     difference = (rows - others.to(rows.device)).square().mean(dim=-1).sqrt()
-    return float((difference / rows.std(dim=-1).clamp(min=1e-12)).max())
+    return float((difference / rows.std(dim=-1, correction=0).clamp(min=1e-12)).max())
 
 
 def _allowed(dtype: torch.dtype, effect: float) -> float:
@@ -230,7 +247,7 @@ def _check_subtree(model: PreTrainedModel, rows: Tensor, others: Tensor) -> floa
     effect = _difference(rows[[_SEES]], others[[_SEES]])
     if not leak <= effect / 4:
         raise UnsupportedModel(
-            f"{family(model)} lets rows of a tree see more than their ancestors: it does not honour a 4-D mask "
+            f"{family(model)} lets rows of a tree see more than their ancestors: it honours no 4-D mask "
             f"(a token changes logits below it by {effect:.2g} of their spread, others by {leak:.2g})"
         )
     return effect

@@ -48,7 +48,7 @@ class MaskMaker:
                 "is not known here, or whose rows see more than their ancestors"
             )
         self.by_kind = bool(self._kinds)
-        window = getattr(config, "sliding_window", None)
+        window = getattr(config, "sliding_window", None) or None  # some say 0 for none
         self._sliding: int | None = window if not self._kinds or _SLIDING in self._kinds else None
 
     @property

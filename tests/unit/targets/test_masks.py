@@ -1,0 +1,168 @@
+"""Masks row by row against the definition: a row sees committed rows and its ancestors, within the window."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outpace.cache import KVCache, LayerShape, RowShape, Window
+from outpace.core import UnsupportedModel
+from outpace.targets.base import Rows
+from outpace.targets.masks import MaskMaker
+from outpace.tree import depths
+
+CPU = torch.device("cpu")
+SHAPE = RowShape(1, 1, torch.float32, CPU)
+
+
+def config(implementation: str = "sdpa", **options: Any) -> SimpleNamespace:
+    return SimpleNamespace(model_type="test", _attn_implementation=implementation, **options)
+
+
+def window_of(lengths: list[int], widths: list[int], static: int = 0) -> Window:
+    """The window of a forward over sequences of these committed lengths."""
+    cache = KVCache([LayerShape(SHAPE, SHAPE)], len(lengths), static or 64, static=static > 0)
+    for _ in lengths:
+        cache.allocate()
+    cache.lengths[:] = lengths
+    return cache.begin(widths)
+
+
+def positions_of(rows: list[Rows], window: Window) -> list[list[int]]:
+    found = []
+    for row, offset in zip(rows, window.offsets, strict=True):
+        places = range(len(row.tokens)) if row.parents is None else depths(row.parents)
+        own = [offset + place for place in places]
+        found.append(own + [own[-1] if own else 0] * (window.width - len(own)))
+    return found
+
+
+def sees(rows: Rows, offset: int, node: int, sliding: int | None) -> set[int]:
+    """Columns a row may see, by the definition."""
+    parents = list(range(-1, len(rows.tokens) - 1)) if rows.parents is None else rows.parents
+    chain = []
+    while node >= 0:
+        chain.append(node)
+        node = parents[node]
+    path = [*range(offset), *(offset + place for place in reversed(chain))]
+    return set(path if sliding is None else path[-sliding:])
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[list[Rows], list[int]]:
+    rows, lengths = [], []
+    for _ in range(draw(st.integers(1, 3))):
+        parents = [draw(st.integers(-1, node - 1)) for node in range(draw(st.integers(0, 7)))]
+        rows.append(Rows([0] * len(parents), draw(st.sampled_from([parents, None]))))
+        lengths.append(draw(st.integers(1, 12)))
+    if not any(row.tokens for row in rows):
+        rows[0] = Rows([0])
+    return rows, lengths
+
+
+@settings(max_examples=150, deadline=None)
+@given(batch=batches(), sliding=st.sampled_from([None, 1, 3, 8]), static=st.booleans())
+def test_definition(batch: tuple[list[Rows], list[int]], sliding: int | None, static: bool) -> None:
+    rows, lengths = batch
+    window = window_of(lengths, [len(row.tokens) for row in rows], static=30 if static else 0)
+    kinds = ["full_attention", "sliding_attention"] if sliding else ["full_attention"]
+    maker = MaskMaker(config(layer_types=kinds, sliding_window=sliding), torch.float32)
+    masks = maker(rows, window, positions_of(rows, window), CPU)
+    assert isinstance(masks, dict) and sorted(masks) == kinds
+    for kind, limit in (("full_attention", None), ("sliding_attention", sliding)):
+        mask = masks.get(kind)
+        if mask is None:
+            if kind in masks:  # left to the model: then its own causal mask must be the same
+                assert not static and len(set(lengths)) == 1
+                assert all(len(row.tokens) == window.width for row in rows)
+                assert window.width == 1
+                assert sliding is None or window.columns <= sliding
+            continue
+        assert mask.shape == (len(rows), 1, window.width, window.columns) and mask.dtype == torch.bool
+        for place, row in enumerate(rows):
+            for node in range(window.width):
+                seen = set(mask[place, 0, node].nonzero().flatten().tolist())
+                padding = node >= len(row.tokens)
+                assert seen == ({0} if padding else sees(row, lengths[place], node, limit))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rows", "sliding", "left"),
+    [
+        ([5], [Rows([1])], None, True),  # a step of plain decoding
+        ([5, 5], [Rows([1], [-1]), Rows([1])], None, True),
+        ([5, 4], [Rows([1]), Rows([1])], None, False),  # uneven
+        ([5], [Rows([1])], 6, True),  # the window holds all
+        ([5], [Rows([1])], 5, False),
+        ([0], [Rows([1, 2, 3])], None, True),  # the first chunk of a prompt
+        ([0, 0], [Rows([1, 2]), Rows([1])], None, False),
+        ([0], [Rows([1, 2, 3], [-1, 0, 0])], None, False),  # a tree
+        ([2], [Rows([1, 2, 3])], None, False),  # a later chunk
+        ([0], [Rows([1, 2, 3])], 2, False),
+    ],
+)
+def test_left_to_the_model(lengths: list[int], rows: list[Rows], sliding: int | None, left: bool) -> None:
+    """No mask where the model's own is right, so that sdpa can pick its fastest kernels."""
+    window = window_of(lengths, [len(row.tokens) for row in rows])
+    maker = MaskMaker(config(sliding_window=sliding), torch.float32)
+    assert (maker(rows, window, positions_of(rows, window), CPU) is None) == left
+    eager = MaskMaker(config("eager", sliding_window=sliding), torch.float32)
+    own = eager(rows, window, positions_of(rows, window), CPU)
+    assert (own is None) == (left and window.width == 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_additive(dtype: torch.dtype) -> None:
+    rows = [Rows([1, 2, 3], [-1, 0, 0]), Rows([4])]
+    window = window_of([3, 1], [3, 1])
+    positions = positions_of(rows, window)
+    boolean = MaskMaker(config(), dtype)(rows, window, positions, CPU)
+    additive = MaskMaker(config("eager"), dtype)(rows, window, positions, CPU)
+    assert isinstance(boolean, torch.Tensor) and isinstance(additive, torch.Tensor)
+    assert additive.dtype == dtype
+    assert torch.equal(additive == 0, boolean)
+    assert torch.equal(additive == torch.finfo(dtype).min, ~boolean)
+
+
+def test_kinds_share_a_tensor_below_the_window() -> None:
+    kinds = ["full_attention", "sliding_attention"]
+    maker = MaskMaker(config(layer_types=kinds, sliding_window=8), torch.float32)
+    rows = [Rows([1, 2, 3], [-1, 0, 0])]
+    for length, shared in ((3, True), (30, False)):
+        window = window_of([length], [3])
+        masks = maker(rows, window, positions_of(rows, window), CPU)
+        assert isinstance(masks, dict)
+        assert (masks["full_attention"] is masks["sliding_attention"]) == shared
+
+
+def test_registered_attention() -> None:
+    """An attention function of the user's own may serve if the form of its mask is registered with it."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import eager_mask, sdpa_mask
+
+    rows, window = [Rows([1, 2, 3], [-1, 0, 0])], window_of([3], [3])
+    for form, dtype in ((sdpa_mask, torch.bool), (eager_mask, torch.float32)):
+        name = f"outpace_test_{form.__name__}"
+        AttentionInterface.register(name, sdpa_attention_forward)
+        with pytest.raises(UnsupportedModel, match=name):
+            MaskMaker(config(name), torch.float32)
+        AttentionMaskInterface.register(name, form)
+        mask = MaskMaker(config(name), torch.float32)(rows, window, positions_of(rows, window), CPU)
+        assert isinstance(mask, torch.Tensor) and mask.dtype == dtype
+
+
+@pytest.mark.parametrize("implementation", ["flash_attention_2", "flex_attention", "paged|sdpa"])
+def test_refused_implementations(implementation: str) -> None:
+    with pytest.raises(UnsupportedModel, match="test runs on attn_implementation"):
+        MaskMaker(config(implementation), torch.float32)
+
+
+def test_refused_kinds() -> None:
+    with pytest.raises(UnsupportedModel, match="test has attention layers of kind chunked_attention"):
+        MaskMaker(config(layer_types=["full_attention", "chunked_attention"]), torch.float32)

@@ -1,0 +1,313 @@
+"""What cannot serve as a target is refused at construction, by family, with the reason."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from outpace import Target
+from outpace.core import OutpaceError, UnsupportedModel
+from outpace.targets.checks import context_of
+from zoo.families import FAMILIES, randomise
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+GROUPED = {**SMALL, "num_key_value_heads": 2}
+OLD = {"vocab_size": 64, "hidden_size": 32, "bos_token_id": 1, "eos_token_id": 1}
+STATE = "recurrent"
+
+# Class of the model, its config class, options, and what the error must say.
+REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
+    ("MambaForCausalLM", "MambaConfig", {**OLD, "num_hidden_layers": 2, "state_size": 4}, STATE),
+    (
+        "Mamba2ForCausalLM",
+        "Mamba2Config",
+        {**OLD, "num_hidden_layers": 2, "state_size": 4, "num_heads": 8, "head_dim": 8, "n_groups": 1},
+        STATE,
+    ),
+    (
+        "RecurrentGemmaForCausalLM",
+        "RecurrentGemmaConfig",
+        {**SMALL, "num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 8},
+        STATE,
+    ),
+    (
+        "JambaForCausalLM",
+        "JambaConfig",
+        {**GROUPED, "num_experts": 2, "mamba_d_state": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
+        STATE,
+    ),
+    (
+        "Zamba2ForCausalLM",
+        "Zamba2Config",
+        {
+            **SMALL,
+            "mamba_d_state": 4,
+            "n_mamba_heads": 4,
+            "mamba_headdim": 16,
+            "num_mem_blocks": 1,
+            "layer_types": ["mamba", "hybrid"],
+        },
+        STATE,
+    ),
+    ("Lfm2ForCausalLM", "Lfm2Config", {**GROUPED, "layer_types": ["conv", "full_attention"]}, STATE),
+    ("BloomForCausalLM", "BloomConfig", {**OLD, "n_layer": 2, "n_head": 4}, "takes no position_ids"),
+    (
+        "MptForCausalLM",
+        "MptConfig",
+        {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64},
+        "takes no position_ids",
+    ),
+    (
+        "GPTNeoForCausalLM",
+        "GPTNeoConfig",
+        {**OLD, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+        "window_size",
+    ),
+    (
+        "FalconForCausalLM",
+        "FalconConfig",
+        {**OLD, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": True},
+        "ALiBi",
+    ),
+    (
+        "Llama4ForCausalLM",
+        "Llama4TextConfig",
+        {**GROUPED, "head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 2},
+        "chunked_attention",
+    ),
+    (
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {"vocab_size": 64, "d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 4, "d_kv": 8},
+        "encoder-decoder",
+    ),
+    ("LlamaModel", "LlamaConfig", SMALL, "no language modeling head"),
+    ("BertModel", "BertConfig", {**SMALL, "pad_token_id": 0}, "no language modeling head"),
+    ("BertForMaskedLM", "BertConfig", {**SMALL, "pad_token_id": 0}, "takes no past_key_values"),
+    ("BertLMHeadModel", "BertConfig", {**SMALL, "pad_token_id": 0}, "other logits for a tree"),
+]
+
+
+@pytest.mark.parametrize(("name", "config", "options", "reason"), REFUSED, ids=[case[0] for case in REFUSED])
+def test_families(name: str, config: str, options: dict[str, Any], reason: str) -> None:
+    torch.manual_seed(0)
+    made = getattr(transformers, config)(**options)
+    model = getattr(transformers, name)(made).eval()
+    with pytest.raises(UnsupportedModel, match=reason) as caught:
+        Target(model)
+    assert made.model_type in str(caught.value)
+
+
+class Deaf(transformers.LlamaForCausalLM):
+    """Does not hear one of the arguments that a tree is placed by."""
+
+    ignores = "nothing"
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        mask = kwargs.get("attention_mask")
+        if mask is not None and self.ignores != "nothing":
+            width, columns = mask.shape[-2:]
+            if self.ignores == "mask":
+                kwargs["attention_mask"] = torch.ones_like(mask).tril(columns - width)
+            else:
+                kwargs["position_ids"] = torch.arange(columns - width, columns)[None]
+        return super().forward(*args, **kwargs)
+
+    forward.__signature__ = inspect.signature(transformers.LlamaForCausalLM.forward)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("ignores", "reason"), [("mask", "more than their ancestors"), ("positions", "paths")]
+)
+def test_the_self_test_decides(ignores: str, reason: str, dtype: torch.dtype) -> None:
+    """In every precision; a deaf mask with untrained weights too, where tokens hardly change others' logits."""
+    torch.manual_seed(0)
+    model = Deaf(transformers.LlamaConfig(**{**GROUPED, "hidden_size": 128})).to(dtype).eval()
+    if ignores == "positions":
+        randomise(model, seed=0)
+    Target(model)
+    model.ignores = ignores
+    with pytest.raises(UnsupportedModel, match=f"Deaf .llama.*{reason}"):
+        Target(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_right_families_in_half_precision(name: str, dtype: torch.dtype) -> None:
+    Target(FAMILIES[name].build(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("experts", [False, True])
+def test_deep_untrained_models_in_half_precision(experts: bool, dtype: torch.dtype) -> None:
+    """Rounding adds up over layers, and turns experts' near-ties; weights are as transformers makes them."""
+    torch.manual_seed(0)
+    name, options = "Llama", {**GROUPED, "hidden_size": 128, "num_hidden_layers": 16}
+    if experts:
+        name = "Qwen3Moe"
+        options |= {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 64, "head_dim": 32}
+    config = getattr(transformers, f"{name}Config")(**options)
+    Target(getattr(transformers, f"{name}ForCausalLM")(config).to(dtype).eval())
+
+
+def llama(**options: Any) -> transformers.LlamaForCausalLM:
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**GROUPED, **options})).eval()
+
+
+@pytest.mark.parametrize("vocabulary", [2, 3, 5, 17, 19])
+def test_tiny_vocabularies(vocabulary: int) -> None:
+    assert Target(llama(vocab_size=vocabulary)).vocabulary == vocabulary
+
+
+def test_tiny_contexts() -> None:
+    config = transformers.GPT2Config(
+        **{"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 6}, bos_token_id=None
+    )
+    assert Target(transformers.GPT2LMHeadModel(config).eval()).context == 6
+    config.n_positions = 5
+    with pytest.raises(UnsupportedModel, match=r"gpt2.* has a context of only 5 tokens"):
+        Target(transformers.GPT2LMHeadModel(config).eval())
+
+
+def test_padded_embeddings() -> None:
+    """Embeddings of more rows than the tokenizer has tokens: the vocabulary is what the head gives."""
+    model = llama()
+    model.resize_token_embeddings(70, pad_to_multiple_of=64, mean_resizing=False)
+    assert Target(model).vocabulary == 128
+
+
+def test_training_mode() -> None:
+    model = llama(attention_dropout=0.5)
+    target = Target(model)
+    model.train()
+    with pytest.raises(UnsupportedModel, match=r"llama.*training mode.*eval"):
+        Target(model)
+    with pytest.raises(OutpaceError, match="training mode"):
+        target.forward(target.new_cache(), [])
+    assert model.training
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = llama()
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    state, config = torch.get_rng_state(), model.config.to_dict()
+    forwards = {name: module.forward for name, module in model.named_modules()}
+    Target(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.config.to_dict() == config and not model.training
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert all(module.forward == forwards[name] for name, module in model.named_modules())
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+
+
+def test_implementations() -> None:
+    model = llama()
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(UnsupportedModel, match=r"llama.*flash_attention_2.*'sdpa' or 'eager'"):
+        Target(model)
+
+
+def test_not_a_transformers_model() -> None:
+    with pytest.raises(UnsupportedModel, match="Linear is not a transformers model"):
+        Target(torch.nn.Linear(2, 2))
+    wrapped = torch.nn.Sequential(llama())
+    wrapped.config = SimpleNamespace(model_type="llama")  # type: ignore[assignment]
+    with pytest.raises(UnsupportedModel, match=r"Sequential.*get_base_model"):
+        Target(wrapped)
+
+
+def test_a_model_that_fails_by_itself_says_so_itself() -> None:
+    """An error that has nothing to do with us is not dressed up as a refusal of the family."""
+    model = llama()
+    model.model.layers[1].mlp.down_proj.weight.data = torch.zeros(3, 3)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        Target(model)
+
+
+def test_rope_that_depends_on_the_length() -> None:
+    """Past the original length the longest position decides the rope of all rows: the context ends there."""
+    long = [1.0] * 4
+    cases: list[tuple[str, dict[str, Any], int]] = [
+        ("LlamaConfig", {"max_position_embeddings": 512}, 512),
+        (
+            "LlamaConfig",
+            {
+                "max_position_embeddings": 64,
+                "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4},
+            },
+            64,
+        ),
+        (
+            "Phi3Config",
+            {
+                "max_position_embeddings": 512,
+                "original_max_position_embeddings": 32,
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "short_factor": long,
+                    "long_factor": long,
+                    "rope_theta": 1e4,
+                    "original_max_position_embeddings": 32,
+                },
+            },
+            32,
+        ),
+    ]
+    for name, options, context in cases:
+        config = getattr(transformers, name)(**{**GROUPED, **options})
+        assert context_of(config) == context
+        assert Target(transformers.AutoModelForCausalLM.from_config(config).eval()).context == context
+
+
+PER_TENSOR: list[Any] = [
+    {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"input_activations": {"dynamic": True, "strategy": "tensor"}}},
+    },
+    {"quant_method": "quark", "layer": {"input_tensors": {"is_dynamic": True, "qscheme": "per_tensor"}}},
+    SimpleNamespace(quant_type="Float8DynamicActivationFloat8WeightConfig(granularity=[PerTensor()])"),
+]
+PER_ROW: list[Any] = [
+    None,
+    {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"input_activations": {"dynamic": True, "strategy": "token"}}},
+    },
+    {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"input_activations": {"dynamic": False, "strategy": "tensor"}}},
+    },
+    SimpleNamespace(quant_type="Float8DynamicActivationFloat8WeightConfig(granularity=[PerRow()])"),
+]
+
+
+@pytest.mark.parametrize("quantization", PER_TENSOR)
+def test_activations_quantised_per_tensor(quantization: Any) -> None:
+    model = llama()
+    model.config.quantization_config = quantization
+    with pytest.raises(UnsupportedModel, match=r"llama.*per tensor.*per token"):
+        Target(model)
+
+
+@pytest.mark.parametrize("quantization", PER_ROW)
+def test_other_quantisation_is_accepted(quantization: Any) -> None:
+    model = llama()
+    model.config.quantization_config = quantization
+    Target(model)
