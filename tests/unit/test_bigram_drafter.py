@@ -1,0 +1,47 @@
+"""The example of docs/add_a_drafter.md runs, and the page shows the code that runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from outpace.drafters import DRAFTERS, load_drafter
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "bigram_drafter.py"
+PAGE = ROOT / "docs" / "add_a_drafter.md"
+
+
+def test_the_example_runs_and_saves_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    plain, fast = (
+        re.fullmatch(r"(\w+) +(\d+) tokens in (\d+) steps: ([\d.]+) a step", line)
+        for line in capsys.readouterr().out.splitlines()
+    )
+    assert plain and fast
+    assert (plain[1], fast[1]) == ("plain", "bigram")
+    assert plain[2] == plain[3] == fast[2]
+    assert float(fast[4]) > 1.1
+
+
+def test_an_own_drafter_gets_a_spec_string(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("bigram_drafter", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "bigram_drafter", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setitem(DRAFTERS, "bigram", module.Bigram)
+    assert load_drafter("bigram:length=6") == module.Bigram(length=6)
+
+
+def test_the_page_shows_the_code_that_runs() -> None:
+    code = EXAMPLE.read_text("utf-8")
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), flags=re.S):
+        if block.startswith("# examples/bigram_drafter.py"):
+            _, _, shown = block.partition("\n")
+            assert shown.strip("\n") in code
