@@ -63,10 +63,10 @@ def accelerate(model: Model, drafter: str | Drafter[Any] = "lookahead", verifier
         OutpaceError: unknown drafter or verifier, or parts that do not fit; or ``generate`` of this instance
             was replaced by someone else.
     """
-    _attribute(model)
     engines = Engines(_drafter(drafter), verifier)
     with engines.lend(model):  # what does not fit is to be said now, not at the first call
         pass
+    _refuse_foreign(model)
     restore(model)
     attributes = vars(model)
     attributes["generate"] = Generate(model, engines)
@@ -148,7 +148,7 @@ def _drafter(drafter: str | Drafter[Any]) -> Drafter[Any]:
     return load_drafter(drafter) if isinstance(drafter, str) else drafter
 
 
-def _attribute(model: Any) -> None:
+def _refuse_foreign(model: Any) -> None:
     """Refuse a model whose ``generate`` or state somebody else has replaced."""
     ours = isinstance(vars(model).get("generate"), Generate)
     for name in ("generate", "__getstate__"):

@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from outpace.drafters.base import Drafter
 from outpace.engine import Engine
@@ -24,8 +25,10 @@ _passed: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
 
 def _state(model: Any) -> tuple[Any, ...]:
     """What a target is made for; another dtype, device, attention or vocabulary needs another target."""
-    into, out = model.get_input_embeddings(), model.get_output_embeddings()
-    places = [(e.weight.device, tuple(e.weight.shape)) for e in (into, out) if e is not None]
+    if not isinstance(model, PreTrainedModel):
+        return ()  # Target says what it is
+    ends: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
+    places = [(end.weight.device, tuple(end.weight.shape)) for end in ends if end is not None]
     attention = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", None)
     return (model.dtype, attention, *places)
 

@@ -109,7 +109,7 @@ class Row:
     def ends(self, tokens: list[int]) -> bool:
         """Whether the row ends with the last of these tokens, prompt included, pads not."""
         count = len(tokens) - len(self.prompt)
-        if self.ended is None and (count >= self._limit or self._criterion_met(tokens)):
+        if self.ended is None and (self._criterion_met(tokens) or count >= self._limit):
             self.ended = count
         if self.ended is None:
             return False

@@ -6,10 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    WatermarkingConfig,
+)
 
 import outpace
-from unit.hf.tiny import BOS, EOS, PAD, Forwards, make
+from unit.hf.tiny import BOS, EOS, NEVER, PAD, Forwards, make
 
 E, T, N = ord("e"), ord("t"), ord("n")
 
@@ -33,10 +39,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "encoder_repetition_penalty": {"encoder_repetition_penalty": 1.5},
     "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 2},
     "renormalize_logits": {"renormalize_logits": True},
-    "watermark": {"watermarking_config": {"bias": 2.5, "seeding_scheme": "lefthash"}},
+    "watermark": {"watermarking_config": WatermarkingConfig(bias=2.5)},
     "two eos": {"eos_token_id": [EOS, N]},
     "other eos": {"eos_token_id": E},
-    "no eos": {"eos_token_id": -1},
+    "negative eos": {"eos_token_id": -1},
     "other pad": {"pad_token_id": BOS},
     "no cache": {"use_cache": False},
     "static cache": {"cache_implementation": "static"},
@@ -56,7 +62,7 @@ def test_tokens_equal_stock(name: str, plain: Any, fast: Any, batch: dict[str, A
 
 def test_it_is_accelerated(plain: Any, fast: Any, forwards: Forwards, one: dict[str, Any]) -> None:
     """Fewer forwards than tokens: the test of tokens above would pass for a wrapper that does nothing."""
-    options = {"max_new_tokens": 48, "eos_token_id": -1}
+    options = {"max_new_tokens": 48, "eos_token_id": NEVER}
     assert fast.generate(**one, **options).tolist() == plain.generate(**one, **options).tolist()
     assert forwards.count < 40
 
@@ -101,7 +107,7 @@ class Watch(LogitsProcessor):
 
 def test_processors_see_each_row_as_stock_shows_it(plain: Any, fast: Any, batch: dict[str, Any]) -> None:
     stock, ours = Watch(), Watch()
-    options = {"max_new_tokens": 20, "eos_token_id": -1, "pad_token_id": PAD}
+    options = {"max_new_tokens": 20, "eos_token_id": NEVER, "pad_token_id": PAD}
     expected = plain.generate(**batch, **options, logits_processor=LogitsProcessorList([stock]))
     found = fast.generate(**batch, **options, logits_processor=LogitsProcessorList([ours]))
     assert found.tolist() == expected.tolist()
@@ -130,7 +136,7 @@ def test_prefix_allowed_tokens_fn_gets_its_rows_batch_id(
     assert fast.generate(**batch, **options).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.3, "eos_token_id": N}])
+@pytest.mark.parametrize("options", [{"eos_token_id": N}, {"repetition_penalty": 1.3, "eos_token_id": N}])
 def test_scores_and_logits_equal_stock(
     options: dict[str, Any], plain: Any, fast: Any, batch: dict[str, Any]
 ) -> None:
@@ -150,7 +156,7 @@ def test_scores_and_logits_equal_stock(
             assert a.shape == b.shape and a.dtype == b.dtype
             torch.testing.assert_close(a[running], b[running])
             assert not a[~running].any()  # documented: zeros where a row has ended
-            running &= found.sequences[:, prompt + step] != options.get("eos_token_id", EOS)
+            running &= found.sequences[:, prompt + step] != N
     assert not running.all()
 
 
@@ -161,7 +167,7 @@ def test_only_what_was_asked_for_is_recorded(fast: Any, one: dict[str, Any]) -> 
 
 
 def test_past_key_values_equal_stock_and_go_on(plain: Any, fast: Any, batch: dict[str, Any]) -> None:
-    options = {"max_new_tokens": 12, "eos_token_id": -1, "return_dict_in_generate": True}
+    options = {"max_new_tokens": 12, "eos_token_id": NEVER, "return_dict_in_generate": True}
     expected, found = plain.generate(**batch, **options), fast.generate(**batch, **options)
     cache, stock = found.past_key_values, expected.past_key_values
     assert type(cache) is DynamicCache
@@ -183,7 +189,7 @@ def test_past_key_values_equal_stock_and_go_on(plain: Any, fast: Any, batch: dic
 
 def test_past_key_values_of_rows_that_ended(fast: Any, batch: dict[str, Any]) -> None:
     found = fast.generate(**batch, max_new_tokens=40, eos_token_id=N, return_dict_in_generate=True)
-    ends = [(row == N).nonzero()[-1].item() for row in found.sequences]
+    ends = [(row != PAD).nonzero()[-1].item() for row in found.sequences]
     assert len(set(ends)) > 1
     for layer in found.past_key_values.layers:
         assert layer.keys.shape[2] == found.sequences.shape[1] - 1
@@ -207,22 +213,22 @@ def test_no_cache_is_given_back_where_none_is_used(fast: Any, one: dict[str, Any
 def test_generation_ends_at_the_context(caplog: pytest.LogCaptureFixture) -> None:
     model = make("llama", max_position_embeddings=40)
     prompt = torch.tensor([[E, T, N] * 5])
-    expected = model.generate(prompt, max_new_tokens=60, eos_token_id=-1)
+    expected = model.generate(prompt, max_new_tokens=60, eos_token_id=NEVER)
     outpace.accelerate(model)
-    found = model.generate(prompt, max_new_tokens=60, eos_token_id=-1)
+    found = model.generate(prompt, max_new_tokens=60, eos_token_id=NEVER)
     assert found.tolist() == expected[:, :40].tolist()
     assert "context of 40" in caplog.text
     caplog.clear()
-    assert model.generate(prompt, max_new_tokens=25, eos_token_id=-1).shape[1] == 40
-    assert not caplog.text
+    assert model.generate(prompt, max_new_tokens=25, eos_token_id=NEVER).shape[1] == 40
+    assert "context" not in caplog.text
     with pytest.raises(outpace.OutpaceError, match="fills the model's context of 40"):
         model.generate(torch.tensor([[E] * 40]), max_new_tokens=4)
 
 
 def test_rows_end_at_the_context_together(batch: dict[str, Any]) -> None:
     model = make("llama", max_position_embeddings=30)
-    expected = model.generate(**batch, max_new_tokens=60, eos_token_id=-1)
-    found = outpace.accelerate(model).generate(**batch, max_new_tokens=60, eos_token_id=-1)
+    expected = model.generate(**batch, max_new_tokens=60, eos_token_id=NEVER)
+    found = outpace.accelerate(model).generate(**batch, max_new_tokens=60, eos_token_id=NEVER)
     assert found.shape == (3, 30)
     assert found.tolist() == expected[:, :30].tolist()
 
