@@ -235,9 +235,13 @@ class Engine:
         )
 
     def _join(self) -> None:
-        """Prefill those that wait: all but the last token of each prompt, which is the first root."""
+        """Prefill those that wait: all but the last token of each prompt, which is the first root.
+
+        A static cache has no more slots than it has: the rest wait on until one is free.
+        """
         waiting = [sequence for sequence in self._waiting if sequence.finish_reason is None]
-        self._waiting = []
+        free = self._cache.slots - len(self._cache) if self._cache.static else len(waiting)
+        waiting, self._waiting = waiting[:free], waiting[free:]
         if not waiting:
             return
         began = time.perf_counter()

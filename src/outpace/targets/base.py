@@ -31,6 +31,8 @@ class Output:
     logits: [B, width, vocabulary]; rows past a sequence's own are padding. None where none were wanted.
     hidden: layer -> [B, width, hidden size], the layers asked for. Layer 0 is the embeddings, layer i what
         comes out of the i-th block, -1 the input of the head (transformers' ``hidden_states``).
+
+    Both may be made in inference mode; to train on them, clone them.
     """
 
     logits: Tensor | None

@@ -88,10 +88,9 @@ def _unknown_window(config: Any) -> str | None:
 
     The texts of the self-test are shorter than any window in use, so it cannot tell.
     """
-    for option, value in vars(config).items():
-        if re.search("window_(size|len)", option) and value:
-            return option
-    return None
+    options: dict[str, Any] = vars(config)
+    windows = [name for name, value in options.items() if re.search("window_(size|len)", name) and value]
+    return windows[0] if windows else None
 
 
 def _per_tensor_activations(quantization: Any) -> bool:

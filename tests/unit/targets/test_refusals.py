@@ -135,7 +135,7 @@ class Deaf(transformers.LlamaForCausalLM):
     ("ignores", "reason"), [("mask", "more than their ancestors"), ("positions", "paths")]
 )
 def test_the_self_test_decides(ignores: str, reason: str, dtype: torch.dtype) -> None:
-    """In every precision; a deaf mask with untrained weights too, where tokens hardly change others' logits."""
+    """In every precision; a mask with untrained weights too, where a token hardly changes others' logits."""
     torch.manual_seed(0)
     model = Deaf(transformers.LlamaConfig(**{**GROUPED, "hidden_size": 128})).to(dtype).eval()
     if ignores == "positions":

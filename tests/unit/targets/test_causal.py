@@ -1,0 +1,247 @@
+"""A causal target's forward: what goes into the model, and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from outpace import Engine, SamplingParams, Target
+from outpace.core import OutpaceError
+from outpace.drafters.lookahead import Lookahead
+from outpace.targets import CausalTarget, Rows
+from zoo.families import FAMILIES, VOCABULARY
+
+PROMPTS = [[5, 9, 2, 7, 7, 1, 30, 4], [3], [8, 1, 6, 6, 40]]
+PARAMS = SamplingParams(max_new_tokens=20)
+TREE = Rows([11, 12, 13, 14, 15], [-1, 0, 0, 1, 2])
+
+
+def target_of(name: str = "llama", **options: Any) -> CausalTarget:
+    target = Target(FAMILIES[name].build(), **options)
+    assert isinstance(target, CausalTarget)
+    return target
+
+
+@contextmanager
+def recorded(model: Any) -> Iterator[list[dict[str, Any]]]:
+    """The arguments of every forward of the model."""
+    calls: list[dict[str, Any]] = []
+    hook = model.register_forward_pre_hook(lambda _, __, kwargs: calls.append(kwargs), with_kwargs=True)
+    yield calls
+    hook.remove()
+
+
+def test_hidden_states() -> None:
+    """Those of transformers, at every row of a tree, in a batch with padding."""
+    target = target_of()
+    cache = target.new_cache(2)
+    for place, prompt in enumerate(PROMPTS[:2]):
+        cache.allocate()
+        target.forward(cache, [Rows(prompt)], first=place, wanted="none")
+        cache.keep([range(len(prompt))])
+    layers = [0, 1, 2, -1]
+    output = target.forward(cache, [TREE, Rows([20, 21])], hidden_layers=layers)
+    assert sorted(output.hidden) == sorted(layers)
+    for place, paths in ((0, [[0, 1, 3], [0, 2, 4]]), (1, [[0, 1]])):
+        for path in paths:
+            tokens = TREE.tokens if place == 0 else [20, 21]
+            text = torch.tensor([PROMPTS[place] + [tokens[node] for node in path]])
+            stock = target.model(input_ids=text, output_hidden_states=True, use_cache=False)
+            for layer in layers:
+                expected = stock.hidden_states[layer][0, -len(path) :]
+                assert torch.allclose(output.hidden[layer][place, path], expected, atol=1e-9)
+    assert output.logits is not None
+    with torch.no_grad():
+        head = target.model.get_output_embeddings()(output.hidden[-1])
+    assert torch.allclose(head, output.logits, atol=1e-9)
+    assert target.forward(cache, [TREE, TREE], wanted="none", hidden_layers=[1]).hidden[1].shape == (2, 5, 32)
+
+
+def test_logits_only_where_needed() -> None:
+    target = target_of()
+    cache = target.new_cache()
+    cache.allocate()
+    with recorded(target.model) as calls:
+        assert target.forward(cache, [Rows([1, 2, 3])], wanted="none").logits is None
+        cache.keep([[0, 1, 2]])
+        logits = target.forward(cache, [Rows([4, 5])]).logits
+    assert logits is not None and logits.shape == (1, 2, VOCABULARY)
+    assert [call.get("logits_to_keep") for call in calls] == [1, None]
+
+
+def test_a_model_without_logits_to_keep() -> None:
+    class Old(transformers.LlamaForCausalLM):
+        def forward(
+            self,
+            input_ids: Any,
+            attention_mask: Any = None,
+            position_ids: Any = None,
+            past_key_values: Any = None,
+            **kw: Any,
+        ) -> Any:
+            assert "logits_to_keep" not in kw
+            return super().forward(input_ids, attention_mask, position_ids, past_key_values, **kw)
+
+    new = FAMILIES["llama"].build()
+    old = Old(new.config).double().eval()
+    old.load_state_dict(new.state_dict())
+    expected = Engine(new).generate(PROMPTS, PARAMS)
+    assert [g.tokens for g in Engine(old).generate(PROMPTS, PARAMS)] == [g.tokens for g in expected]
+
+
+def test_chunked_prefill() -> None:
+    """The prompt's last token is the first root: it is not part of the prefill."""
+    prompt = list(range(40, 60))
+    answers = []
+    for chunk, widths in ((7, [7, 7, 5]), (19, [19]), (1000, [19])):
+        target = target_of()
+        engine = Engine(target, prefill_chunk=chunk)
+        with recorded(target.model) as calls:
+            answers.append(engine.generate([prompt], PARAMS)[0].tokens)
+        assert [call["input_ids"].shape[1] for call in calls] == [*widths, *[1] * 20]
+    assert answers[0] == answers[1] == answers[2]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral", "deepseek-v3"])
+def test_static_shapes(name: str) -> None:
+    """With a static target the shapes of a forward depend on nothing but the bucket of its width."""
+    expected = [g.tokens for g in Engine(target_of(name)).generate(PROMPTS, PARAMS)]
+    target = target_of(name, static=True)
+    engine = Engine(target, Lookahead(window=3, ngram=3, guesses=2), slots=4, length=64, prefill_chunk=4)
+    with recorded(target.model) as calls:
+        assert [g.tokens for g in engine.generate(PROMPTS, PARAMS)] == expected
+        engine.generate(PROMPTS[:1], PARAMS)
+    widths = {call["input_ids"].shape[1] for call in calls}
+    assert widths <= {1, 2, 4, 8, 16} and len(widths) > 2
+    for call in calls:
+        width = call["input_ids"].shape[1]
+        masks = call["attention_mask"]
+        for mask in masks.values() if isinstance(masks, dict) else [masks]:
+            assert mask.shape == (4, 1, width, 64)
+        assert call["input_ids"].shape == call["position_ids"].shape == (4, width)
+
+
+def test_static_plain_decoding_has_one_shape() -> None:
+    target = target_of(static=True)
+    engine = Engine(target, slots=2, length=64)
+    for prompt in PROMPTS:
+        engine.add(prompt[-1:], PARAMS)
+        with recorded(target.model) as calls:
+            engine.step()
+            if len(engine.sequences) == 2:
+                engine.remove(engine.sequences[0])
+                engine.step()
+        assert {(c["input_ids"].shape, c["attention_mask"].shape) for c in calls} == {((2, 1), (2, 1, 1, 64))}
+
+
+def test_outgrowing_a_static_cache() -> None:
+    target = target_of(static=True)
+    engine = Engine(target, length=16)
+    with pytest.raises(OutpaceError, match="length >= 17"):
+        engine.generate([PROMPTS[0]], PARAMS)
+    assert not engine.sequences
+    assert len(engine.generate([PROMPTS[0]], SamplingParams(max_new_tokens=8))[0].tokens) == 8
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_sequences_wait_for_a_static_slot(slots: int) -> None:
+    expected = [g.tokens for g in Engine(target_of()).generate(PROMPTS, PARAMS)]
+    engine = Engine(target_of(static=True), slots=slots, length=64)
+    sequences = [engine.add(prompt, PARAMS) for prompt in PROMPTS]
+    most = 0
+    while engine.sequences:
+        most = max(most, len(engine.step()))
+    assert most == slots
+    assert [sequence.output for sequence in sequences] == expected
+
+
+def test_shared_keys_and_values() -> None:
+    """Layers that use another's keys and values keep none of their own."""
+    if not hasattr(transformers, "Gemma3nTextConfig"):
+        pytest.skip("this transformers has no Gemma3n")
+    config = transformers.Gemma3nTextConfig(
+        vocab_size=VOCABULARY,
+        vocab_size_per_layer_input=VOCABULARY,
+        hidden_size=32,
+        hidden_size_per_layer_input=8,
+        intermediate_size=[48] * 4,
+        num_hidden_layers=4,
+        num_kv_shared_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        sliding_window=8,
+        laurel_rank=4,
+        activation_sparsity_pattern=[0.0] * 4,
+        altup_num_inputs=2,
+        eos_token_id=None,
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).double().eval()
+    target = Target(model)
+    assert isinstance(target, CausalTarget) and len(target.new_cache().layers) == 2
+    ids = torch.tensor([PROMPTS[0]])
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20)
+    found = Engine(target, Lookahead(window=3, ngram=3)).generate([PROMPTS[0]], PARAMS)[0].tokens
+    assert found == expected[0, 8:].tolist()
+
+
+def test_eos_tokens() -> None:
+    model = FAMILIES["llama"].build()
+    assert Target(model).eos_token_ids == frozenset()
+    model.config.eos_token_id = 7
+    assert Target(model).eos_token_ids == {7}
+    model.generation_config.eos_token_id = [3, 4]
+    assert Target(model).eos_token_ids == {3, 4}
+
+
+def spread(model: Any, devices: list[str]) -> Any:
+    """The model with its layers on several devices in turn, as device_map="auto" leaves it."""
+    accelerate = pytest.importorskip("accelerate")
+    layers = len(model.model.layers)
+    places = {f"model.layers.{i}": devices[i * len(devices) // layers] for i in range(layers)}
+    first, last = devices[0], devices[-1]
+    places |= {"model.embed_tokens": first, "model.rotary_emb": first, "model.norm": last, "lm_head": last}
+    return accelerate.dispatch_model(
+        model, places, main_device=first, force_hooks=True, skip_keys=model._skip_keys_device_placement
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_spread_over_devices(name: str) -> None:
+    """accelerate's hooks wrap every forward; with one device they must change nothing."""
+    expected = [g.tokens for g in Engine(target_of(name)).generate(PROMPTS, PARAMS)]
+    model = spread(FAMILIES[name].build(), ["cpu"])
+    assert hasattr(model.model.layers[0], "_hf_hook")
+    engine = Engine(model, Lookahead(window=3, ngram=3))
+    assert [g.tokens for g in engine.generate(PROMPTS, PARAMS)] == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_spread_over_two_devices(name: str) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    expected = [g.tokens for g in Engine(target_of(name)).generate(PROMPTS, PARAMS)]
+    second = "cuda:1" if torch.cuda.device_count() > 1 else "cpu"
+    for devices in (["cuda:0", second], [second, "cuda:0"]):
+        target = Target(spread(FAMILIES[name].build(), devices))
+        shapes = target.new_cache().layers
+        assert {str(shape.keys.device) for shape in shapes} == set(devices)
+        engine = Engine(target, Lookahead(window=3, ngram=3))
+        assert [g.tokens for g in engine.generate(PROMPTS, PARAMS)] == expected
+
+
+def test_offloaded_weights() -> None:
+    """Weights that wait on another device until their layer runs: token ids go where the layer runs."""
+    accelerate = pytest.importorskip("accelerate")
+    expected = [g.tokens for g in Engine(target_of()).generate(PROMPTS, PARAMS)]
+    model = accelerate.cpu_offload(FAMILIES["llama"].build(), execution_device="cpu")
+    assert model.get_input_embeddings().weight.device.type == "meta"
+    assert [g.tokens for g in Engine(model).generate(PROMPTS, PARAMS)] == expected
