@@ -188,6 +188,13 @@ def test_logprobs_need_json(run: Run, folder: Path) -> None:
     assert len(found) == 3 and all(len(entry["top"]) == 2 for entry in found)
 
 
+def test_an_error_in_the_middle_begins_a_line_of_its_own(run: Run, folder: Path) -> None:
+    args = ("--verifier", "rejection", "-d", "lookahead:window=3,ngram=3", "-t", 1, "--seed", 0)
+    result = run("generate", "-m", folder, "-p", PROMPT, "-n", 40, *args)
+    assert result.exit_code == 2 and "takes chains" in result.stderr
+    assert result.stdout == "" or result.stdout.endswith("\n")
+
+
 def test_a_full_context_is_said(run: Run, folder: Path) -> None:
     result = run("generate", "-m", folder, "-p", "x" * (CONTEXT - 3), "-n", 50)
     assert "3 tokens in" in result.stderr and "context is full" in result.stderr
@@ -328,7 +335,7 @@ def test_drafters_lists_every_method_with_its_options(run: Run) -> None:
         (["-p", "x", "--drafter", "lookahead:window=three"], "'three'"),
         (["-p", "x", "--drafter", "lookahead:window=-1"], "window must be at least 0"),
         (["-p", "x", "--verifier", "guess"], "unknown verifier 'guess'"),
-        (["-p", "x", "--nonsense"], "No such option: --nonsense"),
+        (["-p", "x", "--nonsense"], "No such option"),
         (["-p", "x", "--top-k", "many"], "Invalid value for '--top-k'"),
         (["-p", ""], "the prompt is empty"),
         (["-p", "x", "--file", "y"], "give --prompt or --file, not both"),

@@ -25,7 +25,12 @@ def generate_one(engine: Engine, job: Job, params: SamplingParams, writer: Write
                 generation = run_one(engine, job.ids, params, interrupt)
             writer.json(generation_json(job, generation))
         else:
-            generation = run_one(engine, job.ids, params, interrupt, writer.write)
+            try:
+                generation = run_one(engine, job.ids, params, interrupt, writer.write)
+            except BaseException:
+                if writer.started:
+                    writer.write("\n")  # the message begins a line of its own
+                raise
             writer.write("\n")
     line = stats_line(generation.stats)
     if generation.finish_reason == "length" and len(generation.tokens) < params.max_new_tokens:

@@ -25,6 +25,7 @@ class Writer:
 
     def __init__(self, file: Path | None, as_json: bool = False, overwrite: bool = False) -> None:
         self.as_json = as_json
+        self.started = False
         self._file = file
         self._opened: TextIO | None = None
         if file is None:
@@ -36,6 +37,7 @@ class Writer:
 
     def write(self, text: str) -> None:
         """Write and flush: what is finished is safe from whatever comes next."""
+        self.started = True
         if self._file is None:
             screen.write(text)
             return
