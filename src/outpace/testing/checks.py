@@ -22,11 +22,11 @@ from outpace.testing.toy import ToyTarget
 from outpace.tree import is_chain
 
 _PARAMS = (
-    SamplingParams(max_new_tokens=40),
-    SamplingParams(max_new_tokens=40, temperature=1.0, seed=1),
-    SamplingParams(max_new_tokens=40, temperature=0.7, top_k=12, top_p=0.95, seed=2),
-    SamplingParams(max_new_tokens=30, temperature=1.3, repetition_penalty=1.3, seed=2**63 + 3),
-    SamplingParams(max_new_tokens=30, presence_penalty=0.5, frequency_penalty=0.2, ignore_eos=True),
+    SamplingParams(max_new_tokens=28),
+    SamplingParams(max_new_tokens=28, temperature=1.0, seed=1),
+    SamplingParams(max_new_tokens=28, temperature=0.7, top_k=12, top_p=0.95, seed=2),
+    SamplingParams(max_new_tokens=20, temperature=1.3, repetition_penalty=1.3, seed=2**63 + 3),
+    SamplingParams(max_new_tokens=20, presence_penalty=0.5, frequency_penalty=0.2, ignore_eos=True),
 )
 _SEEDS = 512  # sequences behind each test of a distribution
 _FAR = 5.0  # standard deviations that a test of a distribution may be off: by chance, one run in a million
@@ -191,7 +191,7 @@ class _Check:
             for prompt in self.prompts:
                 engine.add(prompt, params)
                 if beside:
-                    other.add(prompt[::-1], SamplingParams(max_new_tokens=40, temperature=1.2, seed=7))
+                    other.add(prompt[::-1], SamplingParams(max_new_tokens=28, temperature=1.2, seed=7))
             while engine.sequences:
                 engine.step()
                 other.step()
