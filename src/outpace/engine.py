@@ -26,7 +26,7 @@ from outpace.drafters.none import NoDraft
 from outpace.sampling import Key, Logits
 from outpace.sequence import KeyedDraw, Sequence, Step
 from outpace.stopping import TextStream, Tokenizer
-from outpace.targets import Rows, Target, TargetModel
+from outpace.targets import Output, Rows, Target, TargetModel
 from outpace.tree import depths, trim
 from outpace.verify import load_verifier
 
@@ -76,6 +76,11 @@ class Engine:
         self.verifier = load_verifier(verifier)
         self.tokenizer = tokenizer
         self.prefill_chunk = prefill_chunk
+        if self.verifier.chains and self.drafter.trees:
+            raise OutpaceError(
+                f"verifier={verifier!r} takes chains, and {type(self.drafter).__name__} drafts trees; "
+                "use verifier='match', or a drafter of chains (draft_model, jacobi, prompt_lookup:branches=1)"
+            )
         self._cache = self.target.new_cache(slots, length)
         self._shared = self.drafter.prepare(self.target)
         self._active: list[_Active] = []  # the one at place b sits in slot b
@@ -155,9 +160,9 @@ class Engine:
     def step(self) -> list[Sequence]:
         """Let waiting sequences join, run one step for all, and return those that took part.
 
-        Sequences that ended have left the batch when this returns. An error (of a logits processor, say, or an
-        interrupt) removes every sequence in the batch, since cache and tokens may no longer agree; the engine
-        itself can be used on.
+        Sequences that ended have left the batch when this returns. An error (of a logits processor, say, or
+        an interrupt) removes every sequence in the batch, since cache and tokens may no longer agree; the
+        engine itself can be used on.
         """
         try:
             self._join()
@@ -177,7 +182,10 @@ class Engine:
         rows = [_rows(a.sequence, draft) for a, draft in zip(active, drafts, strict=True)]
         output = self.target.forward(self._cache, rows, hidden_layers=self.drafter.hidden_layers)
         logits = _split(output.logits, drafts, any(a.sequence.processor.plain for a in active))
-        steps = [self._verify(a.sequence, *t, row) for a, t, row in zip(active, trimmed, logits, strict=True)]
+        steps = [
+            self._verify(a.sequence, *trimmed[place], logits[place], _hidden(output, place, drafts[place]))
+            for place, a in enumerate(active)
+        ]
         verified = time.perf_counter()
         self._cache.keep([[0, *(node + 1 for node in step.path)] for step in steps])
         kept = time.perf_counter()
@@ -195,7 +203,9 @@ class Engine:
     def _propose(self) -> list[Draft]:
         return self.drafter.propose([active.state for active in self._active])
 
-    def _verify(self, sequence: Sequence, draft: Draft, kept: Seq[int], logits: Logits) -> Step:
+    def _verify(
+        self, sequence: Sequence, draft: Draft, kept: Seq[int], logits: Logits, hidden: dict[int, Tensor]
+    ) -> Step:
         draw = KeyedDraw(sequence)
         verdict = self.verifier.verify(logits, draft, draw)
         sequence.stats.record(len(draft), len(verdict.path), len(verdict.tokens))
@@ -208,6 +218,7 @@ class Engine:
             root=draw.root,
             depths=depths(draft.parents),
             sequence=sequence,
+            hidden=hidden,
         )
 
     # -- joining and leaving -----------------------------------------------------------------------------
@@ -306,6 +317,11 @@ def _rows(sequence: Sequence, draft: Draft) -> Rows:
     """The root and, under it, the draft: node i is row i + 1."""
     root = sequence.tokens[-1]
     return Rows((root, *draft.tokens), (-1, *(parent + 1 for parent in draft.parents)))
+
+
+def _hidden(output: Output, place: int, draft: Draft) -> dict[int, Tensor]:
+    """One sequence's hidden states, by layer, each [1 + nodes, size]."""
+    return {layer: states[place, : len(draft) + 1] for layer, states in output.hidden.items()}
 
 
 def _split(rows: Tensor | None, drafts: Seq[Draft], greedy: bool) -> list[Logits]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -210,6 +210,7 @@ class Step:
         root: output index of the token that follows the root.
         depths: depth of each node.
         sequence: the sequence, these tokens included already.
+        hidden: layer -> hidden states of the rows, root first, for the layers that the drafter asks for.
     """
 
     draft: Draft
@@ -220,6 +221,7 @@ class Step:
     root: int
     depths: list[int]
     sequence: Sequence
+    hidden: Mapping[int, Tensor]
 
     def refill(self, nodes: Seq[int], argmax: bool = False) -> list[int]:
         """What the target would say after each of these nodes (-1 is the root), by its own keyed draw.

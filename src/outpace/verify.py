@@ -89,7 +89,7 @@ def rejection(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
         p = _draft_distribution(draft, parent, drafted, q)
         if not draw.accept(min(1.0, float(q[drafted]) / float(p[drafted])), node):
             residual = (q - p).clamp(min=0)
-            # Where p equals q up to rounding, the positive part may be empty: then a draw from q is the limit.
+            # Where p equals q up to rounding, the positive part may be empty; a draw from q is the limit.
             token = draw.choose(residual if residual.sum() > 0 else q, parent)
             draw.emit(token, logits, parent)
             return Verdict(list(range(node)), [*tokens, token])

@@ -6,14 +6,15 @@ import itertools
 from collections import Counter
 
 import numpy as np
-import outpace
 import torch
-from models import tiny_llama
 from numpy.typing import NDArray
-from outpace.core import SamplingParams
-from outpace.drafters import DraftModel
 from scipy import stats
 from transformers import LlamaForCausalLM
+
+import outpace
+from models import tiny_llama
+from outpace.core import SamplingParams
+from outpace.drafters import DraftModel
 
 VOCABULARY = 5
 LENGTH = 3

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
 import outpace
 from models import tiny_llama
-from outpace.core import ContextOverflow, OutpaceError, SamplingParams
+from outpace.core import ContextOverflow, Draft, OutpaceError, SamplingParams
+from outpace.drafters import NoDraft
 from outpace.engine import Engine
+from outpace.sequence import Step
+from outpace.tree import chain
 
 PROMPTS = [[5, 9, 2, 30, 9, 2, 11], [17], [40, 41, 42, 40, 41, 42, 40, 41, 42, 40, 41]]
 SAMPLED = SamplingParams(max_new_tokens=24, temperature=1.0, top_p=0.9, repetition_penalty=1.2, seed=3)
@@ -270,6 +273,8 @@ def test_names_that_do_not_exist_are_refused(target: outpace.targets.TargetModel
         Engine(target, "lookahed")
     with pytest.raises(OutpaceError, match="unknown verifier"):
         Engine(target, verifier="typical")
+    with pytest.raises(OutpaceError, match=r"rejection.*takes chains, and Lookahead drafts trees"):
+        Engine(target, LOOKAHEAD, verifier="rejection")
     with pytest.raises(OutpaceError, match="a str is not a transformers model"):
         Engine("gpt2")
 
@@ -279,3 +284,23 @@ def test_a_generation_is_not_to_be_had_too_early(target: outpace.targets.TargetM
     sequence = engine.add([1], SamplingParams(max_new_tokens=2))
     with pytest.raises(OutpaceError, match="still being decoded"):
         sequence.generation()
+
+
+def test_a_drafter_gets_the_hidden_states_it_asks_for(target: outpace.targets.TargetModel) -> None:
+    seen: list[Step] = []
+
+    class Reader(NoDraft):
+        hidden_layers = (1,)
+
+        def propose(self, states: Sequence[None]) -> list[Draft]:
+            return [chain([7, 8]) for _ in states]
+
+        def observe(self, states: Sequence[None], steps: Sequence[Step]) -> None:
+            seen.extend(steps)
+
+    found = Engine(target, Reader()).generate([PROMPTS[0]], SamplingParams(max_new_tokens=4))[0]
+    text = torch.tensor([PROMPTS[0] + found.tokens[:1]])
+    with torch.inference_mode():
+        states = tiny_llama()(text, output_hidden_states=True).hidden_states[1][0]
+    assert seen[0].hidden[1].shape == (3, 32)
+    assert torch.allclose(seen[0].hidden[1][0], states[len(PROMPTS[0]) - 1])

@@ -34,6 +34,11 @@ class Drafter(ABC, Generic[State]):
     hidden_layers: ClassVar[tuple[int, ...]] = ()
     probabilities: ClassVar[bool] = False
 
+    @property
+    def trees(self) -> bool:
+        """Whether its drafts may branch, with the options it has: a verifier of chains is then refused."""
+        return False
+
     def prepare(self, target: TargetModel) -> Any:
         """Called once by each engine: check that the drafter fits the target, return what its states share.
 

@@ -76,6 +76,10 @@ class Lookahead(SequenceDrafter[LookaheadState]):
         if self.refill not in ("draw", "argmax"):
             raise OutpaceError(f"lookahead: refill must be 'draw' or 'argmax', not {self.refill!r}")
 
+    @property
+    def trees(self) -> bool:
+        return self.window > 0 or self.guesses > 1
+
     def start(self, sequence: Sequence, shared: Any) -> LookaheadState:
         pool = NgramPool(self.ngram - 1, self.guesses)
         state = LookaheadState(sequence, pool, Filler(sequence, self.seed), [[sequence.tokens[-1]]])

@@ -69,6 +69,10 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
         if not 0 <= self.threshold <= 1:
             raise OutpaceError(f"prompt_lookup: threshold must be between 0 and 1, not {self.threshold}")
 
+    @property
+    def trees(self) -> bool:
+        return self.branches > 1
+
     def start(self, sequence: Sequence, shared: Any) -> PromptLookupState:
         index = NgramIndex(sequence.tokens, self.max_ngram, self.min_ngram)
         index.update()
