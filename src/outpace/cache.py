@@ -81,8 +81,9 @@ class KVCache:
         self._capacity = (max(slots, 1), max(length, 1))
         self._buffers = {shape: self._zeros(shape, *self._capacity) for shape in self._groups}
         self._written = [0] * self.slots  # rows from here on are zero
-        self._index()
         self._window: Window | None = None
+        self._targets: list[tuple[Tensor, Tensor]] = []
+        self._views: list[tuple[Tensor, Tensor]] = []
 
     def _zeros(self, shape: RowShape, slots: int, length: int) -> Tensor:
         # Outside inference mode, so that it can be written under either grad mode. The last row is scratch.
@@ -90,12 +91,13 @@ class KVCache:
             size = (len(self._groups[shape]), slots, shape.heads, length + 1, shape.size)
             return torch.zeros(size, dtype=shape.dtype, device=shape.device)
 
-    def _index(self) -> None:
-        """Views of the buffers by layer: keys and values, each [slots, heads, length + 1, size]."""
+    def _by_layer(self, *where: slice) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer, a part of its [slots, heads, length + 1, size]: views."""
         views: dict[tuple[int, int], Tensor] = {}
         for shape, members in self._groups.items():
-            views.update(zip(members, self._buffers[shape], strict=True))
-        self._rows = [(views[layer, 0], views[layer, 1]) for layer in range(len(self.layers))]
+            # One slice and one unbind for all layers: a slice for each would cost more than the write.
+            views.update(zip(members, self._buffers[shape][(slice(None), *where)].unbind(), strict=True))
+        return [(views[layer, 0], views[layer, 1]) for layer in range(len(self.layers))]
 
     @property
     def slots(self) -> int:
@@ -166,9 +168,9 @@ class KVCache:
             grown[shape] = self._zeros(shape, *wanted)
             grown[shape][:, :used, :, :longest] = old[:, :used, :, :longest]
         self._buffers, self._capacity = grown, (wanted[0], wanted[1])
+        self._targets, self._views = [], []  # they would keep the old buffers alive
         written = [min(rows, longest) for rows in self._written[:used]]
         self._written = written + [0] * (self.slots - used)
-        self._index()
 
     def begin(self, widths: Sequence[int], first: int = 0, pad_to: int = 0) -> Window:
         """Open a forward over slots first .. first + len(widths) - 1; a static cache adds all the others.
@@ -192,6 +194,9 @@ class KVCache:
         if self.static:
             window.cover(self.slots, self.lengths)
         self._window = window
+        covered = slice(window.start, window.stop)
+        self._targets = self._by_layer(covered, slice(None), window.span or slice(None))
+        self._views = self._by_layer(covered, slice(None), slice(window.columns))
         return window
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -199,8 +204,14 @@ class KVCache:
         window = self._window
         if window is None:
             raise RuntimeError("append outside a forward: call begin first")
-        key_store, value_store = self._rows[layer]
-        return _write(key_store, keys, window), _write(value_store, values, window)
+        for target, rows in zip(self._targets[layer], (keys, values), strict=True):
+            if window.span is not None:
+                target.copy_(rows)
+            else:
+                sequences, places = window.places(target.device)
+                # Advanced indices around a slice go first: [B, width, heads, size].
+                target[sequences, :, places] = rows.transpose(1, 2)
+        return self._views[layer]
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Close the forward: of the rows each sequence fed (0 .. width - 1) commit its path's, in order.
@@ -229,14 +240,14 @@ class KVCache:
         devices = {shape.device for shape in self._buffers}
         indices = {device: torch.tensor([slots, sources, targets], device=device) for device in devices}
         for shape, buffer in self._buffers.items():
-            slot, source, target = indices[shape.device]
+            slot, source, target = indices[shape.device].unbind()
             buffer[:, slot, :, target] = buffer[:, slot, :, source]
 
     def rows(self, layer: int, slot: Slot) -> tuple[Tensor, Tensor]:
         """Committed keys and values of one slot, copies, each [1, heads, length, size]."""
-        keys, values = self._rows[layer]
-        at, length = slot.index, self.lengths[slot.index]
-        return keys[at : at + 1, :, :length].clone(), values[at : at + 1, :, :length].clone()
+        at = slice(slot.index, slot.index + 1)
+        keys, values = self._by_layer(at, slice(None), slice(self.lengths[slot.index]))[layer]
+        return keys.clone(), values.clone()
 
 
 class Window:
@@ -283,15 +294,3 @@ class Window:
             sequences = torch.arange(len(rows), device=device)[:, None]
             self._places[device] = (sequences, torch.tensor(rows, device=device))
         return self._places[device]
-
-
-def _write(store: Tensor, rows: Tensor, window: Window) -> Tensor:
-    """Put new rows [B, heads, width, size] into a store; the view of what attention sees."""
-    view = store[window.start : window.stop]
-    if window.span is not None:
-        view[:, :, window.span] = rows
-    else:
-        sequences, places = window.places(store.device)
-        # Advanced indices around a slice go first: [B, width, heads, size].
-        view[sequences, :, places] = rows.transpose(1, 2)
-    return view[:, :, : window.columns]

@@ -126,12 +126,14 @@ def test_views_are_not_copies() -> None:
     window, views = feed(cache, [[1.0, 2.0], [3.0, 4.0]], first=1)
     assert window.span == slice(0, 2)
     for layer, (keys, values) in enumerate(views):
-        for view, store in ((keys, cache._rows[layer][0]), (values, cache._rows[layer][1])):
-            assert view.data_ptr() == store[1].data_ptr()
+        for view, kind in ((keys, LAYERS[layer].keys), (values, LAYERS[layer].values)):
+            buffer = cache._buffers[kind]
+            assert view.data_ptr() in [store[1].data_ptr() for store in buffer]
+            assert view.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
     cache.keep([[0], [0, 1]])
     window, views = feed(cache, [[5.0], [6.0], [7.0, 8.0]])  # uneven: still views
     assert window.span is None
-    assert views[0][0].data_ptr() == cache._rows[0][0].data_ptr()
+    assert views[0][0].data_ptr() == cache._buffers[KEYS].data_ptr()
 
 
 def test_layers_of_one_shape_share_a_buffer() -> None:

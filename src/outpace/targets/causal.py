@@ -132,7 +132,7 @@ class CausalTarget(TargetModel):
             _positions(row, offset, window.width) for row, offset in zip(covered, window.offsets, strict=True)
         ]
         # One tensor for both: one copy to the device.
-        ids, places = torch.tensor([tokens, positions], device=self.device)
+        ids, places = torch.tensor([tokens, positions], device=self.device).unbind()
         more: dict[str, Any] = {"logits_to_keep": 1} if wanted == "none" and self._keep_logits else {}
         if hidden_layers:
             more["output_hidden_states"] = True
