@@ -123,7 +123,7 @@ class Decoder:
                     ready = min(running) if running else _new_tokens(rows, sequences)
                     for column in _columns(sequences, sent, ready, request.pad):
                         self._streamer.put(torch.tensor(column))
-                    sent = max(sent, ready)
+                    sent = ready
         finally:
             for sequence in sequences:
                 engine.remove(sequence)

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from outpace.cache import Slot
 from outpace.drafters.base import Drafter
 from outpace.engine import Engine
 from outpace.sequence import Sequence
@@ -43,7 +44,7 @@ class RowEngine(Engine):
 
         Args:
             keep: copy the rows of each sequence that leaves into ``kept``: for each layer keys and values,
-                [1, heads, rows, size].
+                [1, heads, rows, size], a row for each token but the last.
         """
         self._cache = self.target.new_cache(slots, length)
         self.kept = {} if keep else None
@@ -57,9 +58,14 @@ class RowEngine(Engine):
         if self.kept is not None:
             for active in self._active:
                 if active.sequence in sequences:
-                    layers = range(len(self._cache.layers))
-                    self.kept[active.sequence] = [self._cache.rows(layer, active.slot) for layer in layers]
+                    self.kept[active.sequence] = self._committed(active.sequence, active.slot)
         super()._leave(sequences)
+
+    def _committed(self, sequence: Sequence, slot: Slot) -> list[LayerRows]:
+        # An accepted guess that ended the sequence has a row already; without a draft it would have none.
+        seen = len(sequence.tokens) - 1
+        layers = [self._cache.rows(layer, slot) for layer in range(len(self._cache.layers))]
+        return [(keys[:, :, :seen], values[:, :, :seen]) for keys, values in layers]
 
 
 class Engines:

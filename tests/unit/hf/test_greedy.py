@@ -160,6 +160,14 @@ def test_scores_and_logits_equal_stock(
     assert not running.all()
 
 
+def test_logits_are_raw_under_a_processor_that_writes_into_its_scores(fast: Any, one: Any) -> None:
+    asked = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    found = fast.generate(**one, **asked, max_new_tokens=5, logits_processor=LogitsProcessorList([Watch()]))
+    for step, (scores, logits) in enumerate(zip(found.scores, found.logits, strict=True)):
+        bias = 1.5 * ((one["input_ids"].shape[1] + step) % 3)
+        torch.testing.assert_close(logits[:, E] - scores[:, E], torch.tensor([bias]))
+
+
 def test_only_what_was_asked_for_is_recorded(fast: Any, one: dict[str, Any]) -> None:
     found = fast.generate(**one, max_new_tokens=4, return_dict_in_generate=True, output_logits=True)
     assert found.scores is None and len(found.logits) == 4

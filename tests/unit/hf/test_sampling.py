@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessorList, TopKLogitsWarper
+from transformers import LogitsProcessorList, SynthIDTextWatermarkingConfig, TopKLogitsWarper
 
 import outpace
 from outpace.drafters import DRAFTERS
-from unit.hf.tiny import Forwards, make
+from unit.hf.tiny import make
 
 WARPERS: dict[str, dict[str, Any]] = {
     "plain": {"top_k": 0},
@@ -25,7 +25,7 @@ WARPERS: dict[str, dict[str, Any]] = {
     "top_h": {"top_h": 0.5},
     "renormalize": {"top_p": 0.9, "renormalize_logits": True},
     "penalty": {"repetition_penalty": 1.2, "temperature": 0.8, "no_repeat_ngram_size": 3},
-    "synthid": {"watermarking_config": {"keys": [654, 400, 836, 123], "ngram_len": 3}},
+    "synthid": {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[654, 400, 836, 123], ngram_len=3)},
 }
 
 
@@ -40,11 +40,6 @@ def lookahead() -> Any:
 
 
 def sample(model: Any, seed: int = 5, **options: Any) -> list[list[int]]:
-    config = options.pop("watermarking_config", None)
-    if config is not None:
-        from transformers import SynthIDTextWatermarkingConfig
-
-        options["watermarking_config"] = SynthIDTextWatermarkingConfig(**config)
     torch.manual_seed(seed)
     tokens: list[list[int]] = model.generate(**{"do_sample": True, "max_new_tokens": 30} | options).tolist()
     return tokens
@@ -111,14 +106,6 @@ def test_the_distribution_is_the_stock_one(none: Any, batch: Any) -> None:
     assert float(((counts - expected)[likely] ** 2 / expected[likely]).sum()) < 30
 
 
-def test_drafters_draw_with_the_warped_distribution(lookahead: Any, one: Any) -> None:
-    """At a low temperature drafts are accepted, which needs the engine to know the temperature."""
-    counter = Forwards(lookahead)
-    sample(lookahead, **one, temperature=0.05, top_k=0, max_new_tokens=60, eos_token_id=7)
-    counter.close()
-    assert counter.count < 55
-
-
 def test_greedy_leaves_the_generator_alone(lookahead: Any, one: Any) -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -131,6 +118,16 @@ def test_a_warper_of_the_callers_own(none: Any, lookahead: Any, batch: Any) -> N
         options = {"logits_processor": LogitsProcessorList([warper]), "top_p": 0.9}
         expected = sample(none, **batch, **options)
         assert sample(lookahead, **batch, **options) == expected
+
+
+def test_a_processor_that_a_batch_has_used_before(none: Any, lookahead: Any, batch: Any) -> None:
+    """SynthID's keeps a state for each row of the last batch it saw."""
+    config = SynthIDTextWatermarkingConfig(keys=[654, 400, 836, 123], ngram_len=3)
+    processor = config.construct_processor(259, "cpu")
+    processor(batch["input_ids"], torch.zeros(3, 259))
+    for model in (none, lookahead):
+        found = sample(model, **batch, logits_processor=LogitsProcessorList([processor]))
+        assert found == sample(none, **batch, watermarking_config=config)
 
 
 @pytest.mark.parametrize("name", sorted(set(DRAFTERS) - {"draft_model"}))
