@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 VOCABULARY = 96
 WINDOW = 8  # of sliding attention: well below the prompts' length
@@ -48,10 +48,20 @@ class Family:
     common: bool = True
     seed: int = 0
 
+    def load(self) -> PreTrainedModel:
+        """A model as transformers makes it: its own choice of attention and experts, in float32."""
+        model = transformers.AutoModelForCausalLM.from_config(self._config()).eval()
+        randomise(model, self.seed)
+        return model
+
+    def _config(self) -> PretrainedConfig:
+        options = {**(_COMMON if self.common else {}), **self.options}
+        config: PretrainedConfig = getattr(transformers, self.config)(**options)
+        return config
+
     def build(self, dtype: torch.dtype = torch.float64, attention: str | None = None) -> PreTrainedModel:
         """A model with random weights, the same in every run."""
-        options = {**(_COMMON if self.common else {}), **self.options}
-        config = getattr(transformers, self.config)(**options)
+        config = self._config()
         config._attn_implementation = attention or ("sdpa" if self.sdpa else "eager")
         model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
         if hasattr(model, "set_experts_implementation") and _has_experts(config):

@@ -131,8 +131,8 @@ def test_static(name: str, attention: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_float32(name: str) -> None:
-    """In float32, rows of a wide forward differ by rounding; a flip is forgiven only at a near-tie."""
-    target = Target(FAMILIES[name].build(torch.float32))
+    """As transformers loads it. Rows of a wide forward differ by rounding: near-ties may flip."""
+    target = Target(FAMILIES[name].load())
     plain = decode(target)
     drafted = decode(target, trees(plain))
     for prompt, one, other in zip(PROMPTS, plain, drafted, strict=True):

@@ -126,6 +126,24 @@ def test_static_shapes(name: str) -> None:
         assert call["input_ids"].shape == call["position_ids"].shape == (4, width)
 
 
+def test_static_forward_of_some_slots() -> None:
+    """Slots before and after those that feed rows are padding, and not in the output."""
+    outputs = []
+    for static in (False, True):
+        target = target_of(static=static)
+        cache = target.new_cache(4, 32)
+        for place, prompt in enumerate(PROMPTS):
+            cache.allocate()
+            target.forward(cache, [Rows(prompt)], first=place, wanted="none")
+            cache.keep([range(len(prompt))])
+        outputs.append(target.forward(cache, [TREE], first=1, hidden_layers=[1]))
+    dynamic, fixed = outputs
+    assert dynamic.logits is not None and fixed.logits is not None
+    assert fixed.logits.shape == (1, 8, VOCABULARY)
+    assert torch.allclose(fixed.logits[:, :5], dynamic.logits)
+    assert torch.allclose(fixed.hidden[1][:, :5], dynamic.hidden[1])
+
+
 def test_static_plain_decoding_has_one_shape() -> None:
     target = target_of(static=True)
     engine = Engine(target, slots=2, length=64)
