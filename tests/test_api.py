@@ -11,6 +11,7 @@ import pytest
 import outpace
 
 PUBLIC = {
+    "ContextOverflow",
     "Engine",
     "Generation",
     "OutpaceError",
@@ -18,6 +19,7 @@ PUBLIC = {
     "Stats",
     "StreamedToken",
     "Target",
+    "UnsupportedModel",
     "__version__",
     "accelerate",
     "decode",
@@ -26,6 +28,7 @@ PUBLIC = {
     "nano_draft_path",
     "nano_path",
     "restore",
+    "testing",
 }
 
 
@@ -63,9 +66,10 @@ def test_import_is_light() -> None:
     assert heavy == "[]"
 
 
-def test_the_drafters_package_resolves_on_its_own() -> None:
+@pytest.mark.parametrize("name", ["drafters", "testing"])
+def test_a_package_resolves_on_its_own(name: str) -> None:
     """In a fresh interpreter nothing else has imported the submodule yet."""
-    assert python("import outpace; print(outpace.drafters.__name__)") == "outpace.drafters"
+    assert python(f"import outpace; print(outpace.{name}.__name__)") == f"outpace.{name}"
 
 
 def test_embedded_models_are_in_the_package() -> None:

@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"tree", "sampling", "stopping", "cache", "index"},
     {"sequence"},
     {"verify", "targets", "governor"},
-    {"drafters"},
+    {"drafters", "request"},
     {"engine"},
     {"hf", "serve", "bench", "train", "ralm", "testing", "console"},
     {"cli"},

@@ -11,8 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from . import drafters
-    from .core import Generation, OutpaceError, SamplingParams, Stats, StreamedToken
+    from . import drafters, testing
+    from .core import (
+        ContextOverflow,
+        Generation,
+        OutpaceError,
+        SamplingParams,
+        Stats,
+        StreamedToken,
+        UnsupportedModel,
+    )
     from .drafters import load_drafter
     from .engine import Engine
     from .hf import accelerate, decode, restore
@@ -21,6 +29,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ContextOverflow",
     "Engine",
     "Generation",
     "OutpaceError",
@@ -28,6 +37,7 @@ __all__ = [
     "Stats",
     "StreamedToken",
     "Target",
+    "UnsupportedModel",
     "__version__",
     "accelerate",
     "decode",
@@ -36,9 +46,11 @@ __all__ = [
     "nano_draft_path",
     "nano_path",
     "restore",
+    "testing",
 ]
 
 _HOME = {
+    "ContextOverflow": "core",
     "Engine": "engine",
     "Generation": "core",
     "OutpaceError": "core",
@@ -46,6 +58,7 @@ _HOME = {
     "Stats": "core",
     "StreamedToken": "core",
     "Target": "targets",
+    "UnsupportedModel": "core",
     "accelerate": "hf",
     "decode": "hf",
     "load_drafter": "drafters",
@@ -64,8 +77,8 @@ def nano_draft_path() -> Path:
 
 
 def __getattr__(name: str) -> object:
-    if name == "drafters":
-        return import_module(".drafters", __name__)
+    if name in ("drafters", "testing"):
+        return import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{_HOME[name]}", __name__), name)

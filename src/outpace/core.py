@@ -6,6 +6,7 @@ Imports nothing from outpace; everything else may import from here.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -30,6 +31,22 @@ class ContextOverflow(OutpaceError):
     """A prompt is longer than the model's context."""
 
 
+class NoTokenLeft(OutpaceError):
+    """A row of logits leaves no token to choose."""
+
+
+_INTEGERS = ("max_new_tokens", "top_k", "seed", "logprobs")
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+_OPTIONAL = ("seed", "logprobs")
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How one sequence is decoded.
@@ -47,8 +64,10 @@ class SamplingParams:
         presence_penalty: subtracted once from each token seen in the output.
         frequency_penalty: subtracted per occurrence of a token in the output.
         logit_bias: token id -> value added to its logit.
-        seed: key of the noise, 0 <= seed < 2**64; None draws one, and the generation reports it.
-        stop: strings that end the output (the engine then needs a tokenizer).
+        seed: key of the noise, 0 <= seed < 2**64; None draws one, and the generation reports it. Prompts
+            that share a seed share their noise.
+        stop: strings that end the output (the engine then needs a tokenizer). They are looked for in the
+            text without special tokens; a special token goes into ``stop_token_ids``.
         stop_token_ids: tokens that end the output, besides the model's end-of-sequence tokens.
         ignore_eos: do not end at the model's end-of-sequence tokens.
         logprobs: None for none, or how many alternatives to report beside each chosen token's own
@@ -74,10 +93,8 @@ class SamplingParams:
     logits_processors: Seq[LogitsProcessor] = ()
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
+        self._convert()
+        stop = self.stop
         self._check("max_new_tokens", self.max_new_tokens >= 0, "at least 0")
         self._check("temperature", 0 <= self.temperature < math.inf, "a finite number of at least 0")
         self._check("top_k", self.top_k >= 0, "at least 0 (0 keeps every token)")
@@ -87,12 +104,30 @@ class SamplingParams:
         self._check("presence_penalty", math.isfinite(self.presence_penalty), "a finite number")
         self._check("frequency_penalty", math.isfinite(self.frequency_penalty), "a finite number")
         bias = (self.logit_bias or {}).values()
-        self._check("logit_bias", not any(math.isnan(value) for value in bias), "free of NaN")
+        self._check("logit_bias", all(value < math.inf for value in bias), "numbers below infinity")
         self._check("seed", self.seed is None or 0 <= self.seed < 2**64, "None or at least 0 and below 2**64")
         self._check(
             "stop", all(isinstance(text, str) and text for text in stop), "strings that are not empty"
         )
         self._check("logprobs", self.logprobs is None or self.logprobs >= 0, "None or at least 0")
+
+    def _convert(self) -> None:
+        """Numbers of other libraries become Python's, a lone stop string a tuple, None an empty one."""
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        try:
+            values: dict[str, object] = {
+                name: operator.index(getattr(self, name))
+                for name in _INTEGERS
+                if name not in _OPTIONAL or getattr(self, name) is not None
+            }
+            values |= {name: float(getattr(self, name)) for name in _NUMBERS}
+            values["stop"] = tuple(stop or ())
+            values["stop_token_ids"] = tuple(operator.index(token) for token in self.stop_token_ids or ())
+            values["logits_processors"] = tuple(self.logits_processors or ())
+        except (TypeError, ValueError) as error:
+            raise OutpaceError(f"a sampling parameter has a value of the wrong type: {error}") from error
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def _check(self, name: str, holds: bool, rule: str) -> None:
         if not holds:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from outpace.cache import Slot
 from outpace.core import (
-    ContextOverflow,
     Draft,
     Generation,
     OutpaceError,
@@ -23,6 +22,7 @@ from outpace.core import (
 from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
+from outpace.request import check_ids, check_prompt, one_each, token_ids
 from outpace.sampling import Key, Logits
 from outpace.sequence import KeyedDraw, Sequence, Step
 from outpace.stopping import TextStream, Tokenizer
@@ -73,6 +73,10 @@ class Engine:
             raise OutpaceError(f"prefill_chunk must be at least 1, not {prefill_chunk}")
         self.target = Target(target)
         self.drafter = load_drafter(drafter) if isinstance(drafter, str) else drafter or NoDraft()
+        if not isinstance(self.drafter, Drafter):
+            raise OutpaceError(
+                f"a drafter is an instance or a spec string, as in 'lookahead'; not {drafter!r}"
+            )
         self.verifier = load_verifier(verifier)
         self.tokenizer = tokenizer
         self.prefill_chunk = prefill_chunk
@@ -100,7 +104,7 @@ class Engine:
         Raises:
             ContextOverflow: a prompt is longer than the context. OutpaceError: another mistake in a prompt.
         """
-        chosen = _one_each(params, len(prompts))
+        chosen = one_each(params, len(prompts))
         sequences = [self._sequence(prompt, p) for prompt, p in zip(prompts, chosen, strict=True)]
         self._waiting.extend(sequences)
         try:
@@ -112,22 +116,25 @@ class Engine:
 
     def stream(self, prompt: Seq[int], params: SamplingParams | None = None) -> Iterator[StreamedToken]:
         """Tokens of one prompt as they are accepted. Closing the iterator removes the sequence."""
-        sequence = self.add(prompt, params)
-        return self._stream(sequence)
+        return self._stream(self._sequence(prompt, params or SamplingParams()))
 
     def _stream(self, sequence: Sequence) -> Iterator[StreamedToken]:
+        self._waiting.append(sequence)
         sent = 0
         try:
-            while sequence.finish_reason is None:
-                self.step()
-                new = sequence.output[sent:]
-                sent += len(new)
+            while True:
+                # Whoever shares the engine may have stepped it meanwhile: first what is there already.
+                new, ended = sequence.output[sent:], sequence.finish_reason is not None
                 text = ""
                 if sequence.text is not None and new:
-                    text = sequence.text.release(final=sequence.finish_reason is not None)
-                for place, token in enumerate(new):
-                    last = place == len(new) - 1
-                    yield StreamedToken(token, sequence.stats.steps, text if last else "")
+                    text = sequence.text.release(final=ended)
+                for place, token in enumerate(new, sent):
+                    last = place == sent + len(new) - 1
+                    yield StreamedToken(token, sequence.steps[place], text if last else "")
+                if ended:
+                    return
+                sent += len(new)
+                self.step()
         finally:
             self.remove(sequence)
 
@@ -161,14 +168,16 @@ class Engine:
         """Let waiting sequences join, run one step for all, and return those that took part.
 
         Sequences that ended have left the batch when this returns. An error (of a logits processor, say, or
-        an interrupt) removes every sequence in the batch, since cache and tokens may no longer agree; the
-        engine itself can be used on.
+        an interrupt) removes every sequence, since cache and tokens may no longer agree; the engine itself
+        can be used on.
         """
         try:
             self._join()
             return self._advance() if self._active else []
         except BaseException:
             self._leave(self.sequences)
+            if len(self._cache):  # the error fell between taking a slot and noting who has it
+                self._cache = self.target.new_cache(self._cache.slots, self._cache.length)
             raise
 
     def _advance(self) -> list[Sequence]:
@@ -176,7 +185,10 @@ class Engine:
         active = self._active
         began = time.perf_counter()
         # A path of n nodes emits n + 1 tokens, so deeper nodes than the room less one are of no use.
-        trimmed = [trim(d, a.sequence.room - 1) for a, d in zip(active, self._propose(), strict=True)]
+        trimmed = [
+            trim(draft, a.sequence.room - 1, self._rows_left(a))
+            for a, draft in zip(active, self._propose(), strict=True)
+        ]
         drafts = [draft for draft, _ in trimmed]
         drafted = time.perf_counter()
         rows = [_rows(a.sequence, draft) for a, draft in zip(active, drafts, strict=True)]
@@ -199,6 +211,10 @@ class Engine:
             sequence.stats.seconds_verify += verified - drafted
             sequence.stats.seconds_rest += kept - verified + ended - learnt
         return took_part
+
+    def _rows_left(self, active: _Active) -> int | None:
+        """Nodes that the sequence's slot has room for, where the cache cannot grow."""
+        return self._cache.length - len(active.sequence.tokens) if self._cache.static else None
 
     def _propose(self) -> list[Draft]:
         return self.drafter.propose([active.state for active in self._active])
@@ -228,15 +244,25 @@ class Engine:
     ) -> Sequence:
         """A checked sequence, not in the batch yet."""
         target = self.target
-        _check_prompt(prompt, target)
+        tokens = token_ids(prompt)
+        check_prompt(tokens, target)
+        check_ids(params, target)
         if params.stop and self.tokenizer is None:
             raise OutpaceError("stop strings need a tokenizer: Engine(target, drafter, tokenizer=tokenizer)")
         room = params.max_new_tokens
         if target.context is not None:
-            room = min(room, target.context - len(prompt))
+            room = min(room, target.context - len(tokens))
+        if self._cache.static:
+            if len(tokens) > self._cache.length:
+                raise OutpaceError(
+                    f"the prompt has {len(tokens)} tokens, a slot of the static cache {self._cache.length} "
+                    "rows; shorten the prompt, or make the engine with a greater length"
+                )
+            # The last token is never fed, so it needs no row.
+            room = min(room, self._cache.length + 1 - len(tokens))
         seed = secrets.randbits(64) if params.seed is None else params.seed
         return Sequence(
-            prompt,
+            tokens,
             params,
             Key(seed, coupled=self.verifier.coupled),
             limit=room,
@@ -250,18 +276,18 @@ class Engine:
 
         A static cache has no more slots than it has: the rest wait on until one is free.
         """
-        waiting = [sequence for sequence in self._waiting if sequence.finish_reason is None]
-        free = self._cache.slots - len(self._cache) if self._cache.static else len(waiting)
-        waiting, self._waiting = waiting[:free], waiting[free:]
+        self._waiting = [sequence for sequence in self._waiting if sequence.finish_reason is None]
+        free = self._cache.slots - len(self._cache) if self._cache.static else len(self._waiting)
+        waiting = self._waiting[:free]
         if not waiting:
             return
         began = time.perf_counter()
         first = len(self._active)
-        joined = []
         for sequence in waiting:
             sequence.stats.lossy = self.verifier.lossy
-            joined.append(_Active(sequence, self._cache.allocate()))
-        self._active.extend(joined)
+            self._active.append(_Active(sequence, self._cache.allocate()))
+            self._waiting.remove(sequence)
+        joined = self._active[first:]
         for start in range(0, max(s.prompt_length for s in waiting) - 1, self.prefill_chunk):
             chunks = [s.tokens[start : min(start + self.prefill_chunk, s.prompt_length - 1)] for s in waiting]
             self.target.forward(self._cache, [Rows(chunk) for chunk in chunks], first, wanted="none")
@@ -275,10 +301,12 @@ class Engine:
 
     def _leave(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:
-            if sequence in self._waiting:
-                self._waiting.remove(sequence)
             place = next((i for i, a in enumerate(self._active) if a.sequence is sequence), None)
-            if place is not None:
+            if place is None and sequence not in self._waiting:
+                continue
+            if place is None:
+                self._waiting.remove(sequence)
+            else:
                 gone = self._active[place]
                 # As in the cache: the last one moves into the gap.
                 last = self._active.pop()
@@ -289,28 +317,6 @@ class Engine:
                     self.drafter.stop(gone.state)
             if sequence.finish_reason is None:
                 sequence.finish_reason = "removed"
-
-
-def _one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise OutpaceError(
-            f"{count} prompts but {len(params)} SamplingParams; give one for all, or one for each"
-        )
-    return list(params)
-
-
-def _check_prompt(prompt: Seq[int], target: TargetModel) -> None:
-    if not len(prompt):
-        raise OutpaceError("the prompt is empty: it needs at least one token (the model's BOS token will do)")
-    outside = [token for token in prompt if not 0 <= token < target.vocabulary]
-    if outside:
-        raise OutpaceError(f"token {outside[0]} is outside the model's vocabulary of {target.vocabulary}")
-    if target.context is not None and len(prompt) > target.context:
-        raise ContextOverflow(
-            f"the prompt has {len(prompt)} tokens, the model's context {target.context}; shorten the prompt"
-        )
 
 
 def _rows(sequence: Sequence, draft: Draft) -> Rows:

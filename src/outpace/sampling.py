@@ -8,6 +8,7 @@ how many tokens a step accepted: drafter-invariant speculative decoding (Daliri,
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from outpace.core import LogitsProcessor, OutpaceError, SamplingParams
+from outpace.core import LogitsProcessor, NoTokenLeft, SamplingParams
 
+NO_TOKEN_LEFT = "every token is excluded, or a logit is NaN: check the logits processors and the model"
 _MASK = (1 << 64) - 1
 _WEYL = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -66,13 +68,13 @@ def _token_words(vocabulary: int, device: torch.device) -> Tensor:
 
 
 def _unit(words: Tensor) -> Tensor:
-    """The top 53 bits of each word as a float64 strictly between 0 and 1."""
-    return ((words >> 11 & (1 << 53) - 1).double() + 0.5) * 2.0**-53
+    """The top 52 bits of each word as a float64 strictly between 0 and 1 (one bit more could round to 1)."""
+    return ((words >> 12 & (1 << 52) - 1).double() + 0.5) * 2.0**-52
 
 
 def uniform(word: int) -> float:
     """A number strictly between 0 and 1 from a 64-bit key."""
-    return ((word >> 11) + 0.5) * 2.0**-53
+    return ((word >> 12) + 0.5) * 2.0**-52
 
 
 def gumbel(word: int, vocabulary: int, device: torch.device, tokens: Tensor | None = None) -> Tensor:
@@ -84,19 +86,20 @@ def gumbel(word: int, vocabulary: int, device: torch.device, tokens: Tensor | No
 
 
 def noisy_argmax(scores: Tensor, word: int) -> int:
-    """The Gumbel-max draw from softmax(scores), shape [vocabulary]; noise only where a score is finite.
+    """The Gumbel-max draw from softmax(scores), shape [vocabulary]; noise only over tokens that are left.
+
+    Tokens with a score of infinity leave the others no chance.
 
     Raises:
-        OutpaceError: no token has a finite score.
+        NoTokenLeft: every score is minus infinity, or one is NaN.
     """
     scores = scores.double()
-    open_tokens = torch.isfinite(scores).nonzero().squeeze(1)
-    if not len(open_tokens):
-        raise OutpaceError(
-            "every token is excluded (or its logit is NaN): check the logits processors and the bias"
-        )
-    noise = gumbel(word, scores.shape[-1], scores.device, open_tokens)
-    return int(open_tokens[torch.argmax(scores[open_tokens] + noise)])
+    peak = float(scores.max())
+    if not peak > -math.inf:
+        raise NoTokenLeft(NO_TOKEN_LEFT)
+    left = (scores == peak if peak == math.inf else scores > -math.inf).nonzero().squeeze(1)
+    noise = gumbel(word, scores.shape[-1], scores.device, left)
+    return int(left[torch.argmax(noise if peak == math.inf else scores[left] + noise)])
 
 
 def warp(scores: Tensor, params: SamplingParams) -> Tensor:
@@ -106,7 +109,9 @@ def warp(scores: Tensor, params: SamplingParams) -> Tensor:
     """
     if params.greedy:
         return scores
-    if params.temperature != 1:
+    if params.temperature < 1e-3:  # dividing could overflow, or the divisor be 0 in float32
+        scores = (scores - scores.amax(dim=-1, keepdim=True)) / max(params.temperature, 1e-30)
+    elif params.temperature != 1:
         scores = scores / params.temperature
     if 0 < params.top_k < scores.shape[-1]:
         least = torch.topk(scores, params.top_k).values[..., -1:]

@@ -6,18 +6,21 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from outpace.core import (
     Draft,
     FinishReason,
     Generation,
+    NoTokenLeft,
     OutpaceError,
     SamplingParams,
     Stats,
     TokenLogprobs,
 )
 from outpace.sampling import (
+    NO_TOKEN_LEFT,
     Key,
     Logits,
     Processor,
@@ -65,6 +68,9 @@ class Sequence:
         self.processor = Processor(params, prompt)
         self.stats = Stats()
         self.logprobs: list[TokenLogprobs] = []
+        self.steps: list[int] = []  # the step, from 1, that emitted each output token
+        # Every token that ends the sequence: a draft gains nothing by going past one.
+        self.stop_tokens = eos_token_ids.union(params.stop_token_ids)
         self.finish_reason: FinishReason | None = "length" if limit <= 0 else None
 
     @property
@@ -80,11 +86,6 @@ class Sequence:
         return len(self.tokens) - self.prompt_length
 
     @property
-    def stop_tokens(self) -> frozenset[int]:
-        """Every token that ends the sequence: a draft gains nothing by going past one."""
-        return self.eos_token_ids.union(self.params.stop_token_ids)
-
-    @property
     def room(self) -> int:
         """Output tokens still allowed."""
         return self.limit - self.output_length
@@ -92,6 +93,7 @@ class Sequence:
     def append(self, token: int) -> bool:
         """Commit a token; False if the sequence ends with it."""
         self.tokens.append(token)
+        self.steps.append(self.stats.steps + 1)
         self.processor.observe(token)
         stop_string = self.text is not None and self.text.push(token)
         if token in self.eos_token_ids:
@@ -147,7 +149,10 @@ class KeyedDraw:
         sequence = self._sequence
         scores = sequence.processor(logits[node], sequence.tokens).double()
         if not sequence.params.greedy:
-            return scores.softmax(dim=-1)
+            q = scores.softmax(dim=-1)
+            if not torch.isfinite(q).all():
+                raise NoTokenLeft(NO_TOKEN_LEFT)
+            return q
         point = scores.new_zeros(scores.shape)
         point[scores.argmax()] = 1.0
         return point

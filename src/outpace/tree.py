@@ -126,11 +126,14 @@ def merge(drafts: Sequence[Draft]) -> tuple[Draft, list[list[int]]]:
     return trie.draft(), maps
 
 
-def trim(draft: Draft, max_depth: int) -> tuple[Draft, Sequence[int]]:
-    """The draft without nodes at ``max_depth`` or deeper, and which nodes those kept were before."""
+def trim(draft: Draft, max_depth: int, max_nodes: int | None = None) -> tuple[Draft, Sequence[int]]:
+    """The draft without nodes at ``max_depth`` or deeper, and which nodes those kept were before.
+
+    Of those, the first ``max_nodes``, where that is given.
+    """
     depth = depths(draft.parents)
-    # A parent is shallower than its children, so what is kept is closed under parents.
-    kept = [node for node in range(len(draft)) if depth[node] < max_depth]
+    # A parent is shallower than its children and before them, so what is kept is closed under parents.
+    kept = [node for node in range(len(draft)) if depth[node] < max_depth][:max_nodes]
     if len(kept) == len(draft):
         return draft, kept
     place = {old: new for new, old in enumerate(kept)} | {-1: -1}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import outpace
 from models import tiny_llama
+from outpace.cache import Slot
 from outpace.core import ContextOverflow, Draft, OutpaceError, SamplingParams
 from outpace.drafters import NoDraft
 from outpace.engine import Engine
@@ -304,3 +307,93 @@ def test_a_drafter_gets_the_hidden_states_it_asks_for(target: outpace.targets.Ta
         states = tiny_llama()(text, output_hidden_states=True).hidden_states[1][0]
     assert seen[0].hidden[1].shape == (3, 32)
     assert torch.allclose(seen[0].hidden[1][0], states[len(PROMPTS[0]) - 1])
+
+
+def test_an_error_while_joining_leaks_no_slot(
+    target: outpace.targets.TargetModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(target, LOOKAHEAD, slots=4)
+    allocate, calls = engine._cache.allocate, 0
+
+    def fail_at_the_third() -> Slot:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise MemoryError("no room")
+        return allocate()
+
+    monkeypatch.setattr(engine._cache, "allocate", fail_at_the_third)
+    waiting = [engine.add(prompt, SamplingParams(max_new_tokens=8)) for prompt in PROMPTS]
+    with pytest.raises(MemoryError):
+        engine.step()
+    assert [sequence.finish_reason for sequence in waiting] == ["removed"] * 3
+    assert len(engine._cache) == 0
+    for _ in range(2):
+        found = engine.generate(PROMPTS, SamplingParams(max_new_tokens=8))
+        assert [g.tokens for g in found] == [stock(prompt, 8) for prompt in PROMPTS]
+
+
+def test_two_streams_share_an_engine(target: outpace.targets.TargetModel) -> None:
+    engine = Engine(target, LOOKAHEAD)
+    first = engine.stream(PROMPTS[0], SamplingParams(max_new_tokens=12))
+    second = engine.stream(PROMPTS[2], SamplingParams(max_new_tokens=12))
+    one, two = [next(first)], [next(second)]
+    one += list(first)
+    two += list(second)
+    for found, prompt in ((one, PROMPTS[0]), (two, PROMPTS[2])):
+        assert [token.token for token in found] == stock(prompt, 12)
+        alone = list(Engine(target, LOOKAHEAD).stream(prompt, SamplingParams(max_new_tokens=12)))
+        assert [token.step for token in found] == [token.step for token in alone]
+
+
+def test_a_stream_that_never_started_leaves_nothing(target: outpace.targets.TargetModel) -> None:
+    engine = Engine(target)
+    engine.stream(PROMPTS[0]).close()  # type: ignore[attr-defined]
+    assert not engine.sequences
+
+
+def test_removing_a_sequence_of_another_engine_does_nothing(target: outpace.targets.TargetModel) -> None:
+    engine = Engine(target)
+    sequence = engine.add(PROMPTS[0], SamplingParams(max_new_tokens=2))
+    Engine(target).remove(sequence)
+    assert sequence.finish_reason is None
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, tuple])
+def test_a_prompt_may_be_any_sequence_of_integers(
+    target: outpace.targets.TargetModel, kind: Callable[[list[int]], Sequence[int]]
+) -> None:
+    plain, other = (
+        Engine(target, "prompt_lookup").generate([p], SamplingParams(max_new_tokens=16))[0]
+        for p in (PROMPTS[2], kind(PROMPTS[2]))
+    )
+    assert (other.tokens, other.stats.drafted) == (plain.tokens, plain.stats.drafted)
+
+
+@pytest.mark.parametrize("prompts", [[1, 2, 3], ["text"], [[1.5]]])
+def test_what_is_no_prompt_is_refused(target: outpace.targets.TargetModel, prompts: list[Any]) -> None:
+    with pytest.raises(OutpaceError, match="a prompt is a list of token ids"):
+        Engine(target).generate(prompts)
+
+
+@pytest.mark.parametrize("name", ["logit_bias", "stop_token_ids"])
+@pytest.mark.parametrize("token", [-1, 97])
+def test_token_ids_in_parameters_are_checked(
+    target: outpace.targets.TargetModel, name: str, token: int
+) -> None:
+    value = {token: 1.0} if name == "logit_bias" else [token]
+    with pytest.raises(OutpaceError, match=f"{name}: token {token} is outside"):
+        Engine(target).generate([[1]], SamplingParams(**{name: value}))  # type: ignore[arg-type]
+
+
+def test_a_static_cache_is_a_limit() -> None:
+    engine = Engine(outpace.Target(tiny_llama(), static=True), LOOKAHEAD, slots=2, length=24)
+    found = engine.generate([PROMPTS[0], PROMPTS[2]], SamplingParams(max_new_tokens=100))
+    assert [g.tokens for g in found] == [stock(p, 100)[: 25 - len(p)] for p in (PROMPTS[0], PROMPTS[2])]
+    with pytest.raises(OutpaceError, match="25 tokens, a slot of the static cache 24 rows"):
+        engine.generate([[7] * 25])
+
+
+def test_a_made_target_takes_no_options(target: outpace.targets.TargetModel) -> None:
+    with pytest.raises(OutpaceError, match="static"):
+        outpace.Target(target, static=True)

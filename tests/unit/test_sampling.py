@@ -208,6 +208,7 @@ def test_rows_are_drawn_as_the_target_draws_them() -> None:
         ("presence_penalty", float("nan")),
         ("frequency_penalty", float("inf")),
         ("logit_bias", {1: float("nan")}),
+        ("logit_bias", {1: float("inf")}),
         ("seed", -1),
         ("seed", 2**64),
         ("stop", [""]),
@@ -217,3 +218,32 @@ def test_rows_are_drawn_as_the_target_draws_them() -> None:
 def test_a_parameter_out_of_range_is_named(name: str, value: object) -> None:
     with pytest.raises(OutpaceError, match=name):
         SamplingParams(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options", [{"top_k": 2.5}, {"temperature": "hot"}, {"max_new_tokens": None}, {"seed": 0.5}]
+)
+def test_a_parameter_of_the_wrong_type_is_refused(options: dict[str, object]) -> None:
+    with pytest.raises(OutpaceError, match="wrong type"):
+        SamplingParams(**options)  # type: ignore[arg-type]
+
+
+def test_numbers_of_other_libraries_and_none_are_taken() -> None:
+    params = SamplingParams(seed=torch.tensor(3), top_k=torch.tensor(5), stop=None, stop_token_ids=None)  # type: ignore[arg-type]
+    assert (params.seed, params.top_k, params.stop, params.stop_token_ids) == (3, 5, (), ())
+    assert type(params.seed) is int
+
+
+def test_a_token_of_infinite_score_is_the_only_choice() -> None:
+    scores = torch.tensor([1.0, torch.inf, 2.0])
+    assert {noisy_argmax(scores, key(seed)) for seed in range(20)} == {1}
+
+
+@pytest.mark.parametrize("temperature", [1e-4, 1e-38, 5e-324])
+def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
+    scores = warp(torch.tensor([5.0, 1.0, 0.5, -7.0]), SamplingParams(temperature=temperature, top_p=0.9))
+    assert {noisy_argmax(scores, key(seed)) for seed in range(20)} == {0}
+
+
+def test_uniform_is_below_one_at_its_largest() -> None:
+    assert uniform(0) > 0 and uniform(2**64 - 1) < 1

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from outpace import nano_draft_path
 from outpace.cache import KVCache, Slot
-from outpace.core import Draft, OutpaceError
+from outpace.core import Draft, NoTokenLeft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.sequence import KeyedDraw, Sequence, Step
 from outpace.targets import Rows, Target, TargetModel
@@ -117,9 +117,12 @@ class DraftModel(Drafter[DraftModelState]):
         while active:
             rows = _feed(active, feeds)
             best = rows.argmax(dim=-1).tolist()
-            for place, state in enumerate(active):
-                self._draw(state, rows[place], best[place])
-            active = [state for state in active if self._goes_on(state, wanted[id(state)])]
+            drawn = [self._draw(state, rows[place], best[place]) for place, state in enumerate(active)]
+            active = [
+                state
+                for state, more in zip(active, drawn, strict=True)
+                if more and self._goes_on(state, wanted[id(state)])
+            ]
             feeds = [[state.guessed[-1]] for state in active]
         return [_draft(state) for state in states]
 
@@ -134,7 +137,8 @@ class DraftModel(Drafter[DraftModelState]):
         # The last guess is not fed: with the root, K guesses need K - 1 rows more than the text.
         return count if context is None else min(count, context - len(sequence.tokens) + 1)
 
-    def _draw(self, state: DraftModelState, row: Tensor, best: int) -> None:
+    def _draw(self, state: DraftModelState, row: Tensor, best: int) -> bool:
+        """Guess one token more; False if the draft model has none to offer (NaN, or all excluded)."""
         sequence, node = state.sequence, len(state.guessed)
         distribution = None
         if sequence.processor.plain:
@@ -143,10 +147,14 @@ class DraftModel(Drafter[DraftModelState]):
             token = int(sequence.processor.adjust(row, state.guessed).argmax())
         else:
             coupled = self.draws == "coupled"
-            token, distribution = KeyedDraw(sequence).draft(row, state.guessed, node, coupled)
+            try:
+                token, distribution = KeyedDraw(sequence).draft(row, state.guessed, node, coupled)
+            except NoTokenLeft:
+                return False
         state.guessed.append(token)
         if distribution is not None:
             state.rows[node - 1] = distribution
+        return True
 
     def _goes_on(self, state: DraftModelState, wanted: int) -> bool:
         return len(state.guessed) < wanted and state.guessed[-1] not in state.sequence.stop_tokens

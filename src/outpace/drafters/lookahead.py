@@ -29,7 +29,7 @@ class LookaheadState:
     """A sequence's window and pool.
 
     ``levels[l][i]`` is the token of cell (l, i); ``nodes[l][i]`` the node that stands for it in the
-    last draft.
+    last draft, whose first ``cells`` nodes are the window's.
     """
 
     sequence: Sequence
@@ -37,6 +37,7 @@ class LookaheadState:
     filler: Filler
     levels: list[list[int]]
     nodes: list[list[int]] = field(default_factory=list)
+    cells: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,14 +93,14 @@ class Lookahead(SequenceDrafter[LookaheadState]):
     def draft(self, state: LookaheadState) -> Draft:
         trie = Trie()
         state.nodes = _plant(state.levels, trie) if self.window else []
-        cells = len(trie)
+        state.cells = len(trie)
         for guess in state.pool.get(state.sequence.tokens[-1]):
             trie.add(guess)
-        state.sequence.stats.count("guessed", len(trie) - cells)
         return trie.draft()
 
     def learn(self, state: LookaheadState, step: Step) -> None:
         tokens = state.sequence.tokens
+        state.sequence.stats.count("guessed", sum(node >= state.cells for node in step.kept))
         if self.pool_from_output:
             state.pool.add_text(tokens, len(tokens) - len(step.tokens) - self.ngram + 1)
         if self.window:

@@ -53,6 +53,8 @@ class NgramIndex:
             raise ValueError(f"the text has {end} tokens but the index {self._read}: call update first")
         found: dict[int, Match] = {}
         for size in reversed(self._sizes):
+            if size > end:
+                continue
             # The last place is the text's own end. Those of a longer match are also among a shorter one's.
             for place in reversed(self._places.get(tuple(tokens[-size:]), ())):
                 if len(found) >= limit:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outpace.core import UnsupportedModel
+from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.base import Output, Rows, TargetModel
 from outpace.targets.causal import CausalTarget
 
@@ -22,6 +22,8 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
         UnsupportedModel: the model cannot be verified or undone; the message names the reason.
     """
     if isinstance(model, TargetModel):
+        if options:
+            raise OutpaceError(f"a target is made already; its options ({', '.join(options)}) come too late")
         return model
     config = getattr(model, "config", None)
     if config is None or not callable(model):

@@ -146,7 +146,11 @@ class CausalTarget(TargetModel):
         )
         asked = slice(before, before + len(rows))
         hidden = {layer: output.hidden_states[layer][asked] for layer in hidden_layers}
-        return Output(output.logits[asked] if wanted == "all" else None, hidden)
+        if wanted == "none":
+            return Output(None, hidden)
+        logits = output.logits[asked]
+        # Draws are made in float64, which MPS lacks.
+        return Output(logits.cpu() if logits.device.type == "mps" else logits, hidden)
 
     @torch.inference_mode()
     def _probe(self) -> None:
