@@ -170,7 +170,8 @@ def load_prompts(
             raise SystemExit(f"no {suite} file in {data}")
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:limit]]
         texts = [
-            f"Question: {line['question']}\nAnswer:" if suite == "gsm8k" else str(line["prompt"])
+            # As is usual for models that join a newline and what follows it into one token.
+            f"Question: {line['question']}\nAnswer:" if suite == "gsm8k" else str(line["prompt"]).rstrip()
             for line in lines
         ]
         suites[suite] = [tokenizer(text).input_ids for text in texts]

@@ -7,7 +7,8 @@ Rows that are not finite. Attention multiplies a masked row's value by 0, and 0 
 a mask hides must still be finite. Buffers begin as zeros, padded rows go to a scratch row outside every view,
 and rows given back (``free``, ``truncate``) are zeroed: what one sequence computed never reaches another.
 Rows that ``keep`` rejects stay until they are written over. If such a row is not finite, then all rows of its
-sequence were NaN in the very forward that wrote it, for they share a view: nothing is left to protect.
+sequence were NaN in the very forward that wrote it, for they share a view. (So in half precision a draft
+that overflows can spoil its sequence, where plain decoding would not have met it.)
 """
 
 from __future__ import annotations

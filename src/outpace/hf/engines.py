@@ -101,10 +101,9 @@ class Engines:
             engine = self._idle.pop() if self._idle else None
         if engine is None:
             engine = RowEngine(target, self.drafter, self.verifier, slots=1, length=1)
-        try:
-            yield engine
-        finally:
-            engine.close()
-            with self._lock:
-                if engine.target is self._target:
-                    self._idle.append(engine)
+        # After an error the engine is dropped: nobody knows what state it is in.
+        yield engine
+        engine.close()
+        with self._lock:
+            if engine.target is self._target:
+                self._idle.append(engine)

@@ -1,4 +1,4 @@
-"""Stock decoder-only transformers models: the only file that knows transformers' forward and cache.
+"""Stock decoder-only transformers models: their forward and their cache.
 
 Nothing is patched: a forward gets a 4-D mask, explicit positions and a cache object of ours.
 """
