@@ -2,8 +2,8 @@
 
     python benchmarks/lookahead_reference.py --reference DIR
 
-DIR holds a model (`model/`) and `lookahead.json`: prompts as token ids, the greedy continuation of each, and
-for each setting of the original implementation (window, ngram, guesses, pool_from_prompt) its tokens per step.
+DIR holds a model (`model/`) and `lookahead.json`: prompts as token ids, the greedy continuation of each,
+and for each setting of the original implementation its tokens per step.
 """
 
 from __future__ import annotations
