@@ -158,12 +158,19 @@ def test_static_plain_decoding_has_one_shape() -> None:
 
 
 def test_outgrowing_a_static_cache() -> None:
+    """An error before anything is written: what fits may still be fed."""
     target = target_of(static=True)
-    engine = Engine(target, length=16)
-    with pytest.raises(OutpaceError, match="length >= 17"):
-        engine.generate([PROMPTS[0]], PARAMS)
-    assert not engine.sequences
-    assert len(engine.generate([PROMPTS[0]], SamplingParams(max_new_tokens=8))[0].tokens) == 8
+    cache = target.new_cache(1, 16)
+    cache.allocate()
+    target.forward(cache, [Rows(range(14))], wanted="none")
+    cache.keep([range(14)])
+    with pytest.raises(OutpaceError, match="length >= 19"):
+        target.forward(cache, [TREE])
+    logits = target.forward(cache, [Rows([7, 8])]).logits  # its width's bucket may reach past the end
+    plain = target.model(input_ids=torch.tensor([[*range(14), 7, 8]])).logits[:, -2:]
+    assert logits is not None and torch.allclose(logits[:, :2], plain)
+    cache.keep([range(2)])
+    assert cache.lengths == [16]
 
 
 @pytest.mark.parametrize("slots", [1, 2])
