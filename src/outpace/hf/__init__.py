@@ -64,7 +64,7 @@ def accelerate(model: Model, drafter: str | Drafter[Any] = "lookahead", verifier
             was replaced by someone else.
     """
     engines = Engines(_drafter(drafter), verifier)
-    with engines.lend(model):  # what does not fit is to be said now, not at the first call
+    with engines.lend(engines.target(model)):  # what does not fit is said now, not at the first call
         pass
     _refuse_foreign(model)
     restore(model)

@@ -20,6 +20,7 @@ from outpace.hf.checks import left_pads, refuse_request
 from outpace.hf.engines import Engines, LayerRows, RowEngine
 from outpace.hf.rows import Recording, Row, for_row, split_criteria, split_warpers
 from outpace.sequence import Sequence
+from outpace.targets import TargetModel
 
 _log = logging.getLogger(__name__)
 _ROOM = 512  # new tokens to make room for in the cache at once; it grows
@@ -80,11 +81,10 @@ class Decoder:
         cache = model_kwargs.get("past_key_values")
         # The mark of a caller's own cache: set by newer transformers, and by our wrapper always.
         wanted = generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", False)
-        with self._engines.lend(model) as engine:
-            request = _request(
-                engine.target.context, input_ids, stopping_criteria, generation_config, model_kwargs
-            )
-            rows = _rows(request, logits_processor)
+        target = self._engines.target(model)
+        request = _request(target, input_ids, stopping_criteria, generation_config, model_kwargs)
+        rows = _rows(request, logits_processor)
+        with self._engines.lend(target) as engine:
             width = input_ids.shape[1] + min(request.limit, _ROOM) + _DRAFT
             engine.open(len(rows), width, keep=wanted and cache is not None)
             sequences = self._decode(engine, rows, request)
@@ -131,7 +131,7 @@ class Decoder:
 
 
 def _request(
-    context: int | None,
+    target: TargetModel,
     input_ids: Tensor,
     criteria: StoppingCriteriaList,
     config: GenerationConfig,
@@ -142,6 +142,7 @@ def _request(
     length = input_ids.shape[1]
     # As in transformers' loop, which looks at the length only after the first token.
     asked = sys.maxsize if longest is None else max(1, longest - length)
+    context = target.context
     room = asked if context is None else context - (length - min(pads))
     if room < 1:
         raise ContextOverflow(
@@ -158,7 +159,8 @@ def _request(
         pads=pads,
         limit=min(asked, room),
         asked=asked,
-        stops=stops,
+        # transformers lets a token be named that the model does not have; it is never said.
+        stops=[token for token in stops if 0 <= token < target.vocabulary],
         criteria=others,
         pad=None if pad is None else int(pad),
     )

@@ -84,12 +84,11 @@ class Engines:
         self._made_for: tuple[Any, ...] | None = None
         self._idle: list[RowEngine] = []
 
-    @contextmanager
-    def lend(self, model: Any) -> Iterator[RowEngine]:
-        """An engine for the model that no other thread uses.
+    def target(self, model: Any) -> TargetModel:
+        """The model as a target; made anew when it has moved, or was given another dtype, attention or head.
 
         Raises:
-            OutpaceError: the model, the drafter and the verifier do not fit each other.
+            UnsupportedModel: drafts cannot be verified with it; the message names the reason.
         """
         with self._lock:
             state = _state(model)
@@ -97,13 +96,22 @@ class Engines:
                 self._idle.clear()
                 self._target = Target(model, check=_passed.get(model) != state)
                 self._made_for = _passed[model] = state
-            target = self._target
-            engine = self._idle.pop() if self._idle else None
+            return self._target
+
+    @contextmanager
+    def lend(self, target: TargetModel) -> Iterator[RowEngine]:
+        """An engine for a target of this object's that no other thread uses.
+
+        Raises:
+            OutpaceError: the target, the drafter and the verifier do not fit each other.
+        """
+        with self._lock:
+            engine = self._idle.pop() if self._idle and target is self._target else None
         if engine is None:
             engine = RowEngine(target, self.drafter, self.verifier, slots=1, length=1)
         # After an error the engine is dropped: nobody knows what state it is in.
         yield engine
         engine.close()
         with self._lock:
-            if engine.target is self._target:
+            if target is self._target:
                 self._idle.append(engine)

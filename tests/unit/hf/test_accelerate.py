@@ -206,6 +206,20 @@ def test_the_memory_of_the_cache_is_given_back(llama: Any, batch: Any) -> None:
     assert not engine.sequences
 
 
+def test_a_refusal_keeps_the_engine_and_an_error_drops_it(llama: Any, one: Any) -> None:
+    outpace.accelerate(llama)
+    engines = llama.generate._engines
+    (engine,) = engines._idle
+    with pytest.raises(outpace.OutpaceError):
+        llama.generate(**one, max_new_tokens=3, attention_mask=torch.zeros_like(one["input_ids"]))
+    assert engines._idle == [engine]
+    with pytest.raises(ZeroDivisionError):
+        llama.generate(**one, max_new_tokens=3, stopping_criteria=[lambda *_: 1 / 0])
+    assert engines._idle == []
+    llama.generate(**one, max_new_tokens=3)
+    assert len(engines._idle) == 1
+
+
 def test_the_self_test_runs_once(llama: Any, one: Any) -> None:
     counter = Forwards(llama)
     llama.generate(**one, max_new_tokens=2, custom_generate=outpace.decode("none"))

@@ -51,6 +51,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
 @pytest.mark.parametrize("name", OPTIONS)
 def test_tokens_equal_stock(name: str, plain: Any, fast: Any, batch: dict[str, Any]) -> None:
     options = {"max_new_tokens": 48} | OPTIONS[name]
