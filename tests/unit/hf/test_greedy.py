@@ -242,6 +242,15 @@ def test_rows_end_at_the_context_together(batch: dict[str, Any]) -> None:
     assert found.tolist() == expected[:, :30].tolist()
 
 
+def test_pads_take_no_room_in_the_context() -> None:
+    model = make("llama", max_position_embeddings=30)
+    prompt = torch.tensor([[PAD] * 6 + [E, T, N]])
+    options = {"attention_mask": (prompt != PAD).long(), "max_new_tokens": 60, "eos_token_id": NEVER}
+    expected = model.generate(prompt, **options)
+    found = outpace.accelerate(model).generate(prompt, **options)
+    assert found.tolist() == expected[:, :36].tolist()
+
+
 @pytest.mark.parametrize("verifier", ["match", "rejection"])
 def test_decode_works_for_one_call(verifier: str, plain: Any, batch: dict[str, Any]) -> None:
     expected = plain.generate(**batch, max_new_tokens=30)

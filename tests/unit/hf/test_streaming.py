@@ -10,6 +10,7 @@ import torch
 from transformers import LogitsProcessorList, TextIteratorStreamer, TextStreamer
 from transformers.generation.streamers import BaseStreamer
 
+from outpace.drafters import Lookahead
 from unit.hf.tiny import NEVER
 
 
@@ -110,6 +111,20 @@ def test_end_comes_after_an_error_and_the_model_goes_on(plain: Any, fast: Any, o
     assert 1 < len(tape.calls) <= 7
     expected = plain.generate(**one, max_new_tokens=20)
     assert fast.generate(**one, max_new_tokens=20).tolist() == expected.tolist()
+
+
+def test_the_drafter_hears_of_the_end_after_an_error(
+    fast: Any, one: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[Any] = []
+    monkeypatch.setattr(Lookahead, "stop", lambda _, state: stopped.append(state))
+
+    def breaks(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        raise Broken
+
+    with pytest.raises(Broken):
+        fast.generate(**one, max_new_tokens=3, logits_processor=LogitsProcessorList([breaks]))
+    assert len(stopped) == 1
 
 
 def test_end_comes_after_an_error_in_the_prompt(fast: Any, one: Any) -> None:
