@@ -4,7 +4,8 @@
 
 DIR holds gsm8k_test*.jsonl (lines with "question") and humaneval.jsonl (lines with "prompt"). Methods take
 turns prompt by prompt, in an order that rotates, and each is warmed up; a ratio is the median over prompts of
-the speed against transformers' plain generate() on the same prompt in the same round.
+the speed against transformers' plain generate() on the same prompt in the same round. Every output has the
+same number of tokens: end-of-sequence tokens are ignored by all.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def ours(target: outpace.targets.TargetModel, spec: str, new_tokens: int) -> Run
     engine = outpace.Engine(target, spec)
 
     def run(prompt: list[int]) -> tuple[list[int], Stats | None]:
-        generation = engine.generate([prompt], SamplingParams(max_new_tokens=new_tokens))[0]
+        generation = engine.generate([prompt], SamplingParams(max_new_tokens=new_tokens, ignore_eos=True))[0]
         return generation.tokens, generation.stats
 
     return run
@@ -215,6 +216,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(
         options.model, dtype=torch.float32, use_safetensors=True
     ).eval()
+    model.generation_config.eos_token_id = None
     suites = load_prompts(options.data, AutoTokenizer.from_pretrained(options.model), options.limit)
     target = outpace.Target(model)
     runs: dict[str, Run] = {
