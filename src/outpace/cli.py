@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 DEFAULT_DRAFTER = "lookahead"
-DEMO_DRAFTER = "lookahead"
+DEMO_DRAFTER = "lookahead:window=4,ngram=4,guesses=4"  # on a CPU a wide forward costs more
 NOT_EQUAL, MISTAKE, INTERRUPTED = 1, 2, 130
 
 app = typer.Typer(
