@@ -298,7 +298,7 @@ def documented_functions(text: str) -> list[str]:
             source = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
             # A docstring with nothing after it teaches the model to stop where a body should come.
             if 5 <= source.count("\n") + 1 <= 60 and len(node.body) > 1:
-                functions.append(source + "\n")
+                functions.append(source)
     return functions
 
 

@@ -26,11 +26,19 @@ from typing import Any
 import numpy as np
 import torch
 from corpus import END_OF_TEXT, GSM8K_FILE, PROSE_FILE, Corpus, build_corpus
+from muon import Muon
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 TARGET = "outpace-nano"
 DRAFT = "outpace-nano-draft"
@@ -55,13 +63,13 @@ PAUSE = 20.0
 """A step that took longer than this many seconds was stopped from outside; the gap does not count."""
 
 MIX = {
-    "gsm8k": 0.30,
-    "code": 0.23,
+    "gsm8k": 0.28,
+    "code": 0.18,
     "function": 0.14,
     "prose": 0.06,
-    "dialogue": 0.02,
-    "correction": 0.12,
-    "retrieval": 0.13,
+    "dialogue": 0.03,
+    "correction": 0.14,
+    "retrieval": 0.17,
 }
 """The share of the rows that each kind of document gets."""
 
@@ -107,7 +115,12 @@ def train_tokenizer(corpus: Corpus, seed: int) -> PreTrainedTokenizerFast:
         sample += rng.sample(texts, min(len(texts), round(3e6 / average)))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            # A newline is a token of its own, so that a prompt may end with one whatever line comes next.
+            pre_tokenizers.Split("\n", "isolated"),
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -219,12 +232,32 @@ def new_model(name: str) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
+def warm_model(name: str, folder: Path, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """An earlier model, whose tokenizer may be another.
+
+    A token that the old tokenizer has keeps its embedding. A new one starts as the mean of the old tokens that
+    spell it.
+    """
+    old_tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = new_model(name)
+    weights = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+    old, vocabulary = weights["model.embed_tokens.weight"], old_tokenizer.get_vocab()
+    rows = []
+    for token in tokenizer.convert_ids_to_tokens(range(VOCABULARY)):
+        text = tokenizer.convert_tokens_to_string([token])
+        ids = [vocabulary[token]] if token in vocabulary else old_tokenizer(text)["input_ids"]
+        rows.append(old[ids].mean(0))
+    weights["model.embed_tokens.weight"] = weights["lm_head.weight"] = torch.stack(rows)
+    model.load_state_dict(weights)
+    return model
+
+
 def new_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
     inner = [parameter for parameter in model.model.layers.parameters() if parameter.ndim == 2]
     rest = [parameter for parameter in model.parameters() if all(parameter is not other for other in inner)]
     return [
-        torch.optim.Muon(inner, lr=MUON_RATE, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"),
+        Muon(inner, lr=MUON_RATE, weight_decay=WEIGHT_DECAY),
         torch.optim.AdamW(rest, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
@@ -241,11 +274,11 @@ class Learner:
     model: LlamaForCausalLM
     optimizers: list[torch.optim.Optimizer]
     replicas: queue.SimpleQueue[LlamaForCausalLM]
+    precision: torch.dtype
 
     @classmethod
-    def new(cls, name: str, threads: int = 1) -> Learner:
-        """A learner that knows nothing yet."""
-        model = new_model(name)
+    def new(cls, model: LlamaForCausalLM, name: str, threads: int, precision: torch.dtype) -> Learner:
+        """A learner that starts with the weights of the model."""
         optimizers = new_optimizers(model)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -256,12 +289,12 @@ class Learner:
             for parameter, shared in zip(replica.parameters(), model.parameters(), strict=True):
                 parameter.data = shared.data
             replicas.put(replica)
-        return cls(name, model, optimizers, replicas)
+        return cls(name, model, optimizers, replicas, precision)
 
     def learn(self, piece: torch.Tensor, share: float) -> float:
         """Add the gradients of a piece that is this share of its batch. Returns its share of the loss."""
         replica = self.replicas.get()
-        loss = mean_loss(replica, piece) * share
+        loss = mean_loss(replica, piece, self.precision) * share
         loss.backward()
         self.replicas.put(replica)
         return loss.item()
@@ -300,9 +333,10 @@ def step(learners: list[Learner], rows: torch.Tensor, rate: float, pool: ThreadP
     return losses
 
 
-def mean_loss(model: LlamaForCausalLM, rows: torch.Tensor) -> torch.Tensor:
-    """The mean cross-entropy of each next token in the rows."""
-    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+def mean_loss(model: LlamaForCausalLM, rows: torch.Tensor, precision: torch.dtype) -> torch.Tensor:
+    """The mean cross-entropy of each next token in the rows, with matrix products in that precision."""
+    mixed = precision != torch.float32
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed, cache_enabled=False):
         logits = model(input_ids=rows[:, :-1], use_cache=False).logits
     return functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
 
@@ -425,7 +459,7 @@ class Record:
 
 
 @torch.no_grad()
-def held_out_loss(model: LlamaForCausalLM, encoded: dict[str, list[Tokens]], most: int) -> dict[str, float]:
+def held_out_loss(learner: Learner, encoded: dict[str, list[Tokens]], most: int) -> dict[str, float]:
     """The loss per token for each kind, on at most that many held-out tokens of it."""
     losses = {}
     for kind in MIX:
@@ -433,7 +467,8 @@ def held_out_loss(model: LlamaForCausalLM, encoded: dict[str, list[Tokens]], mos
         length = min(512, len(flat) - 1)
         count = (len(flat) - 1) // length
         rows = np.stack([flat[start * length : (start + 1) * length + 1] for start in range(count)])
-        parts = [mean_loss(model, part).item() * len(part) for part in torch.from_numpy(rows).split(16)]
+        pieces = torch.from_numpy(rows).split(16)
+        parts = [mean_loss(learner.model, piece, learner.precision).item() * len(piece) for piece in pieces]
         losses[kind] = round(sum(parts) / count, 3)
     return losses
 
@@ -492,6 +527,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--until", metavar="HH:MM", help="end by this time at the latest")
     parser.add_argument("--tokens-per-step", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--precision",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of the matrix products; bfloat16 is slow where the processor has no instructions for it",
+    )
+    parser.add_argument("--init", type=Path, help="folder with an earlier pair of models to start from")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     for name in (GSM8K_FILE, PROSE_FILE):
@@ -508,9 +550,10 @@ def command_of(options: argparse.Namespace) -> str:
     ]
     if options.until:
         parts.append(f"--until {options.until}")
-    parts.append(
-        f"--tokens-per-step {options.tokens_per_step} --threads {options.threads} --seed {options.seed}"
-    )
+    if options.init:
+        parts.append("--init INIT")
+    parts.append(f"--precision {options.precision} --tokens-per-step {options.tokens_per_step}")
+    parts.append(f"--threads {options.threads} --seed {options.seed}")
     return " ".join(parts)
 
 
@@ -538,7 +581,10 @@ def main() -> None:
     held_out = {kind: encode(tokenizer, corpus.held_out[kind]) for kind in MIX}
 
     batches = Batches.of(training, options.seed)
-    learners = [Learner.new(name, options.threads) for name in (TARGET, DRAFT)]
+    learners = []
+    for name in (TARGET, DRAFT):
+        model = warm_model(name, options.init / name, tokenizer) if options.init else new_model(name)
+        learners.append(Learner.new(model, name, options.threads, getattr(torch, options.precision)))
     for learner in learners:
         print(f"{learner.name}: {learner.model.num_parameters():,} parameters", flush=True)
     record = record_of(options, corpus, training)
@@ -550,7 +596,7 @@ def main() -> None:
     def interim() -> None:
         for learner in learners:
             export(learner, tokenizer, options.out)
-            print(f"  held out, {learner.name}: {held_out_loss(learner.model, held_out, 4096)}", flush=True)
+            print(f"  held out, {learner.name}: {held_out_loss(learner, held_out, 4096)}", flush=True)
         save_checkpoint(options.checkpoints, learners, batches, record)
 
     pool = ThreadPoolExecutor(options.threads, initializer=torch.set_num_threads, initargs=(1,))
@@ -558,7 +604,7 @@ def main() -> None:
     train(learners, batches, clock, record, options.tokens_per_step, pool, every)
     for learner in learners:
         export(learner, tokenizer, options.out)
-        record.held_out[learner.name] = held_out_loss(learner.model, held_out, 50_000)
+        record.held_out[learner.name] = held_out_loss(learner, held_out, 50_000)
         print(f"held out, {learner.name}: {record.held_out[learner.name]}", flush=True)
     save_checkpoint(options.checkpoints, learners, batches, record)
     (options.checkpoints / "record.json").write_text(json.dumps(asdict(record), indent=2) + "\n")
