@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "outpace"
 # Bottom to top. A unit is a module or a package directly under outpace.
 LAYERS: list[set[str]] = [
     {"core"},
-    {"tree", "sampling", "stopping", "cache", "index"},
+    {"tree", "sampling", "stopping", "cache", "index", "spec"},
     {"sequence"},
     {"verify", "targets", "governor"},
     {"drafters", "request"},
@@ -29,7 +29,7 @@ LAYERS: list[set[str]] = [
 HEIGHT = {unit: height for height, layer in enumerate(LAYERS) for unit in layer}
 
 # What the units in the middle may know, where the layers alone would allow more.
-DRAFTERS_MAY_IMPORT = {"core", "tree", "sampling", "index", "sequence"}
+DRAFTERS_MAY_IMPORT = {"core", "tree", "sampling", "index", "sequence", "spec"}
 DRAFTERS_THAT_OWN_A_MODEL = {"draft_model"}
 CONTRACTS = {("drafters.base", "targets.base")}  # a drafter is handed the target, as its abstract class
 VERIFY_MAY_NOT_IMPORT = {"targets", "cache"}
