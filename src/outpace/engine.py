@@ -22,13 +22,22 @@ from outpace.core import (
 from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
-from outpace.request import check_ids, check_prompt, one_each, token_ids
+from outpace.request import (
+    check_ids,
+    check_processors,
+    check_prompt,
+    one_each,
+    output_ids,
+    reference_ids,
+    references_of_each,
+    token_ids,
+)
 from outpace.sampling import Key, Logits
 from outpace.sequence import KeyedDraw, Sequence, Step
 from outpace.stopping import TextStream, Tokenizer
 from outpace.targets import Output, Rows, Target, TargetModel
 from outpace.tree import depths, trim
-from outpace.verify import load_verifier
+from outpace.verify import Verifier, load_verifier
 
 
 @dataclass(eq=False)
@@ -47,8 +56,8 @@ class Engine:
     Args:
         target: ``outpace.Target(model)``, or a loaded transformers model.
         drafter: a drafter or its spec string; None decodes plainly.
-        verifier: ``match`` (the tokens of plain decoding with the same seed) or ``rejection`` (their
-            distribution).
+        verifier: a verifier or its spec string: ``match`` (the tokens of plain decoding with the same seed),
+            ``rejection`` or ``block`` (their distribution), or one that is lossy.
         tokenizer: for stop strings and text; only its ``decode`` is used.
         prefill_chunk: prompt tokens fed in one forward.
         slots: sequences to make room for at once (the cache grows, unless the target is static).
@@ -62,7 +71,7 @@ class Engine:
         self,
         target: TargetModel | Any,
         drafter: Drafter[Any] | str | None = None,
-        verifier: str = "match",
+        verifier: Verifier | str = "match",
         tokenizer: Tokenizer | None = None,
         *,
         prefill_chunk: int = 512,
@@ -82,8 +91,9 @@ class Engine:
         self.prefill_chunk = prefill_chunk
         if self.verifier.chains and self.drafter.trees:
             raise OutpaceError(
-                f"verifier={verifier!r} takes chains, and {type(self.drafter).__name__} drafts trees; "
-                "use verifier='match', or a drafter of chains (draft_model, jacobi, prompt_lookup:branches=1)"
+                f"verifier={self.verifier.name!r} takes chains, and {type(self.drafter).__name__} drafts "
+                "trees; use verifier='match' or 'rejection', or a drafter of chains (draft_model, jacobi, "
+                "prompt_lookup:branches=1)"
             )
         self._cache = self.target.new_cache(slots, length)
         self._shared = self.drafter.prepare(self.target)
@@ -93,19 +103,27 @@ class Engine:
     # -- whole generations -------------------------------------------------------------------------------
 
     def generate(
-        self, prompts: Seq[Seq[int]], params: SamplingParams | Seq[SamplingParams] | None = None
+        self,
+        prompts: Seq[Seq[int]],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        references: Seq[Seq[Seq[int]]] | None = None,
     ) -> list[Generation]:
         """Decode prompts together; one generation for each, in their order.
 
         Args:
             prompts: token ids, each prompt at least one.
             params: for all prompts, or one for each. Default: greedy.
+            references: for each prompt, the texts that its output may repeat, as token ids.
 
         Raises:
             ContextOverflow: a prompt is longer than the context. OutpaceError: another mistake in a prompt.
         """
         chosen = one_each(params, len(prompts))
-        sequences = [self._sequence(prompt, p) for prompt, p in zip(prompts, chosen, strict=True)]
+        given = references_of_each(references, len(prompts))
+        sequences = [
+            self._sequence(prompt, own, references=texts)
+            for prompt, own, texts in zip(prompts, chosen, given, strict=True)
+        ]
         self._waiting.extend(sequences)
         try:
             while any(sequence.finish_reason is None for sequence in sequences):
@@ -114,9 +132,14 @@ class Engine:
             self._leave(sequences)
         return [sequence.generation() for sequence in sequences]
 
-    def stream(self, prompt: Seq[int], params: SamplingParams | None = None) -> Iterator[StreamedToken]:
+    def stream(
+        self,
+        prompt: Seq[int],
+        params: SamplingParams | None = None,
+        references: Seq[Seq[int]] = (),
+    ) -> Iterator[StreamedToken]:
         """Tokens of one prompt as they are accepted. Closing the iterator removes the sequence."""
-        return self._stream(self._sequence(prompt, params or SamplingParams()))
+        return self._stream(self._sequence(prompt, params or SamplingParams(), references=references))
 
     def _stream(self, sequence: Sequence) -> Iterator[StreamedToken]:
         self._waiting.append(sequence)
@@ -145,13 +168,18 @@ class Engine:
         prompt: Seq[int],
         params: SamplingParams | None = None,
         criteria: Callable[[list[int]], bool] | None = None,
+        references: Seq[Seq[int]] = (),
+        output: Seq[int] = (),
     ) -> Sequence:
         """Let a sequence join at the next step.
 
         Args:
             criteria: called with prompt and output after each token; True ends the sequence.
+            references: texts that the output may repeat, as token ids.
+            output: tokens emitted before, perhaps after another prompt, from which decoding goes on: the next
+                token is the one at their end, drawn as such. ``max_new_tokens`` counts them.
         """
-        sequence = self._sequence(prompt, params or SamplingParams(), criteria)
+        sequence = self._sequence(prompt, params or SamplingParams(), criteria, references, output)
         self._waiting.append(sequence)
         return sequence
 
@@ -172,16 +200,16 @@ class Engine:
         can be used on.
         """
         try:
-            self._join()
-            return self._advance() if self._active else []
+            ahead = self._join()
+            return self._advance(ahead) if self._active else []
         except BaseException:
             self._leave(self.sequences)
             if len(self._cache):  # the error fell between taking a slot and noting who has it
                 self._cache = self.target.new_cache(self._cache.slots, self._cache.length)
             raise
 
-    def _advance(self) -> list[Sequence]:
-        """One step for the whole batch."""
+    def _advance(self, ahead: int) -> list[Sequence]:
+        """One step for the whole batch; ``ahead`` rows of each prompt are still to be fed before its root."""
         active = self._active
         began = time.perf_counter()
         # A path of n nodes emits n + 1 tokens, so deeper nodes than the room less one are of no use.
@@ -191,15 +219,19 @@ class Engine:
         ]
         drafts = [draft for draft, _ in trimmed]
         drafted = time.perf_counter()
-        rows = [_rows(a.sequence, draft) for a, draft in zip(active, drafts, strict=True)]
-        output = self.target.forward(self._cache, rows, hidden_layers=self.drafter.hidden_layers)
+        rows = [
+            _rows(a.sequence.tokens[-1 - ahead :], draft) for a, draft in zip(active, drafts, strict=True)
+        ]
+        output = self.target.forward(
+            self._cache, rows, logits_from=ahead, hidden_layers=self.drafter.hidden_layers
+        )
         logits = _split(output.logits, drafts, any(a.sequence.processor.plain for a in active))
         steps = [
-            self._verify(a.sequence, *trimmed[place], logits[place], _hidden(output, place, drafts[place]))
-            for place, a in enumerate(active)
+            self._verify(a.sequence, *trimmed[i], logits[i], _hidden(output, i, ahead, drafts[i]))
+            for i, a in enumerate(active)
         ]
         verified = time.perf_counter()
-        self._cache.keep([[0, *(node + 1 for node in step.path)] for step in steps])
+        self._cache.keep([[*range(ahead + 1), *(ahead + 1 + node for node in step.path)] for step in steps])
         kept = time.perf_counter()
         self.drafter.observe([a.state for a in active], steps)
         learnt = time.perf_counter()
@@ -207,9 +239,13 @@ class Engine:
         self._leave([sequence for sequence in took_part if sequence.finish_reason is not None])
         ended = time.perf_counter()
         for sequence in took_part:
-            sequence.stats.seconds_draft += drafted - began + learnt - kept
-            sequence.stats.seconds_verify += verified - drafted
-            sequence.stats.seconds_rest += kept - verified + ended - learnt
+            stats = sequence.stats
+            stats.seconds_draft += drafted - began + learnt - kept
+            if ahead:
+                stats.seconds_prefill += verified - drafted
+            else:
+                stats.seconds_verify += verified - drafted
+            stats.seconds_rest += kept - verified + ended - learnt
         return took_part
 
     def _rows_left(self, active: _Active) -> int | None:
@@ -240,13 +276,19 @@ class Engine:
     # -- joining and leaving -----------------------------------------------------------------------------
 
     def _sequence(
-        self, prompt: Seq[int], params: SamplingParams, criteria: Callable[[list[int]], bool] | None = None
+        self,
+        prompt: Seq[int],
+        params: SamplingParams,
+        criteria: Callable[[list[int]], bool] | None = None,
+        references: Seq[Seq[int]] = (),
+        output: Seq[int] = (),
     ) -> Sequence:
         """A checked sequence, not in the batch yet."""
         target = self.target
         tokens = token_ids(prompt)
         check_prompt(tokens, target)
         check_ids(params, target)
+        check_processors(params, self.verifier)
         if params.stop and self.tokenizer is None:
             raise OutpaceError("stop strings need a tokenizer: Engine(target, drafter, tokenizer=tokenizer)")
         room = params.max_new_tokens
@@ -269,18 +311,25 @@ class Engine:
             eos_token_ids=frozenset() if params.ignore_eos else target.eos_token_ids,
             text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop),
             criteria=criteria,
+            references=reference_ids(references, target),
+            output=output_ids(output, target),
         )
 
-    def _join(self) -> None:
-        """Prefill those that wait: all but the last token of each prompt, which is the first root.
+    def _join(self) -> int:
+        """Prefill those that wait, but for the last token of each prompt, which is the first root.
 
-        A static cache has no more slots than it has: the rest wait on until one is free.
+        Where nobody else is in the batch, the last rows of the prompts, as many of each, are left to the
+        first step's forward: one forward less. A static cache has no more slots than it has: the rest wait on
+        until one is free.
+
+        Returns:
+            The number of rows left to the step.
         """
         self._waiting = [sequence for sequence in self._waiting if sequence.finish_reason is None]
         free = self._cache.slots - len(self._cache) if self._cache.static else len(self._waiting)
         waiting = self._waiting[:free]
         if not waiting:
-            return
+            return 0
         began = time.perf_counter()
         first = len(self._active)
         for sequence in waiting:
@@ -288,9 +337,11 @@ class Engine:
             self._active.append(_Active(sequence, self._cache.allocate()))
             self._waiting.remove(sequence)
         joined = self._active[first:]
-        for start in range(0, max(s.prompt_length for s in waiting) - 1, self.prefill_chunk):
-            chunks = [s.tokens[start : min(start + self.prefill_chunk, s.prompt_length - 1)] for s in waiting]
-            self.target.forward(self._cache, [Rows(chunk) for chunk in chunks], first, wanted="none")
+        ahead = min(self.prefill_chunk, *(len(s.tokens) - 1 for s in waiting)) if first == 0 else 0
+        texts = [s.tokens[: len(s.tokens) - 1 - ahead] for s in waiting]
+        for start in range(0, max(map(len, texts)), self.prefill_chunk):
+            chunks = [text[start : start + self.prefill_chunk] for text in texts]
+            self.target.forward(self._cache, [Rows(chunk) for chunk in chunks], first, logits_from=None)
             self._cache.keep([range(len(chunk)) for chunk in chunks])
         for active in joined:
             active.state = self.drafter.start(active.sequence, self._shared)
@@ -298,6 +349,7 @@ class Engine:
         seconds = time.perf_counter() - began
         for sequence in waiting:
             sequence.stats.seconds_prefill += seconds
+        return ahead
 
     def _leave(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:
@@ -319,15 +371,15 @@ class Engine:
                 sequence.finish_reason = "removed"
 
 
-def _rows(sequence: Sequence, draft: Draft) -> Rows:
-    """The root and, under it, the draft: node i is row i + 1."""
-    root = sequence.tokens[-1]
-    return Rows((root, *draft.tokens), (-1, *(parent + 1 for parent in draft.parents)))
+def _rows(text: Seq[int], draft: Draft) -> Rows:
+    """A chain of committed tokens, the root last, and under it the draft: its node -1 is row ``root``."""
+    root = len(text) - 1
+    return Rows((*text, *draft.tokens), (*range(-1, root), *(root + 1 + parent for parent in draft.parents)))
 
 
-def _hidden(output: Output, place: int, draft: Draft) -> dict[int, Tensor]:
+def _hidden(output: Output, place: int, root: int, draft: Draft) -> dict[int, Tensor]:
     """One sequence's hidden states, by layer, each [1 + nodes, size]."""
-    return {layer: states[place, : len(draft) + 1] for layer, states in output.hidden.items()}
+    return {layer: states[place, root : root + 1 + len(draft)] for layer, states in output.hidden.items()}
 
 
 def _split(rows: Tensor | None, drafts: Seq[Draft], greedy: bool) -> list[Logits]:

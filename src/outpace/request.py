@@ -8,6 +8,7 @@ from typing import Any
 
 from outpace.core import ContextOverflow, OutpaceError, SamplingParams
 from outpace.targets.base import TargetModel
+from outpace.verify import Verifier
 
 
 def one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
@@ -18,6 +19,48 @@ def one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) ->
             f"{count} prompts but {len(params)} SamplingParams; give one for all, or one for each"
         )
     return list(params)
+
+
+def references_of_each(references: Seq[Seq[Seq[int]]] | None, count: int) -> Seq[Seq[Seq[int]]]:
+    if references is None:
+        return [()] * count
+    if len(references) != count:
+        raise OutpaceError(
+            f"{count} prompts but {len(references)} lists of references; give one list for each prompt"
+        )
+    return references
+
+
+def reference_ids(references: Seq[Seq[int]], target: TargetModel) -> tuple[tuple[int, ...], ...]:
+    """The references as plain integers.
+
+    Raises:
+        OutpaceError: one is not a list of token ids of the target's vocabulary.
+    """
+    if any(not hasattr(text, "__iter__") for text in references):
+        raise OutpaceError("references are a list of texts, each a list of token ids")
+    texts = tuple(tuple(token_ids(text)) for text in references)
+    outside = [token for text in texts for token in text if not 0 <= token < target.vocabulary]
+    if outside:
+        raise OutpaceError(
+            f"references: token {outside[0]} is outside the model's vocabulary of {target.vocabulary}"
+        )
+    return texts
+
+
+def output_ids(output: Seq[int], target: TargetModel) -> list[int]:
+    """Output that was there before, as plain integers.
+
+    Raises:
+        OutpaceError: it is not a list of token ids of the target's vocabulary.
+    """
+    tokens = token_ids(output)
+    outside = [token for token in tokens if not 0 <= token < target.vocabulary]
+    if outside:
+        raise OutpaceError(
+            f"output: token {outside[0]} is outside the model's vocabulary of {target.vocabulary}"
+        )
+    return tokens
 
 
 def token_ids(prompt: Any) -> list[int]:
@@ -40,6 +83,14 @@ def check_ids(params: SamplingParams, target: TargetModel) -> None:
             raise OutpaceError(
                 f"{name}: token {outside[0]} is outside the model's vocabulary of {target.vocabulary}"
             )
+
+
+def check_processors(params: SamplingParams, verifier: Verifier) -> None:
+    if params.logits_processors and verifier.ahead:
+        raise OutpaceError(
+            f"logits_processors see emitted tokens only, and verifier={verifier.name!r} looks further ahead; "
+            "use verifier='match' or 'rejection'"
+        )
 
 
 def check_prompt(prompt: Seq[int], target: TargetModel) -> None:

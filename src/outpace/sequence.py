@@ -45,6 +45,9 @@ class Sequence:
         eos_token_ids: tokens that end it; empty where the parameters say to ignore them.
         text: decodes the output, where a tokenizer is at hand.
         criteria: called with prompt and output after each token; True ends the sequence.
+        references: texts that the output may repeat; for drafters that copy.
+        output: tokens that were emitted before, where decoding goes on from them: indices, penalties and stop
+            strings take them into account, ``stats`` and ``logprobs`` begin after them.
     """
 
     def __init__(
@@ -56,22 +59,30 @@ class Sequence:
         eos_token_ids: frozenset[int] = frozenset(),
         text: TextStream | None = None,
         criteria: Callable[[list[int]], bool] | None = None,
+        references: Seq[Seq[int]] = (),
+        output: Seq[int] = (),
     ) -> None:
         self.prompt_length = len(prompt)
-        self.tokens = list(prompt)
+        self.tokens = [*prompt, *output]
         self.params = params
         self.key = key
         self.limit = limit
         self.eos_token_ids = eos_token_ids
         self.text = text
         self.criteria = criteria
+        self.references = references
         self.processor = Processor(params, prompt)
         self.stats = Stats()
         self.logprobs: list[TokenLogprobs] = []
-        self.steps: list[int] = []  # the step, from 1, that emitted each output token
+        # The step, from 1, that emitted each output token; 0 for those that were there before.
+        self.steps: list[int] = [0] * len(output)
         # Every token that ends the sequence: a draft gains nothing by going past one.
         self.stop_tokens = eos_token_ids.union(params.stop_token_ids)
-        self.finish_reason: FinishReason | None = "length" if limit <= 0 else None
+        self.finish_reason: FinishReason | None = "length" if self.room <= 0 else None
+        for token in output:
+            self.processor.observe(token)
+            if text is not None and text.push(token):
+                self.finish_reason = "stop"
 
     @property
     def prompt(self) -> list[int]:
@@ -133,29 +144,57 @@ class KeyedDraw:
     def __init__(self, sequence: Sequence) -> None:
         self._sequence = sequence
         self.root = sequence.output_length
+        self._latest: tuple[int, Tensor] | None = None
+
+    def _scores(self, logits: Logits, node: int, guessed: Seq[int] = ()) -> Tensor:
+        """Processed scores after ``node``, shape [vocabulary].
+
+        A verifier may ask for more than one thing at a node; the processors still run once for each token.
+        """
+        sequence = self._sequence
+        if guessed:
+            if sequence.params.logits_processors:
+                raise OutpaceError(
+                    "logits_processors see emitted tokens only, and this verifier asks for distributions "
+                    "after tokens that are not emitted yet; use verifier='match' or 'rejection'"
+                )
+            return warp(sequence.processor.adjust(logits[node], guessed), sequence.params)
+        if self._latest is None or self._latest[0] != sequence.output_length:
+            self._latest = sequence.output_length, sequence.processor(logits[node], sequence.tokens)
+        return self._latest[1]
 
     def token(self, logits: Logits, node: int) -> int:
         """The target's own token after ``node``, the last of the path emitted so far."""
         sequence = self._sequence
-        if sequence.processor.plain:
-            return logits.best(node)
-        scores = sequence.processor(logits[node], sequence.tokens)
         if sequence.params.greedy:
-            return int(scores.argmax())
-        return noisy_argmax(scores, sequence.key.target(sequence.output_length))
+            return self._best(logits, node)
+        return noisy_argmax(self._scores(logits, node), sequence.key.target(sequence.output_length))
 
-    def distribution(self, logits: Logits, node: int) -> Tensor:
-        """The target's processed distribution after ``node``, float64, shape [vocabulary]."""
-        sequence = self._sequence
-        scores = sequence.processor(logits[node], sequence.tokens).double()
-        if not sequence.params.greedy:
-            q = scores.softmax(dim=-1)
-            if not torch.isfinite(q).all():
-                raise NoTokenLeft(NO_TOKEN_LEFT)
-            return q
-        point = scores.new_zeros(scores.shape)
-        point[scores.argmax()] = 1.0
-        return point
+    def _best(self, logits: Logits, node: int, guessed: Seq[int] = ()) -> int:
+        if self._sequence.processor.plain:
+            return logits.best(node)
+        return int(self._scores(logits, node, guessed).argmax())
+
+    def distribution(self, logits: Logits, node: int, guessed: Seq[int] = ()) -> Tensor:
+        """The target's processed distribution after ``node``, float64, shape [vocabulary].
+
+        Greedy, it is a point mass: the limit of temperature 0.
+
+        Args:
+            guessed: tokens on the way to ``node`` that are not emitted yet.
+        """
+        if self._sequence.params.greedy:
+            point = torch.zeros_like(logits[node], dtype=torch.float64)
+            point[self._best(logits, node, guessed)] = 1.0
+            return point
+        q = self._scores(logits, node, guessed).double().softmax(dim=-1)
+        if not torch.isfinite(q).all():
+            raise NoTokenLeft(NO_TOKEN_LEFT)
+        return q
+
+    def logprobs(self, logits: Logits, node: int) -> Tensor:
+        """Log probabilities after ``node``, float64, shape [vocabulary]: processed, at temperature 1 if greedy."""
+        return self._scores(logits, node).double().log_softmax(dim=-1)
 
     def draft(
         self, row: Tensor, guessed: Seq[int], node: int, coupled: bool = True

@@ -23,7 +23,7 @@ def margin(
     prefix = [*prompt, *plain.tokens[:place]]
     cache = target.new_cache()
     cache.allocate()
-    target.forward(cache, [Rows(prefix[:-1])], wanted="none")
+    target.forward(cache, [Rows(prefix[:-1])], logits_from=None)
     cache.keep([range(len(prefix) - 1)])
     logits = target.forward(cache, [Rows(prefix[-1:])]).logits
     assert logits is not None

@@ -11,11 +11,12 @@ import torch
 
 import outpace
 from models import tiny_llama
-from outpace.cache import Slot
+from outpace.cache import KVCache, Slot
 from outpace.core import ContextOverflow, Draft, OutpaceError, SamplingParams
 from outpace.drafters import NoDraft
 from outpace.engine import Engine
 from outpace.sequence import Step
+from outpace.targets import Output, TargetModel
 from outpace.tree import chain
 
 PROMPTS = [[5, 9, 2, 30, 9, 2, 11], [17], [40, 41, 42, 40, 41, 42, 40, 41, 42, 40, 41]]
@@ -28,6 +29,23 @@ class Letters:
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(chr(48 + t) for t in token_ids)
+
+
+class Counting(TargetModel):
+    """A target that counts its forwards."""
+
+    def __init__(self, target: TargetModel) -> None:
+        self._target = target
+        self.vocabulary, self.context = target.vocabulary, target.context
+        self.eos_token_ids = target.eos_token_ids
+        self.forwards = 0
+
+    def new_cache(self, slots: int = 1, length: int = 256) -> KVCache:
+        return self._target.new_cache(slots, length)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Output:
+        self.forwards += 1
+        return self._target.forward(*args, **kwargs)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +73,22 @@ def test_lookahead_says_what_plain_decoding_says(
     fast = Engine(target, LOOKAHEAD).generate(PROMPTS, params)
     assert [g.tokens for g in fast] == [g.tokens for g in plain]
     assert sum(g.stats.accepted for g in fast) > 0
+
+
+@pytest.mark.parametrize("prompt_length", [1, 2, 5, 9, 10, 11])
+@pytest.mark.parametrize("drafter", ["none", LOOKAHEAD])
+def test_a_prompt_of_one_chunk_costs_no_forward_of_its_own(
+    target: outpace.targets.TargetModel, drafter: str, prompt_length: int
+) -> None:
+    prompts = [[3 * i % 50 for i in range(prompt_length)], [7 * i % 50 for i in range(prompt_length + 2)]]
+    for batch in (prompts[:1], prompts):
+        counting = Counting(target)
+        engine = Engine(counting, drafter, prefill_chunk=9)
+        found = engine.generate(batch, SamplingParams(max_new_tokens=8))
+        assert [g.tokens for g in found] == [stock(prompt, 8) for prompt in batch]
+        longest, shortest = len(batch[-1]) - 1, len(batch[0]) - 1
+        chunks = -(-(longest - min(9, shortest)) // 9)
+        assert counting.forwards == chunks + max(g.stats.steps for g in found)
 
 
 def test_who_shares_the_batch_does_not_matter(target: outpace.targets.TargetModel) -> None:

@@ -46,7 +46,7 @@ def test_a_tree_beside_another_sequence_has_the_rows_of_its_paths() -> None:
     cache = target.new_cache(slots=1, length=2)
     for place, prompt in enumerate(prompts):
         cache.allocate()
-        target.forward(cache, [Rows(prompt)], first=place, wanted="none")
+        target.forward(cache, [Rows(prompt)], first=place, logits_from=None)
         cache.keep([range(len(prompt))])
     logits = target.forward(cache, [tree, beside]).logits
     assert logits is not None and logits.dtype == torch.float64
@@ -96,7 +96,7 @@ def test_hidden_states_are_given_by_layer() -> None:
     target = ToyTarget()
     cache = target.new_cache()
     cache.allocate()
-    hidden = target.forward(cache, [Rows([1, 2, 3])], wanted="none", hidden_layers=(0, 1, -1)).hidden
+    hidden = target.forward(cache, [Rows([1, 2, 3])], logits_from=None, hidden_layers=(0, 1, -1)).hidden
     assert {layer: tuple(states.shape) for layer, states in hidden.items()} == dict.fromkeys(
         (0, 1, -1), (1, 3, 16)
     )
@@ -127,12 +127,14 @@ def forget_to_move_values(cache: KVCache, slots: list[int], sources: list[int], 
     buffer[:, slots, :, targets] = buffer[:, slots, :, sources]
 
 
-def hang_under_the_root(text: Text, draft: Draft) -> Rows:
-    return Rows((text.tokens[-1], *draft.tokens), (-1, *[0] * len(draft)))
+def hang_under_the_root(text: Sequence[int], draft: Draft) -> Rows:
+    root = len(text) - 1
+    return Rows((*text, *draft.tokens), (*range(-1, root), *[root] * len(draft)))
 
 
-def shift_parents(text: Text, draft: Draft) -> Rows:
-    return Rows((text.tokens[-1], *draft.tokens), (-1, *(max(parent, 0) for parent in draft.parents)))
+def shift_parents(text: Sequence[int], draft: Draft) -> Rows:
+    root = len(text) - 1
+    return Rows((*text, *draft.tokens), (*range(-1, root), *(root + max(p, 0) for p in draft.parents)))
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
@@ -161,6 +163,38 @@ def test_a_broken_engine_changes_its_tokens(
     monkeypatch.setattr(where, name, bug)
     broken = Engine(ToyTarget(), drafter).generate(PROMPTS, params)
     assert any(b.tokens != p.tokens for b, p in zip(broken, plain, strict=True))
+
+
+@dataclass(frozen=True)
+class Oracle(SequenceDrafter[Text]):
+    """Drafts what plain decoding says."""
+
+    answers: dict[tuple[int, ...], list[int]]
+    paper: ClassVar[str] = "none"
+
+    def start(self, sequence: Text, shared: Any) -> Text:
+        return sequence
+
+    def draft(self, state: Text) -> Draft:
+        answer = self.answers[tuple(state.prompt)]
+        return chain(answer[state.output_length :][:8])
+
+
+def hang_under_the_prompt(text: Sequence[int], draft: Draft) -> Rows:
+    return Rows((*text, *draft.tokens), (*range(-1, len(text) - 1), *(p + 1 for p in draft.parents)))
+
+
+def test_prompt_and_draft_in_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step feeds the prompt too; it is the only one that hangs the draft under a longer chain."""
+    prompts = [[(7 * i + 3 * start) % 32 for i in range(6)] for start in range(8)]
+    plain = [g.tokens for g in Engine(ToyTarget()).generate(prompts, GREEDY)]
+    oracle = Oracle(dict(zip(map(tuple, prompts), plain, strict=True)))
+    sound = Engine(ToyTarget(), oracle).generate(prompts, GREEDY)
+    assert [g.tokens for g in sound] == plain
+    assert [g.stats.steps for g in sound] == [7] * 8  # 60 tokens, 9 a step
+    monkeypatch.setattr(outpace.engine, "_rows", hang_under_the_prompt)
+    broken = Engine(ToyTarget(), oracle).generate(prompts, GREEDY)
+    assert [g.tokens for g in broken] != plain
 
 
 # -- a broken drafter is named ----------------------------------------------------------------------------

@@ -184,12 +184,10 @@ def _catch_up(states: Seq[DraftModelState]) -> None:
     while behind := [s for s in states if len(s.sequence.tokens) - s.base > _LATE]:
         ends = [min(s.base + _CHUNK, len(s.sequence.tokens) - 1) for s in behind]
         chunks = [s.sequence.tokens[s.base : end] for s, end in zip(behind, ends, strict=True)]
-        _feed(behind, chunks, wanted="none")
+        _feed(behind, chunks, logits_from=None)
 
 
-def _feed(
-    states: Seq[DraftModelState], tokens: Seq[Seq[int]], wanted: Literal["all", "none"] = "all"
-) -> Tensor:
+def _feed(states: Seq[DraftModelState], tokens: Seq[Seq[int]], logits_from: int | None = 0) -> Tensor:
     """One forward of the draft model; the logits after each sequence's last token, [B, vocabulary]."""
     shared = states[0].shared
     # The order of the states is the engine's, that of the slots the cache's.
@@ -197,7 +195,7 @@ def _feed(
     rows = [Rows(())] * (max(state.slot.index for state in states) - first + 1)
     for state, new in zip(states, tokens, strict=True):
         rows[state.slot.index - first] = Rows(new)
-    output = shared.model.forward(shared.cache, rows, first, wanted)
+    output = shared.model.forward(shared.cache, rows, first, logits_from)
     shared.cache.keep([range(len(row.tokens)) for row in rows])
     for state, new in zip(states, tokens, strict=True):
         if not state.guessed:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 from torch import Tensor
 
-from outpace.cache import KVCache
-
-Wanted = Literal["all", "none"]
+from outpace.cache import KVCache, Slot
+from outpace.core import OutpaceError, Source
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,8 @@ class Rows:
 @dataclass(frozen=True)
 class Output:
     """Attributes:
-    logits: [B, width, vocabulary]; rows past a sequence's own are padding. None where none were wanted.
+    logits: [B, width - logits_from, vocabulary]; rows past a sequence's own are padding. None where none
+        were wanted.
     hidden: layer -> [B, width, hidden size], the layers asked for. Layer 0 is the embeddings, layer i what
         comes out of the i-th block, -1 the input of the head (transformers' ``hidden_states``).
 
@@ -56,13 +56,30 @@ class TargetModel(ABC):
     def new_cache(self, slots: int = 1, length: int = 256) -> KVCache:
         """A cache for this model: room for ``slots`` sequences of ``length`` rows (it grows)."""
 
+    def encode(self, source: Any) -> Source | None:
+        """What a request gives besides its prompt, checked and encoded. None where there is nothing.
+
+        Raises:
+            OutpaceError: a source for a model without an encoder, none for a model with one, or a wrong one.
+        """
+        if source is not None:
+            raise OutpaceError("this model has no encoder and takes no source; put the text into the prompt")
+        return None
+
+    def open(self, cache: KVCache, source: Source | None = None) -> Slot:
+        """Take a slot of the cache into use for a sequence that is decoded from a source.
+
+        ``cache.free(slot)`` gives it back; what the source put there moves with the slot.
+        """
+        return cache.allocate()
+
     @abstractmethod
     def forward(
         self,
         cache: KVCache,
         rows: Sequence[Rows],
         first: int = 0,
-        wanted: Wanted = "all",
+        logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
         """One forward over slots first .. first + len(rows) - 1 of the cache.
@@ -71,7 +88,7 @@ class TargetModel(ABC):
 
         Args:
             rows: what each sequence feeds; at least one of them at least one token.
-            wanted: "none" spares the logits (prefill).
+            logits_from: the first row whose logits are wanted; None wants none (prefill).
             hidden_layers: which hidden states to return.
 
         Raises:

@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from outpace.cache import KVCache, LayerShape, RowShape
-from outpace.core import OutpaceError, UnsupportedModel
-from outpace.targets.base import Output, Rows, TargetModel, Wanted
-from outpace.targets.checks import context_of, family, refuse_by_config, self_test
+from outpace.core import OutpaceError, Source, UnsupportedModel
+from outpace.targets.base import Output, Rows, TargetModel
+from outpace.targets.checks import context_of, end_tokens, family, refuse_by_config, self_test
 from outpace.targets.masks import MaskMaker
 from outpace.tree import depths
 
@@ -60,19 +60,31 @@ class CacheAdapter(Cache):
         return True
 
 
-class _Probe(CacheAdapter):
-    """Records the shape of each layer's rows, and hands them back: a first token without a cache."""
+class Probe(CacheAdapter):
+    """Records each layer's rows, and hands them back: a first token without a cache.
+
+    Attributes:
+        rows: layer of the model -> its keys and values, each [1, heads, width, size].
+    """
 
     def __init__(self) -> None:
         Cache.__init__(self, layers=[])
         self._columns = self._width = 1
-        self.shapes: dict[int, LayerShape] = {}
+        self.rows: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def shapes(self) -> dict[int, LayerShape]:
+        """Layer of the model -> shape of its rows."""
+        shapes = {}
+        for layer, pair in sorted(self.rows.items()):
+            keys, values = (RowShape(s.shape[1], s.shape[3], s.dtype, s.device) for s in pair)
+            shapes[layer] = LayerShape(keys, values)
+        return shapes
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        shapes = [RowShape(s.shape[1], s.shape[3], s.dtype, s.device) for s in (key_states, value_states)]
-        self.shapes[layer_idx] = LayerShape(*shapes)
+        self.rows[layer_idx] = (key_states, value_states)
         return key_states, value_states
 
 
@@ -98,16 +110,14 @@ class CausalTarget(TargetModel):
         self.static = static
         config = model.config.get_text_config(decoder=True)
         self.context = context_of(config)
-        eos = model.generation_config.eos_token_id if model.generation_config is not None else None
-        if eos is None:
-            eos = config.eos_token_id
-        self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
+        self.eos_token_ids = end_tokens(model)
         self._keep_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._masks = MaskMaker(config, model.dtype)
-        self.device = _input_device(model)
+        self.device = device_of(model.get_input_embeddings())
         self._probe()
         if check:
-            self_test(self, model, self.device)
+            embeddings: Any = model.get_input_embeddings()
+            self_test(self, model, embeddings.weight.shape[0], self._plain)
 
     def new_cache(self, slots: int = 1, length: int = 256) -> KVCache:
         return KVCache(self._layers, slots, length, static=self.static)
@@ -118,7 +128,7 @@ class CausalTarget(TargetModel):
         cache: KVCache,
         rows: Sequence[Rows],
         first: int = 0,
-        wanted: Wanted = "all",
+        logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
         if self.model.training:
@@ -129,11 +139,14 @@ class CausalTarget(TargetModel):
         covered = [_NOTHING] * before + list(rows) + [_NOTHING] * after
         tokens = [[*row.tokens, *[0] * (window.width - len(row.tokens))] for row in covered]
         positions = [
-            _positions(row, offset, window.width) for row, offset in zip(covered, window.offsets, strict=True)
+            positions_of(row, offset, window.width)
+            for row, offset in zip(covered, window.offsets, strict=True)
         ]
         # One tensor for both: one copy to the device.
         ids, places = torch.tensor([tokens, positions], device=self.device).unbind()
-        more: dict[str, Any] = {"logits_to_keep": 1} if wanted == "none" and self._keep_logits else {}
+        wanted = 0 if logits_from is None else window.width - logits_from
+        # transformers takes 0 for all of them.
+        more: dict[str, Any] = {"logits_to_keep": max(wanted, 1)} if self._keep_logits else {}
         if hidden_layers:
             more["output_hidden_states"] = True
         output = self.model(
@@ -146,9 +159,9 @@ class CausalTarget(TargetModel):
         )
         asked = slice(before, before + len(rows))
         hidden = {layer: output.hidden_states[layer][asked] for layer in hidden_layers}
-        if wanted == "none":
+        if logits_from is None:
             return Output(None, hidden)
-        logits = output.logits[asked]
+        logits = output.logits[asked, -wanted:]
         # Draws are made in float64, which MPS lacks.
         return Output(logits.cpu() if logits.device.type == "mps" else logits, hidden)
 
@@ -157,7 +170,7 @@ class CausalTarget(TargetModel):
         """Find which form of mask the model takes, the shape of each layer's rows, and the vocabulary."""
         token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
         while True:
-            probe = _Probe()
+            probe = Probe()
             try:
                 output = self.model(
                     input_ids=token,
@@ -175,25 +188,30 @@ class CausalTarget(TargetModel):
                 raise UnsupportedModel(
                     f"{family(self.model)} does not take a 4-D mask, positions and a cache object: {error!r}"
                 ) from error
-        if not probe.shapes:
+        if not probe.rows:
             raise UnsupportedModel(
                 f"{family(self.model)} does not keep its keys and values in the cache it is given"
             )
-        self._places = {layer: place for place, layer in enumerate(sorted(probe.shapes))}
-        self._layers = [probe.shapes[layer] for layer in self._places]
+        self._places = {layer: place for place, layer in enumerate(probe.shapes)}
+        self._layers = list(probe.shapes.values())
         self.vocabulary = output.logits.shape[-1]
 
+    def _plain(self, source: Source | None, text: list[int]) -> Tensor:
+        logits: Tensor = self.model(
+            input_ids=torch.tensor([text], device=self.device), use_cache=False
+        ).logits
+        return logits[0]
 
-def _input_device(model: PreTrainedModel) -> torch.device:
+
+def device_of(embeddings: Any) -> torch.device:
     """Where token ids go in."""
-    embeddings: Any = model.get_input_embeddings()
     device: torch.device = embeddings.weight.device
     if device.type == "meta":  # offloaded: accelerate's hook brings the weights to this device
         device = torch.device(embeddings._hf_hook.execution_device)
     return device
 
 
-def _positions(row: Rows, offset: int, width: int) -> list[int]:
+def positions_of(row: Rows, offset: int, width: int) -> list[int]:
     """Position of each row: committed length + depth. Padding repeats the last one, a legal position."""
     size = len(row.tokens)
     places = range(size) if row.parents is None else depths(row.parents)

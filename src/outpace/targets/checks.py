@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,12 +13,19 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from outpace.core import UnsupportedModel
+from outpace.core import Source, UnsupportedModel
 from outpace.targets.base import Rows, TargetModel
 
 # Under these the longest position in a forward decides the rope of all its rows, past the original length.
 _ROPE_BY_LENGTH = ("dynamic", "longrope")
 _NEEDED = ("attention_mask", "position_ids", "past_key_values")
+_NEEDED_OF_SEQ2SEQ = (
+    "attention_mask",
+    "encoder_outputs",
+    "decoder_input_ids",
+    "decoder_attention_mask",
+    "past_key_values",
+)
 
 
 def family(model: Any) -> str:
@@ -26,8 +33,11 @@ def family(model: Any) -> str:
     return f"{type(model).__name__} ({model.config.model_type})"
 
 
-def refuse_by_config(model: Any) -> None:
+def refuse_by_config(model: Any, seq2seq: bool = False) -> None:
     """Refuse what is known to be wrong before any forward.
+
+    Args:
+        seq2seq: an encoder-decoder model is wanted.
 
     Raises:
         UnsupportedModel: named by family, with the reason.
@@ -37,13 +47,16 @@ def refuse_by_config(model: Any) -> None:
         raise UnsupportedModel(
             f"{name} is not a transformers PreTrainedModel; pass the model inside it (PEFT: get_base_model())"
         )
-    if model.config.is_encoder_decoder:
-        raise UnsupportedModel(f"{name} is an encoder-decoder model; only decoder-only models are supported")
+    if bool(model.config.is_encoder_decoder) != seq2seq:
+        kind = "a decoder-only" if seq2seq else "an encoder-decoder"
+        raise UnsupportedModel(f"{name} is {kind} model; outpace.Target(model) picks the class for it")
     if model.get_output_embeddings() is None:
-        raise UnsupportedModel(f"{name} has no language modeling head; load it with AutoModelForCausalLM")
+        loader = "AutoModelForSeq2SeqLM" if seq2seq else "AutoModelForCausalLM"
+        raise UnsupportedModel(f"{name} has no language modeling head; load it with {loader}")
     _refuse_state(model)
     accepted = inspect.signature(model.forward).parameters
-    missing = [argument for argument in _NEEDED if argument not in accepted]
+    needed = _NEEDED_OF_SEQ2SEQ if seq2seq else _NEEDED
+    missing = [argument for argument in needed if argument not in accepted]
     if missing:
         raise UnsupportedModel(f"{name} takes no {', '.join(missing)}, so a tree cannot be placed")
     window = _unknown_window(model.config.get_text_config(decoder=True))
@@ -147,8 +160,26 @@ _PATHS = ((0, 1, 3), (0, 1, 4, 6), (0, 2, 5))
 _CHANGED, _SEES, _SEE_NOT = 2, 5, [0, 1, 3, 4, 6]
 
 
+def end_tokens(model: PreTrainedModel) -> frozenset[int]:
+    """Tokens that end a sequence: those of the generation config, else of the config."""
+    eos = model.generation_config.eos_token_id if model.generation_config is not None else None
+    if eos is None:
+        eos = model.config.get_text_config(decoder=True).eos_token_id
+    return frozenset([eos] if isinstance(eos, int) else eos or ())
+
+
+# The logits [n, vocabulary] of a text decoded from a source, by a forward without anything of ours.
+Plain = Callable[[Source | None, list[int]], Tensor]
+
+
 @torch.inference_mode()
-def self_test(target: TargetModel, model: PreTrainedModel, device: torch.device) -> None:
+def self_test(
+    target: TargetModel,
+    model: PreTrainedModel,
+    vocabulary: int,
+    plain: Plain,
+    sources: tuple[Source | None, Source | None] = (None, None),
+) -> None:
     """Decode a tree beside a second sequence, keep a path, go on with one row; compare with plain forwards.
 
     Two things must hold. A token leaves the rows outside its subtree alone: two forwards of one shape agree
@@ -156,31 +187,37 @@ def self_test(target: TargetModel, model: PreTrainedModel, device: torch.device)
     up to rounding: this finds positions that are not honoured, and models whose rows see what follows.
 
     Args:
-        device: where token ids go in.
+        vocabulary: number of token ids that have an embedding.
+        plain: decodes a text without a target.
+        sources: what the two sequences are decoded from, where the model has an encoder.
 
     Raises:
         UnsupportedModel: some logits differ by more than rounding.
     """
     try:
-        _test_tree(target, model, device)
+        _test_tree(target, model, _spread(min(target.vocabulary, vocabulary)), plain, sources)
     except UnsupportedModel:
         raise
     except Exception as error:
         raise UnsupportedModel(f"{family(model)} fails on a tree of tokens: {error!r}") from error
 
 
-def _test_tree(target: TargetModel, model: PreTrainedModel, device: torch.device) -> None:
+def _test_tree(
+    target: TargetModel,
+    model: PreTrainedModel,
+    ids: list[int],
+    plain: Plain,
+    sources: tuple[Source | None, Source | None],
+) -> None:
     room = 9 if target.context is None else target.context - 5
     if room < 1:
         raise UnsupportedModel(f"{family(model)} has a context of only {target.context} tokens")
-    embeddings: Any = model.get_input_embeddings()
-    ids = _spread(min(target.vocabulary, embeddings.weight.shape[0]))
     prompts = [ids[: min(5, room)], ids[5 : 5 + min(3, room)]]
     tree, beside, last = ids[8:15], ids[15:17], ids[17]
     cache = target.new_cache(slots=2, length=64)
-    for place, prompt in enumerate(prompts):
-        cache.allocate()
-        target.forward(cache, [Rows(prompt)], first=place, wanted="none")
+    for place, (prompt, source) in enumerate(zip(prompts, sources, strict=True)):
+        target.open(cache, source)
+        target.forward(cache, [Rows(prompt)], first=place, logits_from=None)
         cache.keep([range(len(prompt))])
 
     def rows(tokens: list[int]) -> Tensor:
@@ -188,23 +225,21 @@ def _test_tree(target: TargetModel, model: PreTrainedModel, device: torch.device
         assert logits is not None
         return logits.double()
 
-    def plain(prefix: list[int], path: list[int]) -> Tensor:
-        """The logits [n, vocabulary] after each token of a path, from a forward without anything of ours."""
-        text = torch.tensor([[*prefix, *path]], device=device)
-        logits: Tensor = model(input_ids=text, use_cache=False).logits[0, -len(path) :]
-        return logits.double()
+    def alone(place: int, prefix: list[int], path: list[int]) -> Tensor:
+        """The logits after each token of a path, decoded plainly."""
+        return plain(sources[place], [*prefix, *path])[-len(path) :].double()
 
     other = rows([*tree[:_CHANGED], ids[18], *tree[_CHANGED + 1 :]])
     found = rows(tree)
     allowed = _allowed(model.dtype, _check_subtree(model, found[0], other[0]))
     paths = [[tree[node] for node in nodes] for nodes in _PATHS]
     for nodes, path in zip(_PATHS, paths, strict=True):
-        _check_path(model, found[0, list(nodes)], plain(prompts[0], path), allowed)
-    _check_path(model, found[1, :2], plain(prompts[1], beside), allowed)
+        _check_path(model, found[0, list(nodes)], alone(0, prompts[0], path), allowed)
+    _check_path(model, found[1, :2], alone(1, prompts[1], beside), allowed)
     cache.keep([_PATHS[1], range(2)])
     after = target.forward(cache, [Rows([last])]).logits
     assert after is not None
-    _check_path(model, after[0].double(), plain([*prompts[0], *paths[1]], [last]), allowed)
+    _check_path(model, after[0].double(), alone(0, [*prompts[0], *paths[1]], [last]), allowed)
 
 
 def _spread(vocabulary: int) -> list[int]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.cache import KVCache, LayerShape, RowShape, Window
-from outpace.targets.base import Output, Rows, TargetModel, Wanted
+from outpace.targets.base import Output, Rows, TargetModel
 from outpace.tree import ancestor_mask, depths
 
 _SIZE = 16
@@ -76,7 +76,7 @@ class ToyTarget(TargetModel):
         cache: KVCache,
         rows: Seq[Rows],
         first: int = 0,
-        wanted: Wanted = "all",
+        logits_from: int | None = 0,
         hidden_layers: Seq[int] = (),
     ) -> Output:
         window = cache.begin([len(row.tokens) for row in rows], first)
@@ -87,9 +87,10 @@ class ToyTarget(TargetModel):
             states = states + self._attend(cache, layer, states, mask)
             hidden.append(states)
         found = {layer: hidden[layer] for layer in hidden_layers}
-        if wanted == "none":
+        if logits_from is None:
             return Output(None, found)
-        return Output(self._habit[tokens] + self.surprise * (states @ self._head), found)
+        logits = self._habit[tokens] + self.surprise * (states @ self._head)
+        return Output(logits[:, logits_from:], found)
 
     def _attend(self, cache: KVCache, layer: int, states: Tensor, mask: Tensor) -> Tensor:
         """[B, width, size]: a rough function of every row that the mask [B, width, columns] shows."""

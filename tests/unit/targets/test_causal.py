@@ -42,7 +42,7 @@ def test_hidden_states() -> None:
     cache = target.new_cache(2)
     for place, prompt in enumerate(PROMPTS[:2]):
         cache.allocate()
-        target.forward(cache, [Rows(prompt)], first=place, wanted="none")
+        target.forward(cache, [Rows(prompt)], first=place, logits_from=None)
         cache.keep([range(len(prompt))])
     layers = [0, 1, 2, -1]
     output = target.forward(cache, [TREE, Rows([20, 21])], hidden_layers=layers)
@@ -59,7 +59,8 @@ def test_hidden_states() -> None:
     with torch.no_grad():
         head = target.model.get_output_embeddings()(output.hidden[-1])
     assert torch.allclose(head, output.logits, atol=1e-9)
-    assert target.forward(cache, [TREE, TREE], wanted="none", hidden_layers=[1]).hidden[1].shape == (2, 5, 32)
+    output = target.forward(cache, [TREE, TREE], logits_from=None, hidden_layers=[1])
+    assert output.hidden[1].shape == (2, 5, 32)
 
 
 def test_logits_only_where_needed() -> None:
@@ -67,11 +68,13 @@ def test_logits_only_where_needed() -> None:
     cache = target.new_cache()
     cache.allocate()
     with recorded(target.model) as calls:
-        assert target.forward(cache, [Rows([1, 2, 3])], wanted="none").logits is None
+        assert target.forward(cache, [Rows([1, 2, 3])], logits_from=None).logits is None
         cache.keep([[0, 1, 2]])
-        logits = target.forward(cache, [Rows([4, 5])]).logits
-    assert logits is not None and logits.shape == (1, 2, VOCABULARY)
-    assert [call.get("logits_to_keep") for call in calls] == [1, None]
+        logits = target.forward(cache, [Rows([4, 5, 6])]).logits
+        last = target.forward(cache, [Rows([4, 5, 6])], logits_from=1).logits
+    assert logits is not None and logits.shape == (1, 3, VOCABULARY)
+    assert last is not None and torch.equal(last, logits[:, 1:])
+    assert [call["logits_to_keep"] for call in calls] == [1, 3, 2]
 
 
 def test_a_model_without_logits_to_keep() -> None:
@@ -95,15 +98,15 @@ def test_a_model_without_logits_to_keep() -> None:
 
 
 def test_chunked_prefill() -> None:
-    """The prompt's last token is the first root: it is not part of the prefill."""
+    """The prompt's last token is the first root; the last chunk before it rides in the root's forward."""
     prompt = list(range(40, 60))
     answers = []
-    for chunk, widths in ((7, [7, 7, 5]), (19, [19]), (1000, [19])):
+    for chunk, widths in ((7, [7, 5, 8]), (19, [20]), (1000, [20])):
         target = target_of()
         engine = Engine(target, prefill_chunk=chunk)
         with recorded(target.model) as calls:
             answers.append(engine.generate([prompt], PARAMS)[0].tokens)
-        assert [call["input_ids"].shape[1] for call in calls] == [*widths, *[1] * 20]
+        assert [call["input_ids"].shape[1] for call in calls] == [*widths, *[1] * 19]
     assert answers[0] == answers[1] == answers[2]
 
 
@@ -134,7 +137,7 @@ def test_static_forward_of_some_slots() -> None:
         cache = target.new_cache(4, 32)
         for place, prompt in enumerate(PROMPTS):
             cache.allocate()
-            target.forward(cache, [Rows(prompt)], first=place, wanted="none")
+            target.forward(cache, [Rows(prompt)], first=place, logits_from=None)
             cache.keep([range(len(prompt))])
         outputs.append(target.forward(cache, [TREE], first=1, hidden_layers=[1]))
     dynamic, fixed = outputs
@@ -162,7 +165,7 @@ def test_outgrowing_a_static_cache() -> None:
     target = target_of(static=True)
     cache = target.new_cache(1, 16)
     cache.allocate()
-    target.forward(cache, [Rows(range(14))], wanted="none")
+    target.forward(cache, [Rows(range(14))], logits_from=None)
     cache.keep([range(14)])
     with pytest.raises(OutpaceError, match="length >= 19"):
         target.forward(cache, [TREE])
