@@ -8,7 +8,7 @@ all runs add up to 1.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -63,8 +63,13 @@ class Enumerated:
         self._eos = eos
         self.emitted: list[int] = []
 
-    def distribution(self, logits: Logits, node: int) -> Tensor:
-        return self._target(tuple(self._draft.tokens[n] for n in path_to(self._draft.parents, node)))
+    def distribution(self, logits: Logits, node: int, guessed: Sequence[int] = ()) -> Tensor:
+        text = tuple(self._draft.tokens[n] for n in path_to(self._draft.parents, node))
+        assert text == (*self.emitted, *guessed)
+        return self._target(text)
+
+    def logprobs(self, logits: Logits, node: int) -> Tensor:
+        return self.distribution(logits, node).log()
 
     def token(self, logits: Logits, node: int) -> int:
         return self._script.draw(self.distribution(logits, node).tolist())
@@ -82,15 +87,11 @@ class Enumerated:
         return token != self._eos
 
 
-def output_distribution(
-    verify: Verify,
-    target: Model,
-    drafts: Callable[[Script], Draft],
-    length: int,
-    eos: int | None = None,
-) -> dict[Text, float]:
-    """Probability of each text of ``length`` tokens (or up to eos): a verified draft, then plain decoding."""
-    found: dict[Text, float] = defaultdict(float)
+def verdicts(
+    verify: Verify, target: Model, drafts: Callable[[Script], Draft], eos: int | None = None
+) -> Iterator[tuple[Verdict, float]]:
+    """Every verdict on a draft, with its weight."""
+    found: list[Verdict] = []
 
     def run(script: Script) -> None:
         draft = drafts(script)
@@ -102,30 +103,54 @@ def output_distribution(
         assert verdict.path == path_to(draft.parents, verdict.path[-1] if verdict.path else -1)
         bonus = len(verdict.tokens) - len(verdict.path)
         assert bonus == 1 or (bonus == 0 and verdict.tokens[-1] == eos)
-        text = tuple(verdict.tokens)
-        while len(text) < length and (eos is None or text[-1] != eos):
-            text = (*text, script.draw(target(text).tolist()))
-        found[text[:length]] += script.weight
+        found.append(verdict)
 
     for script in all_scripts(run):
         assert script.weight > 0
-    return found
+        yield found.pop(), script.weight
 
 
-def plain_distribution(target: Model, length: int, eos: int | None = None) -> dict[Text, float]:
-    """Probability of each text of ``length`` tokens (or up to eos) by plain decoding."""
-    texts: dict[Text, float] = {(): 1.0}
-    for _ in range(length):
-        grown: dict[Text, float] = {}
+def output_distribution(
+    verify: Verify,
+    target: Model,
+    drafts: Callable[[Script], Draft],
+    length: int,
+    eos: int | None = None,
+) -> dict[Text, float]:
+    """Probability of each text of ``length`` tokens (or up to eos): a verified draft, then plain decoding."""
+    begun: dict[Text, float] = defaultdict(float)
+    for verdict, weight in verdicts(verify, target, drafts, eos):
+        begun[tuple(verdict.tokens)] += weight
+    assert abs(sum(begun.values()) - 1) < 1e-12
+    return plain_distribution(target, length, eos, begun)
+
+
+def expected_length(verify: Verify, target: Model, drafts: Callable[[Script], Draft]) -> float:
+    """Mean number of drafted tokens accepted."""
+    return sum(weight * len(verdict.path) for verdict, weight in verdicts(verify, target, drafts))
+
+
+def plain_distribution(
+    target: Model, length: int, eos: int | None = None, begun: Mapping[Text, float] | None = None
+) -> dict[Text, float]:
+    """Probability of each text of ``length`` tokens (or up to eos) by plain decoding.
+
+    Args:
+        begun: texts to go on from, with their probabilities.
+    """
+    whole: dict[Text, float] = defaultdict(float)
+    texts: Mapping[Text, float] = {(): 1.0} if begun is None else begun
+    while texts:
+        grown: dict[Text, float] = defaultdict(float)
         for text, weight in texts.items():
-            if eos is not None and text and text[-1] == eos:
-                grown[text] = weight
+            if len(text) >= length or (eos is not None and text[-1:] == (eos,)):
+                whole[text[:length]] += weight
                 continue
             for token, probability in enumerate(target(text).tolist()):
                 if probability > 0:
-                    grown[(*text, token)] = weight * probability
+                    grown[(*text, token)] += weight * probability
         texts = grown
-    return texts
+    return whole
 
 
 def difference(first: dict[Text, float], second: dict[Text, float]) -> float:

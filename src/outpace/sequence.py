@@ -193,7 +193,10 @@ class KeyedDraw:
         return q
 
     def logprobs(self, logits: Logits, node: int) -> Tensor:
-        """Log probabilities after ``node``, float64, shape [vocabulary]: processed, at temperature 1 if greedy."""
+        """Log probabilities after ``node``, processed; at temperature 1 if greedy.
+
+        float64, shape [vocabulary].
+        """
         return self._scores(logits, node).double().log_softmax(dim=-1)
 
     def draft(

@@ -1,0 +1,78 @@
+"""``block``: a chain is verified as a whole. The output has the target's distribution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from outpace.core import Draft, OutpaceError, Verdict
+from outpace.sampling import Logits
+from outpace.tree import is_chain
+from outpace.verify.base import Draw, Verifier, likelihood_ratio, proposal
+
+
+def block(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
+    """Block verification (Sun et al. 2024): the longest beginning of the chain that stands.
+
+    A beginning counts with the share w = min(1, w' q(x) / p(x)), where x is its last token and w' the share
+    of what is before x. Each beginning has a draw of its own, and the longest that is accepted stands, also
+    where a shorter one was not; so a token that is unlikely alone is saved by a likely one after it. The next
+    token is drawn from the positive part of w q - p, after the whole chain from q. The expected length is
+    that of ``rejection`` or more. A draft without distributions is made of point masses.
+
+    Raises:
+        OutpaceError: the draft is not a chain, gives a token of its own probability 0, or lacks a
+            distribution.
+    """
+    if not is_chain(draft.parents):
+        raise OutpaceError(
+            "the block verifier takes chains; use verifier='match' or 'rejection' for a drafter of trees"
+        )
+    guesses = tuple(draft.tokens)
+    share, last = 1.0, -1
+    left = draw.distribution(logits, -1)
+    for node in range(-1, len(guesses)):
+        q = left if node < 0 else draw.distribution(logits, node, guesses[: node + 1])
+        p = proposal(draft, node, guesses[node + 1], q) if node + 1 < len(guesses) else None
+        excess = q if p is None else (share * q - p).clamp(min=0)
+        total = float(excess.sum())
+        stands = share if p is None else _stands(share, total)
+        if node < 0 or draw.accept(stands, node):
+            # The excess is empty only by rounding, where a draw from q is the limit.
+            last, left = node, excess if total > 0 else q
+        if p is not None:
+            share = min(1.0, share * likelihood_ratio(q, p, guesses[node + 1]))
+            if share == 0:
+                break  # no longer beginning can stand
+    for node, token in enumerate(guesses[: last + 1]):
+        if not draw.emit(token, logits, node - 1):
+            return Verdict(list(range(node + 1)), list(guesses[: node + 1]))
+    token = draw.choose(left, last)
+    draw.emit(token, logits, last)
+    return Verdict(list(range(last + 1)), [*guesses[: last + 1], token])
+
+
+def _stands(share: float, excess: float) -> float:
+    """Probability that a beginning is accepted which is not the whole chain (section 4 of the paper).
+
+    Args:
+        share: of the beginning.
+        excess: the sum of the positive part of w q - p after it.
+    """
+    rest = excess + 1 - share
+    return excess / rest if rest > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class Block(Verifier):
+    """The distribution of plain decoding; of a sampled chain it accepts at least as much as ``rejection``."""
+
+    name: ClassVar[str] = "block"
+    paper: ClassVar[str] = (
+        "Sun et al. 2024, Block Verification Accelerates Speculative Decoding (arXiv 2403.10444)"
+    )
+    chains: ClassVar[bool] = True
+    ahead: ClassVar[bool] = True
+
+    def verify(self, logits: Logits, draft: Draft, draw: Draw) -> Verdict:
+        return block(logits, draft, draw)

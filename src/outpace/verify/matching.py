@@ -1,0 +1,74 @@
+"""``match``: the target draws, the draft is only compared. The tokens are those of plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from outpace.core import Draft, Verdict
+from outpace.sampling import Logits
+from outpace.tree import children, path_to
+from outpace.verify.base import Draw, Verifier
+
+# Node -> scores of the tokens that may stand after it, shape [vocabulary]; minus infinity: may not.
+Allowed = Callable[[int], Tensor]
+
+
+def match(logits: Logits, draft: Draft, draw: Draw, allowed: Allowed | None = None) -> Verdict:
+    """Accept while the target's own keyed draw equals a child: the very tokens of plain decoding.
+
+    The walk follows the set of all children with the drawn token, since a tree may hold a text twice.
+    Greedy: Stern et al. 2018, section 3; sampled: Daliri, Musco, Suresh 2024, algorithm 2.
+
+    Args:
+        allowed: what lossy verifiers let stand besides: where no child is the target's own token, the walk
+            goes to the child that this scores highest.
+    """
+    below = children(draft.parents)
+    path: list[int] = []
+    tokens: list[int] = []
+    nodes = [-1]
+    while True:
+        node = nodes[0]
+        token = draw.token(logits, node)
+        candidates = [child for parent in nodes for child in below[parent]]
+        if allowed is not None and candidates:
+            token = _relax(token, [draft.tokens[child] for child in candidates], allowed, node)
+        tokens.append(token)
+        goes_on = draw.emit(token, logits, node)
+        nodes = [child for child in candidates if draft.tokens[child] == token]
+        if not nodes:
+            break
+        path.append(nodes[0])
+        if not goes_on:
+            break
+    return Verdict(path_to(draft.parents, path[-1] if path else -1), tokens)
+
+
+def _relax(token: int, guesses: Seq[int], allowed: Allowed, node: int) -> int:
+    """The target's own token, or the best guess that is allowed where none is the target's own."""
+    if token in guesses:
+        return token
+    scores = allowed(node)[list(guesses)]
+    best = int(scores.argmax())
+    return guesses[best] if scores[best] > -torch.inf else token
+
+
+@dataclass(frozen=True)
+class Match(Verifier):
+    """The tokens of plain decoding with the same seed."""
+
+    name: ClassVar[str] = "match"
+    paper: ClassVar[str] = (
+        "Stern et al. 2018, Blockwise Parallel Decoding for Deep Autoregressive Models (arXiv 1811.03115); "
+        "Daliri et al. 2024, Coupling without Communication (arXiv 2408.07978)"
+    )
+    coupled: ClassVar[bool] = True
+
+    def verify(self, logits: Logits, draft: Draft, draw: Draw) -> Verdict:
+        return match(logits, draft, draw)

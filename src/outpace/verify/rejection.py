@@ -1,0 +1,88 @@
+"""``rejection``: speculative sampling on trees. The output has the target's distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from outpace.core import Draft, Verdict
+from outpace.sampling import Logits
+from outpace.tree import children, path_to
+from outpace.verify.base import Draw, Verifier, likelihood_ratio, positive_part, proposal
+
+
+def rejection(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
+    """Recursive rejection sampling: at each node its children are tried in the order they were drawn.
+
+    A child x is accepted with probability min(1, q(x) / p(x)); if not, q becomes the normalised positive part
+    of q - p, and the next child is tried against that. Where all are rejected, or there are none, a token is
+    drawn from what q has become. On a chain that is Chen et al. 2023, algorithm 2 (Leviathan et al. 2023,
+    algorithm 1). On a tree of candidates drawn with replacement, p stays as it is (SpecInfer, Miao et al.
+    2023, algorithm 2); of those drawn without, the rejected ones leave p, which is normalised again (Jeon et
+    al. 2024, algorithm 2). A draft without distributions is made of point masses, p(x) = 1: a child is then
+    accepted with the probability that q has left for it, and equal siblings are one.
+
+    Raises:
+        OutpaceError: the draft gives a token of its own probability 0, or lacks a distribution.
+    """
+    below = children(draft.parents)
+    path: list[int] = []
+    tokens: list[int] = []
+    nodes = [-1]
+    while True:
+        node = nodes[0]
+        siblings = [child for parent in nodes for child in below[parent]]
+        accepted, left = _try(draft, siblings, draw.distribution(logits, node), draw)
+        token = draw.choose(left, node) if accepted is None else draft.tokens[accepted]
+        tokens.append(token)
+        goes_on = draw.emit(token, logits, node)
+        if accepted is None:
+            break
+        path.append(accepted)
+        if not goes_on:
+            break
+        nodes = [accepted]
+        if draft.distributions is None:
+            nodes = [child for child in siblings if draft.tokens[child] == token]
+    return Verdict(path_to(draft.parents, path[-1] if path else -1), tokens)
+
+
+def _try(draft: Draft, siblings: Seq[int], q: Tensor, draw: Draw) -> tuple[int | None, Tensor]:
+    """The first sibling that is accepted, or None, and what the rejections before it have left of q."""
+    p = None
+    for child in siblings:
+        token = draft.tokens[child]
+        if p is None or draft.distributions is None:
+            p = proposal(draft, draft.parents[child], token, q)
+        if draw.accept(min(1.0, likelihood_ratio(q, p, token)), child):
+            return child, q
+        q = positive_part(q - p, otherwise=q)
+        if not draft.replacement:
+            p = _without(p, token)
+    return None, q
+
+
+def _without(p: Tensor, token: int) -> Tensor:
+    """p of the candidates that are left once ``token`` was drawn; all zeros if there are none."""
+    left = p.clone()
+    left[token] = 0
+    total = left.sum()
+    return left / total if total > 0 else left
+
+
+@dataclass(frozen=True)
+class Rejection(Verifier):
+    """The distribution of plain decoding, not its tokens; accepts a little more often than ``match``."""
+
+    name: ClassVar[str] = "rejection"
+    paper: ClassVar[str] = (
+        "Chen et al. 2023 (arXiv 2302.01318); Leviathan et al. 2023 (arXiv 2211.17192); trees: Miao et al. "
+        "2023, SpecInfer (arXiv 2305.09781); Jeon et al. 2024, Recursive Speculative Decoding (arXiv "
+        "2402.14160)"
+    )
+
+    def verify(self, logits: Logits, draft: Draft, draw: Draw) -> Verdict:
+        return rejection(logits, draft, draw)
