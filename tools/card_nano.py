@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
 from corpus import END_OF_TEXT
 from train_nano import CONTEXT, DRAFT, END_ID, MIX, TARGET, VOCABULARY
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 NEW_TOKENS = 128
 PROMPTS_PER_KIND = 20
@@ -56,8 +57,9 @@ tokens, and {TARGET} checks them. It is not meant to be used alone.""",
 }
 
 METHOD = """\
-The training ran in bf16 autocast with float32 weights, with Muon for the matrices of the layers and AdamW
-for the rest. The learning rate fell to zero over the time that was given. The command:"""
+The weights were trained in float32, with Muon for the matrices of the layers and AdamW for the rest. The
+learning rate fell to zero over the time that was given. The command (`--precision` is that of the matrix
+products):"""
 
 HELD_OUT = f"""\
 About 2 % of the documents of each kind were held out: whole problems, files, articles and conversations. In
@@ -161,7 +163,12 @@ def samples(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def card(
-    name: str, models: Path, record: dict[str, Any], held_out: dict[str, list[str]], machine: str
+    name: str,
+    models: Path,
+    record: dict[str, Any],
+    held_out: dict[str, list[str]],
+    machine: str,
+    note: str,
 ) -> str:
     """The text of one model card."""
     model = AutoModelForCausalLM.from_pretrained(models / name, dtype=torch.float32)
@@ -210,6 +217,8 @@ pipeline_tag: text-generation
 {record["command"]}
 ```
 
+{note}
+
 ## Data
 
 {sources}
@@ -245,6 +254,7 @@ def main() -> None:
         "--checkpoints", type=Path, default=Path("checkpoints"), help="train_nano.py's folder"
     )
     parser.add_argument("--machine", default="a CPU", help="what the models were trained on, in words")
+    parser.add_argument("--note", default="", help="what else to say of the training, such as what INIT was")
     options = parser.parse_args()
     if not (options.checkpoints / "record.json").is_file():
         parser.error(
@@ -253,7 +263,7 @@ def main() -> None:
     record = json.loads((options.checkpoints / "record.json").read_text(encoding="utf-8"))
     held_out = json.loads((options.checkpoints / "held_out.json").read_text(encoding="utf-8"))
     for name in (TARGET, DRAFT):
-        text = card(name, options.models, record, held_out, options.machine)
+        text = card(name, options.models, record, held_out, options.machine, options.note)
         (options.models / name / "README.md").write_text(text, encoding="utf-8")
         print(f"wrote the card of {name}")
 

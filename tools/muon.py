@@ -19,10 +19,10 @@ STEPS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised (Jordan et al. 2024), with the update scaled to AdamW's size (Liu et al. 2025).
+    """Momentum, orthogonalised (Jordan et al. 2024), with updates of AdamW's size (Liu et al. 2025).
 
-    Takes matrices only. The scale is 0.2 sqrt(max(rows, columns)) as in arXiv 2502.16982, section 2.2, so that
-    learning rates of AdamW can be kept.
+    Takes matrices only. Updates are scaled by 0.2 sqrt(max(rows, columns)) as in arXiv 2502.16982, section
+    2.2, so that learning rates of AdamW can be kept.
     """
 
     def __init__(

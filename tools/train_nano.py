@@ -25,8 +25,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from corpus import END_OF_TEXT, GSM8K_FILE, PROSE_FILE, Corpus, build_corpus
-from muon import Muon
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -39,6 +37,9 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
+
+from corpus import END_OF_TEXT, GSM8K_FILE, PROSE_FILE, Corpus, build_corpus
+from muon import Muon
 
 TARGET = "outpace-nano"
 DRAFT = "outpace-nano-draft"
@@ -235,8 +236,8 @@ def new_model(name: str) -> LlamaForCausalLM:
 def warm_model(name: str, folder: Path, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """An earlier model, whose tokenizer may be another.
 
-    A token that the old tokenizer has keeps its embedding. A new one starts as the mean of the old tokens that
-    spell it.
+    A token that the old tokenizer has keeps its embedding. A new one starts as the mean of the old tokens
+    that spell it.
     """
     old_tokenizer = AutoTokenizer.from_pretrained(folder)
     model = new_model(name)
