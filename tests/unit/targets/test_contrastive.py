@@ -1,0 +1,211 @@
+"""Contrastive decoding: right by a reference of its own, and the same tokens with every drafter."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import outpace
+from lossless.test_matrix import SPECS
+from models import tiny_llama
+from outpace.core import OutpaceError, SamplingParams
+from outpace.drafters import Drafter, DraftModel, load_drafter
+from outpace.engine import Engine
+from outpace.sampling import Key, gumbel
+from outpace.targets import ContrastiveTarget, Output, Rows, Target, TargetModel
+from outpace.testing import ToyTarget, check_drafter
+
+AMATEUR = ToyTarget(surprise=0.5)
+PAIR = ContrastiveTarget(ToyTarget(), AMATEUR)
+PROMPT = [5, 3, 9]
+GREEDY = SamplingParams(max_new_tokens=30)
+SAMPLED = SamplingParams(max_new_tokens=30, temperature=0.8, seed=4)
+# A chain drawn by the amateur, and a tree that takes guesses from the contrasted logits.
+TOY: list[Drafter[Any]] = [DraftModel(AMATEUR), load_drafter("lookahead:window=3,ngram=3,guesses=3")]
+
+
+def row_after(model: TargetModel, text: list[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Logits after a text that is fed at once to an empty cache, [vocabulary]."""
+    cache = model.new_cache(1, len(text))
+    cache.allocate()
+    logits = model.forward(cache, [Rows(text)]).logits
+    assert logits is not None
+    return logits[0, -1].numpy()
+
+
+def contrastive_text(
+    expert: TargetModel, amateur: TargetModel, alpha: float, beta: float, params: SamplingParams
+) -> list[int]:
+    """Contrastive decoding as the papers write it, a token at a time and in probabilities."""
+    text = list(PROMPT)
+    for index in range(params.max_new_tokens):
+        e, a = (
+            np.exp(row) / np.exp(row).sum() for row in (row_after(expert, text), row_after(amateur, text))
+        )
+        score = (1 + beta) * np.log(e) - beta * np.log(a)
+        score[e < alpha * e.max()] = -math.inf
+        if not params.greedy:
+            assert params.seed is not None
+            noise = gumbel(Key(params.seed).target(index), len(score), torch.device("cpu"))
+            score = score / params.temperature + noise.numpy()
+        text.append(int(score.argmax()))
+        if text[-1] in expert.eos_token_ids:
+            break
+    return text[len(PROMPT) :]
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+@pytest.mark.parametrize(("alpha", "beta"), [(0.1, 0.5), (0.02, 2.0)])
+def test_plain_contrastive_decoding_is_that_of_the_papers(
+    alpha: float, beta: float, params: SamplingParams
+) -> None:
+    pair = ContrastiveTarget(PAIR.expert, AMATEUR, alpha, beta)
+    expected = contrastive_text(PAIR.expert, AMATEUR, alpha, beta, params)
+    assert Engine(pair).generate([PROMPT], params)[0].tokens == expected
+    assert Engine(PAIR.expert).generate([PROMPT], params)[0].tokens != expected
+
+
+@pytest.mark.parametrize("drafter", TOY, ids=lambda drafter: type(drafter).__name__)
+def test_drafters_keep_to_the_contract(drafter: Drafter[Any]) -> None:
+    check_drafter(drafter, PAIR)
+
+
+@pytest.mark.parametrize("drafter", TOY, ids=lambda drafter: type(drafter).__name__)
+def test_drafts_are_accepted(drafter: Drafter[Any]) -> None:
+    (generation,) = Engine(PAIR, drafter).generate([PROMPT], GREEDY)
+    assert generation.stats.accepted > 0
+
+
+@pytest.fixture(scope="module")
+def embedded() -> tuple[ContrastiveTarget, list[list[int]]]:
+    paths = outpace.nano_path(), outpace.nano_draft_path()
+    models = [Target(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)) for path in paths]
+    tokenizer = AutoTokenizer.from_pretrained(paths[0])
+    texts = [
+        "def mean(values):\n    total = 0\n    for value in values:\n        ",
+        "Question: Tom has 3 pens.",
+    ]
+    return ContrastiveTarget(*models), [tokenizer(text).input_ids for text in texts]
+
+
+@pytest.mark.parametrize("params", [SamplingParams(max_new_tokens=20), SamplingParams(20, 0.9, seed=1)])
+@pytest.mark.parametrize("name", SPECS)
+def test_embedded_pair_says_the_same_with_every_drafter(
+    embedded: tuple[ContrastiveTarget, list[list[int]]], name: str, params: SamplingParams
+) -> None:
+    pair, prompts = embedded
+    plain = Engine(pair).generate(prompts, params)
+    found = Engine(pair, SPECS[name]).generate(prompts, params)
+    assert [g.tokens for g in found] == [g.tokens for g in plain]
+
+
+def test_the_amateur_that_drafts_saves_steps(embedded: tuple[ContrastiveTarget, list[list[int]]]) -> None:
+    pair, prompts = embedded
+    params = SamplingParams(max_new_tokens=20)
+    for generation in Engine(pair, DraftModel(pair.amateur)).generate(prompts, params):
+        assert generation.stats.steps < generation.stats.tokens
+
+
+class Counting(ToyTarget):
+    """Counts its forwards and the rows it is fed."""
+
+    forwards = 0
+
+    def forward(self, *args: Any, **options: Any) -> Output:
+        self.forwards += 1
+        return super().forward(*args, **options)
+
+
+def test_forwards_of_a_step() -> None:
+    """With K drafted tokens: one of the expert and K + 1 of the amateur, as many as in the paper."""
+    expert, amateur = Counting(), Counting(surprise=0.5)
+    pair = ContrastiveTarget(expert, amateur)
+    params = SamplingParams(max_new_tokens=30, ignore_eos=True)
+    (generation,) = Engine(pair, DraftModel(amateur, num_draft_tokens=3)).generate([[4]], params)
+    stats = generation.stats
+    assert stats.steps < 30
+    assert expert.forwards == stats.steps
+    assert amateur.forwards == stats.steps + stats.drafted
+
+
+def test_implausible_tokens_are_excluded() -> None:
+    """Alpha 1 leaves the expert's best token, whatever the amateur says of it."""
+    strict = ContrastiveTarget(PAIR.expert, AMATEUR, alpha=1.0, beta=5.0)
+    plain = Engine(PAIR.expert).generate([PROMPT], GREEDY)[0].tokens
+    assert Engine(strict).generate([PROMPT], GREEDY)[0].tokens == plain
+    sampled = SamplingParams(max_new_tokens=30, temperature=3.0, seed=1)
+    assert Engine(strict).generate([PROMPT], sampled)[0].tokens == plain
+
+
+def test_the_shorter_context_counts() -> None:
+    pair = ContrastiveTarget(ToyTarget(context=64), ToyTarget(context=12))
+    assert pair.context == 12
+    (generation,) = Engine(pair, DraftModel(pair.amateur)).generate([PROMPT], SamplingParams(ignore_eos=True))
+    assert (len(generation.tokens), generation.finish_reason) == (9, "length")
+
+
+def test_hidden_states_are_the_experts() -> None:
+    caches = [model.new_cache() for model in (PAIR, PAIR.expert)]
+    for cache in caches:
+        cache.allocate()
+    pair = PAIR.forward(caches[0], [Rows(PROMPT)], hidden_layers=(1,))
+    expert = PAIR.expert.forward(caches[1], [Rows(PROMPT)], hidden_layers=(1,))
+    assert torch.equal(pair.hidden[1], expert.hidden[1])
+
+
+def test_static_pair() -> None:
+    models = [Target(tiny_llama(seed=seed), static=True) for seed in (0, 1)]
+    grown = [Target(tiny_llama(seed=seed)) for seed in (0, 1)]
+    params = SamplingParams(max_new_tokens=12)
+    plain = Engine(ContrastiveTarget(*grown)).generate([PROMPT, [8]], params)
+    engine = Engine(ContrastiveTarget(*models), "lookahead:window=3,ngram=3", slots=2, length=64)
+    assert [g.tokens for g in engine.generate([PROMPT, [8]], params)] == [g.tokens for g in plain]
+    with pytest.raises(OutpaceError, match="static=True, or neither"):
+        ContrastiveTarget(models[0], grown[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"alpha": 0}, "alpha"),
+        ({"alpha": 1.1}, "alpha"),
+        ({"beta": -1}, "beta"),
+        ({"beta": math.inf}, "beta"),
+    ],
+)
+def test_values_out_of_range(options: dict[str, float], reason: str) -> None:
+    with pytest.raises(OutpaceError, match=reason):
+        ContrastiveTarget(ToyTarget(), AMATEUR, **options)
+
+
+def test_vocabularies_must_be_the_same() -> None:
+    with pytest.raises(OutpaceError, match="same vocabulary"):
+        ContrastiveTarget(ToyTarget(vocabulary=40), AMATEUR)
+
+
+def test_the_two_caches_stay_together() -> None:
+    cache = PAIR.new_cache(slots=1, length=4)
+    slots = [cache.allocate() for _ in range(3)]
+    PAIR.forward(cache, [Rows([1, 2, 3, 4, 5]), Rows([6, 7]), Rows([8, 9, 8], (-1, 0, 0))])
+    cache.keep([range(5), range(2), (0, 2)])
+    assert cache.amateur.lengths == cache.lengths == [5, 2, 2]
+    cache.free(slots[0])
+    cache.truncate(slots[2], 1)
+    assert cache.amateur.lengths == cache.lengths == [1, 2]
+    for name, model, store in (("expert", PAIR.expert, cache), ("amateur", AMATEUR, cache.amateur)):
+        alone = model.new_cache()
+        alone.allocate()
+        expected = model.forward(alone, [Rows([8, 3])]).logits
+        logits = model.forward(store, [Rows([3]), Rows([1])]).logits
+        assert expected is not None and logits is not None
+        assert torch.allclose(logits[0, 0], expected[0, 1], rtol=0, atol=1e-12), name
+
+
+def test_a_cache_of_another_target() -> None:
+    with pytest.raises(OutpaceError, match="cache of its own"):
+        PAIR.forward(ToyTarget().new_cache(), [Rows(PROMPT)])
