@@ -138,12 +138,21 @@ class KVCache:
             last.index, slot.index = slot.index, last.index
         self._clear(slot.index, 0)
 
-    def truncate(self, slot: Slot, length: int) -> None:
-        """Forget a slot's rows from ``length`` on."""
-        if not 0 <= length <= self.lengths[slot.index]:
-            raise ValueError(f"cannot keep {length} of {self.lengths[slot.index]} rows")
-        self.lengths[slot.index] = length
-        self._clear(slot.index, length)
+    def truncate(self, slot: Slot, length: int, path: Sequence[int] = ()) -> None:
+        """Forget a slot's rows from ``length`` on, save those of a path, which move up in its order.
+
+        Args:
+            path: rows to keep, counted from row ``length``, in ascending order.
+        """
+        most = self.lengths[slot.index]
+        if not 0 <= length <= most or any(not 0 <= row < most - length for row in path):
+            raise ValueError(f"cannot keep {length} rows and {list(path)} after them of {most} rows")
+        moved = [(length + row, length + place) for place, row in enumerate(path) if row != place]
+        if moved:
+            sources, targets = zip(*moved, strict=True)
+            self._move([slot.index] * len(moved), list(sources), list(targets))
+        self.lengths[slot.index] = length + len(path)
+        self._clear(slot.index, length + len(path))
 
     def _clear(self, index: int, start: int) -> None:
         """Zero what was written to a slot from row ``start`` on."""
@@ -243,6 +252,14 @@ class KVCache:
         for shape, buffer in self._buffers.items():
             slot, source, target = indices[shape.device].unbind()
             buffer[:, slot, :, target] = buffer[:, slot, :, source]
+
+    def views(self, first: int, count: int) -> list[tuple[Tensor, Tensor]]:
+        """Committed keys and values of each layer, of slots first .. first + count - 1, as views.
+
+        Each is [count, heads, longest, size]; what lies behind a shorter slot's rows is finite.
+        """
+        longest = max(self.lengths[first : first + count])
+        return self._by_layer(slice(first, first + count), slice(None), slice(longest))
 
     def rows(self, layer: int, slot: Slot) -> tuple[Tensor, Tensor]:
         """Committed keys and values of one slot, copies, each [1, heads, length, size]."""

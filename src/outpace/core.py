@@ -166,6 +166,21 @@ class Draft:
         return len(self.tokens)
 
 
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What the text is decoded from, by an encoder-decoder model: the encoder's answer, computed once.
+
+    Many requests may share one.
+
+    Attributes:
+        states: what the encoder says, [length, size].
+        tokens: the ids it read, if they mean in its vocabulary what they mean in the decoder's; else empty.
+    """
+
+    states: torch.Tensor
+    tokens: Seq[int] = ()
+
+
 class Verdict:
     """What a verifier decides: the accepted nodes, root's child first, and the tokens to emit.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from outpace.cache import Window
 from outpace.core import UnsupportedModel
 from outpace.targets.base import Rows
-from outpace.tree import ancestor_mask, chain_mask, is_chain
+from outpace.tree import ancestor_mask, chain_mask, depths, is_chain
 
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
@@ -80,10 +80,8 @@ class MaskMaker:
         """
         if window.span is None or (self._sliding is not None and window.columns > self._sliding):
             return False
-        if window.width == 1:
-            return True
-        first = window.span.start == 0 and not self._additive
-        return first and all(row.parents is None or is_chain(row.parents) for row in rows)
+        chains = all(row.parents is None or is_chain(row.tree) for row in rows)
+        return chains and (window.width == 1 or (window.span.start == 0 and not self._additive))
 
     def _form(self, full: NDArray[np.bool_], sliding: NDArray[np.bool_], device: torch.device) -> Mask:
         if not self.by_kind:
@@ -130,10 +128,11 @@ def _tree_masks(rows: Sequence[Rows], window: Window) -> NDArray[np.bool_]:
     """[B, 1, width, columns]: a row sees the committed rows and its ancestors; padding sees one row."""
     mask = np.zeros((len(rows), 1, window.width, window.columns), dtype=np.bool_)
     for place, (row, offset) in enumerate(zip(rows, window.offsets, strict=True)):
-        size = len(row.tokens)
-        mask[place, 0, :size, :offset] = True
-        tree = chain_mask(size) if row.parents is None else ancestor_mask(row.parents)
-        mask[place, 0, :size, offset : offset + size] = tree
+        size, fed = len(row.tokens), len(row.fed)
+        base = offset - fed
+        mask[place, 0, :size, :base] = True
+        tree = chain_mask(size) if row.parents is None else ancestor_mask(row.tree)[fed:]
+        mask[place, 0, :size, base : offset + size] = tree
         mask[place, 0, size:, 0] = True
     return mask
 
@@ -149,13 +148,20 @@ def _cut(
     if positions.max() < sliding:
         return full
     mask = full.copy()
-    for place, (row, offset) in enumerate(zip(rows, window.offsets, strict=True)):
+    columns = column_positions(rows, window, positions)
+    for place, row in enumerate(rows):
         size = len(row.tokens)
-        if not size:
-            continue
-        # A committed row's column is its position; a tree's column has its node's position.
-        columns = np.arange(window.columns)
-        columns[offset : offset + size] = positions[place, :size]
-        near = columns[None, :] > positions[place, :size, None] - sliding
+        near = columns[place, None, :] > positions[place, :size, None] - sliding
         mask[place, 0, :size] &= near
     return mask
+
+
+def column_positions(rows: Sequence[Rows], window: Window, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[B, columns]: a committed row's column is its position; a tree's column has its node's position."""
+    columns = np.tile(np.arange(window.columns), (len(rows), 1))
+    for place, (row, offset) in enumerate(zip(rows, window.offsets, strict=True)):
+        size, fed = len(row.tokens), len(row.fed)
+        if fed:
+            columns[place, offset - fed : offset] = [offset - fed + depth for depth in depths(row.fed)]
+        columns[place, offset : offset + size] = positions[place, :size]
+    return columns

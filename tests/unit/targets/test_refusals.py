@@ -26,6 +26,7 @@ SMALL: dict[str, Any] = {
     "pad_token_id": None,
 }
 GROUPED = {**SMALL, "num_key_value_heads": 2}
+HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
 OLD = {"vocab_size": 64, "hidden_size": 32, "bos_token_id": 1, "eos_token_id": 1}
 STATE = "recurrent"
 
@@ -90,11 +91,18 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "chunked_attention",
     ),
     (
-        "T5ForConditionalGeneration",
-        "T5Config",
+        "UMT5ForConditionalGeneration",
+        "UMT5Config",
         {"vocab_size": 64, "d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 4, "d_kv": 8},
-        "encoder-decoder",
+        "position bias of each layer's own",
     ),
+    (
+        "M2M100ForConditionalGeneration",
+        "M2M100Config",
+        {"vocab_size": 64, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, **HEADS},
+        "positions that nothing can set",
+    ),
+    ("T5EncoderModel", "T5Config", {"vocab_size": 64, "d_model": 32, "num_layers": 1}, "modeling head"),
     ("LlamaModel", "LlamaConfig", SMALL, "no language modeling head"),
     ("BertModel", "BertConfig", {**SMALL, "pad_token_id": 0}, "no language modeling head"),
     ("BertForMaskedLM", "BertConfig", {**SMALL, "pad_token_id": 0}, "takes no past_key_values"),

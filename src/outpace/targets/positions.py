@@ -1,0 +1,162 @@
+"""How the decoder of an encoder-decoder model is told the position of each row.
+
+Such decoders count: a row's position is its place in the cache. In a tree, and in a batch of texts of several
+lengths, it is not. Three families, three ways to say it; no class is patched in any of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from outpace.cache import Window
+from outpace.core import UnsupportedModel
+from outpace.targets.base import Rows
+from outpace.targets.checks import family
+from outpace.targets.masks import column_positions
+
+_ARGUMENT = "decoder_position_ids"
+
+
+class Placement:
+    """A way to place rows. Each does its part in one of three places, and nothing in the others."""
+
+    def arguments(self, places: Tensor) -> dict[str, Any]:
+        """Arguments for the model's forward. ``places``: positions, [B, width]."""
+        return {}
+
+    @contextmanager
+    def during(self, places: Tensor) -> Iterator[None]:
+        """Around the model's forward."""
+        yield
+
+    def mask(
+        self, mask: Tensor | None, rows: Sequence[Rows], window: Window, positions: Sequence[Sequence[int]]
+    ) -> Tensor | None:
+        """The decoder's mask, from that of a model without positions: [B, 1 or heads, width, columns].
+
+        None where the model's own mask and its own count of positions are right.
+        """
+        return mask
+
+
+def placement_of(model: PreTrainedModel) -> Placement:
+    """The way that works for a model.
+
+    Raises:
+        UnsupportedModel: none is known.
+    """
+    if _ARGUMENT in inspect.signature(model.forward).parameters:
+        return ByArgument()
+    decoder: Any = model.get_decoder()
+    table = getattr(decoder, "embed_positions", None)
+    if table is not None and "position_ids" in inspect.signature(table.forward).parameters:
+        return ByHook(table)
+    biased = [m for m in decoder.modules() if getattr(m, "has_relative_attention_bias", False)]
+    if len(biased) == 1 and hasattr(biased[0], "_relative_position_bucket"):
+        return ByBias(biased[0], model.dtype)
+    many = "a position bias of each layer's own" if len(biased) > 1 else "positions that nothing can set"
+    raise UnsupportedModel(f"{family(model)} has {many}, so a tree cannot be placed")
+
+
+class ByArgument(Placement):
+    """Whisper: its forward takes the decoder's positions."""
+
+    def arguments(self, places: Tensor) -> dict[str, Any]:
+        return {_ARGUMENT: places}
+
+
+class ByHook(Placement):
+    """BART, Marian: a hook on the decoder's one table of positions, there for a forward and gone after it.
+
+    The table is asked for one line of positions that all sequences share, [width]; it is given those of each,
+    as a line too, and its answer is folded to [B, width, size]. Threads may share a model: the hook acts in
+    the thread that set it, and lets the others' forwards pass.
+    """
+
+    def __init__(self, table: nn.Module) -> None:
+        self._table = table
+
+    @contextmanager
+    def during(self, places: Tensor) -> Iterator[None]:
+        ours = threading.get_ident()
+        line = places.flatten()
+
+        def ask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+            if threading.get_ident() != ours:
+                return None
+            if "position_ids" not in kwargs:
+                raise UnsupportedModel("the decoder does not hand position_ids to its table by name")
+            return args, {**kwargs, "position_ids": line}
+
+        def fold(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+            return output.reshape(*places.shape, -1) if threading.get_ident() == ours else None
+
+        hooks = [
+            self._table.register_forward_pre_hook(ask, with_kwargs=True),
+            self._table.register_forward_hook(fold),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+class ByBias(Placement):
+    """T5: attention adds a bias per head that depends on the distance from query to key (Raffel et al. 2020,
+    section 2.1), counted in rows of the cache.
+
+    The first layer computes it; all add it and their mask. So the mask takes away the bias of the distance in
+    rows and brings that of the distance in positions.
+    """
+
+    def __init__(self, attention: Any, dtype: torch.dtype) -> None:
+        self._attention = attention
+        self._dtype = dtype
+
+    def mask(
+        self, mask: Tensor | None, rows: Sequence[Rows], window: Window, positions: Sequence[Sequence[int]]
+    ) -> Tensor | None:
+        if mask is None:
+            return None
+        queries = np.asarray(positions)
+        columns = np.arange(window.columns)
+        counted = _distances(columns[window.columns - window.width :], columns)
+        true = _distances(queries, column_positions(rows, window, queries))
+        if (true == counted).all():
+            return mask
+        if mask.dtype == torch.bool:
+            shut = torch.finfo(self._dtype).min
+            mask = torch.zeros(mask.shape, dtype=self._dtype, device=mask.device).masked_fill_(~mask, shut)
+        return mask + self._bias(true, mask.device) - self._bias(counted[None], mask.device)
+
+    def _bias(self, distances: NDArray[np.int64], device: torch.device) -> Tensor:
+        """The model's bias at distances [B, width, columns]: [B, heads, width, columns]."""
+        attention = self._attention
+        weights = attention.relative_attention_bias
+        table = weights(
+            attention._relative_position_bucket(
+                -torch.arange(int(distances.max()) + 1, device=weights.weight.device),
+                bidirectional=False,
+                num_buckets=attention.relative_attention_num_buckets,
+                max_distance=attention.relative_attention_max_distance,
+            )
+        ).to(device)
+        bias: Tensor = table[torch.from_numpy(distances).to(device)]
+        return bias.movedim(-1, 1)
+
+
+def _distances(queries: NDArray[np.int64], keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """From each query [..., width] back to each key [..., columns]; 0 for one after it, never seen."""
+    back: NDArray[np.int64] = queries[..., :, None] - keys[..., None, :]
+    return back.clip(min=0)

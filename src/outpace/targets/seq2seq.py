@@ -1,0 +1,330 @@
+"""Stock encoder-decoder transformers models: the decoder is the target, the encoder's answer its source.
+
+As with decoder-only models nothing is patched: the decoder gets a 4-D mask, its positions in whichever of
+three ways it takes (``positions.py``), and cache objects of ours. The encoder runs once for each source, by
+itself. Cross-attention keys and values are made once for each slot and move with it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, EncoderDecoderCache, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from outpace.cache import KVCache, LayerShape, Slot, Window
+from outpace.core import ContextOverflow, OutpaceError, Source, UnsupportedModel
+from outpace.targets.base import Output, Rows, TargetModel
+from outpace.targets.causal import CacheAdapter, Probe, device_of, positions_of
+from outpace.targets.checks import context_of, end_tokens, family, refuse_by_config, self_test
+from outpace.targets.masks import MaskMaker
+from outpace.targets.positions import placement_of
+
+_TEXT, _FEATURES = "input_ids", "input_features"
+_TEST_LENGTHS = (7, 4)  # of the self-test's two sources
+
+
+class Seq2SeqCache(KVCache):
+    """The decoder's rows, and beside them what each slot attends to in its source.
+
+    ``sources`` is a cache of its own whose slots are taken and given back together with these, so that a slot
+    has the same index in both; its rows are cross-attention keys and values.
+
+    Args:
+        layers: shape of the rows of each of the decoder's layers.
+        cross: likewise, of its cross-attention.
+    """
+
+    def __init__(self, layers: list[LayerShape], cross: list[LayerShape], slots: int, length: int) -> None:
+        super().__init__(layers, slots, length)
+        self.sources = KVCache(cross, slots)
+        self._beside: dict[Slot, Slot] = {}
+
+    def allocate(self) -> Slot:
+        slot = super().allocate()
+        self._beside[slot] = self.sources.allocate()
+        return slot
+
+    def free(self, slot: Slot) -> None:
+        super().free(slot)
+        self.sources.free(self._beside.pop(slot))
+
+
+class _Cross(Cache):
+    """Shows views of cross-attention keys and values to a model as a cache that is full already."""
+
+    class Layer:
+        def __init__(self, keys: Tensor, values: Tensor) -> None:
+            self.keys, self.values = keys, values
+
+    def __init__(self, views: list[tuple[Tensor, Tensor]]) -> None:
+        super().__init__(layers=[])
+        self.layers: list[Any] = [_Cross.Layer(keys, values) for keys, values in views]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return int(self.layers[layer_idx].keys.shape[2])
+
+
+class Seq2SeqTarget(TargetModel):
+    """An encoder-decoder transformers model.
+
+    A request's source is a list of token ids or, where the encoder reads features (Whisper), a tensor of them
+    without a batch axis. Every token of it counts: pads do not belong in it. The request's prompt is what the
+    decoder starts with: ``start``, and whatever is forced after it.
+
+    Construction runs a few forwards, as with ``CausalTarget``. The model is used as it is and left as it is.
+
+    Attributes:
+        start: the decoder's start token, if the model names one.
+
+    Args:
+        model: loaded, in evaluation mode, on one device or spread over several.
+        check: run the self-test. Turn it off only for a model it has passed on.
+
+    Raises:
+        UnsupportedModel: named by family, with the reason.
+    """
+
+    def __init__(self, model: PreTrainedModel, check: bool = True) -> None:
+        refuse_by_config(model, seq2seq=True)
+        if model.main_input_name not in (_TEXT, _FEATURES):
+            raise UnsupportedModel(
+                f"{family(model)} reads {model.main_input_name}; encoders known are of {_TEXT}, {_FEATURES}"
+            )
+        self.model = model
+        self._encoder: Any = model.get_encoder()
+        self._decoder: Any = model.get_decoder()
+        self._placement = placement_of(model)
+        self._masks = MaskMaker(self._decoder.config, model.dtype)
+        self.context = getattr(self._decoder, "max_target_positions", None) or context_of(model.config)
+        self.eos_token_ids = end_tokens(model)
+        self.start = _start(model)
+        self.device = device_of(self._decoder.get_input_embeddings())
+        self._probe()
+        if check:
+            embedded = self._decoder.get_input_embeddings().weight.shape[0]
+            self_test(self, model, embedded, self._plain, self._test_sources())
+
+    def new_cache(self, slots: int = 1, length: int = 256) -> Seq2SeqCache:
+        return Seq2SeqCache(self._layers, self._cross, slots, length)
+
+    # -- the source --------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def encode(self, source: Any) -> Source:
+        """Run the encoder over a source.
+
+        Args:
+            source: token ids; a tensor of features [bins, frames]; or a Source, which is taken as it is.
+
+        Raises:
+            ContextOverflow: more tokens than the encoder has positions for.
+            OutpaceError: no source, or one that this encoder cannot read.
+        """
+        name = family(self.model)
+        if source is None:
+            raise OutpaceError(f"{name} is an encoder-decoder model: it needs a source besides the prompt")
+        if self.model.training:
+            raise OutpaceError(f"{name} is in training mode; call model.eval()")
+        if isinstance(source, Source):
+            if source.states.dim() != 2 or source.states.shape[1] != self._size or not len(source.states):
+                found = list(source.states.shape)
+                raise OutpaceError(f"{name} takes encoded sources [length, {self._size}], not {found}")
+            return source
+        if self.model.main_input_name == _FEATURES:
+            return Source(self._read(self._features(source)))
+        ids = self._ids(source)
+        states = self._read(torch.tensor([ids], device=device_of(self._encoder.get_input_embeddings())))
+        return Source(states, tuple(ids) if self._one_vocabulary() else ())
+
+    def _one_vocabulary(self) -> bool:
+        """Whether a token id means the same to the encoder and the decoder."""
+        sizes = {len(part.get_input_embeddings().weight) for part in (self._encoder, self._decoder)}
+        # Some of Marian's models have two vocabularies, and say so; they may be of one size.
+        return len(sizes) == 1 and bool(getattr(self.model.config, "share_encoder_decoder_embeddings", True))
+
+    def _ids(self, source: Any) -> list[int]:
+        """Token ids of a source as plain integers."""
+        name = family(self.model)
+        try:
+            ids = [operator.index(token) for token in source]
+        except TypeError as error:
+            raise OutpaceError(f"{name} reads text: a source is a list of token ids: {error}") from error
+        vocabulary = self._encoder.get_input_embeddings().weight.shape[0]
+        outside = [token for token in ids if not 0 <= token < vocabulary]
+        if outside:
+            raise OutpaceError(f"source: token {outside[0]} is outside its vocabulary of {vocabulary}")
+        if not ids:
+            raise OutpaceError("the source is empty: it needs at least one token")
+        limit = getattr(self._encoder, "max_source_positions", None)
+        if limit is not None and len(ids) > limit:
+            raise ContextOverflow(
+                f"the source has {len(ids)} tokens, the encoder {limit} positions; shorten the source"
+            )
+        return ids
+
+    def _features(self, source: Any) -> Tensor:
+        """Features with a batch axis."""
+        if not isinstance(source, Tensor) or source.dim() != 2 or not source.is_floating_point():
+            known = isinstance(source, Tensor)
+            found = f"{source.dtype} {list(source.shape)}" if known else f"a {type(source).__name__}"
+            raise OutpaceError(
+                f"{family(self.model)} reads features: a source is floats [bins, frames], not {found}"
+            )
+        return source[None].to(self.device, self.model.dtype)
+
+    def _read(self, given: Tensor) -> Tensor:
+        """The encoder's answer [length, size] to one source with a batch axis."""
+        try:
+            states: Tensor = self._encoder(**{self.model.main_input_name: given})[0]
+        except ValueError as error:
+            raise OutpaceError(f"{family(self.model)} cannot encode this source: {error}") from error
+        return states[0]
+
+    @torch.inference_mode()
+    def open(self, cache: KVCache, source: Source | None = None) -> Slot:
+        """Take a slot, and write the source's cross-attention keys and values beside it.
+
+        Raises:
+            OutpaceError: no source; or one of another length than those in use, for an encoder of features,
+                whose decoders mask no part of a source.
+        """
+        assert isinstance(cache, Seq2SeqCache)
+        if source is None:
+            raise OutpaceError(f"{family(self.model)} is an encoder-decoder model: a slot needs a source")
+        length = len(source.states)
+        if self.model.main_input_name == _FEATURES and any(used != length for used in cache.sources.lengths):
+            raise OutpaceError(
+                f"{family(self.model)} masks no part of a source: decode sources of one length together, "
+                f"not {length} beside {cache.sources.lengths[0]}"
+            )
+        made = self._start_of(source.states.to(self.device, self.model.dtype)[None])[1]
+        slot = cache.allocate()
+        cache.sources.begin([length], slot.index)
+        for layer, pair in made.rows.items():
+            cache.sources.append(layer, *pair)
+        cache.sources.keep([range(length)])
+        return slot
+
+    def _start_of(self, states: Tensor) -> tuple[Probe, Probe, Tensor]:
+        """A first token decoded from a source: rows of self-attention and of cross-attention, logits."""
+        own, cross = Probe(), Probe()
+        token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
+        with self._placement.during(token):
+            output = self.model(
+                encoder_outputs=BaseModelOutput(last_hidden_state=states),
+                decoder_input_ids=token,
+                decoder_attention_mask=self._masks.one(self.device),
+                past_key_values=EncoderDecoderCache(own, cross),
+                use_cache=True,
+                **self._placement.arguments(token),
+            )
+        return own, cross, output.logits
+
+    # -- the forward -------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        cache: KVCache,
+        rows: Sequence[Rows],
+        first: int = 0,
+        logits_from: int | None = 0,
+        hidden_layers: Sequence[int] = (),
+    ) -> Output:
+        if self.model.training:
+            raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
+        assert isinstance(cache, Seq2SeqCache)
+        window = cache.begin([len(row.tokens) for row in rows], first)
+        tokens = [[*row.tokens, *[0] * (window.width - len(row.tokens))] for row in rows]
+        positions = [
+            positions_of(row, offset, window.width) for row, offset in zip(rows, window.offsets, strict=True)
+        ]
+        ids, places = torch.tensor([tokens, positions], device=self.device).unbind()
+        mask = self._masks(rows, window, positions, self.device)
+        assert not isinstance(mask, dict)  # no encoder-decoder model has layers of several kinds
+        with self._placement.during(places):
+            output = self.model(
+                decoder_input_ids=ids,
+                decoder_attention_mask=self._placement.mask(mask, rows, window, positions),
+                **self._attended(cache, window, first, len(rows)),
+                **self._placement.arguments(places),
+                **({"output_hidden_states": True} if hidden_layers else {}),
+            )
+        hidden = {layer: output.decoder_hidden_states[layer] for layer in hidden_layers}
+        if logits_from is None:
+            return Output(None, hidden)
+        logits = output.logits[:, logits_from:]
+        # Draws are made in float64, which MPS lacks.
+        return Output(logits.cpu() if logits.device.type == "mps" else logits, hidden)
+
+    def _attended(self, cache: Seq2SeqCache, window: Window, first: int, count: int) -> dict[str, Any]:
+        """What the model needs to attend to the sources of some slots."""
+        lengths = torch.tensor(cache.sources.lengths[first : first + count], device=self.device)
+        longest = max(cache.sources.lengths[first : first + count])
+        # Nobody reads these states, since their keys and values are there; only their shape counts.
+        states = torch.zeros((), dtype=self.model.dtype, device=self.device).expand(
+            count, longest, self._size
+        )
+        own = CacheAdapter(cache, self._places, window.columns, window.width)
+        return {
+            "encoder_outputs": BaseModelOutput(last_hidden_state=states),
+            "attention_mask": (torch.arange(longest, device=self.device) < lengths[:, None]).long(),
+            "past_key_values": EncoderDecoderCache(own, _Cross(cache.sources.views(first, count))),
+            "use_cache": True,
+        }
+
+    # -- construction ------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _probe(self) -> None:
+        """Find the shape of each layer's rows, and the vocabulary."""
+        name, config = family(self.model), self._encoder.config
+        self._size: int = config.hidden_size
+        states = torch.zeros((1, 1, self._size), dtype=self.model.dtype, device=self.device)
+        try:
+            own, cross, logits = self._start_of(states)
+        except UnsupportedModel:
+            raise
+        except Exception as error:
+            # What fails without us is not the family's fault.
+            self._plain(Source(states[0]), [0])
+            raise UnsupportedModel(
+                f"{name} does not take a 4-D mask, an encoder's states and a cache object: {error!r}"
+            ) from error
+        if not own.rows or list(cross.shapes) != list(range(len(cross.rows))):
+            raise UnsupportedModel(f"{name} does not keep its keys and values in the cache it is given")
+        self._places = {layer: place for place, layer in enumerate(own.shapes)}
+        self._layers = list(own.shapes.values())
+        self._cross = list(cross.shapes.values())
+        self.vocabulary: int = logits.shape[-1]
+
+    def _plain(self, source: Source | None, text: list[int]) -> Tensor:
+        assert source is not None
+        logits: Tensor = self.model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=source.states[None]),
+            decoder_input_ids=torch.tensor([text], device=self.device),
+            use_cache=False,
+        ).logits
+        return logits[0]
+
+    def _test_sources(self) -> tuple[Source, Source]:
+        """Sources of noise, of different lengths unless the encoder reads features."""
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn((_TEST_LENGTHS[0], self._size), generator=generator)
+        noise = noise.to(self.device, self.model.dtype)
+        other = noise.flip(0) if self.model.main_input_name == _FEATURES else noise[: _TEST_LENGTHS[1]]
+        return Source(noise), Source(other)
+
+
+def _start(model: PreTrainedModel) -> tuple[int, ...]:
+    """The token that the decoder starts with: that of the generation config, else of the config."""
+    for config in (model.generation_config, model.config):
+        token = getattr(config, "decoder_start_token_id", None)
+        if token is not None:
+            return (int(token),)
+    return ()

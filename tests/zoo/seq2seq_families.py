@@ -1,0 +1,118 @@
+"""Encoder-decoder families as data: a small random configuration of each, and how to build the model."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from zoo.families import VOCABULARY, randomise
+
+START = 2
+FRAMES = 24  # of the features that an encoder of audio reads
+
+_T5: dict[str, Any] = {
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    # Few and near, so that the prompts reach every bucket.
+    "relative_attention_num_buckets": 12,
+    "relative_attention_max_distance": 20,
+}
+_BART: dict[str, Any] = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 64,
+}
+_WHISPER = {
+    **{name: value for name, value in _BART.items() if name != "max_position_embeddings"},
+    "num_mel_bins": 8,
+    "max_source_positions": FRAMES // 2,
+    "max_target_positions": 64,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+}
+
+
+@dataclass(frozen=True)
+class Seq2SeqFamily:
+    """A family and a configuration of it.
+
+    Attributes:
+        model: name of its class in transformers; that of its config is next.
+        options: of the config, beside the common ones.
+        features: whether its encoder reads features instead of tokens.
+        seed: of the weights; 0 unless that model loops.
+    """
+
+    model: str
+    config: str
+    options: dict[str, Any] = field(default_factory=dict)
+    features: bool = False
+    seed: int = 0
+
+    def build(self, dtype: torch.dtype = torch.float64, attention: str = "sdpa") -> PreTrainedModel:
+        """A model with random weights, the same in every run; nothing is forced and nothing ends its text."""
+        config = getattr(transformers, self.config)(
+            **{
+                "vocab_size": VOCABULARY,
+                "tie_word_embeddings": False,
+                "decoder_start_token_id": START,
+                "pad_token_id": 0,
+                "bos_token_id": None,
+                "eos_token_id": None,
+                "forced_eos_token_id": None,
+                **self.options,
+            }
+        )
+        config._attn_implementation = attention
+        model: PreTrainedModel = getattr(transformers, self.model)(config).to(dtype).eval()
+        randomise(model, self.seed)
+        return model
+
+    def sources(self, lengths: tuple[int, ...]) -> list[Any]:
+        """One source for each of these lengths: token ids without pads, or features (all of one length)."""
+        if self.features:
+            noise = torch.Generator().manual_seed(0)
+            return [torch.randn((8, FRAMES), generator=noise) for _ in lengths]
+        return [random.Random(length).choices(range(1, VOCABULARY), k=length) for length in lengths]
+
+
+SEQ2SEQ_FAMILIES: dict[str, Seq2SeqFamily] = {
+    "t5": Seq2SeqFamily("T5ForConditionalGeneration", "T5Config", _T5),
+    "t5-gated": Seq2SeqFamily(
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {**_T5, "feed_forward_proj": "gated-gelu", "num_decoder_layers": 3},
+    ),
+    "mt5": Seq2SeqFamily("MT5ForConditionalGeneration", "MT5Config", _T5),
+    "bart": Seq2SeqFamily("BartForConditionalGeneration", "BartConfig", _BART),
+    "mbart": Seq2SeqFamily("MBartForConditionalGeneration", "MBartConfig", _BART),
+    "marian": Seq2SeqFamily("MarianMTModel", "MarianConfig", _BART),
+    "marian-two-vocabularies": Seq2SeqFamily(
+        "MarianMTModel",
+        "MarianConfig",
+        {
+            **_BART,
+            "vocab_size": 120,
+            "decoder_vocab_size": VOCABULARY,
+            "share_encoder_decoder_embeddings": False,
+        },
+    ),
+    "pegasus": Seq2SeqFamily("PegasusForConditionalGeneration", "PegasusConfig", _BART),
+    "whisper": Seq2SeqFamily("WhisperForConditionalGeneration", "WhisperConfig", _WHISPER, features=True),
+}
+
+# A family and the attention it runs on.
+SEQ2SEQ_RUNS = [(name, attention) for name in SEQ2SEQ_FAMILIES for attention in ("sdpa", "eager")]
