@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from outpace.spec import load
 from outpace.verify.base import Draw, Verifier
-from outpace.verify.block import Block, block
+from outpace.verify.block import Block
 from outpace.verify.lossy import BiLD, TopBeta, Typical
-from outpace.verify.matching import Match, match
-from outpace.verify.rejection import Rejection, rejection
+from outpace.verify.match import Match
+from outpace.verify.rejection import Rejection
 
 __all__ = [
     "VERIFIERS",
@@ -23,10 +23,7 @@ __all__ = [
     "TopBeta",
     "Typical",
     "Verifier",
-    "block",
     "load_verifier",
-    "match",
-    "rejection",
 ]
 
 _CLASSES: tuple[type[Verifier], ...] = (Match, Rejection, Block, Typical, TopBeta, BiLD)

@@ -59,7 +59,7 @@ def _stands(share: float, excess: float) -> float:
         share: of the beginning.
         excess: the sum of the positive part of w q - p after it.
     """
-    rest = excess + 1 - share
+    rest = excess + (1 - share)  # never rounded below the excess
     return excess / rest if rest > 0 else 1.0
 
 

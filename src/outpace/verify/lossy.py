@@ -17,7 +17,7 @@ from torch import Tensor
 from outpace.core import Draft, OutpaceError, Verdict
 from outpace.sampling import Logits
 from outpace.verify.base import Draw, Verifier
-from outpace.verify.matching import match
+from outpace.verify.match import match
 
 
 def typical(q: Tensor, epsilon: float, delta: float) -> Tensor:

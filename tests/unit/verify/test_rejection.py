@@ -1,0 +1,271 @@
+"""Rejection is exact: its output distribution, enumerated, is the target's, on chains and on trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from drafts import always, chain_shape, fixed, height, sampled, shapes, table, trees
+from enumeration import (
+    Enumerated,
+    Script,
+    difference,
+    expected_length,
+    output_distribution,
+    plain_distribution,
+)
+from outpace.core import Draft, OutpaceError, Verdict
+from outpace.sampling import Logits
+from outpace.verify import rejection as module
+from outpace.verify.base import proposal
+from outpace.verify.match import match
+from outpace.verify.rejection import rejection
+
+EXACT = 1e-12
+WRONG = 1e-3
+# Vocabulary -> nodes of a sampled tree, so that there are not too many drafts.
+SIZES = {4: 4, 5: 3, 6: 3}
+
+
+@pytest.mark.parametrize("eos", [None, 2])
+@pytest.mark.parametrize("zeros", [0.0, 0.4])
+@pytest.mark.parametrize("seed", range(4))
+def test_chains(seed: int, zeros: float, eos: int | None) -> None:
+    target, drafts = table(seed, zeros), sampled(table(seed + 100, zeros), chain_shape(3))
+    found = output_distribution(rejection, target, drafts, 4, eos)
+    assert difference(found, plain_distribution(target, 4, eos)) < EXACT
+
+
+@settings(max_examples=30)
+@given(
+    st.data(),
+    st.sampled_from([4, 5, 6]),
+    st.booleans(),
+    st.integers(0, 50),
+    st.sampled_from([0.0, 0.4]),
+    st.sampled_from([None, 1]),
+)
+def test_trees_of_sampled_candidates(
+    data: st.DataObject, vocabulary: int, replacement: bool, seed: int, zeros: float, eos: int | None
+) -> None:
+    """With replacement equal siblings are among the drafts."""
+    parents = data.draw(shapes(SIZES[vocabulary]))
+    target, draft_model = table(seed, zeros, vocabulary), table(seed + 100, zeros, vocabulary)
+    length = height(parents) + 1
+    found = output_distribution(rejection, target, sampled(draft_model, parents, replacement), length, eos)
+    assert difference(found, plain_distribution(target, length, eos)) < EXACT
+
+
+@settings(max_examples=60)
+@given(st.data(), st.sampled_from([4, 5, 6]), st.integers(0, 50), st.sampled_from([None, 1]))
+def test_trees_of_chosen_tokens(data: st.DataObject, vocabulary: int, seed: int, eos: int | None) -> None:
+    """Point masses, several of them under a node, equal siblings included."""
+    draft = data.draw(trees(vocabulary))
+    target = table(seed, 0.3, vocabulary)
+    found = output_distribution(rejection, target, fixed(draft), 4, eos)
+    assert difference(found, plain_distribution(target, 4, eos)) < EXACT
+
+
+@settings(max_examples=40)
+@given(trees(), st.integers(0, 50))
+def test_of_chosen_tokens_it_accepts_as_many_as_match(draft: Draft, seed: int) -> None:
+    """A point mass is accepted with the probability that the target draws it; equal siblings are one."""
+    target = table(seed, 0.3)
+    found = expected_length(rejection, target, fixed(draft))
+    assert found == pytest.approx(expected_length(match, target, fixed(draft)), abs=EXACT)
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+@pytest.mark.parametrize("parents", [[-1, 0, 1], [-1, -1, 0, 1]])
+def test_a_drafter_that_is_certain_and_wrong(parents: list[int], replacement: bool) -> None:
+    """Without replacement its second candidate does not exist."""
+    target = always(0, 0.5, 0.5, 0)
+    drafts = sampled(always(1, 0, 0, 0), parents, replacement)
+    found = output_distribution(rejection, target, drafts, 4)
+    assert difference(found, plain_distribution(target, 4)) < EXACT
+    assert expected_length(rejection, target, drafts) == 0
+
+
+def test_a_drafter_that_is_the_target_is_always_accepted() -> None:
+    target = table(1)
+    assert expected_length(rejection, target, sampled(target, chain_shape(3))) == pytest.approx(3, abs=EXACT)
+
+
+def test_two_of_two_tokens_without_replacement_are_always_enough() -> None:
+    """After a rejection the other token is all that is left, of the target as of the draft."""
+    target, draft_model = always(0.9, 0.1), always(0.2, 0.8)
+    drafts = sampled(draft_model, [-1, -1], replacement=False)
+    assert expected_length(rejection, target, drafts) == pytest.approx(1, abs=EXACT)
+    drafts = sampled(draft_model, [-1, -1], replacement=True)
+    assert expected_length(rejection, target, drafts) == pytest.approx(1 - 0.7 * 0.8, abs=EXACT)
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_more_candidates_are_accepted_more_often(replacement: bool) -> None:
+    target, draft_model = table(3), table(103)
+    drafts = [sampled(draft_model, [-1] * count, replacement) for count in (1, 2, 3)]
+    one, two, three = (expected_length(rejection, target, draft) for draft in drafts)
+    assert one < two < three < 1
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.2, 0.05])
+def test_greedy_is_the_limit_of_temperature_zero(temperature: float) -> None:
+    """As the temperature falls, the text of the most probable tokens takes all the weight."""
+    scores = table(4)
+    drafts = sampled(table(104), [-1, -1, 0, 1])
+    cold = lambda text: (scores(text).log() / temperature).softmax(-1)  # noqa: E731
+    point = lambda text: torch.eye(4, dtype=torch.float64)[scores(text).argmax()]  # noqa: E731
+    greedy = output_distribution(rejection, point, drafts, 3)
+    ((text, weight),) = greedy.items()
+    assert weight == pytest.approx(1, abs=EXACT)
+    assert [text[i] for i in range(3)] == [int(scores(text[:i]).argmax()) for i in range(3)]
+    found = output_distribution(rejection, cold, drafts, 3)
+    assert difference(found, plain_distribution(cold, 3)) < EXACT
+    assert (found[text] > 1 - 1e-4) == (temperature < 0.1)
+
+
+# -- what is refused -------------------------------------------------------------------------------------
+
+
+def _verify(draft: Draft, target: Any = None) -> Verdict:
+    draw = Enumerated(Script([]), target or always(0, 0, 0.5, 0.5), draft)
+    return rejection(Logits(torch.empty(len(draft) + 1, 0)), draft, draw)
+
+
+def test_a_drafted_token_of_probability_zero_is_an_error() -> None:
+    row = torch.tensor([1.0, 0, 0, 0])
+    with pytest.raises(OutpaceError, match="drafted token 1 but gives it probability 0"):
+        _verify(Draft([1], [-1], {-1: row}))
+    with pytest.raises(OutpaceError, match="gives it probability nan"):
+        _verify(Draft([1], [-1], {-1: row * torch.nan}))
+
+
+def test_equal_siblings_without_replacement_are_an_error() -> None:
+    row = torch.tensor([0.5, 0.5, 0, 0])
+    with pytest.raises(OutpaceError, match="drafted token 1 but gives it probability 0"):
+        _verify(Draft([1, 1], [-1, -1], {-1: row}, replacement=False))
+    assert _verify(Draft([1, 1], [-1, -1], {-1: row}, replacement=True)).path == []
+
+
+def test_a_missing_distribution_is_an_error() -> None:
+    row = torch.tensor([0.0, 0, 1, 0])
+    with pytest.raises(OutpaceError, match="no distribution for the children of node 0"):
+        _verify(Draft([2, 1], [-1, 0], {-1: row}), always(0, 0, 1, 0))
+
+
+# -- the enumeration sees what is wrong ------------------------------------------------------------------
+
+
+class Changed:
+    """A draw with one method replaced."""
+
+    def __init__(self, draw: Enumerated, **methods: Callable[..., Any]) -> None:
+        self._draw = draw
+        vars(self).update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._draw, name)
+
+
+def without_residual(logits: Logits, draft: Draft, draw: Enumerated) -> Verdict:
+    """A rejected token is drawn again from q, not from what is left of it."""
+    blunt = lambda left, node: draw.choose(draw.distribution(logits, node), node)  # noqa: E731
+    return rejection(logits, draft, Changed(draw, choose=blunt))  # type: ignore[arg-type]
+
+
+def always_accepting(logits: Logits, draft: Draft, draw: Enumerated) -> Verdict:
+    return rejection(logits, draft, Changed(draw, accept=lambda probability, node: True))  # type: ignore[arg-type]
+
+
+def one_accept_draw_for_siblings(logits: Logits, draft: Draft, draw: Enumerated) -> Verdict:
+    """Siblings share a uniform number: what rejected the first of them, decides about the second too."""
+    drawn: dict[int, tuple[float, float]] = {}
+
+    def accept(probability: float, node: int) -> bool:
+        low, high = drawn.get(draft.parents[node], (0.0, 1.0))
+        share = min(max((probability - low) / (high - low), 0.0), 1.0)
+        accepted = draw.accept(share, node)
+        bound = low + share * (high - low)
+        drawn[draft.parents[node]] = (low, bound) if accepted else (bound, high)
+        return accepted
+
+    return rejection(logits, draft, Changed(draw, accept=accept))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("broken", [without_residual, always_accepting])
+def test_a_broken_verifier_is_seen_on_a_chain(broken: Any) -> None:
+    found = output_distribution(broken, table(0), sampled(table(100), chain_shape(3)), 4)
+    assert difference(found, plain_distribution(table(0), 4)) > WRONG
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+@pytest.mark.parametrize("broken", [without_residual, always_accepting, one_accept_draw_for_siblings])
+def test_a_broken_verifier_is_seen_on_a_tree(broken: Any, replacement: bool) -> None:
+    found = output_distribution(broken, table(3), sampled(table(103), [-1, -1, -1], replacement), 2)
+    assert difference(found, plain_distribution(table(3), 2)) > WRONG
+
+
+def _keep_the_rejected(p: Tensor, token: int) -> Tensor:
+    return p
+
+
+def _not_normalised(p: Tensor, token: int) -> Tensor:
+    return p.index_fill(0, torch.tensor([token]), 0)
+
+
+def _never_subtract(weights: Tensor, otherwise: Tensor) -> Tensor:
+    return otherwise
+
+
+def _not_normalised_either(weights: Tensor, otherwise: Tensor) -> Tensor:
+    return weights.clamp(min=0)
+
+
+def _first_only(draft: Draft, parent: int, token: int, like: Tensor) -> Tensor:
+    """Chosen siblings are taken for draws from the first one's point mass."""
+    first = next(t for t, p in zip(draft.tokens, draft.parents, strict=True) if p == parent)
+    return proposal(draft, parent, first, like).clamp(min=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "bug", "replacement"),
+    [
+        ("_without", _keep_the_rejected, False),
+        ("_without", _not_normalised, False),
+        ("positive_part", _never_subtract, True),
+        ("positive_part", _not_normalised_either, True),
+        ("positive_part", _never_subtract, False),
+    ],
+)
+def test_a_wrong_step_is_seen(
+    monkeypatch: pytest.MonkeyPatch, name: str, bug: Any, replacement: bool
+) -> None:
+    drafts = sampled(table(100), [-1, -1, -1], replacement)
+    monkeypatch.setattr(module, name, bug)
+    found = output_distribution(rejection, table(0), drafts, 2)
+    assert difference(found, plain_distribution(table(0), 2)) > WRONG
+
+
+def test_a_wrong_point_mass_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = Draft([0, 1, 2], [-1, -1, -1])
+    monkeypatch.setattr(module, "proposal", _first_only)
+    found = output_distribution(rejection, table(0), fixed(draft), 2)
+    assert difference(found, plain_distribution(table(0), 2)) > WRONG
+
+
+def test_a_draft_of_the_wrong_distribution_is_seen() -> None:
+    """Drawn without replacement, and said to be drawn with it."""
+    honest = sampled(table(100), [-1, -1, -1], replacement=False)
+
+    def drafts(script: Script) -> Draft:
+        draft = honest(script)
+        return Draft(draft.tokens, draft.parents, draft.distributions, replacement=True)
+
+    found = output_distribution(rejection, table(0), drafts, 2)
+    assert difference(found, plain_distribution(table(0), 2)) > WRONG
