@@ -7,16 +7,18 @@ from typing import Any
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.base import Output, Rows, TargetModel
 from outpace.targets.causal import CausalTarget
+from outpace.targets.contrastive import ContrastiveTarget
+from outpace.targets.seq2seq import Seq2SeqTarget
 
-__all__ = ["CausalTarget", "Output", "Rows", "Target", "TargetModel"]
+__all__ = ["CausalTarget", "ContrastiveTarget", "Output", "Rows", "Seq2SeqTarget", "Target", "TargetModel"]
 
 
 def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as the class it picks
     """A target for a model.
 
     Args:
-        model: a decoder-only transformers model, or a target already.
-        options: of the class picked; see ``CausalTarget``.
+        model: a decoder-only or an encoder-decoder transformers model, or a target already.
+        options: of the class picked; see ``CausalTarget`` and ``Seq2SeqTarget``.
 
     Raises:
         UnsupportedModel: the model cannot be verified or undone; the message names the reason.
@@ -28,4 +30,8 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
     config = getattr(model, "config", None)
     if config is None or not callable(model):
         raise UnsupportedModel(f"a {type(model).__name__} is not a transformers model; pass a loaded model")
+    if getattr(config, "is_encoder_decoder", False):
+        if options.pop("static", False):
+            raise OutpaceError("static shapes are for decoder-only models: leave static out")
+        return Seq2SeqTarget(model, **options)
     return CausalTarget(model, **options)
