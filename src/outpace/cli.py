@@ -40,6 +40,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+datastores = typer.Typer(
+    help="Datastores for the drafter [bold]retrieval[/bold]: build one, look at one.", no_args_is_help=True
+)
+app.add_typer(datastores, name="datastore")
 
 
 def fail(message: str) -> None:
@@ -270,6 +274,64 @@ def drafters(as_json: o.AsJson = False) -> None:
         typer.echo(json.dumps(catalogue.catalogue(), indent=2))
     else:
         screen.out().print(catalogue.table())
+
+
+@datastores.command(
+    "build", epilog="Example: [bold]outpace datastore build texts/ --out texts.datastore[/bold]"
+)
+@guarded
+def build_datastore(
+    sources: o.Sources,
+    out: o.DatastoreOut,
+    model: o.TokenizerName = None,
+    vocabulary: o.VocabularySize = None,
+    field: o.Field = "text",
+    end_token: o.EndToken = None,
+    memory: o.SortingMemory = 2.0,
+    trust_remote_code: o.Trust = False,
+    overwrite: o.Overwrite = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """A datastore for the drafter `retrieval`, of texts or of token ids.
+
+    A file is one document, a .jsonl file has one in each line: a text, a list
+    of token ids, or an object with either. A .npy file of token ids is one, or
+    has one in each row. Of a folder, every file that holds text is read.
+    Ctrl-C leaves nothing behind.
+    """
+    if model is not None and vocabulary is not None:
+        raise OutpaceError("give --model or --vocabulary, not both")
+    from outpace.console import datastore
+    from outpace.console.writer import check_out
+
+    check_out(out, overwrite)
+    found = datastore.sources(sources, field, end_token)
+    if vocabulary is not None:
+        words = datastore.Vocabulary(vocabulary)
+    else:
+        with screen.busy(f"loading the tokenizer of {model or 'the embedded model'} ..."):
+            words = datastore.vocabulary_of(model, trust_remote_code)
+    built = datastore.build(found, words, out, int(memory * 2**30))
+    show(built, as_json)
+
+
+@datastores.command("info", epilog="Example: [bold]outpace datastore info texts.datastore --verify[/bold]")
+@guarded
+def datastore_info(file: o.DatastoreFile, verify: o.VerifyAll = False, as_json: o.AsJson = False) -> None:
+    """What a datastore holds."""
+    from outpace.console import datastore
+
+    show(datastore.describe(file, verify), as_json)
+
+
+def show(found: dict[str, Any], as_json: bool) -> None:
+    """What a command on datastores found, on standard output."""
+    from outpace.console import datastore
+
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        screen.out().print(datastore.table(found))
 
 
 def main() -> None:

@@ -108,6 +108,19 @@ def load(
     return Loaded(shown, Target(model), tokenizer, kind, str(place))
 
 
+def load_tokenizer(name: str | None = None, trust_remote_code: bool = False) -> tuple[str, Any]:
+    """A tokenizer's name and the tokenizer alone, of a model or from a folder that holds nothing else.
+
+    Raises:
+        OutpaceError: it cannot be loaded.
+    """
+    _silence()
+    folder = None if name is None else Path(name).expanduser()
+    source = str(folder) if folder is not None and folder.is_dir() else _source(name)
+    shown = Path(source).name if name is None else name
+    return shown, _tokenizer(source, shown, trust_remote_code)
+
+
 def _device(device: str | None) -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

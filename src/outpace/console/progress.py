@@ -26,12 +26,12 @@ class Bar:
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, note=text)
 
-    def advance(self, text: str = "") -> None:
-        """One more is done."""
-        self._done += 1
+    def advance(self, text: str = "", steps: int = 1) -> None:
+        """One more is done, or as many as given."""
+        self._done += steps
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, advance=1, note=text)
-        elif self._done * 10 // self._total > (self._done - 1) * 10 // self._total:
+            self._progress.update(self._task, advance=steps, note=text)
+        elif self._done * 10 // self._total > (self._done - steps) * 10 // self._total:
             screen.note(f"{self._what}: {self._done} of {self._total}" + (f", {text}" if text else ""))
 
 

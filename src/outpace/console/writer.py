@@ -11,6 +11,18 @@ from outpace.console import screen
 from outpace.core import OutpaceError
 
 
+def check_out(file: Path, overwrite: bool) -> None:
+    """Refuse to write where it is not possible, or where something would be lost.
+
+    Raises:
+        OutpaceError: the file cannot be written, or holds something already.
+    """
+    if file.is_dir() or not file.parent.is_dir():
+        raise OutpaceError(f"cannot write {file}: " + ("a folder" if file.is_dir() else "no such folder"))
+    if file.is_file() and file.stat().st_size and not overwrite:
+        raise OutpaceError(f"{file} exists and would be lost; give another --out, or --overwrite")
+
+
 class Writer:
     """Writes results as they come: text, or one JSON object a line, to a file or to standard output.
 
@@ -28,12 +40,8 @@ class Writer:
         self.started = False
         self._file = file
         self._opened: TextIO | None = None
-        if file is None:
-            return
-        if file.is_dir() or not file.parent.is_dir():
-            raise OutpaceError(f"cannot write {file}: " + ("a folder" if file.is_dir() else "no such folder"))
-        if file.is_file() and file.stat().st_size and not overwrite:
-            raise OutpaceError(f"{file} exists and would be lost; give another --out, or --overwrite")
+        if file is not None:
+            check_out(file, overwrite)
 
     def write(self, text: str) -> None:
         """Write and flush: what is finished is safe from whatever comes next."""
