@@ -591,6 +591,7 @@ def main() -> None:
     record = record_of(options, corpus, training)
     if (options.checkpoints / "state.json").is_file():
         record = load_checkpoint(options.checkpoints, learners, batches)
+        record.command += "\n" + command_of(options)
         print(f"going on after {record.tokens / 1e6:.2f}M tokens", flush=True)
     clock = Clock(options.minutes, options.until and deadline_of(options.until), active=record.active)
 
