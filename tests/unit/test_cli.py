@@ -21,7 +21,7 @@ from folders import CONTEXT, save_llama
 from outpace.cli import app
 from outpace.drafters import DRAFTERS
 from outpace.engine import Engine
-from outpace.verify import VERIFIERS, Verifier, match
+from outpace.verify import VERIFIERS, Match
 
 PROMPT = "abcabcabc"
 Run = Callable[..., Any]
@@ -189,7 +189,7 @@ def test_logprobs_need_json(run: Run, folder: Path) -> None:
 
 
 def test_an_error_in_the_middle_begins_a_line_of_its_own(run: Run, folder: Path) -> None:
-    args = ("--verifier", "rejection", "-d", "lookahead:window=3,ngram=3", "-t", 1, "--seed", 0)
+    args = ("--verifier", "block", "-d", "lookahead:window=3,ngram=3", "-t", 1, "--seed", 0)
     result = run("generate", "-m", folder, "-p", PROMPT, "-n", 40, *args)
     assert result.exit_code == 2 and "takes chains" in result.stderr
     assert result.stdout == "" or result.stdout.endswith("\n")
@@ -217,17 +217,19 @@ def test_compare(run: Run, folder: Path, expected: list[int]) -> None:
     assert found["speed_ratio"] == pytest.approx(ratio)
 
 
-def liar(logits: Any, draft: Any, draw: Any) -> Any:
+class Liar(Match):
     """A verifier that changes the sixth token."""
-    token = draw.token
-    draw.token = lambda *at: 7 if draw._sequence.output_length == 5 else token(*at)
-    return match(logits, draft, draw)
+
+    def verify(self, logits: Any, draft: Any, draw: Any) -> Any:
+        token = draw.token
+        draw.token = lambda *at: 7 if draw._sequence.output_length == 5 else token(*at)
+        return super().verify(logits, draft, draw)
 
 
 def test_compare_of_unequal_outputs_fails_and_shows_where(
     run: Run, folder: Path, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(VERIFIERS, "liar", Verifier(liar, coupled=True))
+    monkeypatch.setitem(VERIFIERS, "liar", Liar)
     args = ("generate", "-m", folder, "-p", PROMPT, "-n", 24, "--compare", "--verifier", "liar")
     result = run(*args)
     assert result.exit_code == 1
@@ -254,7 +256,7 @@ def test_compare_over_many_prompts_names_the_line_that_differs(
     file.write_text('"a"\n\n"b"\n', "utf-8")
     args = ("generate", "-m", folder, "-f", file, "-n", 8, "--compare", "--repeats", 1)
     assert "equal: yes, all 2 prompts" in run(*args).stdout
-    monkeypatch.setitem(VERIFIERS, "liar", Verifier(liar, coupled=True))
+    monkeypatch.setitem(VERIFIERS, "liar", Liar)
     result = run(*args, "--verifier", "liar")
     assert result.exit_code == 1 and "line 3: token 6" in result.stdout
     assert [json.loads(line)["equal"] for line in run(*args, "--json").stdout.splitlines()] == [True, True]
@@ -334,7 +336,7 @@ def test_drafters_lists_every_method_with_its_options(run: Run) -> None:
         (["-p", "x", "--drafter", "lookahead:windw=3"], "lookahead has no option 'windw'"),
         (["-p", "x", "--drafter", "lookahead:window=three"], "'three'"),
         (["-p", "x", "--drafter", "lookahead:window=-1"], "window must be at least 0"),
-        (["-p", "x", "--verifier", "guess"], "unknown verifier 'guess'"),
+        (["-p", "x", "--verifier", "guess"], "no verifier 'guess'"),
         (["-p", "x", "--nonsense"], "No such option"),
         (["-p", "x", "--top-k", "many"], "Invalid value for '--top-k'"),
         (["-p", ""], "the prompt is empty"),

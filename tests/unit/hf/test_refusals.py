@@ -140,10 +140,10 @@ def test_parts() -> None:
     model = make("llama")
     with pytest.raises(OutpaceError, match="lookahaed"):
         outpace.accelerate(model, "lookahaed")
-    with pytest.raises(OutpaceError, match="unknown verifier"):
+    with pytest.raises(OutpaceError, match="no verifier 'guess'"):
         outpace.accelerate(model, "none", verifier="guess")
     with pytest.raises(OutpaceError, match="lookahaed"):
         outpace.decode("lookahaed")
-    with pytest.raises(OutpaceError, match="unknown verifier"):
+    with pytest.raises(OutpaceError, match="no verifier 'guess'"):
         outpace.decode("none", verifier="guess")
     assert "generate" not in vars(model)
