@@ -308,10 +308,10 @@ def test_criteria_end_a_sequence(target: outpace.targets.TargetModel) -> None:
 def test_names_that_do_not_exist_are_refused(target: outpace.targets.TargetModel) -> None:
     with pytest.raises(OutpaceError, match="Did you mean 'lookahead'"):
         Engine(target, "lookahed")
-    with pytest.raises(OutpaceError, match="unknown verifier"):
-        Engine(target, verifier="typical")
-    with pytest.raises(OutpaceError, match=r"rejection.*takes chains, and Lookahead drafts trees"):
-        Engine(target, LOOKAHEAD, verifier="rejection")
+    with pytest.raises(OutpaceError, match=r"no verifier 'typicle'\. Did you mean 'typical'"):
+        Engine(target, verifier="typicle")
+    with pytest.raises(OutpaceError, match="verifier='block' takes chains, and Lookahead drafts trees"):
+        Engine(target, LOOKAHEAD, verifier="block")
     with pytest.raises(OutpaceError, match="a str is not a transformers model"):
         Engine("gpt2")
 

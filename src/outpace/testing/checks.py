@@ -19,7 +19,6 @@ from outpace.engine import Engine
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import Rows, TargetModel
 from outpace.testing.toy import ToyTarget
-from outpace.tree import is_chain
 
 _PARAMS = (
     SamplingParams(max_new_tokens=28),
@@ -203,15 +202,8 @@ class _Check:
         )
 
     def distributions(self) -> None:
-        """Tokens are drawn from the distributions given, and rejection keeps the target's distribution.
-
-        For drafts that are chains: trees have no verifier yet that keeps a distribution.
-        """
+        """Tokens are drawn from the distributions given, and rejection keeps the target's distribution."""
         prompt = self.prompts[1]
-        engine, watch = self.engine()
-        engine.generate([prompt], SamplingParams(max_new_tokens=12, temperature=1.0, seed=8))
-        if not all(is_chain(draft.parents) for draft in watch.drafts()):
-            return
         params = [SamplingParams(max_new_tokens=2, temperature=1.0, seed=seed) for seed in range(_SEEDS)]
         engine, watch = self.engine("rejection")
         output = engine.generate([prompt] * _SEEDS, params)
@@ -270,12 +262,13 @@ class _Watch(Drafter[Any]):
     vocabulary: int
     seen: list[list[Draft]] = dataclasses.field(default_factory=list)
 
-    def drafts(self) -> list[Draft]:
-        return [draft for step in self.seen for draft in step]
-
     def shapes(self) -> list[list[tuple[list[int], list[int]]]]:
         """Tokens and parents of all drafts, to compare two runs."""
         return [[(list(draft.tokens), list(draft.parents)) for draft in step] for step in self.seen]
+
+    @property
+    def reads_references(self) -> bool:
+        return self.inner.reads_references
 
     def prepare(self, target: TargetModel) -> Any:
         return self.inner.prepare(target)
