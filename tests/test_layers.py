@@ -21,6 +21,7 @@ LAYERS: list[set[str]] = [
     {"tree", "sampling", "stopping", "cache", "index", "spec"},
     {"sequence"},
     {"verify", "targets", "governor"},
+    {"drafting"},
     {"drafters", "request"},
     {"engine"},
     {"hf", "serve", "bench", "train", "ralm", "testing", "console"},
@@ -29,7 +30,7 @@ LAYERS: list[set[str]] = [
 HEIGHT = {unit: height for height, layer in enumerate(LAYERS) for unit in layer}
 
 # What the units in the middle may know, where the layers alone would allow more.
-DRAFTERS_MAY_IMPORT = {"core", "tree", "sampling", "index", "sequence", "spec"}
+DRAFTERS_MAY_IMPORT = {"core", "tree", "sampling", "index", "sequence", "spec", "drafting"}
 DRAFTERS_THAT_OWN_A_MODEL = {"draft_model"}
 CONTRACTS = {("drafters.base", "targets.base")}  # a drafter is handed the target, as its abstract class
 VERIFY_MAY_NOT_IMPORT = {"targets", "cache"}
@@ -42,6 +43,7 @@ OPTIONAL: dict[str, set[str]] = {
     "matplotlib": {"bench"},
     "fastapi": {"serve"},
     "ray": {"serve", "train"},
+    "bm25s": {"ralm"},
     "faiss": {"ralm"},
     "optuna": {"bench", "train"},
     "peft": {"train"},

@@ -85,6 +85,20 @@ def gumbel(word: int, vocabulary: int, device: torch.device, tokens: Tensor | No
     return -torch.log(-torch.log(_unit(_mix_words(words ^ _signed(word)))))
 
 
+def _perturbed(scores: Tensor, word: int) -> tuple[Tensor, Tensor]:
+    """The tokens that are left, and their scores plus the key's Gumbel noise, float64.
+
+    Tokens with a score of infinity leave the others no chance.
+    """
+    scores = scores.double()
+    peak = float(scores.max())
+    if not peak > -math.inf:
+        raise NoTokenLeft(NO_TOKEN_LEFT)
+    left = (scores == peak if peak == math.inf else scores > -math.inf).nonzero().squeeze(1)
+    noise = gumbel(word, scores.shape[-1], scores.device, left)
+    return left, noise if peak == math.inf else scores[left] + noise
+
+
 def noisy_argmax(scores: Tensor, word: int) -> int:
     """The Gumbel-max draw from softmax(scores), shape [vocabulary]; noise only over tokens that are left.
 
@@ -93,13 +107,23 @@ def noisy_argmax(scores: Tensor, word: int) -> int:
     Raises:
         NoTokenLeft: every score is minus infinity, or one is NaN.
     """
-    scores = scores.double()
-    peak = float(scores.max())
-    if not peak > -math.inf:
-        raise NoTokenLeft(NO_TOKEN_LEFT)
-    left = (scores == peak if peak == math.inf else scores > -math.inf).nonzero().squeeze(1)
-    noise = gumbel(word, scores.shape[-1], scores.device, left)
-    return int(left[torch.argmax(noise if peak == math.inf else scores[left] + noise)])
+    left, perturbed = _perturbed(scores, word)
+    return int(left[torch.argmax(perturbed)])
+
+
+def noisy_top(scores: Tensor, word: int, count: int) -> tuple[list[int], list[float]]:
+    """Draws from softmax(scores), shape [vocabulary], without replacement, in the order they are drawn.
+
+    The tokens with the highest scores plus Gumbel noise (Kool, van Hoof, Welling 2019, section 3); the first
+    is ``noisy_argmax``. There are fewer than ``count`` where fewer tokens are left. With each comes the log
+    of its share in the softmax of those noisy scores: how clear the order is.
+
+    Raises:
+        NoTokenLeft: every score is minus infinity, or one is NaN.
+    """
+    left, perturbed = _perturbed(scores, word)
+    best, places = perturbed.topk(min(count, len(left)))
+    return left[places].tolist(), (best - perturbed.logsumexp(dim=0)).tolist()
 
 
 def warp(scores: Tensor, params: SamplingParams) -> Tensor:
@@ -191,17 +215,51 @@ class Logits:
     """
 
     def __init__(self, rows: Tensor, best: Seq[int] | None = None) -> None:
-        self.rows = rows
+        self._rows = rows
         self._best = best
+
+    @property
+    def rows(self) -> Tensor:
+        return self._rows
 
     def __getitem__(self, node: int) -> Tensor:
         return self.rows[node + 1]
+
+    def gather(self, nodes: Seq[int]) -> Tensor:
+        """The rows of some nodes, shape [n, vocabulary]."""
+        return self.rows[[node + 1 for node in nodes]]
 
     def best(self, node: int) -> int:
         """The most probable token at a node."""
         if self._best is None:
             self._best = self.rows.argmax(dim=-1).tolist()
         return self._best[node + 1]
+
+
+class SelectedLogits(Logits):
+    """The rows of the root and of some nodes, as those of a draft of their own.
+
+    Args:
+        whole: the rows of the draft that they are from.
+        nodes: the node there that each node is here.
+    """
+
+    def __init__(self, whole: Logits, nodes: Seq[int]) -> None:
+        self._whole = whole
+        self._nodes = [*nodes, -1]  # the root's is the last entry, so that index -1 finds it
+
+    @property
+    def rows(self) -> Tensor:
+        return self.gather(range(-1, len(self._nodes) - 1))
+
+    def __getitem__(self, node: int) -> Tensor:
+        return self._whole[self._nodes[node]]
+
+    def gather(self, nodes: Seq[int]) -> Tensor:
+        return self._whole.gather([self._nodes[node] for node in nodes])
+
+    def best(self, node: int) -> int:
+        return self._whole.best(self._nodes[node])
 
 
 @dataclass(frozen=True)

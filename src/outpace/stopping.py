@@ -63,6 +63,11 @@ class TextStream:
             self.text = self.text[: min(found)]
             self.stopped = True
 
+    @property
+    def pending(self) -> bool:
+        """Whether the last tokens are not in ``text`` yet: they end within a character, or say nothing."""
+        return self._read < len(self._tokens)
+
     def release(self, final: bool = False) -> str:
         """Text not handed out yet, less what could still become a stop string; all of it if ``final``."""
         if final and not self.stopped:

@@ -1,223 +1,189 @@
 """Speculative decoding with a draft model (Leviathan et al. 2023; Chen et al. 2023; Daliri et al. 2024).
 
-A smaller model with the target's vocabulary decodes a chain of tokens for the target to verify. It has a
-cache of its own, which is cut back to the committed text after each step and then lacks the one or two
-tokens it has not seen: those go in with the next root.
+A smaller model decodes a chain or a tree of tokens for the target to verify, all sequences and all nodes of
+one depth in one forward. It has a cache of its own, which is cut back to what was accepted and then lacks the
+one or two tokens it has not seen: those go in with the next root.
 
 What differs from the papers: by default the draft model draws with the target's own noise, so the two
 choose the same token far more often than independent draws do (Daliri et al. 2024), and the tokens are
-those of plain decoding. A verifier that needs independent drafts gets independent draws.
+those of plain decoding. On a tree, a node's candidates are the best of its scores with that noise: draws
+without replacement (Kool et al. 2019), where SpecInfer and multi-candidate decoding draw independently of the
+target. A verifier that needs independent drafts gets independent draws.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Literal
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
 from outpace import nano_draft_path
-from outpace.cache import KVCache, Slot
-from outpace.core import Draft, NoTokenLeft, OutpaceError
+from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
-from outpace.sequence import KeyedDraw, Sequence, Step
-from outpace.targets import Rows, Target, TargetModel
-from outpace.tree import chain
-
-_CHUNK = 512  # prompt tokens fed in one forward
-_LATE = 2  # committed tokens the cache lacks after a step: the root, and a last guess that was accepted
-
-
-@dataclass(frozen=True)
-class Shared:
-    """What the sequences of one engine share: the draft model and its cache."""
-
-    model: TargetModel
-    cache: KVCache
-
-
-@dataclass
-class DraftModelState:
-    """A sequence's slot in the draft cache, and the guesses made for its next step.
-
-    The slot's rows are those of the first ``base`` tokens of the text and of guesses after it. ``rows`` maps
-    a parent node to the distribution its child was drawn from.
-    """
-
-    sequence: Sequence
-    shared: Shared
-    slot: Slot
-    base: int = 0
-    guessed: list[int] = field(default_factory=list)
-    rows: dict[int, Tensor] = field(default_factory=dict)
+from outpace.drafting.draws import Draws
+from outpace.drafting.growth import Drafting, Shared, feed_of, grow
+from outpace.drafting.loading import load_model, load_tokenizer
+from outpace.drafting.runner import Feed, Runner
+from outpace.drafting.sequoia import count_ranks
+from outpace.drafting.shapes import Growing, Shape, shape_of
+from outpace.drafting.vocabulary import vocabulary_of
+from outpace.sequence import Sequence, Step
+from outpace.targets import TargetModel
 
 
 @dataclass(frozen=True)
-class DraftModel(Drafter[DraftModelState]):
-    """A smaller model with the same vocabulary.
+class DraftModel(Drafter[Drafting]):
+    """A smaller model.
 
     Attributes:
         model: a target, a loaded model, or a name or path for transformers to load (safetensors only), in
             the target's dtype and on its device. None is the embedded draft model.
-        num_draft_tokens: K, tokens drafted in a step, at least 1.
+        num_draft_tokens: K, tokens on a path of the draft, at least 1. The draft is a chain of them, unless
+            one of ``branching``, ``acceptance`` and ``expand`` makes it a tree.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
             "independent": with noise of its own; "greedy": its most probable tokens. (The same where
-            decoding is greedy.)
+            decoding is greedy.) "coupled" is "greedy" with vocabulary="text", since noise is by token id, and
+            with ``expand`` under a verifier that needs independent draws.
+        branching: children of the root, of each of its children, and so on, as "4x2": a static tree. One from
+            there on.
+        acceptance: measured chances of acceptance by a candidate's rank, as "0.6/0.2/0.1": the best static
+            tree of ``nodes`` nodes for them (Sequoia, Chen et al. 2024). Drafting with a tree counts them:
+            see ``outpace.drafting.sequoia.acceptance_by_rank``.
+        expand: grow the tree by the draft model's confidence (EAGLE-2, Li et al. 2024): each layer goes on
+            from this many nodes, with as many children each, and the ``nodes`` best are kept.
+        nodes: nodes in the tree, with ``acceptance`` or ``expand``.
+        replacement: siblings are drawn with replacement (SpecInfer), else without. Needs draws="independent".
+        min_confidence: in [0, 1]: go on from a node only where the draft model's best token has at least
+            this probability, which falls back on the target (BiLD, Kim et al. 2023).
+        confidence: "path": that token's probability times those of the tokens on the way; "token": its own.
+        vocabulary: "same" as the target's; "intersection": only tokens that both have are drafted; "text":
+            the draft is translated. (TLI and SLEM of Timor et al. 2025.)
+        tokenizer, target_tokenizer: the draft model's and the target's, or their names; needed for different
+            vocabularies. By default those in the models' own folders.
     """
 
     model: Any = field(default=None, repr=False)
     num_draft_tokens: int = 4
     draws: Literal["coupled", "independent", "greedy"] = "coupled"
+    branching: str | tuple[int, ...] = ()
+    acceptance: str | tuple[float, ...] = ()
+    expand: int | None = None
+    nodes: int | None = None
+    replacement: bool = False
+    min_confidence: float = 0.0
+    confidence: Literal["path", "token"] = "path"
+    vocabulary: Literal["same", "intersection", "text"] = "same"
+    tokenizer: Any = field(default=None, repr=False)
+    target_tokenizer: Any = field(default=None, repr=False)
 
     paper: ClassVar[str] = (
         "Leviathan et al. 2023, Fast Inference from Transformers via Speculative Decoding "
         "(arXiv 2211.17192); Chen et al. 2023, Accelerating Large Language Model Decoding with Speculative "
-        "Sampling (arXiv 2302.01318); coupled draws: Daliri et al. 2024 (arXiv 2408.07978)"
+        "Sampling (arXiv 2302.01318); coupled draws: Daliri et al. 2024 (arXiv 2408.07978); trees: Miao et "
+        "al. 2023, SpecInfer (arXiv 2305.09781), Yang et al. 2024, Multi-Candidate Speculative Decoding "
+        "(arXiv 2401.06706), Li et al. 2024, EAGLE-2 (arXiv 2406.16858), Chen et al. 2024, Sequoia "
+        "(arXiv 2402.12374); vocabularies: Timor et al. 2025 (arXiv 2502.05202)"
     )
     probabilities: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.num_draft_tokens < 1:
+        shape = self._shape()
+        for name in ("draws", "confidence", "vocabulary"):
+            choices = get_args(get_type_hints(DraftModel)[name])
+            if getattr(self, name) not in choices:
+                wanted = " or ".join(map(repr, choices))
+                raise OutpaceError(f"draft_model: {name} must be {wanted}, not {getattr(self, name)!r}")
+        if not 0 <= self.min_confidence <= 1:
             raise OutpaceError(
-                f"draft_model: num_draft_tokens must be at least 1, not {self.num_draft_tokens}"
+                f"draft_model: min_confidence must be between 0 and 1, not {self.min_confidence}"
             )
-        if self.draws not in ("coupled", "independent", "greedy"):
+        if self.replacement and self.draws != "independent":
             raise OutpaceError(
-                f"draft_model: draws must be 'coupled', 'independent' or 'greedy', not {self.draws!r}"
+                "draft_model: with one noise siblings are drawn without replacement; for replacement=true "
+                "give draws=independent"
             )
+        if shape.weighs and self.draws == "independent":
+            raise OutpaceError(
+                "draft_model: expand chooses among candidates by their tokens, so they cannot be independent "
+                "draws; leave draws out, or use branching or acceptance"
+            )
+        if self.vocabulary == "text" and shape.branches:
+            raise OutpaceError(
+                "draft_model: vocabulary=text drafts chains; leave out branching, acceptance, expand"
+            )
+
+    def _shape(self) -> Shape:
+        return shape_of(self.num_draft_tokens, self.branching, self.acceptance, self.expand, self.nodes)
+
+    @property
+    def trees(self) -> bool:
+        return self._shape().branches
+
+    def load(self, target: TargetModel) -> TargetModel:
+        """The draft model, as a target."""
+        return load_model(nano_draft_path() if self.model is None else self.model, target)
 
     def prepare(self, target: TargetModel) -> Shared:
-        model = _load(self.model, target)
-        if model.vocabulary != target.vocabulary:
-            raise OutpaceError(
-                f"draft_model: the draft model has {model.vocabulary} token ids and the target "
-                f"{target.vocabulary}; they need the same vocabulary"
-            )
-        return Shared(model, model.new_cache())
+        model = self.load(target)
+        needed = self.vocabulary != "same"
+        named = nano_draft_path() if self.model is None else self.model
+        vocabulary = vocabulary_of(
+            self.vocabulary,
+            model,
+            target,
+            load_tokenizer(self.tokenizer, named, needed),
+            load_tokenizer(self.target_tokenizer, target, needed),
+        )
+        shape = self._shape()
+        weigh = shape.weighs or self.min_confidence > 0
+        draws = Draws(self.draws, self.replacement, weigh, independent=not shape.weighs)
+        if vocabulary.text and self.draws == "coupled":
+            draws = replace(draws, noise="greedy")
+        least = math.log(self.min_confidence) if self.min_confidence else -math.inf
+        return Shared(
+            Runner(model, vocabulary.late), vocabulary, shape, draws, least, self.confidence == "path"
+        )
 
-    def start(self, sequence: Sequence, shared: Shared) -> DraftModelState:
-        return DraftModelState(sequence, shared, shared.cache.allocate())
+    def start(self, sequence: Sequence, shared: Shared) -> Drafting:
+        return Drafting(sequence, shared, shared.runner.open(), shared.vocabulary.reader(sequence))
 
-    def stop(self, state: DraftModelState) -> None:
-        state.shared.cache.free(state.slot)
+    def stop(self, state: Drafting) -> None:
+        state.shared.runner.close(state.track)
 
-    def propose(self, states: Seq[DraftModelState]) -> list[Draft]:
-        wanted = {}
+    def propose(self, states: Seq[Drafting]) -> list[Draft]:
+        active = []
         for state in states:
-            _rewind(state)
-            count = self._count(state)
-            if count > 0:
-                wanted[id(state)] = count
-        active = [state for state in states if id(state) in wanted]
-        _catch_up(active)
-        feeds = [state.sequence.tokens[state.base :] for state in active]
+            state.text, unchanged = state.reader.read()
+            state.tree = Growing(self._layers(state))
+            if state.text:
+                state.shared.runner.rewind(state.track, state.text, unchanged)
+            if state.tree.layers > 0:
+                active.append(state)
+        if active:
+            runner = active[0].shared.runner
+            runner.catch_up([state.track for state in active], [state.text for state in active])
+        feeds = [Feed(state.text[state.track.stem :]) for state in active]
         while active:
-            rows = _feed(active, feeds)
-            best = rows.argmax(dim=-1).tolist()
-            drawn = [self._draw(state, rows[place], best[place]) for place, state in enumerate(active)]
-            active = [
-                state
-                for state, more in zip(active, drawn, strict=True)
-                if more and self._goes_on(state, wanted[id(state)])
-            ]
-            feeds = [[state.guessed[-1]] for state in active]
-        return [_draft(state) for state in states]
+            rows = runner.feed([state.track for state in active], feeds)
+            grow(active, rows)
+            active = [state for state in active if state.tree.front]
+            feeds = [feed_of(state) for state in active]
+        return [self._finish(state) for state in states]
 
-    def observe(self, states: Seq[DraftModelState], steps: Seq[Step]) -> None:
-        for state in states:
-            _rewind(state)
+    def observe(self, states: Seq[Drafting], steps: Seq[Step]) -> None:
+        if states and states[0].shared.shape.branches:
+            for step in steps:
+                count_ranks(step)
 
-    def _count(self, state: DraftModelState) -> int:
-        """Tokens to draft: no more than could be accepted, and none past the draft model's own context."""
-        sequence, context = state.sequence, state.shared.model.context
-        count = min(self.num_draft_tokens, sequence.room - 1)
-        # The last guess is not fed: with the root, K guesses need K - 1 rows more than the text.
-        return count if context is None else min(count, context - len(sequence.tokens) + 1)
+    def _layers(self, state: Drafting) -> int:
+        """Layers to draft: no more than could be accepted, and none past the draft model's own context."""
+        layers = min(state.shared.shape.depth, state.sequence.room - 1) if state.text else 0
+        context = state.shared.model.context
+        # The last layer is not fed: with the root, K layers take K - 1 positions more than the text.
+        return layers if context is None else min(layers, context - len(state.text) + 1)
 
-    def _draw(self, state: DraftModelState, row: Tensor, best: int) -> bool:
-        """Guess one token more; False if the draft model has none to offer (NaN, or all excluded)."""
-        sequence, node = state.sequence, len(state.guessed)
-        distribution = None
-        if sequence.processor.plain:
-            token = best
-        elif self.draws == "greedy":
-            token = int(sequence.processor.adjust(row, state.guessed).argmax())
-        else:
-            coupled = self.draws == "coupled"
-            try:
-                token, distribution = KeyedDraw(sequence).draft(row, state.guessed, node, coupled)
-            except NoTokenLeft:
-                return False
-        state.guessed.append(token)
-        if distribution is not None:
-            state.rows[node - 1] = distribution
-        return True
-
-    def _goes_on(self, state: DraftModelState, wanted: int) -> bool:
-        return len(state.guessed) < wanted and state.guessed[-1] not in state.sequence.stop_tokens
-
-
-def _draft(state: DraftModelState) -> Draft:
-    draft = chain(state.guessed)
-    return Draft(draft.tokens, draft.parents, state.rows) if state.rows else draft
-
-
-def _rewind(state: DraftModelState) -> None:
-    """Cut the cache back to the guesses that came true, but for the next root, and forget the rest."""
-    cache, tokens = state.shared.cache, state.sequence.tokens
-    most = min(cache.lengths[state.slot.index], len(tokens) - 1)
-    kept = min(state.base, most)
-    for guess in state.guessed:
-        if kept == most or tokens[kept] != guess:
-            break
-        kept += 1
-    if state.guessed:
-        cache.truncate(state.slot, kept)
-    state.base, state.guessed, state.rows = kept, [], {}
-
-
-def _catch_up(states: Seq[DraftModelState]) -> None:
-    """Feed, in chunks and short of its root, each text of which the cache lacks more than a step leaves."""
-    while behind := [s for s in states if len(s.sequence.tokens) - s.base > _LATE]:
-        ends = [min(s.base + _CHUNK, len(s.sequence.tokens) - 1) for s in behind]
-        chunks = [s.sequence.tokens[s.base : end] for s, end in zip(behind, ends, strict=True)]
-        _feed(behind, chunks, logits_from=None)
-
-
-def _feed(states: Seq[DraftModelState], tokens: Seq[Seq[int]], logits_from: int | None = 0) -> Tensor:
-    """One forward of the draft model; the logits after each sequence's last token, [B, vocabulary]."""
-    shared = states[0].shared
-    # The order of the states is the engine's, that of the slots the cache's.
-    first = min(state.slot.index for state in states)
-    rows = [Rows(())] * (max(state.slot.index for state in states) - first + 1)
-    for state, new in zip(states, tokens, strict=True):
-        rows[state.slot.index - first] = Rows(new)
-    output = shared.model.forward(shared.cache, rows, first, logits_from)
-    shared.cache.keep([range(len(row.tokens)) for row in rows])
-    for state, new in zip(states, tokens, strict=True):
-        if not state.guessed:
-            state.base += len(new)
-    if output.logits is None:
-        return torch.empty(0)
-    places = [state.slot.index - first for state in states]
-    return output.logits[places, [len(new) - 1 for new in tokens]]
-
-
-def _load(model: Any, target: TargetModel) -> TargetModel:
-    """The draft model as a target."""
-    if model is None:
-        model = nano_draft_path()
-    if not isinstance(model, str | Path):
-        return Target(model)
-    from transformers import AutoModelForCausalLM
-
-    like = getattr(target, "model", None)
-    options = {} if like is None else {"dtype": like.dtype}
-    try:
-        loaded = AutoModelForCausalLM.from_pretrained(str(model), use_safetensors=True, **options)
-    except (OSError, ValueError) as error:
-        raise OutpaceError(f"draft_model: transformers cannot load {str(model)!r}: {error}") from error
-    return Target(loaded if like is None else loaded.to(like.device))
+    def _finish(self, state: Drafting) -> Draft:
+        shared = state.shared
+        draft = shared.shape.finish(state.tree, self.replacement or not shared.shape.branches)
+        return shared.vocabulary.draft(state.reader, draft)

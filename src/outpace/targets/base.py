@@ -18,10 +18,25 @@ class Rows:
     """What one sequence feeds to a forward: tokens, and the tree they form over its committed rows.
 
     ``parents`` is in rows: -1 hangs under the last committed row. None is a chain.
+
+    A tree may go in over several forwards, if each is kept whole. ``fed`` are then the parents of its rows so
+    far, the last ones committed; a parent counts from the tree's first row, and -1 is the row before that.
     """
 
     tokens: Sequence[int]
     parents: Sequence[int] | None = None
+    fed: Sequence[int] = ()
+
+    @property
+    def tree(self) -> Sequence[int]:
+        """Parents of all rows of the tree: those of ``fed``, then those of ``tokens``."""
+        if self.parents is None:
+            return range(-1, len(self.tokens) - 1)
+        return [*self.fed, *self.parents] if self.fed else self.parents
+
+    def __post_init__(self) -> None:
+        if self.fed and self.parents is None:
+            raise ValueError("rows that go on with a tree need their parents")
 
 
 @dataclass(frozen=True)

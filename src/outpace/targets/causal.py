@@ -213,9 +213,9 @@ def device_of(embeddings: Any) -> torch.device:
 
 def positions_of(row: Rows, offset: int, width: int) -> list[int]:
     """Position of each row: committed length + depth. Padding repeats the last one, a legal position."""
-    size = len(row.tokens)
-    places = range(size) if row.parents is None else depths(row.parents)
-    positions = [offset + depth for depth in places]
+    size, fed = len(row.tokens), len(row.fed)
+    places = range(size) if row.parents is None else depths(row.tree)[fed:]
+    positions = [offset - fed + depth for depth in places]
     return positions + [positions[-1] if positions else 0] * (width - size)
 
 

@@ -48,9 +48,9 @@ class PairCache(KVCache):
         super().free(slot)
         self.amateur.free(self._beside.pop(slot))
 
-    def truncate(self, slot: Slot, length: int) -> None:
-        super().truncate(slot, length)
-        self.amateur.truncate(self._beside[slot], length)
+    def truncate(self, slot: Slot, length: int, path: Sequence[int] = ()) -> None:
+        super().truncate(slot, length, path)
+        self.amateur.truncate(self._beside[slot], length, path)
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         super().keep(paths)

@@ -112,10 +112,10 @@ def _arrange(rows: Seq[Rows], window: Window) -> tuple[Tensor, Tensor, Tensor]:
     positions = np.zeros((len(rows), window.width), dtype=np.int64)
     mask: NDArray[np.bool_] = np.zeros((len(rows), window.width, window.columns), dtype=np.bool_)
     for place, (row, offset) in enumerate(zip(rows, window.offsets, strict=True)):
-        size = len(row.tokens)
-        parents = range(-1, size - 1) if row.parents is None else row.parents
+        size, fed = len(row.tokens), len(row.fed)
+        base = offset - fed
         tokens[place, :size] = row.tokens
-        positions[place, :size] = [offset + depth for depth in depths(parents)]
-        mask[place, :size, :offset] = True
-        mask[place, :size, offset : offset + size] = ancestor_mask(parents)
+        positions[place, :size] = [base + depth for depth in depths(row.tree)[fed:]]
+        mask[place, :size, :base] = True
+        mask[place, :size, base : offset + size] = ancestor_mask(row.tree)[fed:]
     return torch.from_numpy(tokens), torch.from_numpy(positions), torch.from_numpy(mask)

@@ -13,6 +13,7 @@ from models import tiny_llama
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import draft_model, load_drafter
 from outpace.drafters.draft_model import DraftModel
+from outpace.drafting import runner
 from outpace.engine import Engine
 from outpace.sampling import Key, Stream, noisy_argmax
 from outpace.sequence import KeyedDraw, Sequence
@@ -104,7 +105,7 @@ def test_a_batch_takes_one_draft_forward_for_each_token() -> None:
 
 
 def test_long_prompts_go_in_by_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_model, "_CHUNK", 4)
+    monkeypatch.setattr(runner, "_CHUNK", 4)
     spy = Spy()
     engine = Engine(ToyTarget(), DraftModel(spy, 3))
     (found,) = engine.generate([PROMPTS[3]], LONG)
@@ -119,7 +120,7 @@ def test_slots_follow_the_sequences_that_leave() -> None:
     plain = Engine(target).generate(PROMPTS, params)
     found = engine.generate(PROMPTS, params)
     assert [g.tokens for g in found] == [g.tokens for g in plain]
-    assert len(engine._shared.cache) == 0
+    assert len(engine._shared.runner.cache) == 0
 
 
 def test_states_may_come_in_any_order_and_not_all_at_once() -> None:

@@ -1,0 +1,121 @@
+"""How a draft model's logits become the children of a node: the most probable tokens, or draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from outpace.core import NoTokenLeft
+from outpace.sampling import Stream, noisy_argmax, noisy_top, warp
+from outpace.sequence import Sequence
+
+Noise = Literal["coupled", "independent", "greedy"]
+
+
+@dataclass(frozen=True)
+class Children:
+    """What may come after a node.
+
+    Attributes:
+        tokens: the candidates, best or first drawn first.
+        weights: the log of the draft model's confidence in each; zeros where nobody asked.
+        peak: the greatest such log of any token, known before any is drawn where draws are independent.
+        distribution: what they were drawn from, float64, shape [vocabulary]; None of point masses.
+    """
+
+    tokens: list[int]
+    weights: list[float]
+    peak: float = 0.0
+    distribution: Tensor | None = None
+
+
+NOTHING = Children([], [])
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The ways to make children of a row of logits, shape [vocabulary].
+
+    Attributes:
+        noise: whose noise sampled candidates are drawn with; "greedy" draws none and takes the most probable.
+        replacement: each candidate is drawn by itself, so that siblings may be equal.
+        weigh: whether confidences are wanted.
+        independent: False takes the most probable where the target's noise may not be shared: for shapes that
+            choose among candidates by their tokens, which no distribution describes.
+    """
+
+    noise: Noise = "coupled"
+    replacement: bool = False
+    weigh: bool = False
+    independent: bool = True
+
+    def best(self, rows: Tensor, counts: Seq[int]) -> list[Children]:
+        """The most probable tokens of some rows, shape [n, vocabulary], all at once."""
+        most = max(counts)
+        if most == 1 and not self.weigh:
+            return [Children([token], [0.0]) for token in rows.argmax(dim=-1).tolist()]
+        scores, tokens = rows.topk(min(most, rows.shape[-1]))
+        totals = rows.logsumexp(dim=-1, keepdim=True) if self.weigh else None
+        weights = scores * 0 if totals is None else (scores - totals).clamp(max=0)
+        found = []
+        for ids, own, legal, count in zip(
+            tokens.tolist(), weights.tolist(), (scores > -math.inf).tolist(), counts, strict=True
+        ):
+            kept = [place for place in range(min(count, len(ids))) if legal[place]]
+            found.append(
+                Children([ids[place] for place in kept], [own[place] for place in kept], own[0])
+                if kept
+                else NOTHING
+            )
+        return found
+
+    def draws_from(self, sequence: Sequence) -> bool:
+        """Whether candidates are drawn for this sequence, not chosen."""
+        if sequence.params.greedy or self.noise == "greedy":
+            return False
+        return self.independent or self._shares(sequence)
+
+    def _shares(self, sequence: Sequence) -> bool:
+        return self.noise == "coupled" and sequence.key.coupled
+
+    def sampled(self, sequence: Sequence, scores: Tensor, depth: int, first: int, count: int) -> Children:
+        """Candidates drawn from processed scores, shape [vocabulary].
+
+        With the target's own noise they are drawn without replacement: the first is what the target says if
+        the two models agree, the next what it says if they nearly do.
+
+        Args:
+            depth: of the candidates in the draft.
+            first: the node that the first of them becomes.
+        """
+        scores = warp(scores, sequence.params).double()
+        root = sequence.output_length
+        shares = self._shares(sequence)
+        word = sequence.key.target(root + depth) if shares else sequence.key.node(Stream.DRAFT, root, first)
+        try:
+            if count == 1 and not self.weigh:
+                tokens, clear = [noisy_argmax(scores, word)], [0.0]
+            elif self.replacement:
+                words = [sequence.key.node(Stream.DRAFT, root, first + place) for place in range(count)]
+                tokens, clear = [noisy_argmax(scores, own) for own in words], []
+            else:
+                tokens, clear = noisy_top(scores, word, count)
+        except NoTokenLeft:
+            return NOTHING
+        p = scores.softmax(dim=-1)
+        # A probability may round to 0; no verifier takes such a token, and p does not draw it.
+        kept = [place for place, token in enumerate(tokens) if p[token] > 0]
+        tokens = [tokens[place] for place in kept]
+        if not self.weigh:
+            return Children(tokens, [0.0] * len(tokens), distribution=p)
+        if shares:
+            # The target adds the same noise, so what counts is how clearly a token leads with it.
+            weights = [min(clear[place], 0.0) for place in kept]
+            return Children(tokens, weights, weights[0] if weights else 0.0, p)
+        return Children(
+            tokens, [min(float(p[token].log()), 0.0) for token in tokens], float(p.max().log()), p
+        )

@@ -1,0 +1,128 @@
+"""Trees of guesses, grown a layer at a time by a draft model, for a whole batch at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from outpace.drafting.draws import Children, Draws
+from outpace.drafting.runner import Feed, Runner, Track
+from outpace.drafting.shapes import Growing, Shape
+from outpace.drafting.vocabulary import Reader, Vocabulary
+from outpace.sampling import warp
+from outpace.sequence import Sequence
+from outpace.targets.base import TargetModel
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the sequences of one engine share: the draft model with its cache, and how its trees grow.
+
+    Attributes:
+        least: the log of the least confidence that a tree goes on with.
+        by_path: whether that is the confidence in the whole path.
+    """
+
+    runner: Runner
+    vocabulary: Vocabulary
+    shape: Shape
+    draws: Draws
+    least: float
+    by_path: bool
+
+    @property
+    def model(self) -> TargetModel:
+        return self.runner.model
+
+
+@dataclass
+class Drafting:
+    """A sequence's rows in the draft cache, its text in the draft model's tokens, and this step's tree."""
+
+    sequence: Sequence
+    shared: Shared
+    track: Track
+    reader: Reader
+    text: Seq[int] = ()
+    tree: Growing = field(default_factory=lambda: Growing(0))
+
+
+def grow(active: Seq[Drafting], rows: Tensor) -> None:
+    """Give every tree its next layer.
+
+    Args:
+        rows: logits [n, vocabulary] after the nodes of each tree's front, of all trees in turn.
+    """
+    shared = active[0].shared
+    rows = shared.vocabulary.logits(rows)
+    nodes = [(state, node) for state in active for node in state.tree.front]
+    counts = [shared.shape.count(state.tree, node) for state, node in nodes]
+    quick = [place for place, (state, _) in enumerate(nodes) if _quick(state)]
+    found: dict[int, Children] = {}
+    if quick:
+        chosen = rows if len(quick) == len(nodes) else rows[quick]
+        best = shared.draws.best(chosen, [counts[place] for place in quick])
+        found = dict(zip(quick, best, strict=True))
+    place = 0
+    for state in active:
+        layer: list[int] = []
+        for node in state.tree.front:
+            children = found.get(place) or _children(state, rows[place], node, counts[place])
+            if _confident(state, node, children):
+                layer += _hang(state.tree, node, children)
+            place += 1
+        _advance(state, layer)
+
+
+def feed_of(state: Drafting) -> Feed:
+    """The front of a tree, for the draft model to read."""
+    tree = state.tree
+    parents = [tree.fed[tree.parents[node]] for node in tree.front]
+    for row, node in enumerate(tree.front, len(state.track.parents)):
+        tree.fed[node] = row
+    return Feed((), state.shared.vocabulary.own([tree.tokens[node] for node in tree.front]), parents)
+
+
+def _quick(state: Drafting) -> bool:
+    """Whether the draft model's most probable tokens are wanted, as they are."""
+    if state.shared.vocabulary.text:  # parameters by token id say nothing about its tokens
+        return not state.shared.draws.draws_from(state.sequence)
+    return state.sequence.processor.plain
+
+
+def _children(state: Drafting, row: Tensor, node: int, count: int) -> Children:
+    """The children of a node of one sequence, by its own parameters."""
+    sequence, tree, draws = state.sequence, state.tree, state.shared.draws
+    scores = row.float()
+    if not state.shared.vocabulary.text:
+        scores = sequence.processor.adjust(row, tree.guessed(node))
+    if draws.draws_from(sequence):
+        return draws.sampled(sequence, scores, tree.depth, len(tree.tokens), count)
+    return draws.best(warp(scores, sequence.params)[None], [count])[0]
+
+
+def _confident(state: Drafting, node: int, children: Children) -> bool:
+    """Whether a tree goes on from a node.
+
+    The rule asks for the best token's probability, not for that of the token drawn: which nodes have children
+    must not depend on the children, or their draws would not be what the distribution says.
+    """
+    before = state.tree.weight(node) if state.shared.by_path else 0.0
+    return before + children.peak >= state.shared.least
+
+
+def _hang(tree: Growing, node: int, children: Children) -> range:
+    if children.distribution is not None and children.tokens:
+        tree.distributions[node] = children.distribution
+    return tree.add(node, children.tokens, children.weights)
+
+
+def _advance(state: Drafting, layer: Seq[int]) -> None:
+    """End a layer: which nodes come next. A token that ends the text has nothing after it."""
+    tree, shared = state.tree, state.shared
+    tree.depth += 1
+    stops = shared.model.eos_token_ids if shared.vocabulary.text else state.sequence.stop_tokens
+    going = [node for node in layer if tree.tokens[node] not in stops]
+    tree.front = shared.shape.front(tree, going) if tree.depth < tree.layers else []

@@ -1,0 +1,82 @@
+"""Draft models and tokenizers by name: loaded once, shared by all engines that name them, while one does."""
+
+from __future__ import annotations
+
+import weakref
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from outpace.core import OutpaceError
+from outpace.targets import Target, TargetModel
+
+# (path, dtype, device) -> the model; it goes when the last engine with it goes.
+_LOADED: weakref.WeakValueDictionary[tuple[str, str, str], TargetModel] = weakref.WeakValueDictionary()
+
+
+def load_model(model: Any, target: TargetModel) -> TargetModel:
+    """A draft model as a target: one that is loaded as it is, one that is named in the target's dtype and on
+    its device.
+
+    Engines that name one model share its weights.
+
+    Raises:
+        OutpaceError: transformers cannot load it.
+    """
+    if not isinstance(model, str | Path):
+        return Target(model)
+    like = getattr(target, "model", None)
+    place = str(Path(model).resolve() if Path(model).exists() else model)
+    key = (place, str(getattr(like, "dtype", None)), str(getattr(like, "device", None)))
+    loaded = _LOADED.get(key)
+    if loaded is None:
+        loaded = _LOADED[key] = _load(str(model), like)
+    return loaded
+
+
+def _load(name: str, like: Any) -> TargetModel:
+    from transformers import AutoModelForCausalLM
+
+    options = {} if like is None else {"dtype": like.dtype}
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(name, use_safetensors=True, **options)
+    except (OSError, ValueError) as error:
+        raise OutpaceError(f"draft_model: transformers cannot load {name!r}: {error}") from error
+    return Target(loaded if like is None else loaded.to(like.device))
+
+
+def load_tokenizer(given: Any, model: Any, needed: bool) -> Any:
+    """A tokenizer that was given, by name or as an object, or else the one that lies beside a model.
+
+    Args:
+        model: the model's name or path; or a target, whose transformers model knows where it came from.
+        needed: whether to ask the hub, and to fail where there is none; else a folder on disk will do.
+
+    Raises:
+        OutpaceError: transformers cannot load it.
+    """
+    if given is not None and not isinstance(given, str | Path):
+        return given
+    name = given if given is not None else _name(model)
+    if not name or (given is None and not needed and not (Path(name) / "tokenizer.json").is_file()):
+        return None
+    return _tokenizer(str(name))
+
+
+def _name(model: Any) -> str | Path | None:
+    if isinstance(model, str | Path):
+        return model
+    name = getattr(getattr(model, "model", model), "name_or_path", None)
+    return name if isinstance(name, str) else None
+
+
+@lru_cache(maxsize=8)
+def _tokenizer(name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise OutpaceError(
+            f"draft_model: transformers cannot load a tokenizer from {name!r}: {error}"
+        ) from error

@@ -1,0 +1,151 @@
+"""A draft model that reads many texts, each in a slot of one cache, with a tree of guesses behind each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from outpace.cache import Slot
+from outpace.targets.base import Rows, TargetModel
+
+_CHUNK = 512  # tokens of a text fed in one forward
+
+
+class Track:
+    """The rows of one text in the draft model's cache.
+
+    Attributes:
+        tokens: the token of each row.
+        parents: of the last rows, where they are a tree of guesses: in rows of the tree, -1 is the row before
+            it. The rows before those are a chain.
+    """
+
+    __slots__ = ("parents", "slot", "tokens")
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+
+    @property
+    def stem(self) -> int:
+        """Rows before the tree."""
+        return len(self.tokens) - len(self.parents)
+
+
+class Feed(NamedTuple):
+    """What one text feeds to a forward: tokens of its own first, then nodes of the tree of guesses.
+
+    ``parents`` counts from the tree's first row, fed before or now. No text goes in behind a tree.
+    """
+
+    text: Seq[int] = ()
+    tokens: Seq[int] = ()
+    parents: Seq[int] = ()
+
+    def rows(self, fed: Seq[int]) -> Rows:
+        if not self.tokens:
+            return Rows(self.text)
+        if not self.text:
+            return Rows(self.tokens, self.parents, fed)
+        stem = len(self.text)
+        return Rows(
+            (*self.text, *self.tokens), (*range(-1, stem - 1), *(stem + parent for parent in self.parents))
+        )
+
+
+class Runner:
+    """A draft model and its cache; each text has a track in it.
+
+    Args:
+        model: the draft model.
+        late: tokens that a text may be ahead of its rows for one forward to take them and its guesses.
+    """
+
+    def __init__(self, model: TargetModel, late: int = 2) -> None:
+        self.model = model
+        self.late = late
+        self.cache = model.new_cache()
+
+    def open(self) -> Track:
+        """A track of its own for a text, empty."""
+        return Track(self.cache.allocate())
+
+    def close(self, track: Track) -> None:
+        self.cache.free(track.slot)
+
+    def rewind(self, track: Track, text: Seq[int], unchanged: int = 0) -> None:
+        """Cut a track back to the rows that this text has, but for its last token, the next root.
+
+        Of a tree the rows on the text's way through it stay.
+
+        Args:
+            text: in the draft model's tokens.
+            unchanged: rows known to hold the text's first tokens.
+        """
+        most, stem = len(text) - 1, track.stem
+        kept = min(unchanged, stem, most)
+        while kept < min(stem, most) and track.tokens[kept] == text[kept]:
+            kept += 1
+        path = _follow(track.tokens[stem:], track.parents, text[stem:most]) if kept == stem else []
+        if kept + len(path) < len(track.tokens):
+            self.cache.truncate(track.slot, kept, path)
+        track.tokens[kept:] = text[kept : kept + len(path)]
+        track.parents = []
+
+    def catch_up(self, tracks: Seq[Track], texts: Seq[Seq[int]]) -> None:
+        """Feed, in chunks and short of its root, each text whose rows are late."""
+        pairs = list(zip(tracks, texts, strict=True))
+        while behind := [(track, text) for track, text in pairs if len(text) - track.stem > self.late]:
+            ends = [min(track.stem + _CHUNK, len(text) - 1) for track, text in behind]
+            feeds = [Feed(text[track.stem : end]) for (track, text), end in zip(behind, ends, strict=True)]
+            self.feed([track for track, _ in behind], feeds, logits=False)
+
+    def feed(self, tracks: Seq[Track], feeds: Seq[Feed], logits: bool = True) -> Tensor:
+        """One forward of the draft model for some texts, each with at least one token.
+
+        Returns:
+            Logits [n, vocabulary], of the texts in turn: those after the last token of a text, where it feeds
+            any, then those after each node.
+        """
+        # The order of the tracks is the engine's, that of the slots the cache's.
+        slots = [track.slot.index for track in tracks]
+        first = min(slots)
+        rows = [Rows(())] * (max(slots) - first + 1)
+        for track, slot, feed in zip(tracks, slots, feeds, strict=True):
+            rows[slot - first] = feed.rows(track.parents)
+        output = self.model.forward(self.cache, rows, first, 0 if logits else None)
+        self.cache.keep([range(len(row.tokens)) for row in rows])
+        sequences: list[int] = []
+        places: list[int] = []
+        for track, slot, feed in zip(tracks, slots, feeds, strict=True):
+            track.tokens += (*feed.text, *feed.tokens)
+            track.parents += feed.parents
+            wanted = range(max(len(feed.text) - 1, 0), len(feed.text) + len(feed.tokens))
+            sequences += [slot - first] * len(wanted)
+            places += wanted
+        return torch.empty(0) if output.logits is None else output.logits[sequences, places]
+
+
+def _follow(tokens: Seq[int], parents: Seq[int], text: Seq[int]) -> list[int]:
+    """The rows of a tree along the longest beginning of a text that is in it.
+
+    The walk follows all equal siblings at once: they have equal rows, and only one may have children.
+    """
+    ways: list[dict[int, int]] = [{-1: -1}]  # of each depth: a row on the way -> its parent
+    for token in text:
+        reached = {
+            row: parent for row, parent in enumerate(parents) if tokens[row] == token and parent in ways[-1]
+        }
+        if not reached:
+            break
+        ways.append(reached)
+    path: list[int] = []
+    row = next(iter(ways[-1]))
+    for way in reversed(ways[1:]):
+        path.append(row)
+        row = way[row]
+    return path[::-1]

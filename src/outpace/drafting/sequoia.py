@@ -1,0 +1,77 @@
+"""The best static tree for measured acceptance rates (Sequoia, Chen et al. 2024, arXiv 2402.12374).
+
+The candidates of a node are ranked. The target accepts the one of rank r with a chance that is taken to
+depend on r alone, and measured. A node's chance is then the product along its path, and a tree's worth, the
+tokens expected to be accepted, the sum over its nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from functools import cache
+
+from outpace.core import Stats
+from outpace.sequence import Step
+from outpace.tree import children
+
+
+def best_tree(acceptance: Seq[float], nodes: int, depth: int) -> list[int]:
+    """The parents of a tree with the greatest worth; siblings are in the order of their ranks.
+
+    A dynamic programme: the best way to spend n nodes on the candidates of rank r and later, with d depths
+    left, spends some on the subtree of rank r and the rest on those after it. In O(n^2 d r).
+
+    Args:
+        acceptance: the chance that the candidate of each rank is accepted, all before it being rejected; they
+            add up to 1 at most.
+        nodes: nodes in the tree at most.
+        depth: nodes on a path at most.
+    """
+
+    @cache
+    def worth(budget: int, rank: int, left: int) -> tuple[float, int]:
+        """Of the best trees of candidates ``rank`` and later: their worth, and the nodes of the first."""
+        if not budget or not left or rank == len(acceptance):
+            return 0.0, 0
+        # A candidate comes only with those ranked before it.
+        best = (0.0, 0)
+        for size in range(1, budget + 1):
+            inside = acceptance[rank] * (1 + worth(size - 1, 0, left - 1)[0])
+            value = inside + worth(budget - size, rank + 1, left)[0]
+            if value > best[0]:
+                best = (value, size)
+        return best
+
+    parents: list[int] = []
+    # Breadth first, so that a tree cut to its first nodes keeps the shallow ones.
+    waiting = [(-1, nodes, depth)]
+    for parent, budget, left in waiting:
+        rank = 0
+        while (size := worth(budget, rank, left)[1]) > 0:
+            parents.append(parent)
+            waiting.append((len(parents) - 1, size - 1, left - 1))
+            budget, rank = budget - size, rank + 1
+    return parents
+
+
+def count_ranks(step: Step) -> None:
+    """Count, at each node the verifier came to, which ranks of candidates it had and which was accepted."""
+    below = children(step.draft.parents)
+    visited = [-1, *step.path]
+    if len(step.tokens) == len(step.path):  # the text ended on the last one: nobody looked at its children
+        visited.pop()
+    stats = step.sequence.stats
+    for place, node in enumerate(visited):
+        accepted = step.path[place] if place < len(step.path) else None
+        for rank, child in enumerate(below[node]):
+            stats.count(f"rank_{rank}_offered", 1)
+            stats.count(f"rank_{rank}_accepted", int(child == accepted))
+
+
+def acceptance_by_rank(stats: Seq[Stats]) -> tuple[float, ...]:
+    """The measured acceptance of each rank of candidates, from what drafting with trees has counted."""
+    found: list[float] = []
+    while offered := sum(own.extra.get(f"rank_{len(found)}_offered", 0) for own in stats):
+        accepted = sum(own.extra.get(f"rank_{len(found)}_accepted", 0) for own in stats)
+        found.append(accepted / offered)
+    return tuple(found)

@@ -1,0 +1,225 @@
+"""Which nodes a draft model's tree has: fixed beforehand, or grown where the draft model is confident."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from outpace.core import Draft, OutpaceError
+from outpace.drafting.sequoia import best_tree
+from outpace.tree import children, depths, select
+
+T = TypeVar("T", int, float)
+
+
+@dataclass
+class Growing:
+    """A tree that is being drafted, a layer at a time.
+
+    Attributes:
+        layers: how many it may have.
+        weights: of each node, the log of the draft model's confidence in its whole path; 0 where nobody asks.
+        ranks: of each node, its place among its siblings.
+        distributions: parent -> what its children were drawn from, where they were drawn.
+        front: nodes whose children come next; at first the root.
+        fed: the row of each node that went through the draft model, counted from the tree's first.
+    """
+
+    layers: int
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    distributions: dict[int, Tensor] = field(default_factory=dict)
+    front: list[int] = field(default_factory=lambda: [-1])
+    fed: dict[int, int] = field(default_factory=lambda: {-1: -1})
+    depth: int = 0
+
+    def weight(self, node: int) -> float:
+        return self.weights[node] if node >= 0 else 0.0
+
+    def guessed(self, node: int) -> list[int]:
+        """Tokens on the way to a node, its own included."""
+        found: list[int] = []
+        while node >= 0:
+            found.append(self.tokens[node])
+            node = self.parents[node]
+        return found[::-1]
+
+    def add(self, parent: int, tokens: Seq[int], weights: Seq[float]) -> range:
+        """Put children under a node; which nodes they are."""
+        first = len(self.tokens)
+        self.tokens += tokens
+        self.parents += [parent] * len(tokens)
+        self.weights += weights
+        self.ranks += range(len(tokens))
+        return range(first, len(self.tokens))
+
+
+class Shape(ABC):
+    """How a tree grows.
+
+    Attributes:
+        depth: layers at most.
+        branches: whether it may branch.
+        weighs: whether it goes by the draft model's confidence.
+    """
+
+    depth: int
+    branches: bool
+    weighs: bool = False
+
+    @abstractmethod
+    def count(self, tree: Growing, node: int) -> int:
+        """How many children a node of the front gets."""
+
+    @abstractmethod
+    def front(self, tree: Growing, layer: Seq[int]) -> list[int]:
+        """Which nodes of the newest layer the tree goes on from."""
+
+    def finish(self, tree: Growing, replacement: bool) -> Draft:
+        """The draft that the tree makes. ``replacement``: how its siblings were drawn, where they were."""
+        rows: Mapping[int, Tensor] | None = tree.distributions or None
+        return Draft(tuple(tree.tokens), tuple(tree.parents), rows, replacement)
+
+
+class Static(Shape):
+    """The same tree in every step: a node's child of rank r is the r-th child of the place it stands for.
+
+    A chain is one, with a single child everywhere.
+    """
+
+    def __init__(self, parents: Seq[int]) -> None:
+        self.parents = tuple(parents)
+        self.depth = max(depths(parents)) + 1
+        self._below = children(parents)
+        self.branches = any(len(below) > 1 for below in self._below)
+
+    def _place(self, tree: Growing, node: int) -> int:
+        if node < 0:
+            return -1
+        return self._below[self._place(tree, tree.parents[node])][tree.ranks[node]]
+
+    def count(self, tree: Growing, node: int) -> int:
+        return len(self._below[self._place(tree, node)])
+
+    def front(self, tree: Growing, layer: Seq[int]) -> list[int]:
+        return [node for node in layer if self.count(tree, node)]
+
+
+class Confident(Shape):
+    """EAGLE-2's dynamic tree (Li et al. 2024, arXiv 2406.16858, section 4).
+
+    Each layer goes on from its ``width`` nodes with the most confident paths, with ``width`` children each;
+    of all nodes the ``nodes`` most confident are kept. A path is never more confident than its beginning, so
+    they are closed under parents.
+
+    Which nodes stay depends on their tokens, so no distribution describes what is left: point masses.
+    """
+
+    branches = True
+    weighs = True
+
+    def __init__(self, width: int, nodes: int, depth: int) -> None:
+        self.width = width
+        self.nodes = nodes
+        self.depth = depth
+
+    def count(self, tree: Growing, node: int) -> int:
+        return self.width
+
+    def front(self, tree: Growing, layer: Seq[int]) -> list[int]:
+        return sorted(sorted(layer, key=lambda node: -tree.weights[node])[: self.width])
+
+    def finish(self, tree: Growing, replacement: bool) -> Draft:
+        # The sort is stable: of equal paths the earlier node comes first, a parent before its child.
+        ranked = sorted(range(len(tree.tokens)), key=lambda node: -tree.weights[node])
+        kept = sorted(ranked[: self.nodes])
+        return select(Draft(tuple(tree.tokens), tuple(tree.parents)), kept)
+
+
+def shape_of(
+    depth: int,
+    branching: str | Seq[int] = (),
+    acceptance: str | Seq[float] = (),
+    expand: int | None = None,
+    nodes: int | None = None,
+) -> Shape:
+    """The shape that a draft model's options describe: a chain of ``depth`` tokens where none is given.
+
+    Args:
+        branching: children at each depth, as numbers or as "4x2".
+        acceptance: chances of acceptance by rank, as numbers or as "0.6/0.2".
+        expand: nodes that each layer goes on from.
+        nodes: nodes in all, with ``acceptance`` or ``expand``.
+
+    Raises:
+        OutpaceError: values that mean nothing, or exclude each other.
+    """
+    factors = _numbers("branching", branching, "x", int)
+    chances = _numbers("acceptance", acceptance, "/", float)
+    given = [name for name, value in _named(factors, chances, expand).items() if value]
+    if len(given) > 1:
+        raise OutpaceError(f"draft_model: {' and '.join(given)} are different trees; choose one")
+    if (nodes is not None) != (given in (["acceptance"], ["expand"])):
+        raise OutpaceError("draft_model: nodes bounds a tree of acceptance or expand; give both or neither")
+    for name, value in (("num_draft_tokens", depth), ("expand", expand), ("nodes", nodes)):
+        if value is not None and value < 1:
+            raise OutpaceError(f"draft_model: {name} must be at least 1, not {value}")
+    if len(factors) > depth:
+        raise OutpaceError(
+            f"draft_model: branching has {len(factors)} depths and num_draft_tokens is {depth}; raise that"
+        )
+    if any(factor < 1 for factor in factors):
+        raise OutpaceError(f"draft_model: branching must be of numbers of at least 1, not {branching!r}")
+    if (
+        any(not 0 <= chance <= 1 for chance in chances)
+        or sum(chances) > 1 + 1e-9
+        or (chances and not any(chances))
+    ):
+        raise OutpaceError(
+            "draft_model: acceptance must be chances from 0 to 1 that add up to 1 at most, as in 0.6/0.2, "
+            f"not {acceptance!r}"
+        )
+    if expand is not None and nodes is not None:
+        return Confident(expand, nodes, depth)
+    if chances and nodes is not None:
+        return Static(best_tree(chances, nodes, depth))
+    return Static(branching_parents(factors, depth))
+
+
+def _named(factors: Seq[int], chances: Seq[float], expand: int | None) -> dict[str, bool]:
+    return {"branching": bool(factors), "acceptance": bool(chances), "expand": expand is not None}
+
+
+def _numbers(name: str, given: str | Seq[T], separator: str, kind: type[T]) -> tuple[T, ...]:
+    parts: Seq[Any] = given.split(separator) if isinstance(given, str) else given
+    try:
+        return tuple(kind(part) for part in parts if part != "")
+    except (TypeError, ValueError) as error:
+        raise OutpaceError(
+            f"draft_model: {name} must be numbers, {separator!r} between them: {error}"
+        ) from error
+
+
+def branching_parents(factors: Seq[int], depth: int) -> list[int]:
+    """Parents of a tree whose nodes at each depth have so many children each, and one from there on.
+
+    Args:
+        factors: children of the root, of each of its children, and so on.
+    """
+    parents: list[int] = []
+    layer = [-1]
+    for place in range(depth):
+        below: list[int] = []
+        for node in layer:
+            for _ in range(factors[place] if place < len(factors) else 1):
+                below.append(len(parents))
+                parents.append(node)
+        layer = below
+    return parents
