@@ -134,8 +134,13 @@ def trim(draft: Draft, max_depth: int, max_nodes: int | None = None) -> tuple[Dr
     depth = depths(draft.parents)
     # A parent is shallower than its children and before them, so what is kept is closed under parents.
     kept = [node for node in range(len(draft)) if depth[node] < max_depth][:max_nodes]
-    if len(kept) == len(draft):
-        return draft, kept
+    return select(draft, kept), kept
+
+
+def select(draft: Draft, kept: Sequence[int]) -> Draft:
+    """The draft of some nodes, in this order. Their parents are among them and come first."""
+    if list(kept) == list(range(len(draft))):
+        return draft
     place = {old: new for new, old in enumerate(kept)} | {-1: -1}
     tokens = tuple(draft.tokens[node] for node in kept)
     parents = tuple(place[draft.parents[node]] for node in kept)
@@ -146,4 +151,4 @@ def trim(draft: Draft, max_depth: int, max_nodes: int | None = None) -> tuple[Dr
         distributions = {
             place[old]: row for old, row in draft.distributions.items() if old in place and place[old] in used
         }
-    return Draft(tokens, parents, distributions, draft.replacement), kept
+    return Draft(tokens, parents, distributions, draft.replacement)

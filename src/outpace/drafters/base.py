@@ -26,17 +26,30 @@ class Drafter(ABC, Generic[State]):
 
     Class attributes:
         paper: where the method was published.
-        hidden_layers: hidden states it needs of the target, by layer; they arrive in ``Step.hidden``.
-        probabilities: whether its drafts bring the distributions they were drawn from.
+
+    What follows is a class attribute too, or a property where it depends on the options.
     """
 
     paper: ClassVar[str]
-    hidden_layers: ClassVar[tuple[int, ...]] = ()
-    probabilities: ClassVar[bool] = False
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Hidden states it needs of the target, by layer; they arrive in ``Step.hidden``."""
+        return ()
+
+    @property
+    def probabilities(self) -> bool:
+        """Whether its drafts bring the distributions they were drawn from."""
+        return False
 
     @property
     def trees(self) -> bool:
         """Whether its drafts may branch, with the options it has: a verifier of chains is then refused."""
+        return False
+
+    @property
+    def reads_references(self) -> bool:
+        """Whether it reads ``sequence.references``: to any other, a request with references is refused."""
         return False
 
     def prepare(self, target: TargetModel) -> Any:
