@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"sequence"},
     {"verify", "targets", "governor"},
     {"drafting"},
-    {"drafters", "request"},
+    {"drafters", "request", "drift"},
     {"engine"},
     {"hf", "serve", "bench", "train", "ralm", "testing", "console"},
     {"cli"},
