@@ -21,10 +21,14 @@ from numpy.typing import NDArray
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import SequenceDrafter
+from outpace.drafting.loading import load_tokenizer
 from outpace.index.datastore import Datastore
+from outpace.index.datastore_header import Header, fingerprint
 from outpace.index.frequent import most_frequent
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
+
+_REBUILD = "build one for the target: outpace datastore build --model NAME"
 
 
 @dataclass
@@ -79,15 +83,30 @@ class Retrieval(SequenceDrafter[RetrievalState]):
         return self.num_tokens > 1
 
     def prepare(self, target: TargetModel) -> Datastore:
+        """Open the datastore.
+
+        Raises:
+            OutpaceError: there is none, it is damaged, or its tokens are not the target's. Those are told by
+                their number, and by their names where the target's tokenizer lies in its folder.
+        """
         datastore = Datastore(self.datastore)
-        held = datastore.header.vocabulary
+        self._check_tokens(datastore.header, target)
+        return datastore
+
+    def _check_tokens(self, header: Header, target: TargetModel) -> None:
+        held = header.vocabulary
         # A model may have more rows than its tokenizer has tokens, to make up a round number.
         if not held <= target.vocabulary <= held + max(64, held // 20):
             raise OutpaceError(
                 f"the datastore {self.datastore} was built for a vocabulary of {held} tokens, and the target "
-                f"has {target.vocabulary}; build one of the target's: outpace datastore build --model NAME"
+                f"has {target.vocabulary}; {_REBUILD}"
             )
-        return datastore
+        tokenizer = load_tokenizer(None, target, needed=False) if header.fingerprint else None
+        if tokenizer is not None and fingerprint(tokenizer.get_vocab()) != header.fingerprint:
+            raise OutpaceError(
+                f"the tokens of the datastore {self.datastore} are those of {header.tokenizer}, and the "
+                f"target's tokenizer has others; {_REBUILD}"
+            )
 
     def start(self, sequence: Sequence, shared: Any) -> RetrievalState:
         return RetrievalState(sequence, shared)

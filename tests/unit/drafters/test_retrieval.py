@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaForCausalLM
 
+import outpace
+from folders import byte_tokenizer, save_llama
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import load_drafter
 from outpace.drafters.retrieval import Retrieval
 from outpace.engine import Engine
+from outpace.index.datastore_header import fingerprint
 from outpace.index.datastore_writer import DatastoreWriter
 from outpace.sampling import Key
 from outpace.sequence import Sequence
@@ -153,6 +157,22 @@ def test_a_datastore_of_another_vocabulary(tmp_path: Path) -> None:
     Engine(ToyTarget(vocabulary=1050), Retrieval(file))  # rows that make up a round number
     with pytest.raises(OutpaceError, match="the target has 2000"):
         Engine(ToyTarget(vocabulary=2000), Retrieval(file))
+
+
+def test_a_datastore_of_another_tokenizer(tmp_path: Path) -> None:
+    """As many tokens, but others."""
+    folder = save_llama(tmp_path / "model")
+    target = outpace.Target(LlamaForCausalLM.from_pretrained(folder))
+    vocabulary = byte_tokenizer().get_vocab()
+    others = {token: (number + 1) % len(vocabulary) for token, number in vocabulary.items()}
+    for name, words in (("own", vocabulary), ("other", others)):
+        with DatastoreWriter(
+            tmp_path / name, len(words), tokenizer=name, fingerprint=fingerprint(words)
+        ) as writer:
+            writer.add([1, 2])
+    Engine(target, Retrieval(tmp_path / "own"))
+    with pytest.raises(OutpaceError, match="are those of other, and the target's tokenizer has others"):
+        Engine(target, Retrieval(tmp_path / "other"))
 
 
 def test_a_file_that_is_none_is_refused_by_the_engine(tmp_path: Path) -> None:
