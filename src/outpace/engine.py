@@ -30,6 +30,7 @@ from outpace.request import (
     output_ids,
     reference_ids,
     references_of_each,
+    sources_of_each,
     token_ids,
 )
 from outpace.sampling import Key, Logits
@@ -107,6 +108,7 @@ class Engine:
         prompts: Seq[Seq[int]],
         params: SamplingParams | Seq[SamplingParams] | None = None,
         references: Seq[Seq[Seq[int]]] | None = None,
+        sources: Seq[Any] | None = None,
     ) -> list[Generation]:
         """Decode prompts together; one generation for each, in their order.
 
@@ -114,15 +116,17 @@ class Engine:
             prompts: token ids, each prompt at least one.
             params: for all prompts, or one for each. Default: greedy.
             references: for each prompt, the texts that its output may repeat, as token ids.
+            sources: for each prompt, what an encoder-decoder model decodes it from (``Seq2SeqTarget``).
 
         Raises:
             ContextOverflow: a prompt is longer than the context. OutpaceError: another mistake in a prompt.
         """
         chosen = one_each(params, len(prompts))
         given = references_of_each(references, len(prompts))
+        encoded = sources_of_each(sources, len(prompts))
         sequences = [
-            self._sequence(prompt, own, references=texts)
-            for prompt, own, texts in zip(prompts, chosen, given, strict=True)
+            self._sequence(prompt, own, references=texts, source=source)
+            for prompt, own, texts, source in zip(prompts, chosen, given, encoded, strict=True)
         ]
         self._waiting.extend(sequences)
         try:
@@ -137,9 +141,11 @@ class Engine:
         prompt: Seq[int],
         params: SamplingParams | None = None,
         references: Seq[Seq[int]] = (),
+        source: Any = None,
     ) -> Iterator[StreamedToken]:
         """Tokens of one prompt as they are accepted. Closing the iterator removes the sequence."""
-        return self._stream(self._sequence(prompt, params or SamplingParams(), references=references))
+        chosen = params or SamplingParams()
+        return self._stream(self._sequence(prompt, chosen, references=references, source=source))
 
     def _stream(self, sequence: Sequence) -> Iterator[StreamedToken]:
         self._waiting.append(sequence)
@@ -170,6 +176,7 @@ class Engine:
         criteria: Callable[[list[int]], bool] | None = None,
         references: Seq[Seq[int]] = (),
         output: Seq[int] = (),
+        source: Any = None,
     ) -> Sequence:
         """Let a sequence join at the next step.
 
@@ -178,8 +185,9 @@ class Engine:
             references: texts that the output may repeat, as token ids.
             output: tokens emitted before, perhaps after another prompt, from which decoding goes on: the next
                 token is the one at their end, drawn as such. ``max_new_tokens`` counts them.
+            source: what an encoder-decoder model decodes from, encoded now; see ``Seq2SeqTarget``.
         """
-        sequence = self._sequence(prompt, params or SamplingParams(), criteria, references, output)
+        sequence = self._sequence(prompt, params or SamplingParams(), criteria, references, output, source)
         self._waiting.append(sequence)
         return sequence
 
@@ -282,6 +290,7 @@ class Engine:
         criteria: Callable[[list[int]], bool] | None = None,
         references: Seq[Seq[int]] = (),
         output: Seq[int] = (),
+        source: Any = None,
     ) -> Sequence:
         """A checked sequence, not in the batch yet."""
         target = self.target
@@ -303,7 +312,10 @@ class Engine:
             # The last token is never fed, so it needs no row.
             room = min(room, self._cache.length + 1 - len(tokens))
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        return Sequence(
+        texts = reference_ids(references, target, self.drafter.reads_references)
+        began = time.perf_counter()
+        encoded = target.encode(source)
+        sequence = Sequence(
             tokens,
             params,
             Key(seed, coupled=self.verifier.coupled),
@@ -311,9 +323,12 @@ class Engine:
             eos_token_ids=frozenset() if params.ignore_eos else target.eos_token_ids,
             text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop),
             criteria=criteria,
-            references=reference_ids(references, target),
+            references=texts,
             output=output_ids(output, target),
+            source=encoded,
         )
+        sequence.stats.seconds_prefill = time.perf_counter() - began
+        return sequence
 
     def _join(self) -> int:
         """Prefill those that wait, but for the last token of each prompt, which is the first root.
@@ -334,7 +349,7 @@ class Engine:
         first = len(self._active)
         for sequence in waiting:
             sequence.stats.lossy = self.verifier.lossy
-            self._active.append(_Active(sequence, self._cache.allocate()))
+            self._active.append(_Active(sequence, self.target.open(self._cache, sequence.source)))
             self._waiting.remove(sequence)
         joined = self._active[first:]
         ahead = min(self.prefill_chunk, *(len(s.tokens) - 1 for s in waiting)) if first == 0 else 0

@@ -31,12 +31,29 @@ def references_of_each(references: Seq[Seq[Seq[int]]] | None, count: int) -> Seq
     return references
 
 
-def reference_ids(references: Seq[Seq[int]], target: TargetModel) -> tuple[tuple[int, ...], ...]:
+def sources_of_each(sources: Seq[Any] | None, count: int) -> Seq[Any]:
+    if sources is None:
+        return [None] * count
+    if len(sources) != count:
+        raise OutpaceError(f"{count} prompts but {len(sources)} sources; give one for each prompt")
+    return sources
+
+
+def reference_ids(
+    references: Seq[Seq[int]], target: TargetModel, read: bool = True
+) -> tuple[tuple[int, ...], ...]:
     """The references as plain integers.
 
+    Args:
+        read: whether the drafter reads any.
+
     Raises:
-        OutpaceError: one is not a list of token ids of the target's vocabulary.
+        OutpaceError: one is not a list of token ids of the target's vocabulary, or nobody reads them.
     """
+    if len(references) and not read:
+        raise OutpaceError(
+            "this drafter does not read references; use drafter='reference', or leave them out"
+        )
     if any(not hasattr(text, "__iter__") for text in references):
         raise OutpaceError("references are a list of texts, each a list of token ids")
     texts = tuple(tuple(token_ids(text)) for text in references)

@@ -16,6 +16,7 @@ from outpace.core import (
     NoTokenLeft,
     OutpaceError,
     SamplingParams,
+    Source,
     Stats,
     TokenLogprobs,
 )
@@ -48,6 +49,8 @@ class Sequence:
         references: texts that the output may repeat; for drafters that copy.
         output: tokens that were emitted before, where decoding goes on from them: indices, penalties and stop
             strings take them into account, ``stats`` and ``logprobs`` begin after them.
+        source: what an encoder-decoder model decodes it from. Its tokens, where they are of the model's own
+            vocabulary, are the first of ``references``: a correction or a summary repeats its source.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Sequence:
         criteria: Callable[[list[int]], bool] | None = None,
         references: Seq[Seq[int]] = (),
         output: Seq[int] = (),
+        source: Source | None = None,
     ) -> None:
         self.prompt_length = len(prompt)
         self.tokens = [*prompt, *output]
@@ -70,9 +74,12 @@ class Sequence:
         self.eos_token_ids = eos_token_ids
         self.text = text
         self.criteria = criteria
-        self.references = references
+        self.source = source
+        self.references = (source.tokens, *references) if source is not None and source.tokens else references
         self.processor = Processor(params, prompt)
         self.stats = Stats()
+        # Nodes that the next step takes at most, so that drafters draft no more; None where nobody decides.
+        self.budget: int | None = None
         self.logprobs: list[TokenLogprobs] = []
         # The step, from 1, that emitted each output token; 0 for those that were there before.
         self.steps: list[int] = [0] * len(output)
@@ -279,6 +286,6 @@ class Step:
             return [self.logits.best(node) for node in nodes]
         if not nodes:
             return []
-        rows = self.logits.rows[[node + 1 for node in nodes]]
+        rows = self.logits.gather(nodes)
         indices = [self.root + (self.depths[node] + 1 if node >= 0 else 0) for node in nodes]
         return draw_rows(rows, indices, self.sequence.params, self.sequence.key)

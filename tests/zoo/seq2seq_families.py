@@ -27,8 +27,8 @@ _T5: dict[str, Any] = {
 }
 _BART: dict[str, Any] = {
     "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 3,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
     "encoder_attention_heads": 4,
     "decoder_attention_heads": 4,
     "encoder_ffn_dim": 48,
@@ -94,7 +94,7 @@ SEQ2SEQ_FAMILIES: dict[str, Seq2SeqFamily] = {
     "t5-gated": Seq2SeqFamily(
         "T5ForConditionalGeneration",
         "T5Config",
-        {**_T5, "feed_forward_proj": "gated-gelu", "num_decoder_layers": 3},
+        {**_T5, "feed_forward_proj": "gated-gelu", "num_decoder_layers": 2, "num_layers": 3},
     ),
     "mt5": Seq2SeqFamily("MT5ForConditionalGeneration", "MT5Config", _T5),
     "bart": Seq2SeqFamily("BartForConditionalGeneration", "BartConfig", _BART),

@@ -264,17 +264,19 @@ class Seq2SeqTarget(TargetModel):
 
     def _attended(self, cache: Seq2SeqCache, window: Window, first: int, count: int) -> dict[str, Any]:
         """What the model needs to attend to the sources of some slots."""
-        lengths = torch.tensor(cache.sources.lengths[first : first + count], device=self.device)
-        longest = max(cache.sources.lengths[first : first + count])
+        own = cache.sources.lengths[first : first + count]
+        if not all(own):
+            raise OutpaceError("a slot has no source: take slots of this target with open(cache, source)")
+        lengths, longest = torch.tensor(own, device=self.device), max(own)
         # Nobody reads these states, since their keys and values are there; only their shape counts.
         states = torch.zeros((), dtype=self.model.dtype, device=self.device).expand(
             count, longest, self._size
         )
-        own = CacheAdapter(cache, self._places, window.columns, window.width)
+        rows = CacheAdapter(cache, self._places, window.columns, window.width)
         return {
             "encoder_outputs": BaseModelOutput(last_hidden_state=states),
             "attention_mask": (torch.arange(longest, device=self.device) < lengths[:, None]).long(),
-            "past_key_values": EncoderDecoderCache(own, _Cross(cache.sources.views(first, count))),
+            "past_key_values": EncoderDecoderCache(rows, _Cross(cache.sources.views(first, count))),
             "use_cache": True,
         }
 
