@@ -52,11 +52,11 @@ class Growing:
         return found[::-1]
 
     def add(self, parent: int, tokens: Seq[int], weights: Seq[float]) -> range:
-        """Put children under a node; which nodes they are."""
-        first = len(self.tokens)
+        """Put children under a node; which nodes they are. ``weights``: the log of the confidence in each."""
+        first, before = len(self.tokens), self.weight(parent)
         self.tokens += tokens
         self.parents += [parent] * len(tokens)
-        self.weights += weights
+        self.weights += [before + weight for weight in weights]
         self.ranks += range(len(tokens))
         return range(first, len(self.tokens))
 
