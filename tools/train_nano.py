@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -568,6 +568,24 @@ def record_of(options: argparse.Namespace, corpus: Corpus, training: dict[str, l
     return record
 
 
+def check_same_data(earlier: Record, now: Record) -> None:
+    """Refuse to go on with other documents: the tokenizer and what is held out would not be the same.
+
+    Raises:
+        SystemExit: they are not the documents of the earlier run.
+    """
+    if (earlier.packages, earlier.documents) == (now.packages, now.documents):
+        return
+    before, after = (
+        {f"{package['name']} {package['version']}" for package in run.packages} for run in (earlier, now)
+    )
+    raise SystemExit(
+        "the checkpoint is of a run on other documents "
+        f"(packages gone: {sorted(before - after)}, new: {sorted(after - before)}); "
+        "train in an environment with the same packages, or give another folder as --checkpoints"
+    )
+
+
 def main() -> None:
     """Build the corpus, train both models, and write them with what the model card needs."""
     options = arguments()
@@ -576,7 +594,6 @@ def main() -> None:
     options.checkpoints.mkdir(parents=True, exist_ok=True)
     print("reading the corpus", flush=True)
     corpus = build_corpus(options.data, options.seed)
-    (options.checkpoints / "held_out.json").write_text(json.dumps(corpus.held_out))
     tokenizer = train_tokenizer(corpus, options.seed)
     training = {kind: encode(tokenizer, corpus.train[kind]) for kind in MIX}
     held_out = {kind: encode(tokenizer, corpus.held_out[kind]) for kind in MIX}
@@ -590,9 +607,11 @@ def main() -> None:
         print(f"{learner.name}: {learner.model.num_parameters():,} parameters", flush=True)
     record = record_of(options, corpus, training)
     if (options.checkpoints / "state.json").is_file():
-        record = load_checkpoint(options.checkpoints, learners, batches)
-        record.command += "\n" + command_of(options)
+        earlier = load_checkpoint(options.checkpoints, learners, batches)
+        check_same_data(earlier, record)
+        record = replace(earlier, command=f"{earlier.command}\n{record.command}")
         print(f"going on after {record.tokens / 1e6:.2f}M tokens", flush=True)
+    (options.checkpoints / "held_out.json").write_text(json.dumps(corpus.held_out))
     clock = Clock(options.minutes, options.until and deadline_of(options.until), active=record.active)
 
     def interim() -> None:

@@ -14,7 +14,16 @@ from card_nano import prompt_of, repeated_share
 from corpus import Corpus
 from muon import Muon, orthogonalised
 from outpace import nano_draft_path, nano_path
-from train_nano import Batches, Clock, Stream, encode, learning_rate, train_tokenizer
+from train_nano import (
+    Batches,
+    Clock,
+    Record,
+    Stream,
+    check_same_data,
+    encode,
+    learning_rate,
+    train_tokenizer,
+)
 
 CORPUS = Corpus(train={"code": ["def f(x):\n    return x + 12\n\n\ndef g(x):\n    return f(x)\n"] * 50})
 
@@ -58,6 +67,17 @@ def test_batches_go_on_where_their_state_was_taken() -> None:
     other = Batches.of(encoded, seed=3)
     other.restore(batches.state())
     assert torch.equal(batches.next(1024, 64), other.next(1024, 64))
+
+
+def test_a_checkpoint_of_other_documents_is_refused() -> None:
+    """One package more in the environment gives another tokenizer: every token would mean something else."""
+    earlier = Record(packages=[{"name": "rich", "version": "14.0"}], documents={"code": 3})
+    check_same_data(earlier, Record(packages=earlier.packages, documents={"code": 3}))
+    with pytest.raises(SystemExit, match=r"gone: \[\], new: \['typer 0.16'\]"):
+        more = [*earlier.packages, {"name": "typer", "version": "0.16"}]
+        check_same_data(earlier, Record(packages=more, documents={"code": 4}))
+    with pytest.raises(SystemExit, match="other documents"):
+        check_same_data(earlier, Record(packages=earlier.packages, documents={"code": 4}))
 
 
 def test_the_clock_leaves_a_pause_out(monkeypatch: pytest.MonkeyPatch) -> None:
