@@ -1,0 +1,18 @@
+"""Iterative retrieval-augmented generation, with the documents guessed ahead: same tokens, fewer searches."""
+
+from outpace.ralm.bm25 import BM25Retriever
+from outpace.ralm.dense import DenseRetriever
+from outpace.ralm.pipeline import RalmPipeline, Speculation
+from outpace.ralm.retriever import LocalCache, Retriever
+from outpace.ralm.stats import RalmGeneration, RalmStats
+
+__all__ = [
+    "BM25Retriever",
+    "DenseRetriever",
+    "LocalCache",
+    "RalmGeneration",
+    "RalmPipeline",
+    "RalmStats",
+    "Retriever",
+    "Speculation",
+]

@@ -1,0 +1,109 @@
+"""The text of one request, decoded block by block while the document in front of it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from outpace.core import Generation, SamplingParams
+from outpace.engine import Engine
+from outpace.ralm.stats import RalmStats
+from outpace.sequence import Sequence
+
+
+class Answer:
+    """A prefix and its output, of which each block of ``stride`` tokens had a document in front.
+
+    While the document stays the same the engine decodes one sequence, which may run ahead of the block that
+    was asked for. Another document, or a cut, begins a new sequence that goes on from the output so far: its
+    draws are those of the same output indices.
+
+    Args:
+        engine: decodes; other sequences may be in it.
+        documents: token ids of each document.
+        prefix: token ids of what the output follows, after the document.
+        params: with a seed.
+        stride: tokens of a block.
+        stats: of the request.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        documents: Seq[Seq[int]],
+        prefix: list[int],
+        params: SamplingParams,
+        stride: int,
+        stats: RalmStats,
+    ) -> None:
+        self._engine = engine
+        self._texts = documents
+        self._prefix = prefix
+        self._params = params
+        self._stride = stride
+        self._stats = stats
+        self._sequence: Sequence | None = None
+        self.documents: list[int] = []  # of each block
+        self.output: list[int] = []
+
+    @property
+    def text(self) -> list[int]:
+        """Prefix and output."""
+        return self._prefix + self.output
+
+    @property
+    def ended(self) -> bool:
+        sequence = self._sequence
+        if sequence is None:
+            return self._params.max_new_tokens == 0
+        return sequence.finish_reason is not None and sequence.output_length <= len(self.output)
+
+    def fits(self, document: int) -> bool:
+        """Whether document and prefix fit the target's context."""
+        context = self._engine.target.context
+        return context is None or len(self._texts[document]) + len(self._prefix) <= context
+
+    def extend(self, document: int) -> None:
+        """Decode the next block with this document in front.
+
+        Raises:
+            ContextOverflow: document and prefix do not fit the target's context.
+        """
+        if self._sequence is None or self.documents[-1] != document:
+            self._begin(document)
+        sequence = self._sequence
+        assert sequence is not None
+        end = len(self.output) + self._stride
+        while sequence.finish_reason is None and sequence.output_length < end:
+            self._engine.step()
+        self.output = sequence.output[:end]
+        self.documents.append(document)
+
+    def _begin(self, document: int) -> None:
+        self.leave()
+        text = self._texts[document]
+        # Output often copies from its document.
+        references = [text] if self._engine.drafter.reads_references else []
+        self._sequence = self._engine.add(
+            [*text, *self._prefix], self._params, references=references, output=self.output
+        )
+        self._stats.prompts += 1
+
+    def cut(self, blocks: int) -> None:
+        """Forget all but the first blocks."""
+        self.leave()
+        self.documents = self.documents[:blocks]
+        self.output = self.output[: blocks * self._stride]
+
+    def leave(self) -> None:
+        """Take the sequence out of the engine."""
+        if self._sequence is not None:
+            self._engine.remove(self._sequence)
+            self._stats.steps += self._sequence.stats.steps
+            self._sequence = None
+
+    def generation(self) -> Generation:
+        """The result of the last sequence, of an answer that has ended."""
+        if self._sequence is None:
+            # Nothing was allowed, so nothing was begun; the engine still checks what was asked for.
+            self._sequence = self._engine.add(self._prefix, self._params)
+        return self._sequence.generation()

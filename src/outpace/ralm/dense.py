@@ -1,0 +1,94 @@
+"""Dense retrieval: the greatest inner product, by faiss (Douze et al. 2024, arXiv 2401.08281)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from outpace.core import OutpaceError
+
+Vector = NDArray[np.float32]
+
+
+class DenseRetriever:
+    """Ranks documents by the inner product of their vectors with the query's (cosine: make both unit).
+
+    faiss rounds its sums differently for one query and for many. So it only names candidates, and these are
+    ranked by ``scores``.
+
+    Args:
+        vectors: one for each document, [documents, size].
+        encode: a query's text to its vector, [size].
+        candidates: documents that faiss names for each query, whatever the count asked for: so the best one
+            does not depend on it, not even with an approximate index.
+        index: a filled faiss index over the same vectors, perhaps an approximate one (HNSW, IVF); by default
+            an exact one is made.
+
+    Raises:
+        OutpaceError: faiss is not installed, or the vectors do not fit.
+    """
+
+    def __init__(
+        self,
+        vectors: ArrayLike,
+        encode: Callable[[str], ArrayLike],
+        *,
+        candidates: int = 64,
+        index: Any = None,
+    ) -> None:
+        self._vectors: Vector = np.ascontiguousarray(vectors, dtype=np.float32)
+        if self._vectors.ndim != 2 or not self._vectors.size:
+            raise OutpaceError(f"vectors must have shape [documents, size], not {self._vectors.shape}")
+        if candidates < 1:
+            raise OutpaceError(f"candidates must be at least 1, not {candidates}")
+        count, size = self._vectors.shape
+        self._encode = encode
+        self._candidates = min(candidates, count)
+        if index is None:
+            index = _faiss().IndexFlatIP(size)
+            index.add(self._vectors)
+        if (index.ntotal, index.d) != (count, size):
+            raise OutpaceError(
+                f"the index holds {index.ntotal} vectors of size {index.d}, but {count} of {size} are given"
+            )
+        self._index = index
+
+    def encode(self, text: str) -> Vector:
+        vector: Vector = np.asarray(self._encode(text), dtype=np.float32)
+        if vector.shape != self._vectors.shape[1:]:
+            raise OutpaceError(
+                f"encode gives a vector of shape {vector.shape}, but documents have {self._vectors.shape[1:]}"
+            )
+        return vector
+
+    def scores(self, query: Vector, documents: Sequence[int]) -> list[float]:
+        # A product and a sum for each row: a matrix product would round by how many rows there are.
+        rows = self._vectors[np.asarray(documents, dtype=np.int64)].astype(np.float64)
+        scores: list[float] = (rows * query).sum(axis=1).tolist()
+        return scores
+
+    def search(self, queries: Sequence[Vector], count: int) -> list[list[int]]:
+        if self._candidates < min(count, len(self._vectors)):
+            raise OutpaceError(
+                f"{count} documents are asked for, but only {self._candidates} are candidates; "
+                "make the retriever with more candidates"
+            )
+        _, named = self._index.search(np.stack(queries), self._candidates)
+        return [self._rank(query, row, count) for query, row in zip(queries, named, strict=True)]
+
+    def _rank(self, query: Vector, named: NDArray[np.int64], count: int) -> list[int]:
+        documents = sorted(named[named >= 0].tolist())  # an approximate index fills up with -1
+        scores = self.scores(query, documents)
+        ranked = sorted(zip(scores, documents, strict=True), key=lambda pair: -pair[0])
+        return [document for _, document in ranked[:count]]
+
+
+def _faiss() -> Any:
+    try:
+        import faiss
+    except ImportError as error:
+        raise OutpaceError("DenseRetriever needs faiss: pip install 'outpace[ralm]'") from error
+    return faiss

@@ -1,0 +1,96 @@
+"""How many blocks to speculate before the knowledge base is asked: a pure policy on measured times.
+
+OS3, the optimal speculation stride scheduler of RaLMSpec (Zhang et al. 2024, section 3.3): choose the stride
+with the most expected progress per second. What differs from the paper: a round always asks for one block
+more than it has speculated, so a stride of s makes 1 to s + 1 blocks of progress, and 0 is a choice; the
+search's time may grow with the number of queries; the hit rate begins at one half instead of being capped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+_FORGET = 0.8  # weight of what was measured one round ago: a window of five rounds, as in the paper
+_FIRST = 1  # the stride while nothing is measured yet, as in the paper
+
+
+@dataclass
+class _Line:
+    """A fit of seconds against a number, y = fixed + slope x, both at least 0, that forgets."""
+
+    weight: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        for name, value in (("weight", 1.0), ("x", x), ("y", y), ("xx", x * x), ("xy", x * y)):
+            setattr(self, name, _FORGET * getattr(self, name) + value)
+
+    def at(self, x: float) -> float:
+        """Expected seconds; 0 if nothing was measured."""
+        if not self.weight:
+            return 0.0
+        spread = self.xx * self.weight - self.x * self.x
+        slope = 0.0
+        # With one number measured only, the time is taken to be the same for all, as in the paper.
+        if spread > 1e-6 * self.xx * self.weight:
+            slope = (self.xy * self.weight - self.x * self.y) / spread
+        slope = min(max(slope, 0.0), self.y / self.x)
+        return (self.y - slope * self.x) / self.weight + slope * x
+
+
+@dataclass
+class Pace:
+    """The stride of one request's next round.
+
+    Attributes:
+        most: the greatest stride.
+        asynchronous: whether a block is decoded while the knowledge base searches.
+    """
+
+    most: int
+    asynchronous: bool
+    _hits: float = 1.0
+    _misses: float = 1.0
+    _decode: _Line = field(default_factory=_Line)
+    _search: _Line = field(default_factory=_Line)
+
+    def decoded(self, seconds: float) -> None:
+        """One block took this long."""
+        self._decode.add(1, seconds)
+
+    def searched(self, queries: int, seconds: float) -> None:
+        """So many queries took this long."""
+        self._search.add(queries, seconds)
+
+    def guessed(self, hits: int, misses: int) -> None:
+        """Of the guesses of one round, up to the first wrong one, so many were right and wrong."""
+        self._hits = _FORGET * self._hits + hits
+        self._misses = _FORGET * self._misses + misses
+
+    @property
+    def hit_rate(self) -> float:
+        return self._hits / (self._hits + self._misses)
+
+    def rate(self, stride: int) -> float:
+        """Expected blocks per second of a round that speculates ``stride`` blocks.
+
+        Each guess is right with the same chance; the block after the last right one is progress too. It costs
+        a block's time in any case, or, where it was decoded during the search, only if it was guessed wrong.
+        """
+        right = self.hit_rate
+        blocks = sum(right**guesses for guesses in range(stride + 1))
+        decode, search = self._decode.at(1), self._search.at(stride + 1)
+        if self.asynchronous:
+            seconds = stride * decode + max(decode, search) + (1 - right ** (stride + 1)) * decode
+        else:
+            seconds = stride * decode + search + decode
+        return blocks / seconds
+
+    def stride(self) -> int:
+        """The stride with the highest rate; of equal ones the lowest."""
+        if not (self._decode.at(1) > 0 and self._search.weight):
+            return min(_FIRST, self.most)
+        return max(range(self.most + 1), key=self.rate)
