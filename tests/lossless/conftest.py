@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import outpace
 from lossless.prompts import PROMPTS
 from outpace.core import Generation, SamplingParams
+from outpace.index.datastore_writer import DatastoreWriter
 from outpace.targets import TargetModel
 
 SAMPLINGS = {
@@ -19,6 +22,7 @@ SAMPLINGS = {
     "top_p": SamplingParams(max_new_tokens=64, temperature=0.7, top_p=0.9),
     "penalty": SamplingParams(max_new_tokens=64, temperature=1.0, repetition_penalty=1.2, min_p=0.05),
 }
+_FOLDER = tempfile.TemporaryDirectory(prefix="outpace-")  # goes when the tests end
 
 
 class Lab:
@@ -40,8 +44,22 @@ class Lab:
 
     def decode(self, drafter: str, sampling: str, first: int | None = None) -> list[Generation]:
         """Generations of the first prompts (all by default), decoded together."""
-        engine = outpace.Engine(self.target, drafter)
+        engine = self.engine(drafter)
         return engine.generate(self.prompts[:first], self.params(sampling)[:first])
+
+    def engine(self, drafter: str) -> outpace.Engine:
+        """An engine with a drafter; ``{datastore}`` in its spec is a datastore of the prompts."""
+        return outpace.Engine(self.target, drafter.replace("{datastore}", str(_datastore())))
+
+
+@lru_cache
+def _datastore() -> Path:
+    tokenizer = AutoTokenizer.from_pretrained(outpace.nano_path())
+    file = Path(_FOLDER.name) / "prompts.datastore"
+    with DatastoreWriter(file, len(tokenizer)) as writer:
+        for text in PROMPTS:
+            writer.add(tokenizer(text).input_ids)
+    return file
 
 
 @lru_cache

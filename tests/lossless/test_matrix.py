@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import outpace
 from lossless.conftest import SAMPLINGS, Lab
 from lossless.margin import explain_differences
 from outpace.core import Generation
@@ -15,6 +14,7 @@ SPECS = {
     "jacobi": "jacobi:block=6",
     "lookahead": "lookahead:window=4,ngram=4,guesses=4",
     "prompt_lookup": "prompt_lookup",
+    "retrieval": "retrieval:datastore={datastore},min_match=1,num_tokens=8",
     "draft_model": "draft_model:num_draft_tokens=4",
 }
 NEAR_TIE = 1e-4
@@ -49,9 +49,9 @@ def test_eight_prompts_together_say_what_each_says_alone(single: Lab, drafter: s
     spec = SPECS.get(drafter, drafter)
     prompts = single.prompts[::8]
     params = single.params("penalty")[::8]
-    together = outpace.Engine(single.target, spec).generate(prompts, params)
+    together = single.engine(spec).generate(prompts, params)
     alone: list[Generation] = []
     for prompt, own in zip(prompts, params, strict=True):
-        alone += outpace.Engine(single.target, spec).generate([prompt], own)
+        alone += single.engine(spec).generate([prompt], own)
     wrong = explain_differences(single.target, prompts, params, alone, together, NEAR_TIE)
     assert not wrong
