@@ -15,7 +15,7 @@ from transformers.generation.logits_process import (
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, UnsupportedModel
 
 # What generate() itself puts into model_kwargs for a text model. Anything else changes the forward.
 _KNOWN = {
@@ -40,6 +40,19 @@ def refusal(what: str, remedy: str) -> OutpaceError:
         f"outpace does not decode with {what}: {remedy}, or let transformers decode "
         "(outpace.restore(model), or no custom_generate)"
     )
+
+
+def refuse_encoder(model: Any) -> None:
+    """Refuse an encoder-decoder model: only the engine decodes one.
+
+    Raises:
+        UnsupportedModel: the message names the remedy.
+    """
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        raise UnsupportedModel(
+            f"{type(model).__name__} ({model.config.model_type}) is an encoder-decoder model, whose "
+            "generate() is left alone: outpace.Engine(model, drafter).generate(prompts, sources=...) decodes it"
+        )
 
 
 def refuse_arguments(arguments: dict[str, Any]) -> None:
@@ -70,6 +83,7 @@ def refuse_request(
     Raises:
         OutpaceError: the message names the remedy.
     """
+    refuse_encoder(model)
     _refuse_mode(config)
     _refuse_model(model)
     guided = any(isinstance(p, UnbatchedClassifierFreeGuidanceLogitsProcessor) for p in processors)

@@ -15,8 +15,10 @@ from transformers import PreTrainedModel
 from outpace.cache import Slot
 from outpace.drafters.base import Drafter
 from outpace.engine import Engine
+from outpace.hf.checks import refuse_encoder
 from outpace.sequence import Sequence
 from outpace.targets import Target, TargetModel
+from outpace.verify import Verifier
 
 LayerRows = tuple[Tensor, Tensor]
 
@@ -73,10 +75,10 @@ class Engines:
 
     Args:
         drafter: a drafter or its spec string.
-        verifier: name of the verifier.
+        verifier: a verifier or its spec string.
     """
 
-    def __init__(self, drafter: Drafter[Any] | str, verifier: str) -> None:
+    def __init__(self, drafter: Drafter[Any] | str, verifier: str | Verifier) -> None:
         self.drafter = drafter
         self.verifier = verifier
         self._lock = threading.Lock()
@@ -90,6 +92,7 @@ class Engines:
         Raises:
             UnsupportedModel: drafts cannot be verified with it; the message names the reason.
         """
+        refuse_encoder(model)
         with self._lock:
             state = _state(model)
             if self._target is None or self._made_for != state:

@@ -1,0 +1,261 @@
+"""Encoder-decoder targets: sources, the ways to place rows, and what they leave behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import outpace
+from outpace import ContextOverflow, Engine, OutpaceError, SamplingParams, Target, UnsupportedModel
+from outpace.core import Source
+from outpace.targets import CausalTarget, Rows, Seq2SeqTarget, positions
+from outpace.targets.seq2seq import Seq2SeqCache
+from zoo.seq2seq_families import SEQ2SEQ_FAMILIES, START
+
+PARENTS = (-1, 0, 0, 1, 1, 2, 4)
+PATHS = ((0, 1, 3), (0, 1, 4, 6), (0, 2, 5))
+TREE = [5, 9, 14, 20, 31, 47, 60]
+LENGTHS = (12, 5)
+KINDS = {"t5": positions.ByBias, "bart": positions.ByHook, "whisper": positions.ByArgument}
+
+
+def target_of(name: str, **options: Any) -> Seq2SeqTarget:
+    target = Target(SEQ2SEQ_FAMILIES[name].build(), **options)
+    assert isinstance(target, Seq2SeqTarget)
+    return target
+
+
+def opened(target: Seq2SeqTarget, sources: list[Source], prompts: list[list[int]]) -> Seq2SeqCache:
+    """A cache with a slot for each source, the prompts in it."""
+    cache = target.new_cache(slots=1, length=4)
+    for place, (source, prompt) in enumerate(zip(sources, prompts, strict=True)):
+        target.open(cache, source)
+        target.forward(cache, [Rows(prompt)], first=place, logits_from=None)
+        cache.keep([range(len(prompt))])
+    return cache
+
+
+@torch.inference_mode()
+def plain(target: Seq2SeqTarget, source: Source, text: list[int]) -> Tensor:
+    """The logits of a text, by a forward of the model alone."""
+    logits: Tensor = target.model(
+        encoder_outputs=(source.states[None],), decoder_input_ids=torch.tensor([text]), use_cache=False
+    ).logits
+    return logits[0]
+
+
+def close(found: Tensor, expected: Tensor) -> bool:
+    # T5 computes its norms in float32 always.
+    return torch.allclose(found, expected, rtol=0, atol=1e-5) and bool(found.std() > 0.1)
+
+
+@pytest.mark.parametrize("name", SEQ2SEQ_FAMILIES)
+def test_a_tree_has_the_logits_of_its_paths(name: str) -> None:
+    """Also far back: T5 counts distances exactly up to a few tokens, in logarithmic buckets after that."""
+    target = target_of(name, check=False)
+    sources = [target.encode(source) for source in SEQ2SEQ_FAMILIES[name].sources(LENGTHS)]
+    prompts = [[START, *range(3, 40)], [START, 7]]
+    cache = opened(target, sources, prompts)
+    output = target.forward(cache, [Rows(TREE, PARENTS), Rows([11, 12])], hidden_layers=(0, -1))
+    assert output.logits is not None
+    for path in PATHS:
+        text = prompts[0] + [TREE[node] for node in path]
+        assert close(output.logits[0, list(path)], plain(target, sources[0], text)[-len(path) :])
+    assert close(output.logits[1, :2], plain(target, sources[1], [*prompts[1], 11, 12])[-2:])
+    assert not close(output.logits[1, :2], plain(target, sources[0], [*prompts[1], 11, 12])[-2:])
+    assert output.hidden[0].shape == output.hidden[-1].shape == (2, len(TREE), 32)
+    last = target.forward(cache, [Rows(TREE, PARENTS), Rows([11, 12])], logits_from=3)
+    assert last.logits is not None and close(last.logits, output.logits[:, 3:])
+
+
+def test_slots_keep_their_sources() -> None:
+    """A slot that is given back is filled by the last one, whose source moves along; more slots than room."""
+    target = target_of("bart", check=False)
+    sources = [target.encode(list(range(3, 3 + length))) for length in (4, 9, 6, 2)]
+    cache = target.new_cache(slots=1, length=2)
+    slots = [target.open(cache, source) for source in sources[:3]]
+    cache.free(slots[0])
+    target.open(cache, sources[3])
+    cache.free(slots[1])
+    assert cache.sources.lengths == [6, 2] and len(cache) == 2
+    logits = target.forward(cache, [Rows([START]), Rows([START])]).logits
+    assert logits is not None
+    for row, source in zip(logits, (sources[2], sources[3]), strict=True):
+        assert close(row, plain(target, source, [START]))
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS.items())
+def test_the_self_test_decides(monkeypatch: pytest.MonkeyPatch, name: str, kind: type) -> None:
+    """Each way to place rows is there because without it the family would be refused."""
+    model = SEQ2SEQ_FAMILIES[name].build()
+    assert isinstance(Target(model)._placement, kind)  # type: ignore[attr-defined]
+    for part in ("arguments", "during", "mask"):
+        monkeypatch.setattr(kind, part, getattr(positions.Placement, part))
+    with pytest.raises(UnsupportedModel, match=f"{model.config.model_type}.*paths"):
+        Target(model)
+
+
+def hooks_of(model: nn.Module) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+class Broken(Exception):
+    pass
+
+
+def test_the_hook_is_gone_after_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after one that fails; and no class has changed."""
+    model = SEQ2SEQ_FAMILIES["marian"].build()
+    methods = dict(vars(type(model.get_decoder().embed_positions)))
+    before = hooks_of(model)
+    target = Target(model)
+    source = target.encode([4, 5, 6])
+    assert hooks_of(model) == before
+
+    during = []
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        during.append(hooks_of(model))
+        raise Broken
+
+    cache = target.new_cache()
+    target.open(cache, source)
+    monkeypatch.setattr(model.lm_head, "forward", fails)
+    with pytest.raises(Broken):
+        target.forward(cache, [Rows([START])])
+    assert during == [before + 2]
+    assert hooks_of(model) == before
+    assert dict(vars(type(model.get_decoder().embed_positions))) == methods
+
+
+def test_the_hook_lets_other_threads_pass() -> None:
+    """A forward of the bare model, in another thread, while the hook is set."""
+    target = target_of("bart")
+    source = target.encode([4, 5, 6, 7])
+    expected = plain(target, source, [START, 9, 8])
+    found: list[Tensor] = []
+    with target._placement.during(torch.tensor([[30, 30, 30]])):
+        thread = threading.Thread(target=lambda: found.append(plain(target, source, [START, 9, 8])))
+        thread.start()
+        thread.join()
+        here = plain(target, source, [START, 9, 8])
+    assert torch.equal(found[0], expected)
+    assert not torch.allclose(here, expected)
+
+
+def test_the_model_is_left_as_it_is() -> None:
+    model = SEQ2SEQ_FAMILIES["t5"].build()
+    ids, start = torch.tensor([[4, 5, 6]]), torch.tensor([[START, 8]])
+    before = model(input_ids=ids, decoder_input_ids=start).logits
+    engine = Engine(model, "lookahead:window=3,ngram=3,guesses=3")
+    engine.generate([[START]], SamplingParams(max_new_tokens=5), sources=[[4, 5, 6]])
+    assert torch.equal(model(input_ids=ids, decoder_input_ids=start).logits, before)
+
+
+def test_a_source_is_encoded_once() -> None:
+    """And can be shared; the seconds it takes are prefill."""
+    model = SEQ2SEQ_FAMILIES["t5"].build()
+    calls: list[int] = []
+    model.get_encoder().register_forward_hook(lambda *_: calls.append(1))
+    engine = Engine(model)
+    calls.clear()
+    params = SamplingParams(max_new_tokens=6)
+    one = engine.generate([[START]], params, sources=[[4, 5, 6]])[0]
+    assert calls == [1] and one.stats.steps == len(one.tokens) == 6
+    source = engine.target.encode([4, 5, 6])
+    assert [g.tokens for g in engine.generate([[START]] * 2, params, sources=[source] * 2)] == [
+        one.tokens
+    ] * 2
+    assert calls == [1, 1]
+    streamed = [t.token for t in engine.stream([START], params, source=source)]
+    assert streamed == one.tokens
+
+
+def test_the_source_is_the_first_reference() -> None:
+    engine = Engine(target_of("t5", check=False))
+    sequence = engine.add([START], source=[4, 5, 6])
+    assert sequence.references == ((4, 5, 6),) and sequence.source is not None
+    two = Engine(target_of("marian-two-vocabularies", check=False))
+    assert two.add([START], source=[4, 5, 119]).references == ()
+    heard = Engine(target_of("whisper", check=False))
+    assert heard.add([START], source=SEQ2SEQ_FAMILIES["whisper"].sources((1,))[0]).references == ()
+
+
+def test_the_context_is_the_decoders() -> None:
+    target = target_of("bart", check=False)
+    assert target.context == 64 and target.start == (START,)
+    assert target_of("t5", check=False).context is None
+    generation = Engine(target).generate([[START] * 60], SamplingParams(max_new_tokens=9), sources=[[4]])[0]
+    assert len(generation.tokens) == 4 and generation.finish_reason == "length"
+
+
+FEATURES = torch.zeros(8, 24)
+WRONG: list[tuple[str, Any, str]] = [
+    ("t5", None, "t5.*needs a source"),
+    ("t5", [], "empty"),
+    ("t5", 7, "list of token ids"),
+    ("t5", ["a"], "list of token ids"),
+    ("t5", [96], "outside its vocabulary of 96"),
+    ("t5", [-1], "outside"),
+    ("t5", Source(torch.zeros(3, 31)), r"\[length, 32\], not \[3, 31\]"),
+    ("t5", Source(torch.zeros(0, 32)), r"not \[0, 32\]"),
+    ("whisper", [1, 2], "reads features.*not a list"),
+    ("whisper", FEATURES[None], r"reads features.*\[1, 8, 24\]"),
+    ("whisper", FEATURES.long(), "reads features"),
+    ("whisper", FEATURES[:, :-1], "cannot encode this source"),
+]
+
+
+@pytest.mark.parametrize(("name", "source", "reason"), WRONG)
+def test_wrong_sources(name: str, source: Any, reason: str) -> None:
+    engine = Engine(target_of(name, check=False))
+    with pytest.raises(OutpaceError, match=reason):
+        engine.add([START], source=source)
+    assert engine.sequences == []
+
+
+def test_what_else_is_refused() -> None:
+    model = SEQ2SEQ_FAMILIES["bart"].build()
+    target = Target(model)
+    with pytest.raises(ContextOverflow, match="65 tokens, the encoder 64 positions"):
+        target.encode([4] * 65)
+    with pytest.raises(OutpaceError, match="static"):
+        Target(model, static=True)
+    with pytest.raises(UnsupportedModel, match=r"bart.*encoder-decoder.*outpace\.Target"):
+        CausalTarget(model)
+    with pytest.raises(OutpaceError, match="2 prompts but 1 sources"):
+        Engine(target).generate([[START]] * 2, sources=[[4]])
+    with pytest.raises(OutpaceError, match="no encoder"):
+        Engine(outpace.testing.ToyTarget()).add([1], source=[4])
+    with pytest.raises(OutpaceError, match="open"):
+        cache = target.new_cache()
+        cache.allocate()
+        target.forward(cache, [Rows([START])])
+    model.train()
+    with pytest.raises(OutpaceError, match=r"model\.eval"):
+        target.encode([4])
+
+
+def test_features_of_two_lengths_are_not_decoded_together() -> None:
+    """Whisper's decoder masks no part of its source."""
+    engine = Engine(target_of("whisper", check=False))
+    engine.add([START], source=Source(torch.randn(12, 32).double()))
+    engine.step()
+    engine.add([START], source=Source(torch.randn(9, 32).double()))
+    with pytest.raises(OutpaceError, match="9 beside 12"):
+        engine.step()
+
+
+def through_decode(model: Any) -> Any:
+    return model.generate(torch.tensor([[4, 5]]), custom_generate=outpace.decode())
+
+
+@pytest.mark.parametrize("call", [outpace.accelerate, through_decode])
+def test_generate_is_refused(call: Callable[[Any], Any]) -> None:
+    with pytest.raises(UnsupportedModel, match=r"bart.*outpace\.Engine"):
+        call(SEQ2SEQ_FAMILIES["bart"].build())
