@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "outpace"
 # Bottom to top. A unit is a module or a package directly under outpace.
 LAYERS: list[set[str]] = [
     {"core"},
-    {"tree", "sampling", "stopping", "cache", "index", "spec"},
+    {"tree", "sampling", "stopping", "cache", "index", "spec", "costs"},
     {"sequence"},
     {"verify", "targets", "governor"},
     {"drafting"},
@@ -31,7 +31,7 @@ HEIGHT = {unit: height for height, layer in enumerate(LAYERS) for unit in layer}
 
 # What the units in the middle may know, where the layers alone would allow more.
 DRAFTERS_MAY_IMPORT = {"core", "tree", "sampling", "index", "sequence", "spec", "drafting"}
-DRAFTERS_THAT_OWN_A_MODEL = {"draft_model"}
+DRAFTERS_THAT_OWN_A_MODEL = {"draft_model", "cascade"}
 # A drafter is handed the target, as its abstract class: these look at it.
 CONTRACTS = {("drafters.base", "targets.base"), ("drafters.retrieval", "targets.base")}
 VERIFY_MAY_NOT_IMPORT = {"targets", "cache"}

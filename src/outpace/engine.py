@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -19,13 +20,17 @@ from outpace.core import (
     SamplingParams,
     StreamedToken,
 )
+from outpace.costs import load_costs, save_costs
 from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
+from outpace.governor import Governor, Outcome, Policy
 from outpace.request import (
+    adapts,
     check_ids,
     check_processors,
     check_prompt,
+    check_seed,
     one_each,
     output_ids,
     reference_ids,
@@ -60,6 +65,14 @@ class Engine:
         verifier: a verifier or its spec string: ``match`` (the tokens of plain decoding with the same seed),
             ``rejection`` or ``block`` (their distribution), or one that is lossy.
         tokenizer: for stop strings and text; only its ``decode`` is used.
+        adaptive: True lets a governor choose, from measured seconds and acceptance, how many nodes each step
+            drafts, none where nothing pays; False drafts what the drafter proposes. By default it is on where
+            the drafter is given by its name alone, as in ``"lookahead"``, and the verifier is ``match``;
+            options and instances are kept to as they are. Under another verifier the tokens of a seed depend
+            on how many were drafted, so there a request with a seed is refused. A policy of your own decides
+            itself; ``outpace.governor.Pinned(8)`` drafts 8 nodes.
+        costs: a file that ``save_costs`` wrote, for the governor to begin with.
+        clock: what seconds are read from.
         prefill_chunk: prompt tokens fed in one forward.
         slots: sequences to make room for at once (the cache grows, unless the target is static).
         length: rows to make room for in each slot.
@@ -75,6 +88,9 @@ class Engine:
         verifier: Verifier | str = "match",
         tokenizer: Tokenizer | None = None,
         *,
+        adaptive: bool | Policy | None = None,
+        costs: str | Path | None = None,
+        clock: Callable[[], float] = time.perf_counter,
         prefill_chunk: int = 512,
         slots: int = 1,
         length: int = 256,
@@ -96,6 +112,10 @@ class Engine:
                 "trees; use verifier='match' or 'rejection', or a drafter of chains (draft_model, jacobi, "
                 "prompt_lookup:branches=1)"
             )
+        if adaptive is None:
+            adaptive = adapts(drafter, self.verifier)
+        self.governor = self._governed(adaptive, costs)
+        self._clock = clock
         self._cache = self.target.new_cache(slots, length)
         self._shared = self.drafter.prepare(self.target)
         self._active: list[_Active] = []  # the one at place b sits in slot b
@@ -219,14 +239,15 @@ class Engine:
     def _advance(self, ahead: int) -> list[Sequence]:
         """One step for the whole batch; ``ahead`` rows of each prompt are still to be fed before its root."""
         active = self._active
-        began = time.perf_counter()
+        began = self._clock()
+        budget = self._plan()
         # A path of n nodes emits n + 1 tokens, so deeper nodes than the room less one are of no use.
         trimmed = [
-            trim(draft, a.sequence.room - 1, self._rows_left(a))
-            for a, draft in zip(active, self._propose(), strict=True)
+            trim(draft, a.sequence.room - 1, self._nodes_left(a))
+            for a, draft in zip(active, self._propose(budget), strict=True)
         ]
         drafts = [draft for draft, _ in trimmed]
-        drafted = time.perf_counter()
+        drafted = self._clock()
         rows = [
             _rows(a.sequence.tokens[-1 - ahead :], draft) for a, draft in zip(active, drafts, strict=True)
         ]
@@ -238,14 +259,24 @@ class Engine:
             self._verify(a.sequence, *trimmed[i], logits[i], _hidden(output, i, ahead, drafts[i]))
             for i, a in enumerate(active)
         ]
-        verified = time.perf_counter()
+        verified = self._clock()
         self._cache.keep([[*range(ahead + 1), *(ahead + 1 + node for node in step.path)] for step in steps])
-        kept = time.perf_counter()
+        kept = self._clock()
         self.drafter.observe([a.state for a in active], steps)
-        learnt = time.perf_counter()
+        learnt = self._clock()
+        if self.governor is not None and budget is not None:
+            self.governor.learn(
+                Outcome(
+                    budget=budget,
+                    drafted=[len(draft) for draft in drafts],
+                    paths=[step.path for step in steps],
+                    draft_seconds=drafted - began + learnt - kept,
+                    verify_seconds=None if ahead else kept - drafted,
+                )
+            )
         took_part = [a.sequence for a in active]
         self._leave([sequence for sequence in took_part if sequence.finish_reason is not None])
-        ended = time.perf_counter()
+        ended = self._clock()
         for sequence in took_part:
             stats = sequence.stats
             stats.seconds_draft += drafted - began + learnt - kept
@@ -256,11 +287,24 @@ class Engine:
             stats.seconds_rest += kept - verified + ended - learnt
         return took_part
 
-    def _rows_left(self, active: _Active) -> int | None:
-        """Nodes that the sequence's slot has room for, where the cache cannot grow."""
-        return self._cache.length - len(active.sequence.tokens) if self._cache.static else None
+    def _plan(self) -> int | None:
+        """Nodes to draft for each sequence in this step; None for whatever is proposed."""
+        budget = None if self.governor is None else self.governor.plan(len(self._active))
+        for active in self._active:
+            active.sequence.budget = budget
+        return budget
 
-    def _propose(self) -> list[Draft]:
+    def _nodes_left(self, active: _Active) -> int | None:
+        """Nodes that are planned, and that the sequence's slot has room for where the cache cannot grow."""
+        budget = active.sequence.budget
+        if not self._cache.static:
+            return budget
+        room = self._cache.length - len(active.sequence.tokens)
+        return room if budget is None else min(room, budget)
+
+    def _propose(self, budget: int | None) -> list[Draft]:
+        if budget == 0:
+            return [Draft()] * len(self._active)
         return self.drafter.propose([active.state for active in self._active])
 
     def _verify(
@@ -281,6 +325,33 @@ class Engine:
             hidden=hidden,
         )
 
+    # -- the governor ------------------------------------------------------------------------------------
+
+    def _governed(self, adaptive: bool | Policy, costs: str | Path | None) -> Policy | None:
+        if not isinstance(adaptive, bool):
+            policy: Policy | None = adaptive
+        elif adaptive:
+            policy = Governor(self.drafter.widths, self.drafter.ramp, repr(self.drafter))
+        else:
+            policy = None
+        if costs is not None:
+            if not isinstance(policy, Governor):
+                raise OutpaceError("costs are for a governor; add adaptive=True, or leave them out")
+            policy.begin_with(load_costs(costs, self.target.identity))
+        return policy
+
+    def save_costs(self, path: str | Path) -> None:
+        """Write what steps were measured to cost to a JSON file, for ``Engine(..., costs=path)``.
+
+        Costs of other models, dtypes and devices in the file are kept.
+
+        Raises:
+            OutpaceError: this engine has no governor, or the path holds something else.
+        """
+        if not isinstance(self.governor, Governor):
+            raise OutpaceError("nothing was measured: make the engine with adaptive=True")
+        save_costs(path, self.target.identity, self.governor.costs())
+
     # -- joining and leaving -----------------------------------------------------------------------------
 
     def _sequence(
@@ -298,6 +369,7 @@ class Engine:
         check_prompt(tokens, target)
         check_ids(params, target)
         check_processors(params, self.verifier)
+        check_seed(params, self.verifier, self.governor)
         if params.stop and self.tokenizer is None:
             raise OutpaceError("stop strings need a tokenizer: Engine(target, drafter, tokenizer=tokenizer)")
         room = params.max_new_tokens
@@ -313,7 +385,7 @@ class Engine:
             room = min(room, self._cache.length + 1 - len(tokens))
         seed = secrets.randbits(64) if params.seed is None else params.seed
         texts = reference_ids(references, target, self.drafter.reads_references)
-        began = time.perf_counter()
+        began = self._clock()
         encoded = target.encode(source)
         sequence = Sequence(
             tokens,
@@ -327,7 +399,7 @@ class Engine:
             output=output_ids(output, target),
             source=encoded,
         )
-        sequence.stats.seconds_prefill = time.perf_counter() - began
+        sequence.stats.seconds_prefill = self._clock() - began
         return sequence
 
     def _join(self) -> int:
@@ -345,7 +417,7 @@ class Engine:
         waiting = self._waiting[:free]
         if not waiting:
             return 0
-        began = time.perf_counter()
+        began = self._clock()
         first = len(self._active)
         for sequence in waiting:
             sequence.stats.lossy = self.verifier.lossy
@@ -361,7 +433,7 @@ class Engine:
         for active in joined:
             active.state = self.drafter.start(active.sequence, self._shared)
             active.started = True
-        seconds = time.perf_counter() - began
+        seconds = self._clock() - began
         for sequence in waiting:
             sequence.stats.seconds_prefill += seconds
         return ahead

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from outpace.core import ContextOverflow, OutpaceError, SamplingParams
+from outpace.governor import Policy
 from outpace.targets.base import TargetModel
 from outpace.verify import Verifier
 
@@ -108,6 +109,29 @@ def check_processors(params: SamplingParams, verifier: Verifier) -> None:
             f"logits_processors see emitted tokens only, and verifier={verifier.name!r} looks further ahead; "
             "use verifier='match' or 'rejection'"
         )
+
+
+def adapts(drafter: Any, verifier: Verifier) -> bool:
+    """Whether a governor decides how much is drafted where nobody said so.
+
+    It does for a drafter that is given by its name alone: whoever gives options or an instance means them.
+    And only under a verifier that it cannot change the tokens of.
+    """
+    return (
+        isinstance(drafter, str) and ":" not in drafter and drafter.strip() != "none" and verifier.invariant
+    )
+
+
+def check_seed(params: SamplingParams, verifier: Verifier, policy: Policy | None) -> None:
+    """Refuse a seed whose tokens would depend on the clock."""
+    if policy is None or not policy.timed or verifier.invariant or params.seed is None:
+        return
+    if params.greedy and not verifier.lossy:
+        return
+    raise OutpaceError(
+        f"under verifier={verifier.name!r} the tokens of a seed depend on how many were drafted, and "
+        "adaptive=True decides that by the clock; use verifier='match', adaptive=False, or no seed"
+    )
 
 
 def check_prompt(prompt: Seq[int], target: TargetModel) -> None:

@@ -76,10 +76,10 @@ class Sequence:
         self.criteria = criteria
         self.source = source
         self.references = (source.tokens, *references) if source is not None and source.tokens else references
+        # Nodes that will be taken at most of the next draft, where that is known: a drafter may save the rest.
+        self.budget: int | None = None
         self.processor = Processor(params, prompt)
         self.stats = Stats()
-        # Nodes that the next step takes at most, so that drafters draft no more; None where nobody decides.
-        self.budget: int | None = None
         self.logprobs: list[TokenLogprobs] = []
         # The step, from 1, that emitted each output token; 0 for those that were there before.
         self.steps: list[int] = [0] * len(output)

@@ -48,6 +48,19 @@ class Drafter(ABC, Generic[State]):
         return False
 
     @property
+    def widths(self) -> tuple[int, ...] | None:
+        """The numbers of nodes above 0, ascending, that it makes sense to cut its drafts to; None for any.
+
+        What is left of a cut draft are its first nodes, so the best ones come first.
+        """
+        return None
+
+    @property
+    def ramp(self) -> int:
+        """Steps in a row it takes, after some without a draft, to draft as well as it can; at least 1."""
+        return 1
+
+    @property
     def reads_references(self) -> bool:
         """Whether it reads ``sequence.references``: to any other, a request with references is refused."""
         return False
@@ -66,11 +79,31 @@ class Drafter(ABC, Generic[State]):
 
     @abstractmethod
     def propose(self, states: Seq[State]) -> list[Draft]:
-        """One draft for each sequence, maybe empty."""
+        """One draft for each sequence, maybe empty.
+
+        Left out in steps that are to be plain. Of a draft, the first ``sequence.budget`` nodes are taken.
+        """
 
     @abstractmethod
     def observe(self, states: Seq[State], steps: Seq[Step]) -> None:
-        """What became of the drafts. Sequences that ended with the step are included."""
+        """What became of the drafts, empty ones where none were asked for.
+
+        Sequences that ended with the step are included.
+        """
+
+    def revise(self, state: State, unchanged: int) -> bool:
+        """The text was changed otherwise than by steps that ``observe`` has heard of.
+
+        A ``cascade`` asks this of the drafter that drafts for its draft model, whose text is cut back where
+        the target says something else.
+
+        Args:
+            unchanged: the first so many tokens are what they were; those after them may all be new.
+
+        Returns:
+            False (the default) if the state cannot follow: it is then stopped, and the sequence started anew.
+        """
+        return False
 
     def stop(self, state: State) -> None:
         """A sequence has left; free what it holds. (By default nothing is held.)"""

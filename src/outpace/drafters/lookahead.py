@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, ClassVar, Literal
 
 from outpace.core import Draft, OutpaceError
@@ -28,15 +29,15 @@ from outpace.tree import Trie
 class LookaheadState:
     """A sequence's window and pool.
 
-    ``levels[l][i]`` is the token of cell (l, i); ``nodes[l][i]`` the node that stands for it in the
-    last draft, whose first ``cells`` nodes are the window's.
+    ``levels[l][i]`` is the token of cell (l, i); ``nodes[l][i]`` the node that stands for it in the draft to
+    be learnt from, whose first ``cells`` nodes are the window's. There are none where nothing was drafted.
     """
 
     sequence: Sequence
     pool: NgramPool
     filler: Filler
     levels: list[list[int]]
-    nodes: list[list[int]] = field(default_factory=list)
+    nodes: list[list[int]] = field(default_factory=lambda: [[]])
     cells: int = 0
 
 
@@ -81,13 +82,24 @@ class Lookahead(SequenceDrafter[LookaheadState]):
     def trees(self) -> bool:
         return self.window > 0 or self.guesses > 1
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The whole window, since a column that is cut teaches nothing, and 0, 1, ... or all guesses."""
+        length = self.ngram - 1
+        cells = self.window * length - 1 if self.window else 0
+        return tuple(w for g in range(self.guesses + 1) if (w := cells + g * length)) or (1,)
+
+    @property
+    def ramp(self) -> int:
+        """So many steps fill the levels, and as many the pool with what came of them."""
+        return 2 * (self.ngram - 1) if self.window else 1
+
     def start(self, sequence: Sequence, shared: Any) -> LookaheadState:
         pool = NgramPool(self.ngram - 1, self.guesses)
-        state = LookaheadState(sequence, pool, Filler(sequence, self.seed), [[sequence.tokens[-1]]])
+        state = LookaheadState(sequence, pool, Filler(sequence, self.seed), [])
         if self.pool_from_prompt:
             state.pool.add_text(sequence.tokens)
-        # One level to begin with, wide enough to lose a column in each step until all levels are there.
-        self._widen(state, self.window + self.ngram - 2)
+        self._restart(state)
         return state
 
     def draft(self, state: LookaheadState) -> Draft:
@@ -95,7 +107,7 @@ class Lookahead(SequenceDrafter[LookaheadState]):
         state.nodes = _plant(state.levels, trie) if self.window else []
         state.cells = len(trie)
         for guess in state.pool.get(state.sequence.tokens[-1]):
-            trie.add(guess)
+            trie.add(guess, budget=state.sequence.budget)
         return trie.draft()
 
     def learn(self, state: LookaheadState, step: Step) -> None:
@@ -103,14 +115,23 @@ class Lookahead(SequenceDrafter[LookaheadState]):
         state.sequence.stats.count("guessed", sum(node >= state.cells for node in step.kept))
         if self.pool_from_output:
             state.pool.add_text(tokens, len(tokens) - len(step.tokens) - self.ngram + 1)
-        if self.window:
+        if state.nodes:
             self._roll(state, step)
+        elif self.window:
+            self._restart(state)
+        state.nodes = []
+
+    def _restart(self, state: LookaheadState) -> None:
+        """One level to begin with, wide enough to lose a column in each step until all levels are there."""
+        state.levels = [[state.sequence.tokens[-1]]]
+        self._widen(state, self.window + self.ngram - 2)
 
     def _roll(self, state: LookaheadState, step: Step) -> None:
         """Ask the target what follows the top cells, pool the columns, move the window to the new root."""
-        # A draft that was trimmed has lost its deepest cells, those of the last columns.
+        # A draft that was trimmed has lost its deepest cells, those of the last columns, or others too where it
+        # is one of several. The columns before the first that is lost are as they were.
         place = {old: new for new, old in enumerate(step.kept)} | {-1: -1}
-        top = [place[node] for node in state.nodes[-1] if node in place]
+        top = [place[node] for node in takewhile(place.__contains__, state.nodes[-1])]
         new = step.refill(top, argmax=self.refill == "argmax")
         stops = state.sequence.stop_tokens
         new = [state.filler() if token in stops else token for token in new]

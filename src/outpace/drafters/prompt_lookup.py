@@ -28,10 +28,10 @@ Guess = tuple[float, int, int, int, int, list[Match]]
 
 @dataclass
 class PromptLookupState:
-    """A sequence's text by n-grams, and the tokens after which a guess is of no use."""
+    """A sequence, and its text by n-grams."""
 
+    sequence: Sequence
     index: NgramIndex
-    stops: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -76,24 +76,30 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
     def start(self, sequence: Sequence, shared: Any) -> PromptLookupState:
         index = NgramIndex(sequence.tokens, self.max_ngram, self.min_ngram)
         index.update()
-        return PromptLookupState(index, sequence.stop_tokens)
+        return PromptLookupState(sequence, index)
 
     def draft(self, state: PromptLookupState) -> Draft:
         tokens: list[int] = []
         parents: list[int] = []
         guesses: list[Guess] = []
+        stops, budget = state.sequence.stop_tokens, state.sequence.budget
+        most = self.num_tokens if budget is None else min(self.num_tokens, budget)
         matches = state.index.matches(self.branches)
         self._guess(state.index, guesses, matches, parent=-1, depth=0, chance=1.0)
-        while guesses and len(tokens) < self.num_tokens:
+        while guesses and len(tokens) < most:
             chance, parent, _, token, depth, matches = heappop(guesses)
             tokens.append(token)
             parents.append(parent)
-            if token not in state.stops:
+            if token not in stops:
                 self._guess(state.index, guesses, matches, len(tokens) - 1, depth + 1, -chance)
         return Draft(tokens, parents)
 
     def learn(self, state: PromptLookupState, step: Step) -> None:
         state.index.update()
+
+    def revise(self, state: PromptLookupState, unchanged: int) -> bool:
+        state.index.revise(unchanged)
+        return True
 
     def _guess(
         self,

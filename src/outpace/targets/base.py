@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import platform
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn import Module
 
 from outpace.cache import KVCache, Slot
 from outpace.core import OutpaceError, Source
@@ -66,6 +69,22 @@ class TargetModel(ABC):
     vocabulary: int
     context: int | None
     eos_token_ids: frozenset[int]
+
+    @property
+    def identity(self) -> str:
+        """What the seconds of its forwards depend on: architecture, size, dtype, device, threads."""
+        model = getattr(self, "model", None)
+        if not isinstance(model, Module):
+            return f"{type(self).__name__}, {self.vocabulary} token ids"
+        weights = list(model.parameters())
+        places = sorted({str(weight.device) for weight in weights})
+        if any(weight.is_cuda for weight in weights):
+            places.append(torch.cuda.get_device_name())
+        else:
+            places.append(f"{platform.machine()}, {torch.get_num_threads()} threads")
+        dtypes = sorted({str(weight.dtype).removeprefix("torch.") for weight in weights})
+        numbers = sum(weight.numel() for weight in weights)
+        return ", ".join([type(model).__name__, f"{numbers} parameters", *dtypes, *places])
 
     @abstractmethod
     def new_cache(self, slots: int = 1, length: int = 256) -> KVCache:

@@ -64,6 +64,7 @@ class Verifier(ABC):
         chains: it takes chains only.
         ahead: it asks for distributions before the tokens on the way there are emitted, so it cannot serve
             ``logits_processors``, which see emitted tokens only.
+        invariant: the tokens of a seed do not depend on what was drafted.
         lossy: it changes the output's distribution.
     """
 
@@ -72,6 +73,7 @@ class Verifier(ABC):
     coupled: ClassVar[bool] = False
     chains: ClassVar[bool] = False
     ahead: ClassVar[bool] = False
+    invariant: ClassVar[bool] = False
     lossy: ClassVar[bool] = False
 
     @abstractmethod

@@ -69,6 +69,7 @@ class Match(Verifier):
         "Daliri et al. 2024, Coupling without Communication (arXiv 2408.07978)"
     )
     coupled: ClassVar[bool] = True
+    invariant: ClassVar[bool] = True
 
     def verify(self, logits: Logits, draft: Draft, draw: Draw) -> Verdict:
         return match(logits, draft, draw)

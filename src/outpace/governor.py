@@ -1,0 +1,341 @@
+"""How many nodes to draft: pure policy over measured seconds and measured acceptance.
+
+A drafted node is worth its row only if the time it saves by being accepted is more than the time it takes.
+With B sequences in a batch, a_i the chance that node i of a draft stands, e_i the chance that there is such
+a node, V(r) the seconds of a forward over r rows and D(n) those of drafting n nodes for each sequence, the
+governor takes the n with the most tokens per second,
+
+    B (1 + a_1 + ... + a_n) / (V(B) + sum_i e_i (V(B (1 + i)) - V(B i)) + D(n)),
+
+or none where plain decoding, B / V(B), is faster: Leviathan et al. 2023 (arXiv 2211.17192), theorem 3.8, with
+measured quantities for assumed ones, and for trees. A drafter is on while its drafts pay. It is off else,
+and then tried for a step or a few from time to time: later and later while that is in vain, and never so
+often that the trials take more than a hundredth of the time. So it comes back when the text changes.
+
+Nothing here knows a model, an engine or a clock: whoever steps asks for a plan and tells the outcome.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from outpace.core import OutpaceError
+from outpace.costs import Costs, Curve
+
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+_MEMORY = 16.0  # steps by which acceptance is remembered
+_UNSEEN = 5.0  # steps by which it is of nodes that are not drafted any more
+_DOUBT = 0.1  # steps that the assumed acceptance of nodes never tried counts for
+_FADE = 0.8  # assumed acceptance of a node never tried, of that of the nodes before it
+_FIRST, _CEILING = 4, 64  # steps from a vain trial to the next, at first and at most
+_SHARE = 0.01  # of the time, that vain trials may take
+_ALLOWANCE = 10.0  # plain steps that one trial may lose
+_BARREN = 8  # steps of a trial without any draft, after which it is over
+_REACH = 3  # widths past the widest tried that may be tried next
+_RETURN = 1.1  # speed over plain decoding, measured before, at which a drafter that is off is tried at once
+_REFRESH = 128  # steps after which plain decoding is measured anew
+_SWEEP = 16  # steps from one clearing out of old measurements to the next
+
+
+class Policy(Protocol):
+    """Decides before each step of a batch, and hears what became of it.
+
+    Attributes:
+        timed: its plans depend on the clock, and are not the same in every run.
+    """
+
+    @property
+    def timed(self) -> bool: ...
+
+    def plan(self, batch: int) -> int:
+        """Nodes to draft for each of so many sequences; 0 for a plain step."""
+
+    def learn(self, outcome: Outcome) -> None:
+        """What became of the step that was planned last."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One step of a batch, as it was measured.
+
+    Attributes:
+        budget: nodes that were planned for each sequence.
+        drafted: nodes of each sequence's draft.
+        paths: accepted nodes of each sequence's draft.
+        draft_seconds: of the drafter: proposing, and learning from the step.
+        verify_seconds: of the forward, the verifier and the cache; None where the step did something else
+            besides (a prompt's rows went along), so that its seconds say nothing about others.
+    """
+
+    budget: int
+    drafted: Seq[int]
+    paths: Seq[Seq[int]]
+    draft_seconds: float
+    verify_seconds: float | None
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """Always the same number of nodes.
+
+    Raises:
+        OutpaceError: a number below 0.
+    """
+
+    nodes: int
+    timed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.nodes < 0:
+            raise OutpaceError(f"a step drafts 0 nodes or more, not {self.nodes}")
+
+    def plan(self, batch: int) -> int:
+        return self.nodes
+
+    def learn(self, outcome: Outcome) -> None:
+        pass
+
+
+class Acceptance:
+    """How many nodes a draft has and how many of them stand, by their place in the draft.
+
+    A draft that is cut to its first nodes loses exactly what stood behind them, so one wide step tells of
+    every narrower one. Places are counted in intervals between widths, and the past fades.
+
+    Args:
+        widths: the numbers of nodes told apart, ascending.
+    """
+
+    def __init__(self, widths: Seq[int]) -> None:
+        self.widths = tuple(widths)
+        self.sizes = [high - low for low, high in zip((0, *widths), widths, strict=False)]
+        self._place = [place for place, size in enumerate(self.sizes) for _ in range(size)]
+        self._tries: list[float] = [0.0] * len(self.sizes)
+        self._hits = [0.0] * len(self.sizes)
+        self._nodes = [0.0] * len(self.sizes)
+
+    def observe(self, outcome: Outcome) -> None:
+        last, share = len(self._place), 1 / len(outcome.paths)
+        longest = max(outcome.drafted)
+        low = 0
+        for place, high in enumerate(self.widths):
+            tried = low < outcome.budget
+            keep = 1 - 1 / (_MEMORY if tried else _UNSEEN)
+            self._tries[place] = self._tries[place] * keep + tried
+            self._hits[place] *= keep
+            # A forward is as wide as the longest draft of the batch.
+            self._nodes[place] = self._nodes[place] * keep + max(0, min(longest, high) - low) * tried
+            low = high
+        for path in outcome.paths:
+            for node in path:
+                if node < last:
+                    self._hits[self._place[node]] += share
+
+    def loosen(self) -> None:
+        """Remember the past as one step's worth, so that what comes next counts for more."""
+        factor = 1 / max(1.0, *self._tries)
+        self._tries = [value * factor for value in self._tries]
+        self._hits = [value * factor for value in self._hits]
+        self._nodes = [value * factor for value in self._nodes]
+
+    def expected(self) -> list[tuple[int, float, float]]:
+        """For each width within reach: itself, nodes that stand below it, share of its last nodes there are.
+
+        Nodes never tried are taken to be there like those before them, and to stand a little less often; of
+        the very first, one in two does.
+        """
+        found: list[tuple[int, float, float]] = []
+        total, assumed, there = 0.0, 1 - 0.5 ** self.sizes[0], 1.0
+        reach = _REACH + max((place for place, tries in enumerate(self._tries) if tries > 0.01), default=-1)
+        for place, size in enumerate(self.sizes[: reach + 1]):
+            weight = self._tries[place] + _DOUBT
+            stand = (self._hits[place] + _DOUBT * assumed) / weight
+            there = (self._nodes[place] / size + _DOUBT * there) / weight
+            total += stand
+            found.append((self.widths[place], total, there))
+            if place + 1 < len(self.sizes):
+                assumed = _FADE * stand / size * self.sizes[place + 1]
+        return found
+
+
+class _Mode(Enum):
+    OFF = "plain steps; the next trial in so many of them"
+    TRIAL = "drafting, to see whether it pays"
+    ON = "drafting, because it pays"
+
+
+class Governor:
+    """Drafts as many nodes as pay: see the top of this file.
+
+    Args:
+        widths: the numbers of nodes that make sense for the drafter, ascending; None for any.
+        ramp: steps in a row from which on the drafter shows what it can do, at least 1.
+        drafter: what its drafting times are saved under.
+    """
+
+    timed = True
+
+    def __init__(self, widths: Seq[int] | None = None, ramp: int = 1, drafter: str = "") -> None:
+        self.widths = WIDTHS if widths is None else tuple(widths)
+        if not self.widths or list(self.widths) != sorted({*self.widths} - {0}) or self.widths[0] < 1:
+            raise OutpaceError(f"widths are at least one number above 0, ascending, not {self.widths}")
+        if ramp < 1:
+            raise OutpaceError(f"a ramp has at least 1 step, not {ramp}")
+        self.ramp = ramp
+        self.drafter = drafter
+        self.acceptance = Acceptance(self.widths)
+        self._verify = Costs()
+        self._draft = Costs(slope=0.0)
+        self._idle = Curve(slope=0.0)  # of the drafter in steps it does not draft for, over sequences
+        self._step = 0
+        self._rows = 0  # of the latest forward
+        self._batch, self._entered = 0, 0  # sequences, and the step from which on there were as many
+        self._mode = _Mode.OFF
+        self._wait, self._pause = 0, _FIRST  # steps to the next trial, and between trials
+        self._left, self._barren, self._lost = 0, 0, 0.0  # of a trial: steps, those without a draft, seconds
+        self._refresh = 0  # plain steps to come, to measure them
+
+    # -- before a step -----------------------------------------------------------------------------------
+
+    def plan(self, batch: int) -> int:
+        if batch != self._batch:
+            self._batch, self._entered = batch, self._step
+        if not self._known(batch):
+            return 0
+        width, gain = self.best(batch)
+        self._turn(gain)
+        if self._mode is _Mode.OFF:
+            return 0
+        if self._mode is _Mode.ON and self._outdated(batch):
+            # The first plain step after wide ones is slower than those that follow: only the second counts.
+            self._refresh = 2
+        if self._refresh:
+            self._refresh -= 1
+            return 0
+        return width
+
+    def best(self, batch: int) -> tuple[int, float]:
+        """The width above 0 with the most tokens per second, and that speed over plain decoding's."""
+        verify, draft = self._verify.curve(batch), self._draft.curve(batch)
+        before = verified = verify.at(batch)
+        plain = before + self._idling(batch)
+        best, most = self.widths[0], 0.0
+        for width, stand, there in self.acceptance.expected():
+            wide = verify.at(batch * (1 + width))
+            verified += there * (wide - before)
+            before = wide
+            seconds = verified + (draft.at(batch * width) if draft else 0.0)
+            gain = (1 + stand) * plain / seconds
+            if gain > most:
+                best, most = width, gain
+            if there < 0.01:
+                break
+        return best, most
+
+    def _known(self, batch: int) -> bool:
+        """Whether a plain step's seconds are: borrowed, or measured, the slow first one not alone."""
+        curve = self._verify.curve(batch)
+        cell = curve.cell(batch)
+        return bool(curve) and (cell is None or cell.borrowed or len(cell) > 1)
+
+    def _outdated(self, batch: int) -> bool:
+        cell = self._verify.curve(batch).cell(batch)
+        measured = max(self._entered, cell.last if cell is not None else 0)
+        return not self._refresh and self._step - measured > _REFRESH * self.ramp
+
+    def _idling(self, batch: int) -> float:
+        return self._idle.at(batch) if self._idle else 0.0
+
+    def _turn(self, gain: float) -> None:
+        """On, off, or to a trial, by the speed over plain decoding that drafting promises."""
+        if self._mode is _Mode.ON and gain <= 1:
+            self._stop()
+        elif self._mode is _Mode.TRIAL and self._over():
+            if gain > 1:
+                self._mode = _Mode.ON
+            elif self._lost >= 0:
+                self._stop()
+        if self._mode is _Mode.OFF and (self._wait <= 0 or gain > _RETURN):
+            self._mode = _Mode.TRIAL
+            # The more trials were in vain, the shorter they are.
+            self._left = max(self.ramp, _FIRST * _FIRST // self._pause)
+            self._barren, self._lost = _BARREN, 0.0
+
+    def _over(self) -> bool:
+        plain = self._verify.curve(self._batch).at(self._batch)
+        return self._left <= 0 or self._barren <= 0 or self._lost > _ALLOWANCE * plain
+
+    def _stop(self) -> None:
+        """Off. The next trial is soon if this one gained time, else later than the last."""
+        if self._lost < 0:
+            self._wait = self._pause = _FIRST
+        else:
+            plain = self._verify.curve(self._batch).at(self._batch)
+            if self._barren > 0:
+                self._pause = min(2 * self._pause, _CEILING)
+            self._wait = max(self._pause, math.ceil(self._lost / (_SHARE * plain)))
+        self._mode = _Mode.OFF
+        self.acceptance.loosen()
+
+    # -- after a step ------------------------------------------------------------------------------------
+
+    def learn(self, outcome: Outcome) -> None:
+        self._step += 1
+        batch = len(outcome.paths)
+        rows = batch * (1 + max(outcome.drafted))
+        if outcome.verify_seconds is not None:
+            # After a much wider step the caches of the machine are cold: not what such steps take in a row.
+            after_wide = self._rows > 2 * rows
+            self._verify.curve(batch).add(rows, outcome.verify_seconds, self._step, borrowed=after_wide)
+            if outcome.budget:
+                self._draft.curve(batch).add(batch * outcome.budget, outcome.draft_seconds, self._step)
+            else:
+                self._idle.add(batch, outcome.draft_seconds, self._step)
+        self._rows = rows
+        if outcome.budget:
+            self.acceptance.observe(outcome)
+            self._account(outcome, batch)
+        elif self._mode is _Mode.OFF:
+            self._wait -= 1
+        if self._step % _SWEEP == 0:
+            self._verify.curve(batch).forget(self._step, keep=batch)
+            self._draft.curve(batch).forget(self._step, keep=batch * outcome.budget)
+
+    def _account(self, outcome: Outcome, batch: int) -> None:
+        """What drafting has lost since it was last turned on, against plain steps to the same tokens."""
+        if max(outcome.drafted):
+            self._left -= 1
+        else:
+            self._barren -= 1
+        verify, draft = self._verify.curve(batch), self._draft.curve(batch)
+        plain = verify.at(batch) + self._idling(batch)
+        if not math.isnan(plain):
+            # Seconds as such steps take, not as this one took: it may have been interrupted.
+            seconds = verify.at(batch * (1 + max(outcome.drafted)))
+            if draft:
+                seconds += draft.at(batch * outcome.budget)
+            self._lost += seconds - plain * (1 + sum(map(len, outcome.paths)) / batch)
+
+    # -- measured costs ----------------------------------------------------------------------------------
+
+    def costs(self) -> dict[str, Any]:
+        """What was measured, for ``save_costs``: seconds over rows, by the number of sequences."""
+        return {"verify": self._verify.dump(), f"draft, {self.drafter}": self._draft.dump()}
+
+    def begin_with(self, costs: Mapping[str, Any]) -> None:
+        """Take measured costs for known, until the same is measured anew.
+
+        Raises:
+            OutpaceError: they are not what ``costs`` gave.
+        """
+        try:
+            self._verify.fill(costs["verify"])
+            self._draft.fill(costs.get(f"draft, {self.drafter}", {}))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise OutpaceError(f"these are no costs of steps ({error!r}); delete the file") from error
