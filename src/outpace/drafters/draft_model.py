@@ -24,10 +24,11 @@ from outpace.drafters.base import Drafter
 from outpace.drafting.draws import Draws
 from outpace.drafting.growth import Drafting, Shared, feed_of, grow
 from outpace.drafting.loading import load_model, load_tokenizer
+from outpace.drafting.provisional import Decoder
 from outpace.drafting.runner import Feed, Runner
 from outpace.drafting.sequoia import count_ranks
 from outpace.drafting.shapes import Growing, Shape, shape_of
-from outpace.drafting.vocabulary import vocabulary_of
+from outpace.drafting.vocabulary import Vocabulary, vocabulary_of
 from outpace.sequence import Sequence, Step
 from outpace.targets import TargetModel
 
@@ -124,17 +125,31 @@ class DraftModel(Drafter[Drafting]):
         """The draft model, as a target."""
         return load_model(nano_draft_path() if self.model is None else self.model, target)
 
-    def prepare(self, target: TargetModel) -> Shared:
-        model = self.load(target)
+    def _vocabulary(self, model: TargetModel, target: TargetModel) -> Vocabulary:
         needed = self.vocabulary != "same"
         named = nano_draft_path() if self.model is None else self.model
-        vocabulary = vocabulary_of(
-            self.vocabulary,
-            model,
-            target,
-            load_tokenizer(self.tokenizer, named, needed),
-            load_tokenizer(self.target_tokenizer, target, needed),
-        )
+        own = load_tokenizer(self.tokenizer, named, needed)
+        theirs = load_tokenizer(self.target_tokenizer, target, needed)
+        return vocabulary_of(self.vocabulary, model, target, own, theirs)
+
+    def decoder(self, target: TargetModel) -> Decoder:
+        """The draft model and how it draws a chain, for a drafter that decodes with it in a way of its own.
+
+        Raises:
+            OutpaceError: the options ask for more than a chain in the target's vocabulary.
+        """
+        if self.trees or self.vocabulary != "same" or self.min_confidence:
+            raise OutpaceError(
+                "draft_model: inside a cascade it drafts whole chains in the target's vocabulary; leave out "
+                "branching, acceptance, expand, min_confidence and vocabulary"
+            )
+        model = self.load(target)
+        self._vocabulary(model, target)
+        return Decoder(model, self.num_draft_tokens, self.draws)
+
+    def prepare(self, target: TargetModel) -> Shared:
+        model = self.load(target)
+        vocabulary = self._vocabulary(model, target)
         shape = self._shape()
         weigh = shape.weighs or self.min_confidence > 0
         draws = Draws(self.draws, self.replacement, weigh, independent=not shape.weighs)
@@ -150,6 +165,10 @@ class DraftModel(Drafter[Drafting]):
 
     def stop(self, state: Drafting) -> None:
         state.shared.runner.close(state.track)
+
+    def revise(self, state: Drafting, unchanged: int) -> bool:
+        state.reader.revise(unchanged)
+        return True
 
     def propose(self, states: Seq[Drafting]) -> list[Draft]:
         active = []
@@ -178,8 +197,10 @@ class DraftModel(Drafter[Drafting]):
 
     def _layers(self, state: Drafting) -> int:
         """Layers to draft: no more than could be accepted, and none past the draft model's own context."""
-        layers = min(state.shared.shape.depth, state.sequence.room - 1) if state.text else 0
-        context = state.shared.model.context
+        sequence, context = state.sequence, state.shared.model.context
+        layers = min(state.shared.shape.depth, sequence.room - 1) if state.text else 0
+        if sequence.budget is not None:
+            layers = min(layers, sequence.budget)
         # The last layer is not fed: with the root, K layers take K - 1 positions more than the text.
         return layers if context is None else min(layers, context - len(state.text) + 1)
 

@@ -139,8 +139,7 @@ class Confident(Shape):
     def finish(self, tree: Growing, replacement: bool) -> Draft:
         # The sort is stable: of equal paths the earlier node comes first, a parent before its child.
         ranked = sorted(range(len(tree.tokens)), key=lambda node: -tree.weights[node])
-        kept = sorted(ranked[: self.nodes])
-        return select(Draft(tuple(tree.tokens), tuple(tree.parents)), kept)
+        return select(Draft(tuple(tree.tokens), tuple(tree.parents)), ranked[: self.nodes])
 
 
 def shape_of(

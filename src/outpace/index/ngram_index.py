@@ -26,7 +26,11 @@ class NgramIndex:
         self._tokens = tokens
         self._sizes = range(min_ngram, max_ngram + 1)
         self._places: dict[tuple[int, ...], list[int]] = {}
-        self._read = 0
+        self._known: list[int] = []  # the tokens taken in
+
+    @property
+    def _read(self) -> int:
+        return len(self._known)
 
     def update(self) -> None:
         """Take in the tokens that the text has grown by."""
@@ -40,7 +44,17 @@ class NgramIndex:
                     places[ngram].append(end)
                 else:
                     places[ngram] = [end]
-        self._read = len(tokens)
+        self._known += tokens[self._read :]
+
+    def revise(self, unchanged: int) -> None:
+        """Take in a text of which all but the first ``unchanged`` tokens were replaced."""
+        for end in range(self._read, unchanged, -1):
+            for size in self._sizes:
+                if size > end:
+                    break
+                self._places[tuple(self._known[end - size : end])].pop()  # the last place is the latest
+        del self._known[unchanged:]
+        self.update()
 
     def matches(self, limit: int) -> list[Match]:
         """At most ``limit`` places where the text's end occurred before: the longest first, then the latest.
