@@ -76,7 +76,7 @@ class Sequence:
         self.criteria = criteria
         self.source = source
         self.references = (source.tokens, *references) if source is not None and source.tokens else references
-        # Nodes that will be taken at most of the next draft, where that is known: a drafter may save the rest.
+        # Nodes taken at most of the next draft, where that is known: a drafter may save the rest.
         self.budget: int | None = None
         self.processor = Processor(params, prompt)
         self.stats = Stats()

@@ -1,0 +1,237 @@
+"""Several drafters at once, their trees merged into one (as SpecInfer merges those of several draft models:
+Miao et al. 2023, arXiv 2305.09781, section 3).
+
+A node that several parts propose is drafted once. Which nodes are worth their row is measured: for each
+part, depth and place among siblings, how often such a node was right where its parent was. The target's
+tokens tell that of every node proposed, drafted or not, so all parts are measured all the time and none
+needs to be tried out (Liu et al. 2025, Not-a-Bandit, arXiv 2510.20064, for the choice of one draft model). A
+node is right with the product of the chances on the way to it, and the likeliest are drafted, whosever they
+are: the part that earns more per node gets more of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from outpace.core import Draft, OutpaceError
+from outpace.drafters.base import Drafter
+from outpace.index.ledger import Ledger
+from outpace.sampling import SelectedLogits
+from outpace.sequence import Sequence, Step
+from outpace.targets.base import TargetModel
+from outpace.tree import depths, merge, path_to, select
+
+_ROUND = 16  # steps after which each part has had its minimum
+
+
+@dataclass
+class CombinedState:
+    """A sequence's states of the parts, what they proposed last, and where that is in the draft.
+
+    ``nodes[part][node]`` is the node of the draft that stands for a part's node; -1 where none does.
+    """
+
+    sequence: Sequence
+    states: list[Any]
+    ledger: Ledger
+    steps: int = 0
+    proposals: list[Draft] = field(default_factory=list)
+    nodes: list[list[int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Combined(Drafter[CombinedState]):
+    """Several drafters at once: their trees merged, and rows given to the nodes that are likeliest right.
+
+    All parts draft in every step, also what gets no row then: whether a costly part, such as one with a
+    draft model, is worth its time is for you to say. One part alone drafts as if it were not combined.
+
+    Attributes:
+        parts: the drafters, all different, as in ``combined:(lookahead:window=5)+(prompt_lookup)``.
+        nodes: tokens drafted in a step at most, at least 1.
+        threshold: the least measured chance of acceptance for which a token is drafted, in [0, 1]. Higher
+            where wide forwards are costly.
+        minimum: nodes that each part gets every sixteenth step in any case, so that one that learns from its
+            rows can come back.
+        share: measure all sequences of an engine together; otherwise each starts knowing nothing. (Under
+            ``rejection`` the tokens of a seed depend on the drafts, so, shared, on the requests before.)
+    """
+
+    parts: tuple[Drafter[Any], ...]
+    nodes: int = 64
+    threshold: float = 0.05
+    minimum: int = 4
+    share: bool = True
+
+    paper: ClassVar[str] = (
+        "Miao et al. 2023, SpecInfer (arXiv 2305.09781), for the merged tree; Liu et al. 2025, Not-a-Bandit: "
+        "Provably No-Regret Drafter Selection in Speculative Decoding for LLMs (arXiv 2510.20064), for the "
+        "measuring"
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", tuple(self.parts))
+        for place, part in enumerate(self.parts):
+            if not isinstance(part, Drafter):
+                raise OutpaceError(
+                    f"combined: a part is a drafter, as in load_drafter('lookahead'), not {part!r}"
+                )
+            if part in self.parts[:place]:
+                raise OutpaceError(
+                    f"combined: {type(part).__name__} is given twice with the same options; what it proposes "
+                    "is drafted once anyway, so leave one out"
+                )
+        if not self.parts:
+            raise OutpaceError("combined: give it parts, as in combined:(lookahead)+(prompt_lookup)")
+        for name, value, least in (("nodes", self.nodes, 1), ("minimum", self.minimum, 0)):
+            if value < least:
+                raise OutpaceError(f"combined: {name} must be at least {least}, not {value}")
+        if not 0 <= self.threshold <= 1:
+            raise OutpaceError(f"combined: threshold must be between 0 and 1, not {self.threshold}")
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        return tuple(sorted({layer for part in self.parts for layer in part.hidden_layers}))
+
+    @property
+    def probabilities(self) -> bool:
+        return len(self.parts) == 1 and self.parts[0].probabilities
+
+    @property
+    def trees(self) -> bool:
+        return len(self.parts) > 1 or self.parts[0].trees
+
+    @property
+    def widths(self) -> tuple[int, ...] | None:
+        return self.parts[0].widths if len(self.parts) == 1 else None
+
+    @property
+    def ramp(self) -> int:
+        return max(part.ramp for part in self.parts)
+
+    @property
+    def reads_references(self) -> bool:
+        return any(part.reads_references for part in self.parts)
+
+    def prepare(self, target: TargetModel) -> tuple[list[Any], Ledger]:
+        return [part.prepare(target) for part in self.parts], Ledger(len(self.parts))
+
+    def start(self, sequence: Sequence, shared: tuple[list[Any], Ledger]) -> CombinedState:
+        ledger = shared[1] if self.share else Ledger(len(self.parts))
+        state = CombinedState(sequence, [], ledger)
+        self._clear(state)
+        try:
+            for part, own in zip(self.parts, shared[0], strict=True):
+                state.states.append(part.start(sequence, own))
+        except BaseException:
+            self.stop(state)
+            raise
+        return state
+
+    def stop(self, state: CombinedState) -> None:
+        for part, own in zip(self.parts, state.states, strict=False):  # fewer states where a start failed
+            part.stop(own)
+
+    def revise(self, state: CombinedState, unchanged: int) -> bool:
+        self._clear(state)
+        own = zip(self.parts, state.states, strict=True)
+        return all(part.revise(of_part, unchanged) for part, of_part in own)
+
+    def propose(self, states: Seq[CombinedState]) -> list[Draft]:
+        proposals = [part.propose([s.states[place] for s in states]) for place, part in enumerate(self.parts)]
+        return [
+            self._merge(state, [drafts[place] for drafts in proposals]) for place, state in enumerate(states)
+        ]
+
+    def observe(self, states: Seq[CombinedState], steps: Seq[Step]) -> None:
+        for place, part in enumerate(self.parts):
+            own = [self._sub_step(place, state, step) for state, step in zip(states, steps, strict=True)]
+            part.observe([state.states[place] for state in states], own)
+        for state, step in zip(states, steps, strict=True):
+            for place, draft in enumerate(state.proposals):
+                state.ledger.note(place, draft.tokens, draft.parents, step.tokens)
+            self._clear(state)
+
+    def _clear(self, state: CombinedState) -> None:
+        state.proposals = [Draft()] * len(self.parts)
+        state.nodes = [[]] * len(self.parts)
+
+    def _merge(self, state: CombinedState, proposals: list[Draft]) -> Draft:
+        """The draft of a sequence, the likeliest nodes first."""
+        state.proposals = proposals
+        state.steps += 1
+        if len(proposals) == 1:
+            state.nodes = [list(range(len(proposals[0])))]
+            return proposals[0]
+        self._check(state.sequence, proposals)
+        merged, maps = merge([Draft(draft.tokens, draft.parents) for draft in proposals])
+        worth = _worth(state.ledger, merged, proposals, maps)
+        chosen = self._choose(state, worth, maps)
+        place = {node: new for new, node in enumerate(chosen)}
+        state.nodes = [[place.get(node, -1) for node in nodes] for nodes in maps]
+        return select(merged, chosen)
+
+    def _choose(self, state: CombinedState, worth: Seq[float], maps: Seq[Seq[int]]) -> list[int]:
+        """The nodes of the merged tree to draft, parents first: a child is worth no more than its parent."""
+        budget = self.nodes if state.sequence.budget is None else min(self.nodes, state.sequence.budget)
+        turn = state.steps % _ROUND
+        granted = set(maps[turn][: self.minimum]) if turn < len(maps) else set()
+        wanted = {node for node, chance in enumerate(worth) if chance >= self.threshold}
+
+        def likeliest(nodes: set[int], count: int) -> list[int]:
+            return sorted(nodes, key=lambda node: (-worth[node], node))[:count]
+
+        chosen = likeliest(granted, budget)
+        return likeliest({*chosen, *likeliest(wanted - granted, budget - len(chosen))}, budget)
+
+    def _check(self, sequence: Sequence, proposals: Seq[Draft]) -> None:
+        for part, draft in zip(self.parts, proposals, strict=True):
+            if draft.distributions and not sequence.key.coupled:
+                raise OutpaceError(
+                    f"combined: {type(part).__name__} samples its tokens, which this verifier weighs by "
+                    "their distributions, and a merged tree has none; use verifier='match', or let it draft "
+                    "greedily (draft_model:draws=greedy)"
+                )
+
+    def _sub_step(self, part: int, state: CombinedState, step: Step) -> Step:
+        """The step as a part would see it whose draft were its own nodes alone."""
+        verified = {old: new for new, old in enumerate(step.kept)}
+        stands = [verified.get(node, -1) if node >= 0 else -1 for node in state.nodes[part]]
+        kept = [node for node, there in enumerate(stands) if there >= 0]
+        nodes = [stands[node] for node in kept]
+        draft = select(state.proposals[part], kept)
+        found = {there: here for here, there in reversed(list(enumerate(nodes)))}
+        last = next((found[node] for node in reversed(step.path) if node in found), -1)
+        path = path_to(draft.parents, last)
+        if len(self.parts) > 1:
+            name = type(self.parts[part]).__name__
+            state.sequence.stats.count(f"{name} drafted", len(kept))
+            state.sequence.stats.count(f"{name} accepted", len(path))
+        rows = [0, *(node + 1 for node in nodes)]
+        return Step(
+            draft=draft,
+            kept=kept,
+            path=path,
+            tokens=step.tokens,
+            logits=SelectedLogits(step.logits, nodes),
+            root=step.root,
+            depths=depths(draft.parents),
+            sequence=step.sequence,
+            hidden={layer: step.hidden[layer][rows] for layer in self.parts[part].hidden_layers},
+        )
+
+
+def _worth(ledger: Ledger, merged: Draft, proposals: Seq[Draft], maps: Seq[Seq[int]]) -> list[float]:
+    """The chance that each node is accepted. Parts that propose the same are taken to judge apart."""
+    wrong = [1.0] * len(merged)  # that all who propose it are wrong, where its parent is right
+    for part, (draft, nodes) in enumerate(zip(proposals, maps, strict=True)):
+        ranks = [0] * (len(draft) + 1)
+        for node, (parent, depth) in enumerate(zip(draft.parents, depths(draft.parents), strict=True)):
+            wrong[nodes[node]] *= 1 - ledger.chance(part, depth, ranks[parent])
+            ranks[parent] += 1
+    worth: list[float] = []
+    for parent, all_wrong in zip(merged.parents, wrong, strict=True):
+        worth.append((worth[parent] if parent >= 0 else 1.0) * (1 - all_wrong))
+    return worth

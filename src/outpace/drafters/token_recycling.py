@@ -1,0 +1,168 @@
+"""Token Recycling (Luo et al. 2024, arXiv 2408.08696).
+
+Of each row of logits only the best token is used, and the rest of it is thrown away. Here the most probable
+tokens of each row, also of those that were rejected, go into an adjacency matrix: token -> what the target
+last said may follow it (section 3.1). A draft follows them breadth first from the root over a fixed tree
+(section 3.2). Costs no model, no training and no text to look up in: a few million numbers.
+
+What differs from the paper: its tree of 80 nodes was tuned by hand, ours follows from the chance that the
+target's token is the candidate of a rank, and is the best one for any number of nodes, the best first; where
+a token stands in several rows of a step, the accepted one is believed; nothing is drafted after a token that
+ends the text. The prompt's rows teach nothing: the engine computes no logits for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import lru_cache
+from heapq import heappop, heappush
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.core import Draft, OutpaceError
+from outpace.drafters.base import SequenceDrafter
+from outpace.sequence import Sequence, Step
+from outpace.targets.base import TargetModel
+from outpace.tree import depths
+
+Indices = NDArray[np.int64]
+
+
+@dataclass
+class TokenRecyclingState:
+    """A sequence, and what it has learnt, alone or with others.
+
+    ``follow[token]`` are the candidates after a token, the most probable first, shape [vocabulary + 1,
+    top_k]. Where none are known, and in the last row, they are ``vocabulary``, which is no token: what
+    follows it is unknown too.
+    """
+
+    sequence: Sequence
+    follow: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
+    """Token Recycling: drafts what the target thought likely before, from a matrix of candidates by token.
+
+    Attributes:
+        nodes: tokens in the tree, at least 1.
+        top_k: candidates kept for each token, at least 1.
+        share: learn from all sequences of an engine together; otherwise each starts knowing nothing. (Under
+            ``rejection`` the tokens of a seed depend on the drafts, so, shared, on the requests before.)
+    """
+
+    nodes: int = 80
+    top_k: int = 8
+    share: bool = True
+
+    paper: ClassVar[str] = (
+        "Luo et al. 2024, Turning Trash into Treasure: Accelerating Inference of Large Language Models with "
+        "Token Recycling (arXiv 2408.08696)"
+    )
+
+    def __post_init__(self) -> None:
+        for name, value in (("nodes", self.nodes), ("top_k", self.top_k)):
+            if value < 1:
+                raise OutpaceError(f"token_recycling: {name} must be at least 1, not {value}")
+
+    @property
+    def trees(self) -> bool:
+        return self.top_k > 1 and self.nodes > 1
+
+    def prepare(self, target: TargetModel) -> NDArray[np.int32]:
+        size = target.vocabulary
+        return np.full((size + 1, min(self.top_k, size)), size, dtype=np.int32)
+
+    def start(self, sequence: Sequence, shared: Any) -> TokenRecyclingState:
+        # What prepare made stays empty where sequences learn apart.
+        return TokenRecyclingState(sequence, shared if self.share else shared.copy())
+
+    def draft(self, state: TokenRecyclingState) -> Draft:
+        sequence, follow = state.sequence, state.follow
+        unknown, top_k = len(follow) - 1, follow.shape[1]
+        budget = self.nodes if sequence.budget is None else min(self.nodes, sequence.budget)
+        tree = template(budget, top_k)
+        said = np.empty(budget + 1, dtype=np.int32)  # the root's token is the last, so that index -1 finds it
+        said[-1] = sequence.tokens[-1]
+        for layer, above, ranks in tree.layers:
+            said[layer] = follow[said[above], ranks]
+        tokens = said[:-1].tolist()
+        if unknown in tokens or not sequence.stop_tokens.isdisjoint(tokens):
+            return _prune(tokens, tree.parents, sequence.stop_tokens.union([unknown]), unknown)
+        return Draft(tokens, tree.parents)
+
+    def revise(self, state: TokenRecyclingState, unchanged: int) -> bool:
+        return True  # what may follow a token is known whatever comes before it
+
+    def learn(self, state: TokenRecyclingState, step: Step) -> None:
+        follow = state.follow
+        root = state.sequence.tokens[-len(step.tokens) - 1]
+        # The later of two nodes with one token counts: that of the accepted path, which the target stands by.
+        nodes = {token: node for node, token in enumerate(step.draft.tokens)}
+        nodes |= {root: -1} | {step.draft.tokens[node]: node for node in step.path}
+        best = step.logits.gather(list(nodes.values())).topk(follow.shape[1], dim=-1).indices
+        follow[list(nodes)] = best.cpu().numpy()
+
+
+def _prune(tokens: Seq[int], parents: Seq[int], last: frozenset[int], unknown: int) -> Draft:
+    """The draft without nodes whose token is unknown, and without what hangs under a token among ``last``."""
+    place = {-1: -1}
+    kept: list[int] = []
+    above: list[int] = []
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if token != unknown and parent in place:
+            above.append(place[parent])
+            if token not in last:
+                place[node] = len(kept)
+            kept.append(token)
+    return Draft(kept, above)
+
+
+@dataclass(frozen=True)
+class Template:
+    """The shape of a tree whose first nodes are the best tree of so many.
+
+    Attributes:
+        parents: of each node, as in a draft.
+        layers: for each depth its nodes, their parents, and which candidate of its parent each is.
+    """
+
+    parents: tuple[int, ...]
+    layers: tuple[tuple[Indices, Indices, Indices], ...]
+
+
+@lru_cache(maxsize=256)
+def template(nodes: int, top_k: int) -> Template:
+    """The tree of ``nodes`` nodes that accepts most, if the candidates' chances are those of ``chance``.
+
+    A node is accepted with the product of the chances on the way to it, so the best tree is made of the nodes
+    with the highest products, picked one by one: the greedy rule of Medusa's sparse tree (Cai et al. 2024,
+    arXiv 2401.10774, section 2.3.3), which finds Sequoia's optimum (Chen et al. 2024, arXiv 2402.12374,
+    section 3.1) where, as here, depth is not limited.
+    """
+    parents: list[int] = []
+    ranks: list[int] = []
+    # The best child of each node picked, and the best sibling after it, are next: minus the product, parent,
+    # rank.
+    candidates = [(-chance(0), -1, 0)]
+    while len(parents) < nodes:
+        product, parent, rank = heappop(candidates)
+        heappush(candidates, (product * chance(0), len(parents), 0))
+        if rank + 1 < top_k:
+            heappush(candidates, (product / chance(rank) * chance(rank + 1), parent, rank + 1))
+        parents.append(parent)
+        ranks.append(rank)
+    depth = np.array(depths(parents), dtype=np.int64)
+    layers = [(depth == d).nonzero()[0] for d in range(max(depth, default=-1) + 1)]
+    above, order = np.array(parents, dtype=np.int64), np.array(ranks, dtype=np.int64)
+    return Template(tuple(parents), tuple((layer, above[layer], order[layer]) for layer in layers))
+
+
+def chance(rank: int) -> float:
+    """That the target's token is the candidate of this rank, where its parent was accepted."""
+    return 0.45 * math.pow(rank + 1, -1.4)
