@@ -5,38 +5,58 @@ from __future__ import annotations
 from typing import Any
 
 from outpace.drafters.base import Drafter, SequenceDrafter
+from outpace.drafters.cascade import Cascade
+from outpace.drafters.combined import Combined
 from outpace.drafters.draft_model import DraftModel
 from outpace.drafters.jacobi import Jacobi
 from outpace.drafters.lookahead import Lookahead
 from outpace.drafters.none import NoDraft
 from outpace.drafters.prompt_lookup import PromptLookup
+from outpace.drafters.reference import Reference
+from outpace.drafters.retrieval import Retrieval
+from outpace.drafters.token_recycling import TokenRecycling
 from outpace.spec import load
 
 __all__ = [
     "DRAFTERS",
+    "Cascade",
+    "Combined",
     "DraftModel",
     "Drafter",
     "Jacobi",
     "Lookahead",
     "NoDraft",
     "PromptLookup",
+    "Reference",
+    "Retrieval",
     "SequenceDrafter",
+    "TokenRecycling",
     "load_drafter",
 ]
 
 DRAFTERS: dict[str, type[Drafter[Any]]] = {
     "none": NoDraft,
+    "cascade": Cascade,
+    "combined": Combined,
     "draft_model": DraftModel,
     "jacobi": Jacobi,
     "lookahead": Lookahead,
     "prompt_lookup": PromptLookup,
+    "reference": Reference,
+    "retrieval": Retrieval,
+    "token_recycling": TokenRecycling,
 }
 
 
 def load_drafter(spec: str) -> Drafter[Any]:
     """A drafter from its spec string: a name, then options as ``name:option=value,option=value``.
 
+    Where an option takes a drafter, that is a spec string in parentheses, and where it takes several, they
+    are joined by plus signs: ``combined:parts=(lookahead:window=5,ngram=4)+(prompt_lookup),nodes=40``. The
+    name of the first option may be left out there: ``combined:(lookahead)+(prompt_lookup)``.
+
     Raises:
-        OutpaceError: unknown drafter or option, or a value that does not fit; the message says what there is.
+        OutpaceError: unknown drafter or option, a value that does not fit, or parentheses that do not match;
+            the message says what there is.
     """
     return load("drafter", DRAFTERS, spec)
