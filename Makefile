@@ -9,7 +9,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 VENV_LOWEST ?= .venv-lowest
-PYTEST_ARGS ?=
+# One process for each processor, and one thread in each: small models gain nothing from more.
+PYTEST_ARGS ?= --numprocesses auto --dist worksteal
 
 BIN := $(VENV)/bin
 # What was installed from which files. Each stamp is renewed when a file that it depends on changes.
@@ -28,7 +29,7 @@ demo: $(RUN)
 	@$(BIN)/outpace demo
 
 test: $(TEST)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: lint-ruff lint-format lint-mypy
 
@@ -62,7 +63,7 @@ LOWEST := $(patsubst constraints-%.txt,%,$(wildcard constraints-lowest*.txt))
 test-lowest: $(LOWEST:%=$(VENV_LOWEST)/%/.installed)
 	@set -e; for name in $(LOWEST); do \
 		echo "== constraints-$$name.txt"; \
-		$(VENV_LOWEST)/$$name/bin/python -m pytest $(PYTEST_ARGS) tests/unit tests/zoo; \
+		OMP_NUM_THREADS=1 $(VENV_LOWEST)/$$name/bin/python -m pytest $(PYTEST_ARGS) tests/unit tests/zoo; \
 	done
 
 $(VENV_LOWEST)/%/.installed: constraints-%.txt pyproject.toml
