@@ -51,7 +51,7 @@ def refuse_encoder(model: Any) -> None:
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         raise UnsupportedModel(
             f"{type(model).__name__} ({model.config.model_type}) is an encoder-decoder model, whose "
-            "generate() is left alone: outpace.Engine(model, drafter).generate(prompts, sources=...) decodes it"
+            "generate() is left alone; outpace.Engine(model, drafter).generate(prompts, sources=...) decodes"
         )
 
 

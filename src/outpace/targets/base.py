@@ -64,11 +64,13 @@ class TargetModel(ABC):
         vocabulary: number of token ids.
         context: positions it was made for; None for no limit.
         eos_token_ids: tokens that end a sequence.
+        start: what the prompt of an encoder-decoder model begins with, if the model says.
     """
 
     vocabulary: int
     context: int | None
     eos_token_ids: frozenset[int]
+    start: tuple[int, ...] = ()
 
     @property
     def identity(self) -> str:

@@ -78,9 +78,6 @@ class Seq2SeqTarget(TargetModel):
 
     Construction runs a few forwards, as with ``CausalTarget``. The model is used as it is and left as it is.
 
-    Attributes:
-        start: the decoder's start token, if the model names one.
-
     Args:
         model: loaded, in evaluation mode, on one device or spread over several.
         check: run the self-test. Turn it off only for a model it has passed on.

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -259,3 +263,13 @@ def through_decode(model: Any) -> Any:
 def test_generate_is_refused(call: Callable[[Any], Any]) -> None:
     with pytest.raises(UnsupportedModel, match=r"bart.*outpace\.Engine"):
         call(SEQ2SEQ_FAMILIES["bart"].build())
+
+
+def test_the_example() -> None:
+    example = Path(__file__).parents[3] / "examples" / "encoder_decoder.py"
+    run = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    lines = re.findall(r"(\w+): (\d+) steps, the same tokens: True", run.stdout)
+    steps = {name: int(count) for name, count in lines}
+    assert set(steps) == {"none", "lookahead", "reference"}
+    assert steps["lookahead"] < steps["none"]
