@@ -194,12 +194,18 @@ def self_test(
     Raises:
         UnsupportedModel: some logits differ by more than rounding.
     """
-    try:
-        _test_tree(target, model, _spread(min(target.vocabulary, vocabulary)), plain, sources)
-    except UnsupportedModel:
-        raise
-    except Exception as error:
-        raise UnsupportedModel(f"{family(model)} fails on a tree of tokens: {error!r}") from error
+    # In half precision, rounding may send a row of a mixture to other experts, which changes all its logits.
+    # That is chance, and other tokens have another; a family that is wrong is wrong with any.
+    tries = 3 if model.dtype in (torch.float16, torch.bfloat16) else 1
+    for turn in range(tries):
+        ids = _spread(min(target.vocabulary, vocabulary), turn)
+        try:
+            return _test_tree(target, model, ids, plain, sources)
+        except UnsupportedModel:
+            if turn == tries - 1:
+                raise
+        except Exception as error:
+            raise UnsupportedModel(f"{family(model)} fails on a tree of tokens: {error!r}") from error
 
 
 def _test_tree(
@@ -242,11 +248,11 @@ def _test_tree(
     _check_path(model, after[0].double(), alone(0, [*prompts[0], *paths[1]], [last]), allowed)
 
 
-def _spread(vocabulary: int) -> list[int]:
+def _spread(vocabulary: int, turn: int) -> list[int]:
     """Token ids for a test, distinct where the vocabulary allows (equal ones only weaken the test)."""
     start = round(0.618 * vocabulary)
     stride = next(n for n in range(start, start + vocabulary + 1) if math.gcd(n, vocabulary) == 1)
-    return [(1 + i * stride) % vocabulary for i in range(19)]
+    return [(1 + turn + i * stride) % vocabulary for i in range(19)]
 
 
 def _difference(rows: Tensor, others: Tensor) -> float:
