@@ -55,9 +55,14 @@ class Datastore:
 
     def __init__(self, file: str | Path) -> None:
         self.file = Path(file)
-        self.header = read_header(self.file)
+        try:
+            with self.file.open("rb") as opened:  # once: the file may be replaced at any time
+                self.header = read_header(opened, self.file)
+                mapped = np.memmap(opened, np.uint8, "r")
+        except OSError as error:
+            raise OutpaceError(f"cannot read the datastore {file}: {error.strerror}") from None
         # As a plain array: a memmap makes a new memmap of every slice, which takes longer than the reading.
-        self._bytes = np.memmap(self.file, np.uint8, "r").view(np.ndarray)
+        self._bytes = mapped.view(np.ndarray)
         width = self.header.width
         self._shards = [
             SuffixArray(

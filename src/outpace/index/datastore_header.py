@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from outpace.core import OutpaceError
 
@@ -89,18 +90,13 @@ def text_bytes(rows: int, width: int) -> int:
     return -(-rows * width // 4) * 4
 
 
-def read_header(file: Path) -> Header:
-    """The header of a datastore.
+def read_header(opened: BinaryIO, file: Path) -> Header:
+    """The header of a datastore, open at its beginning.
 
     Raises:
-        OutpaceError: there is no such file, it is no datastore, of another version, damaged or cut short.
+        OutpaceError: the file is no datastore, of another version, damaged or cut short.
     """
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as opened:
-            start = opened.read(SIZE)
-    except OSError as error:
-        raise OutpaceError(f"cannot read the datastore {file}: {error.strerror}") from None
+    start = opened.read(SIZE)
     if not start.startswith(MAGIC):
         raise OutpaceError(f"{file} is no datastore; build one with `outpace datastore build`")
     if len(start) < SIZE:
@@ -114,6 +110,7 @@ def read_header(file: Path) -> Header:
     if zlib.crc32(text) != checksum:
         raise OutpaceError(f"{file} is damaged: its header does not match its checksum; {_REBUILD}")
     header = _parse(json.loads(text))
+    size = os.fstat(opened.fileno()).st_size
     if size != header.file_bytes:
         what = "cut short" if size < header.file_bytes else "damaged"
         raise OutpaceError(

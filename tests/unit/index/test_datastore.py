@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from outpace.core import OutpaceError
 from outpace.index import datastore_header, datastore_writer
 from outpace.index.datastore import Datastore, Found
-from outpace.index.datastore_header import SIZE, fingerprint, read_header
+from outpace.index.datastore_header import SIZE, fingerprint
 from outpace.index.datastore_writer import DatastoreWriter
 
 PLENTY = 1 << 20
@@ -261,7 +261,7 @@ def test_damage_behind_the_header_is_found_by_verify(good: Path, place: int) -> 
 def test_the_header_says_what_is_there(tmp_path: Path) -> None:
     with DatastoreWriter(tmp_path / "d", 70_000, tokenizer="ours", fingerprint="f00") as writer:
         writer.add([1, 2, 3])
-    header = read_header(tmp_path / "d")
+    header = Datastore(tmp_path / "d").header
     assert (header.vocabulary, header.width, header.tokens, header.documents) == (70_000, 3, 3, 1)
     assert (header.tokenizer, header.fingerprint) == ("ours", "f00")
     content = (tmp_path / "d").read_bytes()
