@@ -1,0 +1,211 @@
+"""Suffix decoding: what is drafted from which match, what is remembered, and what it never changes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from dictation import Dictation
+from outpace.core import Draft, OutpaceError, SamplingParams
+from outpace.drafters.suffix import Suffix
+from outpace.engine import Engine
+from outpace.sampling import Key
+from outpace.sequence import Sequence
+from outpace.testing import ToyTarget, check_drafter
+from outpace.tree import is_chain
+
+TEXT = list(range(200, 260))
+
+
+def draft(text: list[int], eos: frozenset[int] = frozenset(), **options: float) -> Draft:
+    drafter = Suffix(**options)  # type: ignore[arg-type]
+    sequence = Sequence(text, SamplingParams(), Key(0), limit=100, eos_token_ids=eos)
+    return drafter.draft(drafter.start(sequence, drafter.prepare(ToyTarget())))
+
+
+def paths(found: Draft) -> set[tuple[int, ...]]:
+    """The text on the way to each node."""
+    texts: list[tuple[int, ...]] = []
+    for token, parent in zip(found.tokens, found.parents, strict=True):
+        texts.append((*(texts[parent] if parent >= 0 else ()), token))
+    assert len(set(texts)) == len(texts), "equal siblings"
+    return set(texts)
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        Suffix(),
+        Suffix(branches=1, num_tokens=5, memory=64),
+        Suffix(memory=0, max_match=1, threshold=0.0),
+    ],
+)
+def test_it_keeps_the_contract(drafter: Suffix) -> None:
+    check_drafter(drafter)
+
+
+# -- what is drafted -------------------------------------------------------------------------------------
+
+
+def test_drafts_what_followed_before() -> None:
+    found = draft([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3])
+    assert (list(found.tokens[:4]), list(found.parents[:4])) == ([4, 5, 6, 7], [-1, 0, 1, 2])
+    assert len(draft([1, 2, 3, 4])) == 0
+    assert len(draft([7])) == 0
+
+
+def test_the_most_frequent_comes_first() -> None:
+    text = [1, 2, 50, 8, 1, 2, 60, 8, 1, 2, 60, 9, 1, 2]
+    found = draft(text, threshold=0.05)
+    assert found.tokens[0] == 60
+    assert {(60,), (50,)} <= paths(found)
+    # The share of 50 is a third of what the match is trusted with.
+    assert (50,) not in paths(draft(text, threshold=0.3))
+
+
+def test_a_longer_match_comes_before_a_more_frequent_one() -> None:
+    text = [3, 60, 8, 3, 60, 9, 3, 60, 7, 1, 2, 3, 50, 8, 1, 2, 3]
+    found = draft(text, threshold=0.0)
+    assert found.tokens[0] == 50
+    assert (60,) in paths(found)
+
+
+def test_the_draft_is_as_long_as_the_match_deserves() -> None:
+    weak = [9, *TEXT[:30], 7, 9]
+    strong = [*TEXT[:40], 7, *TEXT[:10]]
+    assert len(draft(weak, max_spec_factor=2.0, threshold=0.0)) == 2
+    assert len(draft(strong, max_spec_factor=2.0, threshold=0.0)) == 20
+    assert len(draft(strong, max_spec_factor=0.3, threshold=0.0)) == 3
+    assert len(draft(strong, num_tokens=7, threshold=0.0)) == 7
+    assert len(draft(strong, max_match=4, max_spec_factor=2.0, threshold=0.0)) == 8
+
+
+def test_a_loop_goes_on_past_the_end_of_the_text() -> None:
+    assert list(draft([1, 2, 1, 2, 1, 2], branches=1).tokens[:7]) == [1, 2, 1, 2, 1, 2, 1]
+    assert list(draft([4, 4, 4], branches=1, threshold=0.0).tokens[:5]) == [4, 4, 4, 4, 4]
+
+
+def test_nothing_after_a_token_that_ends_the_text() -> None:
+    assert list(draft([1, 2, 3, 0, 5, 6, 1, 2], eos=frozenset([0])).tokens) == [3, 0]
+
+
+def test_branches() -> None:
+    text = [token for n in range(6) for token in (1, 2, 10 + n)] + [1, 2]
+    for branches in (1, 3):
+        found = draft(text, branches=branches, threshold=0.0)
+        assert 0 < sum(parent < 0 for parent in found.parents) <= branches
+    assert is_chain(draft(text, branches=1, threshold=0.0).parents)
+    params = SamplingParams(max_new_tokens=60, temperature=1.0, seed=2, ignore_eos=True)
+    (generation,) = Engine(ToyTarget(), Suffix(branches=1), "rejection").generate([[1, 2, 1, 2]], params)
+    assert generation.stats.accepted > 0
+
+
+def test_a_copy_takes_few_steps() -> None:
+    text = [random.Random(place).randrange(1000) for place in range(400)]
+    run = Dictation(Suffix(), text, prompt=[*text, 1, 2], shared=Suffix().prepare(ToyTarget()))
+    assert run.run() <= 22  # plain decoding: 400
+
+
+# -- what is remembered ----------------------------------------------------------------------------------
+
+
+def test_an_output_is_found_in_the_next_request() -> None:
+    drafter = Suffix()
+    memory = drafter.prepare(ToyTarget())
+    assert Dictation(drafter, TEXT, prompt=[1, 2, 3], shared=memory).run() == len(TEXT)
+    # The end of the prompt is enough to find the beginning.
+    assert Dictation(drafter, TEXT, prompt=[7, 8, 3], shared=memory).run() <= 8
+    assert Dictation(drafter, TEXT, prompt=[9], shared=memory).run() <= 9
+    assert Dictation(drafter, TEXT, prompt=[9], shared=drafter.prepare(ToyTarget())).run() == len(TEXT)
+    nothing = Suffix(memory=0)
+    memory = nothing.prepare(ToyTarget())
+    for _ in range(2):
+        assert Dictation(nothing, TEXT, prompt=[9], shared=memory).run() == len(TEXT)
+
+
+def test_an_output_that_ends_meanwhile_is_found() -> None:
+    drafter = Suffix()
+    memory = drafter.prepare(ToyTarget())
+    later = Dictation(drafter, TEXT, prompt=[9], shared=memory)
+    for _ in range(20):
+        later.step()
+    assert Dictation(drafter, TEXT, prompt=[8], shared=memory).run() == len(TEXT)
+    assert later.run() <= 20 + 6
+
+
+def test_steps_without_a_draft_are_followed() -> None:
+    drafter = Suffix()
+    memory = drafter.prepare(ToyTarget())
+    Dictation(drafter, TEXT, shared=memory).run()
+    run = Dictation(drafter, TEXT, prompt=[9], shared=memory)
+    run.step()
+    for _ in range(6):
+        run.step(plain=True)
+    run.step()
+    assert list(run.drafts[-1].tokens[:4]) == TEXT[7:11]
+
+
+def test_the_oldest_outputs_are_forgotten() -> None:
+    drafter = Suffix(memory=640)
+    memory = drafter.prepare(ToyTarget())
+    for start in range(0, 2000, 50):
+        Dictation(drafter, list(range(start, start + 50)), prompt=[9999], shared=memory).run()
+        assert len(memory) <= 640
+    run = Dictation(drafter, list(range(1950, 2000)), prompt=[8888], shared=memory)
+    assert run.run() <= 10
+    assert len(run.state.cursors) <= 8
+    assert Dictation(drafter, list(range(50)), prompt=[8888], shared=memory).run() == 50
+
+
+def test_engines_do_not_share_their_memory() -> None:
+    target, drafter = ToyTarget(), Suffix()
+    params = SamplingParams(max_new_tokens=60, temperature=1.0, seed=5, ignore_eos=True)
+    engine = Engine(target, drafter)
+    first, again = engine.generate([[3, 4]], params)[0], engine.generate([[3, 4]], params)[0]
+    assert again.tokens == first.tokens
+    assert again.stats.steps < first.stats.steps / 2
+    (other,) = Engine(target, drafter).generate([[3, 4]], params)
+    assert other.stats.steps == first.stats.steps
+
+
+# -- losslessness ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_new_tokens=60, ignore_eos=True),
+        SamplingParams(max_new_tokens=60, temperature=1.0, seed=3, ignore_eos=True),
+        SamplingParams(max_new_tokens=60, temperature=0.8, top_p=0.9, repetition_penalty=1.2, seed=4),
+    ],
+)
+def test_tokens_are_those_of_plain_decoding(params: SamplingParams) -> None:
+    """Also the second time, when the memory knows the texts."""
+    target = ToyTarget()
+    prompts = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6], [*range(8), *range(8)]]
+    plain = Engine(target).generate(prompts, params)
+    engine = Engine(target, Suffix())
+    steps = []
+    for _ in range(2):
+        found = engine.generate(prompts, params)
+        assert [g.tokens for g in found] == [g.tokens for g in plain]
+        assert [g.finish_reason for g in found] == [g.finish_reason for g in plain]
+        steps.append(sum(g.stats.steps for g in found))
+    assert steps[1] < steps[0] / 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_tokens": 0},
+        {"max_spec_factor": 0},
+        {"max_match": 0},
+        {"branches": 0},
+        {"threshold": -0.1},
+        {"memory": 63},
+    ],
+)
+def test_refuses_options_that_make_no_sense(options: dict[str, float]) -> None:
+    with pytest.raises(OutpaceError, match=next(iter(options))):
+        Suffix(**options)  # type: ignore[arg-type]
