@@ -16,15 +16,24 @@ def pieces(tokenizer: Any) -> dict[bytes | str, int]:
     what is written.
     """
     vocabulary: dict[str, int] = tokenizer.get_vocab()
-    special = set(tokenizer.all_special_tokens)
-    special.update(token.content for token in getattr(tokenizer, "added_tokens_decoder", {}).values())
+    special = special_tokens(tokenizer)
+    added = {token.content for token in getattr(tokenizer, "added_tokens_decoder", {}).values()}
     by_byte = _writes_bytes(vocabulary)
     found: dict[bytes | str, int] = {}
     for token, place in sorted(vocabulary.items(), key=lambda item: item[1]):
         if token in special:
             found[token] = place
         else:
-            found.setdefault(_bytes(token, by_byte), place)
+            found.setdefault(token.encode() if token in added else _bytes(token, by_byte), place)
+    return found
+
+
+def special_tokens(tokenizer: Any) -> dict[str, int]:
+    """The id of each token that is no text, by its name."""
+    found = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+    for place, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
+        if token.special:
+            found[token.content] = place
     return found
 
 

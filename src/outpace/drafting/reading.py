@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Any
 
+from outpace.drafting.pieces import special_tokens
 from outpace.sequence import Sequence
 from outpace.stopping import TextStream
 
@@ -129,8 +130,5 @@ class TextReader:
 
 def _shared_special(own: Any, target: Any) -> dict[int, int | None]:
     """The target's special tokens, and the draft model's of the same name."""
-    names = dict(zip(own.all_special_tokens, own.all_special_ids, strict=True))
-    return {
-        place: names.get(name)
-        for name, place in zip(target.all_special_tokens, target.all_special_ids, strict=True)
-    }
+    names = special_tokens(own)
+    return {place: names.get(name) for name, place in special_tokens(target).items()}

@@ -1,0 +1,136 @@
+"""The cascade: the chain is the draft model's own, in fewer of its forwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from outpace.core import Draft, OutpaceError, SamplingParams
+from outpace.drafters import load_drafter
+from outpace.drafters.base import Drafter
+from outpace.drafters.cascade import Cascade
+from outpace.drafters.draft_model import DraftModel
+from outpace.drafters.jacobi import Jacobi
+from outpace.drafters.lookahead import Lookahead
+from outpace.drafters.none import NoDraft
+from outpace.drafters.prompt_lookup import PromptLookup
+from outpace.engine import Engine
+from outpace.testing import ToyTarget, check_drafter
+
+PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6]]
+GREEDY = SamplingParams(max_new_tokens=25)
+SAMPLED = SamplingParams(max_new_tokens=25, temperature=1.0, seed=3)
+PENALISED = SamplingParams(
+    max_new_tokens=25, temperature=0.8, repetition_penalty=1.2, presence_penalty=0.3, seed=4, ignore_eos=True
+)
+INNER: dict[str, Any] = {
+    "none": NoDraft(),
+    "prompt_lookup": PromptLookup(),
+    "lookahead": Lookahead(window=3, ngram=3, guesses=3),
+    "jacobi": Jacobi(block=4),
+    "smaller": DraftModel(ToyTarget(surprise=0.5), 3),
+    "smaller_tree": DraftModel(ToyTarget(surprise=0.5), 3, branching="2x2"),
+}
+
+
+def middle(count: int = 5, draws: Any = "coupled") -> DraftModel:
+    return DraftModel(ToyTarget(surprise=0.7), count, draws)
+
+
+def run(drafter: Drafter[Any], params: SamplingParams, monkeypatch: Any, verifier: str = "match") -> Any:
+    """Tokens of each sequence, which come and go, and every draft."""
+    drafts: list[Draft] = []
+    propose = type(drafter).propose
+
+    def watch(self: Any, states: Any) -> list[Draft]:
+        found: list[Draft] = propose(self, states)
+        if self is drafter:
+            drafts.extend(found)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(drafter), "propose", watch)
+        engine = Engine(ToyTarget(), drafter, verifier)
+        sequences = [engine.add(prompt, params) for prompt in PROMPTS[:2]]
+        engine.step()
+        sequences.append(engine.add(PROMPTS[2], params))
+        engine.step()
+        engine.remove(sequences[0])
+        while engine.sequences:
+            engine.step()
+    return sequences, drafts
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
+@pytest.mark.parametrize("inner", INNER)
+def test_it_drafts_what_the_draft_model_drafts_alone(inner: str, params: Any, monkeypatch: Any) -> None:
+    alone, wanted = run(middle(), params, monkeypatch)
+    found, drafts = run(Cascade(middle(), INNER[inner]), params, monkeypatch)
+    assert [s.output for s in found] == [s.output for s in alone]
+    assert [d.tokens for d in drafts] == [d.tokens for d in wanted]
+    for one, other in zip(drafts, wanted, strict=True):
+        assert (one.distributions is None) == (other.distributions is None)
+        for parent, row in (other.distributions or {}).items():
+            assert one.distributions is not None
+            torch.testing.assert_close(one.distributions[parent], row, atol=1e-9, rtol=0)
+
+
+def test_a_good_inner_drafter_saves_forwards_of_the_draft_model(monkeypatch: Any) -> None:
+    def forwards(inner: str) -> int:
+        sequences, _ = run(Cascade(middle(8), INNER[inner]), GREEDY, monkeypatch)
+        return sum(s.stats.extra["draft_steps"] for s in sequences)
+
+    assert forwards("smaller") < 0.6 * forwards("none")
+    assert forwards("prompt_lookup") < forwards("none")
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        Cascade(middle(), INNER["prompt_lookup"]),
+        Cascade(middle(3, "independent"), INNER["smaller"]),
+        Cascade(middle(3, "greedy"), INNER["lookahead"]),
+        Cascade(DraftModel(ToyTarget(surprise=0.7, context=30), 6), INNER["smaller"]),
+    ],
+)
+def test_it_keeps_the_contract(drafter: Cascade) -> None:
+    check_drafter(drafter)
+
+
+def test_draws_are_new_in_each_step_where_they_must_be_independent(monkeypatch: Any) -> None:
+    """Keyed by the output index alone, a token rejected in one step would be drafted in the next."""
+    found, drafts = run(Cascade(middle(4), INNER["none"]), SAMPLED, monkeypatch, "rejection")
+    again, same = run(Cascade(middle(4), INNER["smaller"]), SAMPLED, monkeypatch, "rejection")
+    assert [s.output for s in found] == [s.output for s in again]
+    assert [d.tokens for d in drafts] == [d.tokens for d in same]
+    _, shared = run(Cascade(middle(4), INNER["none"]), SAMPLED, monkeypatch, "match")
+    assert drafts[0].tokens != shared[0].tokens
+
+
+def test_it_has_a_spec_string() -> None:
+    drafter = load_drafter("cascade:draft=(draft_model:num_draft_tokens=6),inner=(prompt_lookup:branches=2)")
+    assert drafter == Cascade(DraftModel(num_draft_tokens=6), PromptLookup(branches=2))
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        (PromptLookup(), "draft must have a model"),
+        (DraftModel(ToyTarget(), branching="2"), "drafts whole chains"),
+        (DraftModel(ToyTarget(), min_confidence=0.5), "drafts whole chains"),
+        (DraftModel(ToyTarget(vocabulary=48)), "48 token ids and the target 32"),
+    ],
+)
+def test_who_cannot_draft_for_the_target_is_refused(draft: Any, message: str) -> None:
+    with pytest.raises(OutpaceError, match=message):
+        Engine(ToyTarget(), Cascade(draft, PromptLookup()))
+
+
+def test_an_inner_drafter_that_needs_hidden_states_is_refused() -> None:
+    class Head(NoDraft):
+        hidden_layers = (1,)  # type: ignore[assignment]
+
+    with pytest.raises(OutpaceError, match="Head needs the target's hidden states"):
+        Cascade(middle(), Head())
