@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outpace.core import OutpaceError
@@ -14,10 +15,14 @@ LINES = (".jsonl", ".ndjson")
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt and where it came from; ``line`` counts from 1 in a JSONL file, else it is None."""
+    """A prompt and where it came from; ``line`` counts from 1 in a JSONL file, else it is None.
+
+    ``references`` are texts that its output may repeat.
+    """
 
     text: str
     line: int | None = None
+    references: tuple[str, ...] = ()
 
     def where(self, message: str) -> str:
         """The message, with the line where there is one."""
@@ -29,12 +34,20 @@ def is_list(file: Path | None) -> bool:
     return file is not None and file.suffix.lower() in LINES
 
 
-def read(prompt: str | None, file: Path | None) -> list[Prompt]:
+def read(prompt: str | None, file: Path | None, references: Sequence[Path] = ()) -> list[Prompt]:
     """The prompts asked for: of a JSONL file all, else one.
 
+    Args:
+        references: files whose texts are references of every prompt.
+
     Raises:
-        OutpaceError: no prompt, two sources of one, an empty one, or a line that is none.
+        OutpaceError: no prompt, two sources of one, an empty one, a line that is none, or an empty reference.
     """
+    shared = tuple(_reference(path) for path in references)
+    return [replace(one, references=one.references + shared) for one in _read(prompt, file)]
+
+
+def _read(prompt: str | None, file: Path | None) -> list[Prompt]:
     if prompt is not None and file is not None:
         raise OutpaceError("give --prompt or --file, not both")
     if file is not None:
@@ -54,14 +67,16 @@ def read(prompt: str | None, file: Path | None) -> list[Prompt]:
 def read_lines(text: str, name: str) -> list[Prompt]:
     """The prompts of a JSONL text, one to a line; empty lines are skipped.
 
-    A line is a JSON string, or an object with ``prompt``, ``question`` or ``turns`` (the first one counts).
+    A line is a JSON string, or an object with ``prompt``, ``question`` or ``turns`` (the first one counts)
+    and, if there are any, ``references``, a list of texts.
     """
     prompts = []
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            prompts.append(Prompt(_prompt(json.loads(line)), number))
+            value = json.loads(line)
+            prompts.append(Prompt(_prompt(value), number, _references(value)))
         except json.JSONDecodeError as error:
             raise OutpaceError(f"{name}, line {number}: not JSON: {error.msg}: {_short(line)}") from None
         except OutpaceError as error:
@@ -87,6 +102,21 @@ def _prompt(value: object) -> str:
     if not value:
         raise OutpaceError("the prompt is empty")
     return value
+
+
+def _references(value: object) -> tuple[str, ...]:
+    """The references in a line's value."""
+    found = value.get("references", []) if isinstance(value, dict) else []
+    if not isinstance(found, list) or not all(isinstance(text, str) and text for text in found):
+        raise OutpaceError('"references" is not a list of strings that are not empty')
+    return tuple(found)
+
+
+def _reference(file: Path) -> str:
+    text = _without_last_break(_file(file))
+    if not text:
+        raise OutpaceError(f"the reference {file} is empty")
+    return text
 
 
 def _file(file: Path) -> str:

@@ -1,0 +1,1 @@
+"""Tasks to measure drafters on."""
