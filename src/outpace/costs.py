@@ -23,8 +23,8 @@ _KEPT = 9  # measurements of one width
 _HOPE = 0.5  # of what a line between two widths says, a width between them is taken to cost until it is tried
 _TRUSTED = 3  # measurements from which on a median is believed, however high
 _SURPRISE = 1.5  # times what was expected, that an earlier one may be at most
-_LIFE, _DOUBTFUL_LIFE = 512, 32  # steps after which a width not seen any more is forgotten: trusted, and not
-_SLOPE = 0.02  # of one forward, by which each doubling of its narrowest width is taken to cost more at first
+_LIFE, _DOUBTFUL_LIFE = 512, 96  # steps after which a width not seen any more is forgotten: trusted, and not
+_SLOPE = 0.1  # of the narrowest width's seconds, that as many rows more are taken to cost at first
 
 
 def bucket(number: int) -> int:
@@ -98,11 +98,11 @@ class Curve:
         """
         place = bucket(rows)
         cell = self._cells.get(place)
-        if cell is None and not borrowed and place not in self._warm:
+        if not borrowed and self._cells and (cell is None or len(cell) < _TRUSTED):
+            seconds = min(seconds, _SURPRISE * self.at(rows))
+        if cell is None and place not in self._warm:
             self._warm.add(place)
             borrowed = True
-        if self._cells and (cell is None or len(cell) < _TRUSTED):
-            seconds = min(seconds, _SURPRISE * self.at(rows))
         if cell is None:
             self._cells[place] = Cell(rows, seconds, step, borrowed)
         elif not borrowed:

@@ -31,13 +31,13 @@ WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 _MEMORY = 16.0  # steps by which acceptance is remembered
 _UNSEEN = 5.0  # steps by which it is of nodes that are not drafted any more
+_LOOSE = 3.0  # steps that the past counts for in a trial
 _DOUBT = 0.1  # steps that the assumed acceptance of nodes never tried counts for
-_FADE = 0.8  # assumed acceptance of a node never tried, of that of the nodes before it
 _FIRST, _CEILING = 4, 64  # steps from a vain trial to the next, at first and at most
 _SHARE = 0.01  # of the time, that vain trials may take
 _ALLOWANCE = 10.0  # plain steps that one trial may lose
 _BARREN = 8  # steps of a trial without any draft, after which it is over
-_REACH = 3  # widths past the widest tried that may be tried next
+_REACH = 2  # widths past the widest tried that may be tried next
 _RETURN = 1.1  # speed over plain decoding, measured before, at which a drafter that is off is tried at once
 _REFRESH = 128  # steps after which plain decoding is measured anew
 _SWEEP = 16  # steps from one clearing out of old measurements to the next
@@ -138,8 +138,8 @@ class Acceptance:
                     self._hits[self._place[node]] += share
 
     def loosen(self) -> None:
-        """Remember the past as one step's worth, so that what comes next counts for more."""
-        factor = 1 / max(1.0, *self._tries)
+        """Remember the past as a few steps' worth, so that what comes next counts for more."""
+        factor = min(1.0, _LOOSE / max(1.0, *self._tries))
         self._tries = [value * factor for value in self._tries]
         self._hits = [value * factor for value in self._hits]
         self._nodes = [value * factor for value in self._nodes]
@@ -147,11 +147,12 @@ class Acceptance:
     def expected(self) -> list[tuple[int, float, float]]:
         """For each width within reach: itself, nodes that stand below it, share of its last nodes there are.
 
-        Nodes never tried are taken to be there like those before them, and to stand a little less often; of
-        the very first, one in two does.
+        Nodes never tried are taken to be there like those before them. Of the very first, one in two stands;
+        of two in a row, the second stands less often by the root of the first's chance, which is more than
+        independent guesses would, since some texts are easier than others.
         """
         found: list[tuple[int, float, float]] = []
-        total, assumed, there = 0.0, 1 - 0.5 ** self.sizes[0], 1.0
+        total, assumed, there, ratio = 0.0, 1 - 0.5 ** self.sizes[0], 1.0, 1.0
         reach = _REACH + max((place for place, tries in enumerate(self._tries) if tries > 0.01), default=-1)
         for place, size in enumerate(self.sizes[: reach + 1]):
             weight = self._tries[place] + _DOUBT
@@ -159,8 +160,11 @@ class Acceptance:
             there = (self._nodes[place] / size + _DOUBT * there) / weight
             total += stand
             found.append((self.widths[place], total, there))
+            if place == 0:
+                ratio = min(1.0, stand) ** 0.5
             if place + 1 < len(self.sizes):
-                assumed = _FADE * stand / size * self.sizes[place + 1]
+                further = self.sizes[place + 1]
+                assumed = stand / size * ratio ** ((size + further) / 2) * further
         return found
 
 
@@ -174,7 +178,8 @@ class Governor:
     """Drafts as many nodes as pay: see the top of this file.
 
     Args:
-        widths: the numbers of nodes that make sense for the drafter, ascending; None for any.
+        widths: the numbers of nodes that make sense for the drafter, ascending; None for any. Where they are
+            given, a trial is as wide as they go, for they are few and one wide step tells of all.
         ramp: steps in a row from which on the drafter shows what it can do, at least 1.
         drafter: what its drafting times are saved under.
     """
@@ -185,6 +190,7 @@ class Governor:
         self.widths = WIDTHS if widths is None else tuple(widths)
         if not self.widths or list(self.widths) != sorted({*self.widths} - {0}) or self.widths[0] < 1:
             raise OutpaceError(f"widths are at least one number above 0, ascending, not {self.widths}")
+        self._widest = None if widths is None else self.widths[-1]
         if ramp < 1:
             raise OutpaceError(f"a ramp has at least 1 step, not {ramp}")
         self.ramp = ramp
@@ -199,6 +205,7 @@ class Governor:
         self._mode = _Mode.OFF
         self._wait, self._pause = 0, _FIRST  # steps to the next trial, and between trials
         self._left, self._barren, self._lost = 0, 0, 0.0  # of a trial: steps, those without a draft, seconds
+        self._measured = False  # whether a plain step was, not counting the first
         self._refresh = 0  # plain steps to come, to measure them
 
     # -- before a step -----------------------------------------------------------------------------------
@@ -218,7 +225,7 @@ class Governor:
         if self._refresh:
             self._refresh -= 1
             return 0
-        return width
+        return self._widest or width if self._mode is _Mode.TRIAL else width
 
     def best(self, batch: int) -> tuple[int, float]:
         """The width above 0 with the most tokens per second, and that speed over plain decoding's."""
@@ -239,10 +246,12 @@ class Governor:
         return best, most
 
     def _known(self, batch: int) -> bool:
-        """Whether a plain step's seconds are: borrowed, or measured, the slow first one not alone."""
+        """Whether a plain step's seconds are: measured twice, for the first is slow, or borrowed then."""
         curve = self._verify.curve(batch)
         cell = curve.cell(batch)
-        return bool(curve) and (cell is None or cell.borrowed or len(cell) > 1)
+        if cell is not None and len(cell):
+            self._measured = True
+        return self._measured and bool(curve)
 
     def _outdated(self, batch: int) -> bool:
         cell = self._verify.curve(batch).cell(batch)

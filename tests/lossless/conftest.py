@@ -47,9 +47,10 @@ class Lab:
         engine = self.engine(drafter)
         return engine.generate(self.prompts[:first], self.params(sampling)[:first])
 
-    def engine(self, drafter: str) -> outpace.Engine:
-        """An engine with a drafter; ``{datastore}`` in its spec is a datastore of the prompts."""
-        return outpace.Engine(self.target, drafter.replace("{datastore}", str(_datastore())))
+    def engine(self, drafter: str, verifier: str = "match") -> outpace.Engine:
+        """An engine that drafts all it can; ``{datastore}`` in the spec is a datastore of the prompts."""
+        spec = drafter.replace("{datastore}", str(_datastore()))
+        return outpace.Engine(self.target, spec, verifier, adaptive=False)
 
 
 @lru_cache
