@@ -1,11 +1,15 @@
 """One interleaved run of outpace's drafters and transformers' own methods on the same model and prompts.
 
     python benchmarks/table.py --data DIR --out benchmarks/RESULT.json
+    python benchmarks/table.py --tasks rewriting retrieval --out benchmarks/RESULT.json
 
-DIR holds gsm8k_test*.jsonl (lines with "question") and humaneval.jsonl (lines with "prompt"). Methods take
-turns prompt by prompt, in an order that rotates, and each is warmed up; a ratio is the median over prompts of
-the speed against transformers' plain generate() on the same prompt in the same round. Every output has the
-same number of tokens: end-of-sequence tokens are ignored by all.
+DIR holds gsm8k_test*.jsonl (lines with "question") and humaneval.jsonl (lines with "prompt"). The tasks
+rewriting and retrieval come with the package; drafters that read references get theirs. Methods take turns
+prompt by prompt, in an order that rotates, and each is warmed up; a ratio is the median over prompts of the
+speed against transformers' plain generate() on the same prompt in the same round. What a drafter remembers
+of earlier outputs (suffix) is forgotten before each round, so that no prompt is met twice. On gsm8k and
+humaneval every output has the same number of tokens: end-of-sequence tokens are ignored by all. On the
+other two, where the output is as long as the text, they end it.
 """
 
 from __future__ import annotations
@@ -17,19 +21,33 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import outpace
+from outpace.bench.tasks import TASKS, load_tasks
 from outpace.core import SamplingParams, Stats
 
 PLAIN = "transformers generate"
 LOOKUP = "transformers prompt lookup"
+ASSISTED = "transformers assisted generation"
+DRAFTERS = ["none", "jacobi", "lookahead", "prompt_lookup", "draft_model", "suffix", "reference"]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt and the texts that its output may repeat, as token ids; whether an end token ends the
+    output."""
+
+    ids: list[int]
+    references: list[list[int]] = field(default_factory=list)
+    ends: bool = False
 
 
 @dataclass
@@ -52,39 +70,54 @@ class Row:
         return self.tokens / self.steps if self.steps else 0.0
 
 
-Run = Callable[[list[int]], tuple[list[int], Stats | None]]
-
-
-def stock(model: PreTrainedModel, new_tokens: int, **options: int) -> Run:
+class Stock:
     """transformers' generate(), its steps counted as forwards of the model."""
-    calls = 0
 
-    def count(*_: object) -> None:
-        nonlocal calls
-        calls += 1
+    def __init__(self, model: PreTrainedModel, new_tokens: int, eos: int | None, **options: Any) -> None:
+        self._model = model
+        self._options = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0, **options}
+        self._eos = eos
+        self._calls = 0
+        model.register_forward_pre_hook(self._count)
 
-    model.register_forward_pre_hook(count)
+    def _count(self, *_: object) -> None:
+        self._calls += 1
 
-    def run(prompt: list[int]) -> tuple[list[int], Stats | None]:
-        nonlocal calls
-        calls = 0
-        output = model.generate(
-            torch.tensor([prompt]), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0, **options
+    def begin(self) -> None:
+        """Nothing is kept from one prompt to the next."""
+
+    def __call__(self, prompt: Prompt) -> tuple[list[int], Stats]:
+        self._calls = 0
+        eos = {"eos_token_id": self._eos} if prompt.ends else {}
+        output = self._model.generate(torch.tensor([prompt.ids]), **self._options, **eos)
+        tokens = output[0, len(prompt.ids) :].tolist()
+        return tokens, Stats(steps=self._calls, tokens=len(tokens))
+
+
+class Ours:
+    """A drafter of outpace's."""
+
+    def __init__(self, target: outpace.targets.TargetModel, spec: str, new_tokens: int) -> None:
+        self._target = target
+        self._spec = spec
+        self._new_tokens = new_tokens
+        self._engine = outpace.Engine(target, spec)
+
+    def begin(self) -> None:
+        """A new engine, which remembers no output. The governor keeps what it has measured."""
+        governor = self._engine.governor
+        self._engine = outpace.Engine(
+            self._target, self._spec, adaptive=False if governor is None else governor
         )
-        tokens = output[0, len(prompt) :].tolist()
-        return tokens, Stats(steps=calls, tokens=len(tokens))
 
-    return run
-
-
-def ours(target: outpace.targets.TargetModel, spec: str, new_tokens: int) -> Run:
-    engine = outpace.Engine(target, spec)
-
-    def run(prompt: list[int]) -> tuple[list[int], Stats | None]:
-        generation = engine.generate([prompt], SamplingParams(max_new_tokens=new_tokens, ignore_eos=True))[0]
+    def __call__(self, prompt: Prompt) -> tuple[list[int], Stats]:
+        params = SamplingParams(max_new_tokens=self._new_tokens, ignore_eos=not prompt.ends)
+        references = prompt.references if self._engine.drafter.reads_references else []
+        (generation,) = self._engine.generate([prompt.ids], params, [references])
         return generation.tokens, generation.stats
 
-    return run
+
+Run = Stock | Ours
 
 
 def repeated_4grams(tokens: Sequence[int]) -> float:
@@ -93,7 +126,7 @@ def repeated_4grams(tokens: Sequence[int]) -> float:
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def measure(runs: dict[str, Run], prompts: list[list[int]], rounds: int) -> list[Row]:
+def measure(runs: Mapping[str, Run], prompts: list[Prompt], rounds: int) -> list[Row]:
     """Time every method on every prompt, in turns."""
     rows = {name: Row(name) for name in runs}
     names = list(runs)
@@ -102,8 +135,9 @@ def measure(runs: dict[str, Run], prompts: list[list[int]], rounds: int) -> list
         for prompt in prompts[:2]:
             run(prompt)
     for turn in range(rounds):
-        for row in rows.values():
+        for name, row in rows.items():
             row.seconds.append([])
+            runs[name].begin()
         for place, prompt in enumerate(prompts):
             shift = (place + turn) % len(names)
             for name in names[shift:] + names[:shift]:
@@ -118,14 +152,13 @@ def measure(runs: dict[str, Run], prompts: list[list[int]], rounds: int) -> list
     return list(rows.values())
 
 
-def note(row: Row, tokens: list[int], stats: Stats | None, reference: list[int]) -> None:
+def note(row: Row, tokens: list[int], stats: Stats, reference: list[int]) -> None:
     row.equal += tokens == reference
     row.repeated_4grams += repeated_4grams(tokens)
-    if stats is not None:
-        row.tokens += stats.tokens
-        row.steps += stats.steps
-        row.drafted += stats.drafted
-        row.accepted += stats.accepted
+    row.tokens += stats.tokens
+    row.steps += stats.steps
+    row.drafted += stats.drafted
+    row.accepted += stats.accepted
 
 
 def finish(rows: list[Row], prompts: int) -> None:
@@ -158,25 +191,42 @@ def table(rows: list[Row], prompts: int) -> str:
 
 
 def load_prompts(
-    data: Path, tokenizer: transformers.PreTrainedTokenizerBase, limit: int
-) -> dict[str, list[list[int]]]:
-    """Token ids of each suite's first prompts."""
-    files = {
-        "gsm8k": next(iter(sorted(data.glob("gsm8k_test*.jsonl"))), None),
-        "humaneval": data / "humaneval.jsonl",
+    tasks: Sequence[str], data: Path | None, tokenizer: transformers.PreTrainedTokenizerBase, limit: int
+) -> dict[str, list[Prompt]]:
+    """The first prompts of each task."""
+    return {
+        task: packaged(task, tokenizer, limit) if task in TASKS else from_data(task, data, tokenizer, limit)
+        for task in tasks
     }
-    suites: dict[str, list[list[int]]] = {}
-    for suite, path in files.items():
-        if path is None or not path.exists():
-            raise SystemExit(f"no {suite} file in {data}")
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:limit]]
-        texts = [
-            # As is usual for models that join a newline and what follows it into one token.
-            f"Question: {line['question']}\nAnswer:" if suite == "gsm8k" else str(line["prompt"]).rstrip()
-            for line in lines
-        ]
-        suites[suite] = [tokenizer(text).input_ids for text in texts]
-    return suites
+
+
+def packaged(task: str, tokenizer: transformers.PreTrainedTokenizerBase, limit: int) -> list[Prompt]:
+    def reference(text: str) -> list[int]:
+        # As the output has it: behind "Corrected:" or "Answer:" a text begins with a space.
+        return list(tokenizer(" " + text, add_special_tokens=False).input_ids)
+
+    return [
+        Prompt(tokenizer(each.prompt).input_ids, [reference(text) for text in each.references], ends=True)
+        for each in load_tasks(task)[:limit]
+    ]
+
+
+def from_data(
+    task: str, data: Path | None, tokenizer: transformers.PreTrainedTokenizerBase, limit: int
+) -> list[Prompt]:
+    if data is None:
+        raise SystemExit(f"the task {task} needs --data, a folder that holds its prompts")
+    name = "gsm8k_test*.jsonl" if task == "gsm8k" else "humaneval.jsonl"
+    path = next(iter(sorted(data.glob(name))), None)
+    if path is None:
+        raise SystemExit(f"no {name} in {data}")
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:limit]]
+    texts = [
+        # As is usual for models that join a newline and what follows it into one token.
+        f"Question: {line['question']}\nAnswer:" if task == "gsm8k" else str(line["prompt"]).rstrip()
+        for line in lines
+    ]
+    return [Prompt(tokenizer(text).input_ids) for text in texts]
 
 
 def machine() -> dict[str, object]:
@@ -201,28 +251,44 @@ def processor() -> str:
     return f"{names[0]}, {len(names)} cores"
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data", type=Path, required=True)
+    suites = ["gsm8k", "humaneval", *TASKS]
+    parser.add_argument("--tasks", nargs="+", choices=suites, default=suites)
+    parser.add_argument("--data", type=Path, help="folder with the prompts of gsm8k and humaneval")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--model", default=str(outpace.nano_path()))
-    parser.add_argument("--limit", type=int, default=20, help="prompts of each suite")
+    parser.add_argument("--draft", default=str(outpace.nano_draft_path()), help="for assisted generation")
+    parser.add_argument("--limit", type=int, default=20, help="prompts of each task")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument(
-        "--drafters", nargs="*", default=["none", "jacobi", "lookahead", "prompt_lookup", "draft_model"]
-    )
-    options = parser.parse_args()
-    model = AutoModelForCausalLM.from_pretrained(
-        options.model, dtype=torch.float32, use_safetensors=True
-    ).eval()
+    parser.add_argument("--drafters", nargs="*", default=DRAFTERS)
+    return parser.parse_args()
+
+
+def load(name: str) -> PreTrainedModel:
+    """A model that does not end by itself."""
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, use_safetensors=True).eval()
     model.generation_config.eos_token_id = None
-    suites = load_prompts(options.data, AutoTokenizer.from_pretrained(options.model), options.limit)
+    return model
+
+
+def main() -> None:
+    options = arguments()
+    model, tokenizer = load(options.model), AutoTokenizer.from_pretrained(options.model)
+    suites = load_prompts(options.tasks, options.data, tokenizer, options.limit)
     target = outpace.Target(model)
+    peers = {
+        PLAIN: {},
+        LOOKUP: {"prompt_lookup_num_tokens": 10},
+        ASSISTED: {"assistant_model": load(options.draft)},
+    }
     runs: dict[str, Run] = {
-        PLAIN: stock(model, options.new_tokens),
-        LOOKUP: stock(model, options.new_tokens, prompt_lookup_num_tokens=10),
-        **{spec: ours(target, spec, options.new_tokens) for spec in options.drafters},
+        **{
+            name: Stock(model, options.new_tokens, tokenizer.eos_token_id, **own)
+            for name, own in peers.items()
+        },
+        **{spec: Ours(target, spec, options.new_tokens) for spec in options.drafters},
     }
     result: dict[str, object] = {"machine": machine(), "command": " ".join(sys.argv), "suites": {}}
     print(json.dumps(result["machine"]))
