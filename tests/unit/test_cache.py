@@ -113,8 +113,9 @@ def test_against_a_list(static: bool, seed: int, verbs: list[str]) -> None:
         elif verb == "t" and slots:
             place = rng.randrange(len(slots))
             length = rng.randint(0, len(model[place]))
-            cache.truncate(slots[place], length)
-            del model[place][length:]
+            path = random_path(rng, len(model[place]) - length) if rng.random() < 0.5 else []
+            cache.truncate(slots[place], length, path)
+            model[place][length:] = [model[place][length + row] for row in path]
         assert [slot.index for slot in slots] == list(range(len(slots))) and len(cache) == len(slots)
     check_rows(cache, slots, model)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
@@ -244,6 +246,20 @@ def test_a_model_is_loaded_from_a_path(tmp_path: Path) -> None:
     assert loaded.model.dtype == torch.float64
     found = engine.generate(PROMPTS, LONG)
     assert all(g.stats.accepted == g.stats.drafted for g in found)
+
+
+def test_engines_share_a_model_that_is_named_while_they_need_it(tmp_path: Path) -> None:
+    tiny_llama(vocabulary=40).save_pretrained(tmp_path)
+    target = CausalTarget(tiny_llama(vocabulary=40))
+    first, second = (Engine(target, DraftModel(str(tmp_path), count)) for count in (2, 3))
+    assert first._shared.model is second._shared.model
+    assert first._shared.runner.cache is not second._shared.runner.cache
+    other = Engine(CausalTarget(tiny_llama(vocabulary=40, dtype=torch.float32)), DraftModel(tmp_path))
+    assert other._shared.model.model.dtype == torch.float32
+    gone = weakref.ref(first._shared.model)
+    del first, second, other
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_path_without_a_model_is_named(tmp_path: Path) -> None:

@@ -37,6 +37,21 @@ def test_finds_the_longest_and_latest(text: list[int], low: int, more: int, limi
         assert index.matches(limit) == search(grown, low + more, low, limit)
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.lists(st.integers(0, 2), max_size=6)), max_size=8),
+    st.integers(1, 3),
+)
+def test_a_text_that_is_changed_is_searched_as_it_is(changes: list[tuple[int, list[int]]], high: int) -> None:
+    text: list[int] = [0]
+    index = NgramIndex(text, high)
+    index.update()
+    for kept, more in changes:
+        kept = min(max(kept, 1), len(text))
+        text[kept:] = more
+        index.revise(kept)
+        assert index.matches(5) == search(text, high, 1, 5)
+
+
 def test_follows_a_match_into_its_own_continuation() -> None:
     index = NgramIndex([9, 1, 2, 3, 1], 3)
     index.update()
