@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
+import runpy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -209,3 +212,12 @@ def test_the_two_caches_stay_together() -> None:
 def test_a_cache_of_another_target() -> None:
     with pytest.raises(OutpaceError, match="cache of its own"):
         PAIR.forward(ToyTarget().new_cache(), [Rows(PROMPT)])
+
+
+def test_the_example_gives_the_same_tokens_in_fewer_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    example = Path(__file__).parents[3] / "examples" / "contrastive.py"
+    runpy.run_path(str(example), run_name="__main__")
+    out = capsys.readouterr().out
+    plain, fast = (int(steps) for steps in re.findall(r"in (\d+) steps", out))
+    assert fast < plain
+    assert "the same tokens: True" in out
