@@ -99,8 +99,7 @@ def test_it_keeps_the_contract(drafter: Cascade) -> None:
     check_drafter(drafter)
 
 
-def test_draws_are_new_in_each_step_where_they_must_be_independent(monkeypatch: Any) -> None:
-    """Keyed by the output index alone, a token rejected in one step would be drafted in the next."""
+def test_under_rejection_the_chain_does_not_depend_on_the_inner_drafter(monkeypatch: Any) -> None:
     found, drafts = run(Cascade(middle(4), INNER["none"]), SAMPLED, monkeypatch, "rejection")
     again, same = run(Cascade(middle(4), INNER["smaller"]), SAMPLED, monkeypatch, "rejection")
     assert [s.output for s in found] == [s.output for s in again]
