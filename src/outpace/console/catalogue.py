@@ -86,7 +86,13 @@ def table() -> RenderableType:
             blocks.append(Padding(_option_table(entry["options"]), (0, 0, 0, 2), expand=False))
         blocks.append(Text(""))
     blocks.append(
-        Text("An option is set after the name, as in --drafter lookahead:window=5,guesses=5", style="dim")
+        Text(
+            "An option is set after the name, as in --drafter lookahead:window=5,guesses=5. A drafter as an "
+            "option goes in parentheses, and several are joined by plus signs, as in "
+            "combined:parts=(lookahead:window=5)+(prompt_lookup),nodes=40. The name of the first option may "
+            "be left out there, as in combined:(lookahead)+(prompt_lookup).",
+            style="dim",
+        )
     )
     return Group(*blocks)
 
@@ -101,7 +107,9 @@ def _option_table(options: list[dict[str, Any]]) -> Table:
 
 
 def _kind(annotation: str) -> str:
-    """A type as people read it: a choice by its values."""
+    """A type as people read it: a choice by its values, a drafter as it is written."""
+    if "Drafter" in annotation:
+        return "(drafter)+(drafter)..." if annotation.startswith("tuple") else "(drafter)"
     choices = re.fullmatch(r"Literal\[(.*)\]", annotation)
     return choices[1].replace("'", "").replace('"', "").replace(", ", "|") if choices else annotation
 
