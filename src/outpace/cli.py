@@ -23,7 +23,7 @@ from outpace.core import OutpaceError, SamplingParams
 
 if TYPE_CHECKING:
     from outpace.console.models import Loaded
-    from outpace.drafters import Drafter
+    from outpace.engine import Engine
 
 P = ParamSpec("P")
 
@@ -92,17 +92,32 @@ def sampling(**values: Any) -> SamplingParams:
 
 
 def parts(
-    drafter: str, verifier: str, model: str | None, device: str | None, dtype: str, trust_remote_code: bool
-) -> tuple[Loaded, Drafter[Any]]:
-    """The model and the drafter asked for. What can be wrong without the model is checked before it loads."""
+    drafter: str,
+    verifier: str,
+    model: str | None,
+    device: str | None,
+    dtype: str,
+    trust_remote_code: bool,
+    references: bool = False,
+) -> Loaded:
+    """The model asked for. What can be wrong with the drafter and the verifier is said before it loads."""
     with screen.busy(f"loading {model or 'the embedded model'} ..."):
         from outpace.console.models import load
         from outpace.drafters import load_drafter
         from outpace.verify import load_verifier
 
-        loaded_drafter = load_drafter(drafter)
+        if references and not load_drafter(drafter).reads_references:
+            raise OutpaceError(
+                f"--drafter {drafter} reads no references; use --drafter reference, or leave them out"
+            )
+        load_drafter(drafter)
         load_verifier(verifier)
-        return load(model, device, dtype, trust_remote_code), loaded_drafter
+        return load(model, device, dtype, trust_remote_code)
+
+
+def labelled(drafter: str, engine: Engine) -> str:
+    """What an engine is called beside plain decoding: its drafter, and a verifier that changes the tokens."""
+    return drafter if engine.verifier.invariant else f"{drafter}, {engine.verifier}"
 
 
 # -- commands --------------------------------------------------------------------------------------------
@@ -136,20 +151,24 @@ def demo(
     max_new_tokens: o.MaxNewTokens = 128,
     temperature: o.Temperature = 0.0,
     seed: o.Seed = 0,
+    verifier: o.VerifierName = "match",
+    adaptive: o.Adaptive = None,
 ) -> None:
     """A race: plain and accelerated decoding of one question, side by side.
 
-    Both get the same share of time. Ends with exit code 1 if their outputs are not equal.
+    Both get the same share of time. Ends with exit code 1 if their outputs are not equal, unless the verifier
+    is one that does not promise it.
     """
     params = sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     if prompt == "":
         raise OutpaceError("the prompt is empty; give --prompt TEXT, or leave it out for the demo's question")
     spec = drafter or DEMO_DRAFTER
-    loaded, chosen = parts(spec, "match", model, device, dtype, trust_remote_code)
+    loaded = parts(spec, verifier, model, device, dtype, trust_remote_code)
     from outpace.console import race
 
-    engines = (loaded.engine(), loaded.engine(chosen))
-    equal, whole = race.demo(loaded, engines, spec, prompt or race.DEMO_PROMPT, params, once)
+    engines = (loaded.engine(), loaded.engine(spec, verifier, adaptive=adaptive))
+    label = labelled(spec, engines[1])
+    equal, whole = race.demo(loaded, engines, label, prompt or race.DEMO_PROMPT, params, once)
     finish(whole, equal)
 
 
@@ -158,11 +177,13 @@ def demo(
 def generate(
     prompt: o.Prompt = None,
     file: o.PromptFile = None,
+    reference: o.Reference = None,
     chat: o.InTemplate = False,
     batch: o.Batch = 1,
     model: o.ModelName = None,
     drafter: o.DrafterSpec = DEFAULT_DRAFTER,
     verifier: o.VerifierName = "match",
+    adaptive: o.Adaptive = None,
     device: o.Device = None,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
@@ -192,17 +213,18 @@ def generate(
     given = dict(locals()) | {"stop": stop or ()}
     check_together(compare, batch, logprobs, as_json)
     params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})
-    found = prompts.read(prompt, file)
+    found = prompts.read(prompt, file, reference or ())
     loading = (drafter, verifier, model, device, dtype, trust_remote_code)
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
-        loaded, chosen = parts(*loading)
+        loaded = parts(*loading, references=any(one.references for one in found))
         from outpace.console import generate as runner
         from outpace.console.runs import prepare
 
         jobs = prepare(found, loaded, chat)
-        engine = loaded.engine(chosen, verifier, slots=min(batch, len(jobs)))
+        engine = loaded.engine(drafter, verifier, min(batch, len(jobs)), adaptive)
         if compare:
-            finish(*runner.compare(loaded, engine, drafter, jobs, params, repeats, writer))
+            label = labelled(drafter, engine)
+            finish(*runner.compare(loaded, engine, label, jobs, params, repeats, writer))
         elif prompts.is_list(file):
             finish(runner.generate_many(engine, jobs, params, batch, writer))
         else:
@@ -234,6 +256,7 @@ def chat(
     model: o.ModelName = None,
     drafter: o.DrafterSpec = DEFAULT_DRAFTER,
     verifier: o.VerifierName = "match",
+    adaptive: o.Adaptive = None,
     device: o.Device = None,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
@@ -258,10 +281,10 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    loaded, chosen = parts(drafter, verifier, model, device, dtype, trust_remote_code)
+    loaded = parts(drafter, verifier, model, device, dtype, trust_remote_code)
     from outpace.console.chat import Chat, talk
 
-    talk(Chat(loaded, loaded.engine(chosen, verifier), params))
+    talk(Chat(loaded, loaded.engine(drafter, verifier, adaptive=adaptive), params))
 
 
 @app.command(epilog="Example: [bold]outpace drafters --json[/bold]")

@@ -65,7 +65,9 @@ def refused(result: Any, message: str, code: int = 2) -> None:
 # -- start-up --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("args", [["--help"], ["--version"], ["generate", "--help"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], ["--version"], ["generate", "--help"], ["datastore", "build", "--help"]]
+)
 def test_help_loads_neither_torch_nor_transformers(args: list[str]) -> None:
     code = (
         "import sys\nfrom outpace.cli import app\n"
@@ -90,9 +92,11 @@ def test_version(run: Run) -> None:
     assert run("--version").stdout == f"outpace {outpace.__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["demo", "generate", "chat", "drafters"])
+@pytest.mark.parametrize(
+    "command", ["demo", "generate", "chat", "drafters", "datastore build", "datastore info"]
+)
 def test_help_has_an_example(run: Run, command: str) -> None:
-    shown = run(command, "--help").stdout
+    shown = run(*command.split(), "--help").stdout
     assert f"Example: outpace {command}" in shown
 
 
@@ -260,6 +264,68 @@ def test_compare_over_many_prompts_names_the_line_that_differs(
     result = run(*args, "--verifier", "liar")
     assert result.exit_code == 1 and "line 3: token 6" in result.stdout
     assert [json.loads(line)["equal"] for line in run(*args, "--json").stdout.splitlines()] == [True, True]
+
+
+# -- lossy verifiers -------------------------------------------------------------------------------------
+
+# Anything drafted stands, so that the output moves: the copies of prompt lookup are not what is said.
+LOSSY = ("--verifier", "bild:threshold=99", "-d", "prompt_lookup:min_ngram=1")
+NAME = "bild:threshold=99.0 (lossy)"
+
+
+def test_a_lossy_verifier_is_named_with_every_output(run: Run, folder: Path, tmp_path: Path) -> None:
+    args = ("generate", "-m", folder, "-n", 24, *LOSSY)
+    one = run(*args, "-p", PROMPT)
+    assert one.exit_code == 0 and NAME in one.stderr
+    found = json.loads(run(*args, "-p", PROMPT, "--json").stdout)
+    assert found["verifier"] == NAME and found["stats"]["lossy"] is True
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('"aba"\n"bab"\n', "utf-8")
+    many = run(*args, "-f", file)
+    assert many.exit_code == 0 and NAME in many.stderr
+    chat = run("chat", "-m", folder, "-n", 8, *LOSSY, stdin="aaaa\n")
+    assert chat.exit_code == 0 and NAME in chat.stderr
+    demo = run("demo", "-m", folder, "-n", 24, "-p", PROMPT, *LOSSY)
+    assert demo.exit_code == 0 and "equal: no" in demo.stdout
+    assert f"the verifier {NAME} changes what is said" in " ".join(demo.stdout.split())
+
+
+def test_an_exact_verifier_is_not_called_lossy(run: Run, folder: Path) -> None:
+    for verifier in ("match", "rejection"):
+        args = (
+            "generate",
+            "-m",
+            folder,
+            "-p",
+            PROMPT,
+            "-n",
+            8,
+            "-d",
+            "prompt_lookup",
+            "--verifier",
+            verifier,
+        )
+        assert "lossy" not in run(*args).stderr
+        found = json.loads(run(*args, "--json").stdout)
+        assert found["verifier"] == verifier and found["stats"]["lossy"] is False
+        compared = json.loads(run(*args, "--compare", "--repeats", 1, "--json").stdout)
+        assert compared["equal"] and not compared["lossy"] and compared["drift"] is None
+
+
+def test_compare_says_how_far_a_lossy_verifier_moved_the_output(run: Run, folder: Path) -> None:
+    args = ("generate", "-m", folder, "-p", PROMPT, "-n", 24, "--compare", "--repeats", 1, *LOSSY)
+    result = run(*args)
+    assert result.exit_code == 0
+    said = " ".join(result.stdout.split())
+    assert "tokens changed" in said and "loss (nats per token)" in said and "lossy" in said
+    assert f"the verifier {NAME} changes what is said" in said
+    found = json.loads(run(*args, "--json").stdout)
+    assert found["lossy"] and not found["equality_promised"] and not found["equal"]
+    pairs = list(zip(found["plain"]["tokens"], found["accelerated"]["tokens"], strict=True))
+    drift = found["drift"]
+    assert drift["changed"] == sum(a != b for a, b in pairs) and drift["places"] == 24
+    assert drift["share_changed"] == drift["changed"] / 24
+    assert drift["loss"] > drift["plain_loss"] > 0
 
 
 # -- demo ------------------------------------------------------------------------------------------------

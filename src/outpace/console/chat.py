@@ -9,7 +9,7 @@ from dataclasses import replace
 from outpace.console import screen
 from outpace.console.interrupt import Interrupt
 from outpace.console.models import Loaded
-from outpace.console.runs import rate, run_one
+from outpace.console.runs import lossy_note, rate, run_one
 from outpace.core import Generation, OutpaceError, SamplingParams
 from outpace.engine import Engine
 
@@ -126,7 +126,8 @@ def _turn(chat: Chat, message: str) -> None:
     stats = generation.stats
     speed = rate(stats.tokens, stats.seconds)
     cut = "interrupted; " if interrupt.raised else ""
-    screen.note(f"({cut}{stats.mean_accepted_length:.2f} tokens per step, {speed:.1f} tokens/s)")
+    line = f"{cut}{stats.mean_accepted_length:.2f} tokens per step, {speed:.1f} tokens/s"
+    screen.note(f"({line}{lossy_note(chat.engine.verifier)})")
 
 
 def _read(interactive: bool) -> str | None:

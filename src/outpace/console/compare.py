@@ -17,6 +17,7 @@ from outpace.console.progress import bar
 from outpace.console.runs import Job, rate, run_one, stats_json
 from outpace.console.writer import Writer
 from outpace.core import Generation, SamplingParams
+from outpace.drift import Drift, measure_drift
 from outpace.engine import Engine
 
 _WARM_UP_TOKENS = 8
@@ -32,7 +33,8 @@ class Side:
     repeatable: bool = True
 
     def run(self, job: Job, params: SamplingParams, interrupt: Interrupt) -> None:
-        found = run_one(self.engine, job.ids, params, interrupt)
+        references = job.references_for(self.engine)
+        found = run_one(self.engine, job.ids, params, interrupt, references=references)
         if found.finish_reason == "removed":
             return
         if self.generation is not None and found.tokens != self.generation.tokens:
@@ -85,13 +87,19 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both sides of one prompt. ``promised`` says whether the verifier promises equal tokens."""
+    """Both sides of one prompt.
+
+    Attributes:
+        promised: whether the verifier promises equal tokens.
+        drift: how far the output moved, where the verifier is lossy.
+    """
 
     job: Job
     plain: Side
     other: Side
     promised: bool
     difference: Difference | None
+    drift: Drift | None = None
 
     @property
     def equal(self) -> bool:
@@ -109,11 +117,24 @@ class Comparison:
             "equal": self.equal,
             "equality_promised": self.promised,
             "first_difference": None if different is None else dict(vars(different)),
+            "verifier": str(self.other.engine.verifier),
+            "lossy": self.other.engine.verifier.lossy,
+            "drift": None if self.drift is None else drift_json(self.drift),
             "seed": self.plain.answer.seed,
             "speed_ratio": self.ratio,
             "plain": self.plain.json(),
             "accelerated": self.other.json(),
         }
+
+
+def drift_json(drift: Drift) -> dict[str, Any]:
+    """The raw counts, and the ratios people ask for."""
+    return {
+        **vars(drift),
+        "share_changed": drift.share_changed,
+        "plain_loss": drift.plain_loss,
+        "loss": drift.loss,
+    }
 
 
 def first_difference(model: Loaded, plain: Generation, other: Generation) -> Difference | None:
@@ -161,15 +182,22 @@ def compare(
     if different is not None and params.greedy and different.plain is not None:
         margin = margin_at(model, job, plain.generation.tokens[: different.index])
         different = replace(different, margin=margin)
-    promised = params.greedy or engines[1].verifier.coupled
-    return Comparison(job, plain, other, promised, different)
+    drift = None
+    if engines[1].verifier.lossy:
+        drift = measure_drift(model.target, job.ids, plain.answer.tokens, other.answer.tokens)
+    return Comparison(job, plain, other, promises(engines[1], params), different, drift)
+
+
+def promises(engine: Engine, params: SamplingParams) -> bool:
+    """Whether an engine promises the tokens of plain decoding; some verifiers keep a distribution only."""
+    return engine.verifier.invariant or (params.greedy and not engine.verifier.lossy)
 
 
 def warm_up(engines: Seq[Engine], job: Job, params: SamplingParams, interrupt: Interrupt) -> None:
     """A few tokens with each engine: the first forwards of a process are slower than the rest."""
     short = replace(params, max_new_tokens=min(_WARM_UP_TOKENS, params.max_new_tokens))
     for engine in engines:
-        run_one(engine, job.ids, short, interrupt)
+        run_one(engine, job.ids, short, interrupt, references=job.references_for(engine))
 
 
 def compare_all(
@@ -227,6 +255,11 @@ def _table(found: Seq[Comparison], label: str) -> Table:
     table.add_row("seconds (median)", *(f"{seconds[i]:.3f}" for i in both))
     table.add_row("tokens per second", *(f"{rate(tokens[i], seconds[i]):.1f}" for i in both))
     table.add_row("speed", "1.00", f"{rate(1, seconds[1]) * seconds[0]:.2f}")
+    drifts = [one.drift for one in found if one.drift is not None]
+    if drifts:
+        drift = sum(drifts, Drift())
+        table.add_row("loss (nats per token)", f"{drift.plain_loss:.3f}", f"{drift.loss:.3f}")
+        table.add_row("tokens changed", "", f"{drift.share_changed:.1%}")
     return table
 
 
@@ -240,8 +273,15 @@ def verdict(found: Seq[Comparison]) -> list[str]:
         what = str(one.difference) if one.difference else "repeats of the same decoding differ"
         lines.append("  " + one.job.prompt.where(what))
     if not all(one.promised for one in unequal):
-        lines.append("  (this verifier keeps the distribution of the output, not its tokens)")
+        lines.append(f"  ({kept(found[0].other.engine)})")
     return lines
+
+
+def kept(engine: Engine) -> str:
+    """What a verifier that does not promise equal tokens does to the output."""
+    if engine.verifier.lossy:
+        return f"the verifier {engine.verifier} changes what is said"
+    return f"the verifier {engine.verifier} keeps the distribution of the output, not its tokens"
 
 
 def failed(found: Seq[Comparison]) -> bool:

@@ -10,7 +10,7 @@ from outpace.console.compare import compare_all, failed, report
 from outpace.console.interrupt import Interrupt
 from outpace.console.models import Loaded
 from outpace.console.progress import bar
-from outpace.console.runs import Job, Total, generation_json, rate, run_many, run_one, stats_line
+from outpace.console.runs import Job, Total, generation_json, lossy_note, rate, run_many, run_one, stats_line
 from outpace.console.writer import Writer
 from outpace.core import Generation, SamplingParams
 from outpace.engine import Engine
@@ -22,17 +22,17 @@ def generate_one(engine: Engine, job: Job, params: SamplingParams, writer: Write
     with Interrupt() as interrupt:
         if writer.as_json:
             with screen.busy("decoding ..."):
-                generation = run_one(engine, job.ids, params, interrupt)
-            writer.json(generation_json(job, generation))
+                generation = run_one(engine, job.ids, params, interrupt, references=job.references)
+            writer.json(generation_json(job, generation, engine.verifier))
         else:
             try:
-                generation = run_one(engine, job.ids, params, interrupt, writer.write)
+                generation = run_one(engine, job.ids, params, interrupt, writer.write, job.references)
             except BaseException:
                 if writer.started:
                     writer.write("\n")  # the message begins a line of its own
                 raise
             writer.write("\n")
-    line = stats_line(generation.stats)
+    line = stats_line(generation.stats) + lossy_note(engine.verifier)
     if generation.finish_reason == "length" and len(generation.tokens) < params.max_new_tokens:
         line += "; stopped because the model's context is full"
     screen.note(line)
@@ -52,7 +52,7 @@ def generate_many(engine: Engine, jobs: Seq[Job], params: SamplingParams, batch:
         def finished(job: Job, generation: Generation) -> None:
             total.add(generation.stats)
             if writer.as_json:
-                writer.json(generation_json(job, generation))
+                writer.json(generation_json(job, generation, engine.verifier))
             else:
                 writer.write(_titled(job, generation))
             progress.advance(speed())
@@ -64,7 +64,7 @@ def generate_many(engine: Engine, jobs: Seq[Job], params: SamplingParams, batch:
     seconds = time.perf_counter() - began
     screen.note(
         f"{total.prompts} of {len(jobs)} prompts, {total.tokens} tokens, {total.tau:.2f} per step, "
-        f"{rate(total.tokens, seconds):.1f} tokens/s, {seconds:.2f} s"
+        f"{rate(total.tokens, seconds):.1f} tokens/s, {seconds:.2f} s{lossy_note(engine.verifier)}"
     )
     return not interrupt.raised
 

@@ -19,6 +19,7 @@ from outpace.core import ContextOverflow, OutpaceError, UnsupportedModel
 from outpace.drafters.base import Drafter
 from outpace.engine import Engine
 from outpace.targets import Target, TargetModel
+from outpace.verify import Verifier
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -36,9 +37,15 @@ class Loaded:
     def __str__(self) -> str:
         return f"{self.name}, {self.dtype} on {self.device}"
 
-    def engine(self, drafter: Drafter[Any] | None = None, verifier: str = "match", slots: int = 1) -> Engine:
+    def engine(
+        self,
+        drafter: Drafter[Any] | str | None = None,
+        verifier: Verifier | str = "match",
+        slots: int = 1,
+        adaptive: bool | None = None,
+    ) -> Engine:
         """An engine of its own on this model."""
-        return Engine(self.target, drafter, verifier, self.tokenizer, slots=slots)
+        return Engine(self.target, drafter, verifier, self.tokenizer, adaptive=adaptive, slots=slots)
 
     @property
     def has_template(self) -> bool:
@@ -47,6 +54,10 @@ class Loaded:
     def tokens(self, text: str) -> list[int]:
         """Token ids of a text, however long."""
         return list(self.tokenizer(text).input_ids)
+
+    def plain_tokens(self, text: str) -> list[int]:
+        """Token ids of a text as it may stand within another: without tokens that begin or end one."""
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     def encode(self, text: str, chat: bool = False) -> list[int]:
         """Token ids of a prompt, as it is or as a user's turn of a chat.

@@ -21,7 +21,8 @@ DrafterSpec = Annotated[
         "--drafter",
         "-d",
         metavar="SPEC",
-        help="A drafter and its options, as in lookahead:window=7,ngram=5; see `outpace drafters`.",
+        help="A drafter and its options, as in lookahead:window=7,ngram=5; drafters of drafters in "
+        "parentheses, as in combined:(lookahead)+(prompt_lookup); see `outpace drafters`.",
         rich_help_panel=_MODEL,
     ),
 ]
@@ -29,8 +30,20 @@ VerifierName = Annotated[
     str,
     typer.Option(
         "--verifier",
-        help="match: the tokens of plain decoding; rejection: their distribution.",
+        metavar="SPEC",
+        help="match: the tokens of plain decoding; rejection, block: their distribution; lossy: typical, "
+        "top_beta, bild, with options as in typical:epsilon=0.3.",
         rich_help_panel=_MODEL,
+    ),
+]
+Adaptive = Annotated[
+    bool | None,
+    typer.Option(
+        "--adaptive/--no-adaptive",
+        help="Let a governor decide, from measured times, how much each step drafts. "
+        "Default: where --drafter is a name without options and the verifier is match.",
+        rich_help_panel=_MODEL,
+        show_default=False,
     ),
 ]
 Device = Annotated[
@@ -104,6 +117,15 @@ PromptFile = Annotated[
         "--file",
         "-f",
         help="A text file, or a .jsonl of prompts: strings, or objects with prompt, question or turns.",
+    ),
+]
+Reference = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--reference",
+        "-r",
+        help="A text file that the output may repeat, for --drafter reference; repeatable. "
+        "(In a .jsonl: a list of texts, references.)",
     ),
 ]
 InTemplate = Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")]

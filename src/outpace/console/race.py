@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outpace.console import screen
-from outpace.console.compare import first_difference, margin_at, warm_up
+from outpace.console.compare import first_difference, kept, margin_at, promises, warm_up
 from outpace.console.interrupt import Interrupt
 from outpace.console.models import Loaded
 from outpace.console.prompts import Prompt
@@ -180,7 +180,7 @@ def show(lanes: Seq[Lane], console: Console, once: bool, interrupt: Interrupt) -
 
 
 def verdict(model: Loaded, job: Job, lanes: Seq[Lane]) -> tuple[str, bool]:
-    """The last line, and whether the outputs are equal."""
+    """The last line, and whether the outputs are as promised: equal, but for some verifiers."""
     plain, other = (lane.sequence.generation() for lane in lanes)
     different = first_difference(model, plain, other)
     if different is None:
@@ -192,13 +192,15 @@ def verdict(model: Loaded, job: Job, lanes: Seq[Lane]) -> tuple[str, bool]:
     if plain.stats.tokens and different.plain is not None and lanes[0].sequence.params.greedy:
         margin = margin_at(model, job, plain.tokens[: different.index])
         different = replace(different, margin=margin)
+    if not promises(lanes[1].engine, lanes[1].sequence.params):
+        return f"equal: no, {different} ({kept(lanes[1].engine)})", True
     return f"equal: no, {different}", False
 
 
 def demo(
     model: Loaded, engines: tuple[Engine, Engine], label: str, prompt: str, params: SamplingParams, once: bool
 ) -> tuple[bool, bool]:
-    """The whole demo; says whether the outputs are equal, and whether the race was run to its end."""
+    """The whole demo; says whether the outputs are as promised, and whether the race was run to its end."""
     console = screen.out()
     job = Job(0, Prompt(prompt), model.encode(prompt))
     console.print(heading(model, prompt, console))

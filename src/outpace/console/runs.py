@@ -13,15 +13,21 @@ from outpace.console.prompts import Prompt
 from outpace.core import Generation, OutpaceError, SamplingParams, Stats
 from outpace.engine import Engine
 from outpace.sequence import Sequence
+from outpace.verify import Verifier
 
 
 @dataclass(frozen=True)
 class Job:
-    """A prompt ready to be decoded; ``index`` counts from 0."""
+    """A prompt ready to be decoded, and texts that its output may repeat; ``index`` counts from 0."""
 
     index: int
     prompt: Prompt
     ids: list[int]
+    references: Seq[Seq[int]] = ()
+
+    def references_for(self, engine: Engine) -> Seq[Seq[int]]:
+        """The references, for an engine whose drafter reads any. (Plain decoding needs none.)"""
+        return self.references if engine.drafter.reads_references else ()
 
 
 @dataclass
@@ -51,7 +57,8 @@ def prepare(prompts: Seq[Prompt], model: Loaded, chat: bool) -> list[Job]:
     jobs = []
     for index, prompt in enumerate(prompts):
         try:
-            jobs.append(Job(index, prompt, model.encode(prompt.text, chat)))
+            references = [model.plain_tokens(text) for text in prompt.references]
+            jobs.append(Job(index, prompt, model.encode(prompt.text, chat), references))
         except OutpaceError as error:
             raise type(error)(prompt.where(str(error))) from None
     return jobs
@@ -66,12 +73,13 @@ def run_one(
     params: SamplingParams,
     interrupt: Interrupt,
     show: Callable[[str], None] = lambda text: None,
+    references: Seq[Seq[int]] = (),
 ) -> Generation:
     """Decode one prompt, step by step, handing text to ``show`` as it is accepted.
 
     An interrupt ends it with the finish reason ``removed`` and what has been decoded.
     """
-    sequence = engine.add(ids, params)
+    sequence = engine.add(ids, params, references=references)
     try:
         while sequence.finish_reason is None and not interrupt.raised:
             engine.step()
@@ -105,7 +113,7 @@ def run_many(
         while not interrupt.raised:
             while waiting and len(running) < batch:
                 job = waiting.pop()
-                running.append((job, engine.add(job.ids, params)))
+                running.append((job, engine.add(job.ids, params, references=job.references)))
             if not running:
                 return
             stepped(engine.step())
@@ -132,7 +140,7 @@ def stats_json(stats: Stats) -> dict[str, Any]:
     }
 
 
-def generation_json(job: Job, generation: Generation) -> dict[str, Any]:
+def generation_json(job: Job, generation: Generation, verifier: Verifier) -> dict[str, Any]:
     """One prompt's result."""
     interrupted = generation.finish_reason == "removed"
     found: dict[str, Any] = {
@@ -142,6 +150,7 @@ def generation_json(job: Job, generation: Generation) -> dict[str, Any]:
         "text": generation.text,
         "finish_reason": "interrupted" if interrupted else generation.finish_reason,
         "seed": generation.seed,
+        "verifier": str(verifier),
         "stats": stats_json(generation.stats),
     }
     if generation.logprobs is not None:
@@ -154,10 +163,15 @@ def rate(tokens: int, seconds: float) -> float:
     return tokens / seconds if seconds > 0 else 0.0
 
 
+def lossy_note(verifier: Verifier) -> str:
+    """What to add to a line about an output that is not the target's; empty for an exact verifier."""
+    return f"; not the model's own output: {verifier}" if verifier.lossy else ""
+
+
 def stats_line(stats: Stats) -> str:
     """One line about a generation."""
     speed = rate(stats.tokens, stats.seconds)
     return (
         f"{stats.tokens} tokens in {stats.steps} steps, {stats.mean_accepted_length:.2f} per step, "
         f"{speed:.1f} tokens/s, {stats.seconds:.2f} s"
-    ) + (" (lossy verifier)" if stats.lossy else "")
+    )

@@ -22,14 +22,19 @@ from outpace.drafters.base import Drafter
 from outpace.hf.checks import refuse_arguments
 from outpace.hf.decoding import Decoder
 from outpace.hf.engines import Engines
-from outpace.verify import load_verifier
+from outpace.verify import Verifier, load_verifier
 
 __all__ = ["accelerate", "decode", "restore"]
 
 Model = TypeVar("Model")
 
 
-def accelerate(model: Model, drafter: str | Drafter[Any] = "lookahead", verifier: str = "match") -> Model:
+def accelerate(
+    model: Model,
+    drafter: str | Drafter[Any] = "lookahead",
+    verifier: str | Verifier = "match",
+    adaptive: bool | None = None,
+) -> Model:
     """Make ``model.generate(...)`` faster, with no change where it is called, and return the model.
 
     Greedy tokens are those of the stock generate(). With ``do_sample`` the seed of each row is drawn from
@@ -56,14 +61,18 @@ def accelerate(model: Model, drafter: str | Drafter[Any] = "lookahead", verifier
     Args:
         model: a loaded decoder-only transformers model.
         drafter: a drafter or its spec string; "none" decodes plainly.
-        verifier: "match" (the tokens of plain decoding) or "rejection" (their distribution).
+        verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection" or
+            "block" (their distribution), or a lossy one.
+        adaptive: whether a governor decides, from measured times, how much each step drafts, nothing where
+            nothing pays. Default: where the drafter is given by its name alone and the verifier is "match".
+            Under another verifier the rows' seeds would not repeat a call, so sampling is refused there.
 
     Raises:
         UnsupportedModel: outpace cannot verify drafts with this model; the message names the reason.
         OutpaceError: unknown drafter or verifier, or parts that do not fit; or ``generate`` of this instance
             was replaced by someone else.
     """
-    engines = Engines(_drafter(drafter), verifier)
+    engines = Engines(drafter, verifier, adaptive)
     with engines.lend(engines.target(model)):  # what does not fit is said now, not at the first call
         pass
     _refuse_foreign(model)
@@ -83,7 +92,11 @@ def restore(model: Model) -> Model:
     return model
 
 
-def decode(drafter: str | Drafter[Any] = "lookahead", verifier: str = "match") -> Callable[..., Any]:
+def decode(
+    drafter: str | Drafter[Any] = "lookahead",
+    verifier: str | Verifier = "match",
+    adaptive: bool | None = None,
+) -> Callable[..., Any]:
     """A callable for one call: ``model.generate(..., custom_generate=outpace.decode("lookahead"))``.
 
     It does what ``accelerate`` does, less streamers and stop strings: transformers hands neither ``streamer``
@@ -94,17 +107,20 @@ def decode(drafter: str | Drafter[Any] = "lookahead", verifier: str = "match") -
 
     Args:
         drafter: a drafter or its spec string; "none" decodes plainly.
-        verifier: "match" (the tokens of plain decoding) or "rejection" (their distribution).
+        verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection" or
+            "block" (their distribution), or a lossy one.
+        adaptive: as for ``accelerate``; what was measured is forgotten with the call.
 
     Raises:
         OutpaceError: unknown drafter or verifier.
     """
     load_verifier(verifier)
-    chosen = _drafter(drafter)
+    if isinstance(drafter, str):
+        load_drafter(drafter)
 
     def custom_generate(model: Any, input_ids: Tensor, **prepared: Any) -> Any:
         # Engines of this call alone: whoever keeps the callable does not keep a model alive with it.
-        return Decoder(Engines(chosen, verifier))(model, input_ids, **prepared)
+        return Decoder(Engines(drafter, verifier, adaptive))(model, input_ids, **prepared)
 
     return custom_generate
 
@@ -142,10 +158,6 @@ class Generate:
     def __reduce__(self) -> tuple[Any, ...]:
         # As a bound method; the copy of the model is plain, and so is this.
         return getattr, (self._model(), "generate")
-
-
-def _drafter(drafter: str | Drafter[Any]) -> Drafter[Any]:
-    return load_drafter(drafter) if isinstance(drafter, str) else drafter
 
 
 def _refuse_foreign(model: Any) -> None:

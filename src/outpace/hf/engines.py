@@ -76,11 +76,15 @@ class Engines:
     Args:
         drafter: a drafter or its spec string.
         verifier: a verifier or its spec string.
+        adaptive: whether a governor decides how much is drafted; by default as ``Engine`` does.
     """
 
-    def __init__(self, drafter: Drafter[Any] | str, verifier: str | Verifier) -> None:
+    def __init__(
+        self, drafter: Drafter[Any] | str, verifier: str | Verifier, adaptive: bool | None = None
+    ) -> None:
         self.drafter = drafter
         self.verifier = verifier
+        self.adaptive = adaptive
         self._lock = threading.Lock()
         self._target: TargetModel | None = None
         self._made_for: tuple[Any, ...] | None = None
@@ -111,7 +115,7 @@ class Engines:
         with self._lock:
             engine = self._idle.pop() if self._idle and target is self._target else None
         if engine is None:
-            engine = RowEngine(target, self.drafter, self.verifier, slots=1, length=1)
+            engine = RowEngine(target, self.drafter, self.verifier, adaptive=self.adaptive, slots=1, length=1)
         # After an error the engine is dropped: nobody knows what state it is in.
         yield engine
         engine.close()
