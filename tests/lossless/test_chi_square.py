@@ -1,40 +1,137 @@
-"""Speculative sampling through the whole engine: 50,000 texts are distributed as the target says."""
+"""Every exact verifier through the whole engine: 50,000 texts are distributed as the target says.
+
+``tests/unit/verify`` shows that the verifiers are exact. What is left is that their draws are independent:
+of each other, of the draft's, and of those in other steps. So each case is also run with a bug in its draws.
+"""
 
 from __future__ import annotations
 
 import itertools
+from bisect import bisect
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from scipy import stats
-from transformers import LlamaForCausalLM
+from torch import Tensor
 
-import outpace
-from models import tiny_llama
-from outpace.core import SamplingParams
-from outpace.drafters import DraftModel
+from outpace.core import Draft, SamplingParams
+from outpace.drafters import Drafter, SequenceDrafter
+from outpace.engine import Engine
+from outpace.sampling import Key, Stream, uniform
+from outpace.sequence import KeyedDraw, Sequence
+from outpace.targets.base import Rows
+from outpace.testing import ToyTarget
+from outpace.tree import children, path_to
+from outpace.verify import rejection
 
 VOCABULARY = 5
 LENGTH = 3
 DRAWS = 50_000
+DRAWS_OF_A_BUG = 10_000
 BATCH = 1_000
 PROMPT = [3, 1, 4]
-TEMPERATURE = 2.0
+TEMPERATURE = 3.0
 LEAST = 1e-4  # p-value under which a test fails
 
+CHAIN = (-1, 0)
+TREE = (-1, -1, 0, 0, 1)
 
-def _expected(model: LlamaForCausalLM) -> NDArray[np.float64]:
-    """Probability of each text of LENGTH tokens, in the order of itertools.product."""
-    texts = list(itertools.product(range(VOCABULARY), repeat=LENGTH))
-    with torch.inference_mode():
-        rows = model(torch.tensor([[*PROMPT, *text] for text in texts])).logits[:, len(PROMPT) - 1 : -1]
-    chosen = (rows.double() / TEMPERATURE).softmax(-1).gather(-1, torch.tensor(texts)[..., None])
+
+@dataclass(frozen=True)
+class Sampled(SequenceDrafter[Sequence]):
+    """Samples a tree of one shape from a bigram model."""
+
+    parents: tuple[int, ...]
+    replacement: bool = True
+
+    paper: ClassVar[str] = "none: for tests"
+    probabilities: ClassVar[bool] = True
+
+    @property
+    def trees(self) -> bool:
+        return self.parents != CHAIN
+
+    def start(self, sequence: Sequence, shared: Any) -> Sequence:
+        return sequence
+
+    def draft(self, state: Sequence) -> Draft:
+        tokens: list[int] = []
+        rows: dict[int, Tensor] = {}
+        for node, parent in enumerate(self.parents):
+            last = tokens[parent] if parent >= 0 else state.tokens[-1]
+            rows[parent] = bigrams()[last]
+            weights = dict(enumerate(rows[parent].tolist()))
+            if not self.replacement:
+                for sibling in range(node):
+                    if self.parents[sibling] == parent:
+                        del weights[tokens[sibling]]
+            word = state.key.node(Stream.DRAFT, state.output_length, node)
+            ends = list(itertools.accumulate(weights.values()))
+            tokens.append(list(weights)[bisect(ends, uniform(word) * ends[-1], hi=len(ends) - 1)])
+        return Draft(tokens, self.parents, rows, self.replacement)
+
+
+@dataclass(frozen=True)
+class Chosen(Sampled):
+    """The bigram model's most probable tokens: point masses."""
+
+    probabilities: ClassVar[bool] = False
+
+    def draft(self, state: Sequence) -> Draft:
+        tokens: list[int] = []
+        for node, parent in enumerate(self.parents):
+            last = tokens[parent] if parent >= 0 else state.tokens[-1]
+            rank = children(self.parents)[parent].index(node)
+            tokens.append(int(bigrams()[last].argsort(descending=True)[rank]))
+        return Draft(tokens, self.parents)
+
+
+@lru_cache
+def bigrams() -> Tensor:
+    """A draft model: a distribution after each token, not far from the target's. [vocabulary, vocabulary]"""
+    chances = plain_chances(length=2).reshape(VOCABULARY, VOCABULARY)
+    rough = torch.from_numpy(chances / chances.sum(1, keepdims=True))
+    noise = torch.rand(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(0)).double()
+    return (rough + 0.5 * noise) / (rough + 0.5 * noise).sum(1, keepdim=True)
+
+
+def target() -> ToyTarget:
+    return ToyTarget(VOCABULARY, eos=None)
+
+
+CASES: dict[str, tuple[str, Drafter[Any]]] = {
+    "match": ("match", Chosen(TREE)),
+    "rejection of a chain": ("rejection", Sampled(CHAIN)),
+    "rejection with replacement": ("rejection", Sampled(TREE)),
+    "rejection without replacement": ("rejection", Sampled(TREE, replacement=False)),
+    "rejection of a top-k tree": ("rejection", Chosen(TREE)),
+    "block": ("block", Sampled(CHAIN)),
+}
+
+
+@lru_cache
+def plain_chances(length: int = LENGTH) -> NDArray[np.float64]:
+    """Probability of each text of so many tokens, in the order of itertools.product."""
+    texts = list(itertools.product(range(VOCABULARY), repeat=length))
+    model = target()
+    cache = model.new_cache(len(texts), len(PROMPT) + length)
+    for _ in texts:
+        cache.allocate()
+    rows = model.forward(cache, [Rows([*PROMPT, *text]) for text in texts]).logits
+    assert rows is not None
+    chances = (rows[:, len(PROMPT) - 1 : -1] / TEMPERATURE).softmax(-1)
+    chosen = chances.gather(-1, torch.tensor(texts)[..., None])
     return chosen.squeeze(-1).prod(-1).numpy()
 
 
-def _p_value(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
+def p_value(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
     """Of the chi-square test; texts expected fewer than 5 times are counted together."""
     rare = expected * counts.sum() < 5
     pooled = np.append(counts[~rare], counts[rare].sum())
@@ -43,32 +140,102 @@ def _p_value(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
     return float(stats.chisquare(pooled[held], awaited[held]).pvalue)
 
 
-def _counts(engine: outpace.Engine) -> tuple[NDArray[np.int64], float]:
-    """How often each text came, over seeds 0 to DRAWS - 1, and the acceptance rate."""
+def count(case: str, draws: int) -> tuple[NDArray[np.int64], float]:
+    """How often each text came, over seeds 0 to draws - 1, and the mean accepted length."""
+    verifier, drafter = CASES[case]
+    engine = Engine(target(), drafter, verifier)
     found: Counter[tuple[int, ...]] = Counter()
-    drafted = accepted = 0
-    for start in range(0, DRAWS, BATCH):
+    steps = 0
+    for start in range(0, draws, BATCH):
         params = [
-            SamplingParams(
-                max_new_tokens=LENGTH, temperature=TEMPERATURE, ignore_eos=True, seed=start + place
-            )
+            SamplingParams(max_new_tokens=LENGTH, temperature=TEMPERATURE, seed=start + place)
             for place in range(BATCH)
         ]
         for generation in engine.generate([PROMPT] * BATCH, params):
             found[tuple(generation.tokens)] += 1
-            drafted += generation.stats.drafted
-            accepted += generation.stats.accepted
+            steps += generation.stats.steps
     texts = itertools.product(range(VOCABULARY), repeat=LENGTH)
-    return np.array([found[text] for text in texts]), accepted / drafted
+    return np.array([found[text] for text in texts]), draws * LENGTH / steps
 
 
-def test_rejection_draws_from_the_target() -> None:
-    target = tiny_llama(vocabulary=VOCABULARY, layers=1)
-    draft = DraftModel(tiny_llama(vocabulary=VOCABULARY, layers=1, seed=1), num_draft_tokens=2)
-    counts, acceptance = _counts(outpace.Engine(target, draft, verifier="rejection"))
-    expected = _expected(target)
-    assert 0.2 < acceptance < 0.9  # both outcomes of a draft are tried
-    assert _p_value(counts, expected) > LEAST
-    # The test can tell: the draft's own distribution is far off, and so is a small tilt of the target's.
-    tilted = expected * np.linspace(0.95, 1.05, len(expected))
-    assert _p_value(counts, tilted / tilted.sum()) < LEAST
+@pytest.mark.parametrize("case", CASES)
+def test_the_output_is_distributed_as_the_target_says(case: str) -> None:
+    counts, tau = count(case, DRAWS)
+    expected = plain_chances()
+    assert 1.2 < tau < 2.8  # drafts are accepted and rejected
+    assert p_value(counts, expected) > LEAST
+    # The test can tell: a small tilt of the target's distribution is far off.
+    tilted = expected * np.linspace(0.9, 1.1, len(expected))
+    assert p_value(counts, tilted / tilted.sum()) < LEAST
+
+
+# -- bugs ------------------------------------------------------------------------------------------------
+
+
+def one_accept_draw_for_siblings(patch: pytest.MonkeyPatch) -> None:
+    def accept(self: KeyedDraw, probability: float, node: int) -> bool:
+        return (
+            uniform(self._sequence.key.node(Stream.ACCEPT, self.root, len(path_to(TREE, node)))) < probability
+        )
+
+    patch.setattr(KeyedDraw, "accept", accept)
+
+
+def accept_draws_keyed_by_position(patch: pytest.MonkeyPatch) -> None:
+    def accept(self: KeyedDraw, probability: float, node: int) -> bool:
+        return uniform(self._sequence.key.node(Stream.ACCEPT, 0, self.root + node)) < probability
+
+    patch.setattr(KeyedDraw, "accept", accept)
+
+
+def accept_draws_from_the_drafts_stream(patch: pytest.MonkeyPatch) -> None:
+    def accept(self: KeyedDraw, probability: float, node: int) -> bool:
+        return uniform(self._sequence.key.node(Stream.DRAFT, self.root, node)) < probability
+
+    patch.setattr(KeyedDraw, "accept", accept)
+
+
+def rejected_token_drawn_from_q(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rejection, "positive_part", lambda weights, otherwise: otherwise)
+
+
+def rejected_candidate_stays_in_p(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rejection, "_without", lambda p, token: p)
+
+
+def p_is_not_normalised(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rejection, "_without", lambda p, token: p.index_fill(0, torch.tensor([token]), 0))
+
+
+def chosen_tokens_taken_for_sampled(patch: pytest.MonkeyPatch) -> None:
+    """As if each had been drawn from a distribution."""
+    p = bigrams().mean(0)
+    patch.setattr(rejection, "proposal", lambda draft, parent, token, like: p)
+
+
+def the_same_noise_at_each_place(patch: pytest.MonkeyPatch) -> None:
+    own = Key.target
+    patch.setattr(Key, "target", lambda self, index: own(self, 0))
+
+
+BUGS: list[tuple[str, Callable[[pytest.MonkeyPatch], None]]] = [
+    ("match", the_same_noise_at_each_place),
+    ("rejection of a chain", rejected_token_drawn_from_q),
+    ("rejection of a chain", accept_draws_from_the_drafts_stream),
+    ("rejection with replacement", one_accept_draw_for_siblings),
+    ("rejection without replacement", one_accept_draw_for_siblings),
+    ("rejection without replacement", rejected_candidate_stays_in_p),
+    ("rejection without replacement", p_is_not_normalised),
+    ("rejection of a top-k tree", chosen_tokens_taken_for_sampled),
+    ("block", accept_draws_keyed_by_position),
+    ("block", accept_draws_from_the_drafts_stream),
+]
+
+
+@pytest.mark.parametrize(("case", "bug"), BUGS)
+def test_a_bug_is_seen(
+    monkeypatch: pytest.MonkeyPatch, case: str, bug: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    bug(monkeypatch)
+    counts, _ = count(case, DRAWS_OF_A_BUG)
+    assert p_value(counts, plain_chances()) < LEAST

@@ -1,0 +1,43 @@
+"""The matrix's other half: every verifier on the embedded model, in float64."""
+
+from __future__ import annotations
+
+import pytest
+
+from lossless.conftest import Lab
+from lossless.test_matrix import SPECS
+from outpace.core import OutpaceError
+from outpace.verify import VERIFIERS, load_verifier
+
+PROMPTS = 6
+# Greedy, these say what plain decoding says; typical acceptance is exact there.
+EQUAL_IF_GREEDY = ["match", "rejection", "block", "typical"]
+LOSSY = ["typical", "top_beta", "bild"]
+
+
+def test_every_verifier_is_in_the_matrix() -> None:
+    assert {*EQUAL_IF_GREEDY, *LOSSY} == VERIFIERS.keys()
+    assert [name for name in VERIFIERS if load_verifier(name).lossy] == LOSSY
+
+
+@pytest.mark.parametrize("drafter", SPECS)
+@pytest.mark.parametrize("verifier", EQUAL_IF_GREEDY[1:])
+def test_greedy_tokens_are_those_of_plain_decoding(exact: Lab, verifier: str, drafter: str) -> None:
+    try:
+        engine = exact.engine(SPECS[drafter], verifier)
+    except OutpaceError as error:
+        assert verifier == "block" and "takes chains" in str(error)
+        return
+    found = engine.generate(exact.prompts[:PROMPTS], exact.params("greedy")[:PROMPTS])
+    assert [g.tokens for g in found] == [g.tokens for g in exact.plain("greedy")[:PROMPTS]]
+    assert sum(g.stats.steps for g in found) < sum(len(g.tokens) for g in found)
+
+
+@pytest.mark.parametrize("verifier", LOSSY)
+def test_lossy_verifiers_take_fewer_steps_than_match_and_say_that_they_are(exact: Lab, verifier: str) -> None:
+    prompts, params = exact.prompts[:PROMPTS], exact.params("top_p")[:PROMPTS]
+    engines = [exact.engine(SPECS["draft_model"], name) for name in ("match", verifier)]
+    kept, found = (engine.generate(prompts, params) for engine in engines)
+    assert all(g.stats.lossy for g in found) and not any(g.stats.lossy for g in kept)
+    tau = [sum(g.stats.tokens for g in some) / sum(g.stats.steps for g in some) for some in (kept, found)]
+    assert tau[1] > tau[0]
