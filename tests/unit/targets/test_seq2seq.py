@@ -273,3 +273,16 @@ def test_the_example() -> None:
     steps = {name: int(count) for name, count in lines}
     assert set(steps) == {"none", "lookahead", "reference"}
     assert steps["lookahead"] < steps["none"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", SEQ2SEQ_FAMILIES)
+def test_right_families_in_less_precision(name: str, dtype: torch.dtype) -> None:
+    """The self-test lets them pass, and still finds that a way to place rows is missing."""
+    model = SEQ2SEQ_FAMILIES[name].build(dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        kind = type(Target(model)._placement)  # type: ignore[attr-defined]
+        for part in ("arguments", "during", "mask"):
+            patch.setattr(kind, part, getattr(positions.Placement, part))
+        with pytest.raises(UnsupportedModel, match="paths"):
+            Target(model)
