@@ -16,7 +16,10 @@ from outpace.drafters.jacobi import Jacobi
 from outpace.drafters.lookahead import Lookahead
 from outpace.drafters.none import NoDraft
 from outpace.drafters.prompt_lookup import PromptLookup
+from outpace.drafting.provisional import Provisional
 from outpace.engine import Engine
+from outpace.sampling import Key
+from outpace.sequence import Sequence
 from outpace.testing import ToyTarget, check_drafter
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6]]
@@ -97,6 +100,18 @@ def test_a_good_inner_drafter_saves_forwards_of_the_draft_model(monkeypatch: Any
 )
 def test_it_keeps_the_contract(drafter: Cascade) -> None:
     check_drafter(drafter)
+
+
+@pytest.mark.parametrize("coupled", [True, False])
+def test_the_noise_is_the_targets_or_new_in_each_step(coupled: bool) -> None:
+    original = Sequence(PROMPTS[1], SAMPLED, Key(3, coupled), limit=20)
+    text, words = Provisional(original, "coupled"), []
+    for _ in range(2):
+        text.follow(4)
+        words.append([text.key.target(index) for index in range(6)])
+        original.append(5)
+    assert (words[0] == words[1]) == coupled
+    assert (words[0] == [Key(3).target(index) for index in range(6)]) == coupled
 
 
 def test_under_rejection_the_chain_does_not_depend_on_the_inner_drafter(monkeypatch: Any) -> None:
