@@ -56,6 +56,8 @@ def accelerate(
       DoLa, contrastive search, inputs_embeds, a filled past_key_values, output_attentions,
       output_hidden_states, guidance_scale, synced_gpus.
 
+    generate() has no argument for references: the drafter ``reference`` copies from the prompt then.
+
     Threads may call generate() at the same time.
 
     Args:
