@@ -23,7 +23,8 @@ _KEPT = 9  # measurements of one width
 _HOPE = 0.5  # of what a line between two widths says, a width between them is taken to cost until it is tried
 _TRUSTED = 3  # measurements from which on a median is believed, however high
 _SURPRISE = 1.5  # times what was expected, that an earlier one may be at most
-_LIFE, _DOUBTFUL_LIFE = 512, 96  # steps after which a width not seen any more is forgotten: trusted, and not
+# Steps after which a width not seen any more is forgotten: trusted, not trusted, seen once.
+_LIFE, _DOUBTFUL_LIFE, _FIRST_LIFE = 512, 96, 8
 _SLOPE = 0.1  # of the narrowest width's seconds, that as many rows more are taken to cost at first
 
 
@@ -110,11 +111,14 @@ class Curve:
         self._stale = True
 
     def forget(self, step: int, keep: int) -> None:
-        """Drop the widths not seen for long, but for that of ``keep`` rows; the less known the sooner."""
+        """Drop the widths not seen for long, but for that of ``keep`` rows; the less known the sooner.
+
+        What came from elsewhere, at step 0, stays until it is measured.
+        """
         spared = bucket(keep)
         for place, cell in list(self._cells.items()):
-            life = _LIFE if len(cell) >= _TRUSTED else _DOUBTFUL_LIFE
-            if place != spared and cell.last < step - life:
+            life = _LIFE if len(cell) >= _TRUSTED else _DOUBTFUL_LIFE if len(cell) else _FIRST_LIFE
+            if place != spared and 0 < cell.last < step - life:
                 del self._cells[place]
                 self._stale = True
 

@@ -40,7 +40,7 @@ _BARREN = 8  # steps of a trial without any draft, after which it is over
 _REACH = 2  # widths past the widest tried that may be tried next
 _RETURN = 1.1  # speed over plain decoding, measured before, at which a drafter that is off is tried at once
 _REFRESH = 128  # steps after which plain decoding is measured anew
-_SWEEP = 16  # steps from one clearing out of old measurements to the next
+_SWEEP = 8  # steps from one clearing out of old measurements to the next
 
 
 class Policy(Protocol):

@@ -305,6 +305,13 @@ class WritesToTheText(Guess):
 
 
 @dataclass(frozen=True)
+class ExpectsItsDraft(Guess):
+    def learn(self, state: Text, step: Step) -> None:
+        if state.room > self.count and not len(step.draft):
+            raise KeyError("no draft")
+
+
+@dataclass(frozen=True)
 class EndsTheText(Guess):
     def learn(self, state: Text, step: Step) -> None:
         state.limit = 10
@@ -443,6 +450,7 @@ BROKEN = [
     (Tensors, r"drafts tensor\(1\) at node 0"),
     (NotADraft, r"proposes \[1, 2\], which is not an outpace Draft"),
     (Raises, r"Raises.observe raises KeyError\('lost'\)"),
+    (ExpectsItsDraft, r"ExpectsItsDraft.observe raises KeyError\('no draft'\)"),
     (WritesToTheText, "changes the tokens with"),
     (EndsTheText, "changes the tokens with"),
     (Changes, "drafts something else when the same run is repeated"),

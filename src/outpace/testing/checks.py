@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from outpace.core import Draft, Generation, SamplingParams
 from outpace.drafters.base import Drafter
 from outpace.engine import Engine
+from outpace.governor import Outcome
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import Rows, TargetModel
 from outpace.testing.toy import ToyTarget
@@ -39,6 +41,7 @@ def check_drafter(drafter: Drafter[Any], target: TargetModel | None = None) -> N
       were drawn from.
     - The tokens: those of plain decoding, greedy and sampled, in batches that sequences join and leave, up to
       the end of the context.
+    - Budgets: it copes with steps for which none of its drafts, or only their first nodes, are wanted.
     - Its state: none on the drafter, so that engines that share it do not meet, and the same run drafts the
       same again.
 
@@ -57,6 +60,7 @@ def check_drafter(drafter: Drafter[Any], target: TargetModel | None = None) -> N
         check.unchanged()
     check.limits()
     check.joining()
+    check.budgets()
     check.repeatable()
     if drafter.probabilities:
         check.distributions()
@@ -180,6 +184,20 @@ class _Check:
             tokens = plain.tokens[: len(sequence.output)] if sequence is sequences[0] else plain.tokens
             self.same(prompt, sequence.output, tokens, "when sequences join and leave")
 
+    def budgets(self) -> None:
+        """Steps that take the first nodes of a draft, all of it, or want none."""
+        for params in _PARAMS[:2]:
+            for budgets in ((0, 1, 0, 0, 64, 2, 64, 64, 0, 5), (64, 64, 64, 64, 64, 64, 0)):
+                watch = _watch(self.drafter, self.target.vocabulary)
+                engine = Engine(self.target, watch, adaptive=_Budgets(cycle(budgets)))
+                found = engine.generate(self.prompts, params)
+                for prompt, one, plain in zip(
+                    self.prompts, found, self.plain(self.prompts, params), strict=True
+                ):
+                    self.same(
+                        prompt, one.tokens, plain.tokens, f"in steps with budgets {budgets}, with {params}"
+                    )
+
     def repeatable(self) -> None:
         """The same run drafts the same again, also while another engine takes turns with the drafter."""
         params = SamplingParams(max_new_tokens=25, temperature=0.8, seed=6)
@@ -252,6 +270,20 @@ def _compare(tokens: Seq[int], expected: Tensor, what: str) -> None:
         f"{what} tokens that do not follow their distribution: chi-squared {statistic:.1f} with {freedom} "
         f"degrees of freedom over {len(tokens)} draws"
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Budgets:
+    """A policy that plans what it is told."""
+
+    budgets: Iterator[int]
+    timed: bool = False
+
+    def plan(self, batch: int) -> int:
+        return next(self.budgets)
+
+    def learn(self, outcome: Outcome) -> None:
+        pass
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,228 @@
+"""Does the governor keep its promise: never slower than plain decoding, near the best fixed choice elsewhere?
+
+    python benchmarks/governor.py --data DIR --out benchmarks/RESULT.json
+
+DIR holds gsm8k_test*.jsonl (lines with "question" and "answer"). Three measurements, each interleaved, in an
+order that rotates, after a warm-up; all are medians of rounds:
+
+- random: a model of random weights and the embedded model's shape, sampled at temperature 1, where nothing can
+  be guessed (greedy, it would loop and flatter every n-gram method). Speed of each drafter under the governor,
+  over that of plain decoding.
+- batch: the same with 16 prompts at once, on random weights and on the embedded model.
+- dictated: a logits processor forces a text on the embedded model: a quarter GSM8K, half random tokens, a
+  quarter GSM8K. Total seconds under the governor, over the sum of the least seconds that a fixed choice takes
+  for each part.
+
+The result is printed as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+import outpace
+from outpace.core import SamplingParams
+from outpace.drafters import load_drafter
+from outpace.engine import Engine
+from outpace.governor import Pinned
+from outpace.targets import TargetModel
+
+PLAIN = "none"
+FIXED = (1, 2, 3, 4, 6, 8, 12, 16)
+PARTS = ("random", "batch", "dictated")
+
+
+class Dictate:
+    """Forces a text: the logits processor that leaves one token at each place of the output."""
+
+    def __init__(self, prompt: Sequence[int], text: Sequence[int]) -> None:
+        self._prompt, self._text = len(prompt), text
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self._text[input_ids.shape[1] - self._prompt]] = 0.0
+        return forced
+
+
+def interleaved(runs: dict[str, Callable[[], list[float]]], rounds: int) -> dict[str, list[list[float]]]:
+    """Each run's seconds, [round][part]; the first round warms up and is not counted."""
+    names = list(runs)
+    found: dict[str, list[list[float]]] = {name: [] for name in names}
+    for turn in range(rounds + 1):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            seconds = runs[name]()
+            if turn:
+                found[name].append(seconds)
+        print(f"\rround {turn}/{rounds}", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    return found
+
+
+def each(
+    engine: Engine, prompts: list[list[int]], params: SamplingParams, together: bool
+) -> Callable[[], list[float]]:
+    """Decodes prompts one by one, or all at once; the seconds of each call."""
+    calls = [prompts] if together else [[prompt] for prompt in prompts]
+
+    def run() -> list[float]:
+        seconds = []
+        for call in calls:
+            began = time.perf_counter()
+            engine.generate(call, params)
+            seconds.append(time.perf_counter() - began)
+        return seconds
+
+    return run
+
+
+def against_plain(
+    target: TargetModel,
+    prompts: list[list[int]],
+    params: SamplingParams,
+    drafters: Sequence[str],
+    rounds: int,
+    together: bool = False,
+) -> dict[str, float]:
+    """Speed of each drafter under the governor over plain decoding, the two in the same round."""
+    engines = {PLAIN: Engine(target), **{name: Engine(target, name, adaptive=True) for name in drafters}}
+    found = interleaved(
+        {name: each(engine, prompts, params, together) for name, engine in engines.items()}, rounds
+    )
+    plain = found.pop(PLAIN)
+    return {
+        name: statistics.median(
+            theirs / mine
+            for mine_round, their_round in zip(rows, plain, strict=True)
+            for mine, theirs in zip(mine_round, their_round, strict=True)
+        )
+        for name, rows in found.items()
+    }
+
+
+def parts_of(
+    engine: Engine, prompt: list[int], text: list[int], ends: list[int]
+) -> Callable[[], list[float]]:
+    """Decodes a dictated text; the seconds of each part, which ends with the step that reaches its end."""
+
+    def run() -> list[float]:
+        params = SamplingParams(
+            max_new_tokens=len(text), ignore_eos=True, logits_processors=[Dictate(prompt, text)]
+        )
+        sequence = engine.add(prompt, params)
+        marks, began = [], time.perf_counter()
+        for end in ends:
+            while sequence.output_length < end:
+                engine.step()
+            marks.append(time.perf_counter())
+        if sequence.output != text:
+            raise SystemExit("the output is not the dictated text")
+        return [mark - before for before, mark in zip([began, *marks], marks, strict=False)]
+
+    return run
+
+
+def dictated(
+    target: TargetModel, prompt: list[int], text: list[int], ends: list[int], spec: str, rounds: int
+) -> dict[str, object]:
+    """The governor's total over the best fixed choice of each part."""
+    widths = load_drafter(spec).widths or FIXED
+    engines = {
+        "adaptive": Engine(target, spec, adaptive=True),
+        PLAIN: Engine(target),
+        "all": Engine(target, spec, adaptive=False),
+        **{str(nodes): Engine(target, spec, adaptive=Pinned(nodes)) for nodes in widths},
+    }
+    found = interleaved({name: parts_of(e, prompt, text, ends) for name, e in engines.items()}, rounds)
+    parts = {
+        name: [statistics.median(part) for part in zip(*rows, strict=True)] for name, rows in found.items()
+    }
+    governed = parts["adaptive"]
+    fixed = {name: seconds for name, seconds in parts.items() if name != "adaptive"}
+    best = [min(fixed, key=lambda name, part=part: fixed[name][part]) for part in range(len(ends))]
+    return {
+        "ratio": sum(governed) / sum(fixed[name][part] for part, name in enumerate(best)),
+        "best": best,
+        "seconds": parts,
+    }
+
+
+def texts(data: Path) -> list[tuple[str, str]]:
+    file = next(iter(sorted(data.glob("gsm8k_test*.jsonl"))), None)
+    if file is None:
+        raise SystemExit(f"no gsm8k_test*.jsonl in {data}")
+    lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    return [(f"Question: {line['question']}\nAnswer:", str(line["answer"])) for line in lines]
+
+
+def machine() -> dict[str, object]:
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return {
+        "commit": commit.stdout.strip(),
+        "processor": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=8, help="of the random measurement")
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--dictated-tokens", type=int, default=512)
+    parser.add_argument("--drafters", nargs="*", default=["lookahead", "prompt_lookup", "draft_model"])
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
+    options = parser.parse_args()
+    path = outpace.nano_path()
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    torch.manual_seed(0)
+    blank = outpace.Target(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path)).float().eval())
+    nano = outpace.Target(
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, use_safetensors=True).eval()
+    )
+    pairs = texts(options.data)
+    prompts = [tokenizer(question).input_ids for question, _ in pairs]
+    sampled = SamplingParams(max_new_tokens=options.new_tokens, temperature=1.0, seed=1, ignore_eos=True)
+    greedy = SamplingParams(max_new_tokens=options.new_tokens, ignore_eos=True)
+    names, rounds = options.drafters, options.rounds
+    result: dict[str, object] = {"machine": machine(), "command": " ".join(sys.argv)}
+    if "random" in options.only:
+        result["random"] = against_plain(blank, prompts[: options.prompts], sampled, names, rounds)
+    if "batch" in options.only:
+        together = prompts[: options.batch]
+        result["batch"] = {
+            "random": against_plain(blank, together, sampled, names, rounds, together=True),
+            "embedded": against_plain(nano, together, greedy, names, rounds, together=True),
+        }
+    if "dictated" in options.only:
+        quarter = options.dictated_tokens // 4
+        told = tokenizer("\n\n".join(f"{question}{answer}" for question, answer in pairs[1:])).input_ids
+        noise = torch.randint(0, nano.vocabulary, (2 * quarter,), generator=torch.Generator().manual_seed(0))
+        text = told[:quarter] + noise.tolist() + told[quarter : 2 * quarter]
+        ends = [quarter, 3 * quarter, 4 * quarter]
+        result["dictated"] = {name: dictated(nano, prompts[0], text, ends, name, rounds) for name in names}
+    print(json.dumps(result, indent=1))
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
