@@ -5,9 +5,9 @@
 DIR holds gsm8k_test*.jsonl (lines with "question" and "answer"). Three measurements, each interleaved, in an
 order that rotates, after a warm-up; all are medians of rounds:
 
-- random: a model of random weights and the embedded model's shape, sampled at temperature 1, where nothing can
-  be guessed (greedy, it would loop and flatter every n-gram method). Speed of each drafter under the governor,
-  over that of plain decoding.
+- random: a model of random weights and the embedded model's shape, sampled at temperature 1, where nothing
+  can be guessed (greedy, it would loop and flatter every n-gram method). Speed of each drafter under the
+  governor, over that of plain decoding.
 - batch: the same with 16 prompts at once, on random weights and on the embedded model.
 - dictated: a logits processor forces a text on the embedded model: a quarter GSM8K, half random tokens, a
   quarter GSM8K. Total seconds under the governor, over the sum of the least seconds that a fixed choice takes
