@@ -16,7 +16,11 @@ from outpace.drafters.jacobi import Jacobi
 from outpace.drafters.none import NoDraft
 
 # Drafters that have options without a default.
-WITH_WHAT_IT_NEEDS = {"combined": "combined:(lookahead)", "retrieval": "retrieval:datastore=corpus"}
+WITH_WHAT_IT_NEEDS = {
+    "cascade": "cascade:draft=(draft_model),inner=(lookahead)",
+    "combined": "combined:(lookahead)",
+    "retrieval": "retrieval:datastore=corpus",
+}
 
 
 @dataclass(frozen=True)
