@@ -129,7 +129,7 @@ def test_it_learns_of_every_row_and_believes_the_accepted_one(share: bool) -> No
     known: dict[int, list[int]] = {}
     rejected = twice = 0
     for step, root in drafter.steps:
-        nodes = [-1, *range(len(step.draft)), *step.path]
+        nodes = [*range(len(step.draft)), -1, *step.path]
         tokens = [root, *step.draft.tokens]
         twice += any(tokens.count(step.draft.tokens[node]) > 1 for node in step.path)
         rejected += len(step.draft) - len(step.path)

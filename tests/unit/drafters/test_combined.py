@@ -1,0 +1,402 @@
+"""Drafters combined: what each part sees of a step, who gets the nodes, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from outpace.core import Draft, Generation, OutpaceError, SamplingParams, Stats
+from outpace.drafters import Combined, Drafter, DraftModel, Jacobi, Lookahead, PromptLookup, load_drafter
+from outpace.drafters.base import SequenceDrafter
+from outpace.drafters.token_recycling import TokenRecycling
+from outpace.engine import Engine
+from outpace.governor import Pinned
+from outpace.sequence import Sequence, Step
+from outpace.targets.base import Rows, TargetModel
+from outpace.testing import ToyTarget, check_drafter
+from outpace.tree import chain, path_to, select
+
+PROMPTS = [[5], [3, 9, 2, 7, 3, 9], [6, 1, 6, 1, 6]]
+GREEDY = SamplingParams(max_new_tokens=40)
+SAMPLED = SamplingParams(max_new_tokens=40, temperature=0.8, top_p=0.95, seed=5)
+DRAFT_MODEL = DraftModel(ToyTarget(surprise=0.7), num_draft_tokens=3)
+
+
+@dataclass(frozen=True)
+class Recorded(Drafter[Any]):
+    """Passes on to a drafter, and keeps what it proposed and what it was told, by sequence."""
+
+    inner: Drafter[Any]
+    layers: tuple[int, ...] = ()
+    seen: list[tuple[list[int], Draft, Step]] = field(default_factory=list, compare=False)
+    pending: dict[int, tuple[list[int], Draft]] = field(default_factory=dict, compare=False)
+
+    paper: ClassVar[str] = "none"
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        return self.layers
+
+    @property
+    def probabilities(self) -> bool:
+        return self.inner.probabilities
+
+    def prepare(self, target: TargetModel) -> Any:
+        return self.inner.prepare(target)
+
+    def start(self, sequence: Sequence, shared: Any) -> Any:
+        return sequence, self.inner.start(sequence, shared)
+
+    def stop(self, state: Any) -> None:
+        self.inner.stop(state[1])
+
+    def propose(self, states: Seq[Any]) -> list[Draft]:
+        drafts = self.inner.propose([own for _, own in states])
+        for (sequence, _), draft in zip(states, drafts, strict=True):
+            self.pending[id(sequence)] = list(sequence.tokens), draft
+        return drafts
+
+    def observe(self, states: Seq[Any], steps: Seq[Step]) -> None:
+        for (sequence, _), step in zip(states, steps, strict=True):
+            self.seen.append((*self.pending[id(sequence)], step))
+        self.inner.observe([own for _, own in states], steps)
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        Combined((Lookahead(window=3, ngram=3), PromptLookup())),
+        Combined((TokenRecycling(nodes=9), Jacobi(block=3)), nodes=5, threshold=0, minimum=2, share=False),
+        Combined((DRAFT_MODEL, PromptLookup())),
+    ],
+)
+def test_it_keeps_the_contract(drafter: Combined) -> None:
+    check_drafter(drafter)
+
+
+# -- what a part sees ------------------------------------------------------------------------------------
+
+
+def counts(generation: Generation) -> dict[str, Any]:
+    return {name: v for name, v in vars(generation.stats).items() if not name.startswith("seconds")}
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+@pytest.mark.parametrize("verifier", ["match", "rejection"])
+@pytest.mark.parametrize("part", [Lookahead(window=3, ngram=3), TokenRecycling(nodes=9), DRAFT_MODEL])
+def test_a_part_alone_sees_what_it_sees_uncombined(
+    part: Drafter[Any], verifier: str, params: SamplingParams
+) -> None:
+    alone, inside = Recorded(part, layers=(0, 2)), Recorded(part, layers=(0, 2))
+    expected = Engine(ToyTarget(), alone, verifier).generate(PROMPTS, params)
+    found = Engine(ToyTarget(), Combined((inside,)), verifier).generate(PROMPTS, params)
+    assert [g.tokens for g in found] == [g.tokens for g in expected]
+    assert [counts(g) for g in found] == [counts(g) for g in expected]
+    assert len(inside.seen) == len(alone.seen)
+    for (_, _, one), (_, _, other) in zip(inside.seen, alone.seen, strict=True):
+        same_step(one, other)
+
+
+def same_step(one: Step, other: Step) -> None:
+    for name in ("path", "tokens", "root", "depths"):
+        assert getattr(one, name) == getattr(other, name), name
+    assert list(one.kept) == list(other.kept)
+    assert (list(one.draft.tokens), list(one.draft.parents)) == (
+        list(other.draft.tokens),
+        list(other.draft.parents),
+    )
+    given, expected = one.draft.distributions, other.draft.distributions
+    assert (given is None) == (expected is None)
+    if given is not None and expected is not None:
+        assert given.keys() == expected.keys()
+        assert all(torch.equal(given[node], expected[node]) for node in given)
+    assert torch.equal(one.logits.rows, other.logits.rows)
+    nodes = range(-1, len(one.draft))
+    assert [one.logits.best(node) for node in nodes] == [other.logits.best(node) for node in nodes]
+    assert one.refill(nodes) == other.refill(nodes)
+    assert one.hidden.keys() == other.hidden.keys()
+    assert all(torch.equal(one.hidden[layer], other.hidden[layer]) for layer in one.hidden)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+@pytest.mark.parametrize("options", [{}, {"nodes": 6, "threshold": 0.0}])
+def test_each_part_sees_the_fate_of_its_own_nodes(options: dict[str, Any], params: SamplingParams) -> None:
+    parts = (
+        Recorded(TokenRecycling(nodes=9), layers=(1,)),
+        Recorded(Jacobi(block=4), layers=(0, 2)),
+        Recorded(PromptLookup()),
+    )
+    target = ToyTarget()
+    Engine(target, Combined(parts, **options)).generate(PROMPTS, params)
+    cut = longer = 0
+    for part in parts:
+        for text, proposal, step in part.seen:
+            draft, kept = step.draft, list(step.kept)
+            assert draft == select(proposal, kept)
+            cut += len(kept) < len(proposal)
+            # Its path is as much of what was said as it had drafted, short of the last token.
+            texts = [
+                [draft.tokens[n] for n in path_to(draft.parents, node)] for node in range(-1, len(draft))
+            ]
+            right = max((t for t in texts if t == step.tokens[: len(t)]), key=len)
+            if len(right) == len(
+                step.tokens
+            ):  # the last one came at the limit of what was allowed, or ended it
+                right = right[: len(right) if step.sequence.finish_reason else -1]
+            assert [draft.tokens[node] for node in step.path] == right
+            assert step.path == path_to(draft.parents, step.path[-1] if step.path else -1)
+            longer += len(step.tokens) > len(right) + 1
+            assert step.root == len(text) - step.sequence.prompt_length
+            assert set(step.hidden) == set(part.layers)
+            check_rows(target, text, texts, step)
+    assert cut > 5 and longer > 5
+
+
+def check_rows(target: ToyTarget, text: list[int], texts: list[list[int]], step: Step) -> None:
+    """The rows are what the target says after the text on the way to each node, and hidden states its own."""
+    for node in {-1, 0, len(step.draft) - 1} & set(range(-1, len(step.draft))):
+        cache = target.new_cache()
+        cache.allocate()
+        output = target.forward(cache, [Rows(text + texts[node + 1])], hidden_layers=tuple(step.hidden))
+        assert output.logits is not None
+        assert torch.allclose(step.logits[node], output.logits[0, -1])
+        assert torch.allclose(step.logits.rows[node + 1], output.logits[0, -1])
+        for layer, states in step.hidden.items():
+            assert states.shape[0] == len(step.draft) + 1
+            assert torch.allclose(states[node + 1], output.hidden[layer][0, -1])
+
+
+# -- who gets the nodes ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Oracle(SequenceDrafter[Sequence]):
+    """Drafts what will be said, where it is asked to be right, else something else."""
+
+    text: tuple[int, ...]
+    right: tuple[int, int] = (0, 10**9)
+    length: int = 5
+    tag: int = 0
+
+    paper: ClassVar[str] = "none"
+
+    def start(self, sequence: Sequence, shared: Any) -> Sequence:
+        return sequence
+
+    def draft(self, state: Sequence) -> Draft:
+        at = state.output_length
+        wrong = not self.right[0] <= at < self.right[1]
+        return chain([(token + wrong) % 32 for token in self.text[at : at + self.length]])
+
+
+@dataclass(frozen=True)
+class Other(Oracle):
+    pass
+
+
+LONG = SamplingParams(max_new_tokens=400, ignore_eos=True)
+
+
+def said() -> tuple[int, ...]:
+    return tuple(Engine(ToyTarget(context=None)).generate([[5]], LONG)[0].tokens)
+
+
+def run(drafter: Drafter[Any], **options: Any) -> Stats:
+    (generation,) = Engine(ToyTarget(context=None), drafter, **options).generate([[5]], LONG)
+    assert tuple(generation.tokens) == said()
+    return generation.stats
+
+
+def test_a_useless_part_gets_almost_nothing() -> None:
+    text = said()
+    alone = run(Oracle(text))
+    both = run(Combined((Oracle(text), Other(text, right=(0, 0)))))
+    assert both.steps <= alone.steps + 2
+    assert both.extra["Oracle drafted"] == alone.drafted
+    assert both.extra["Oracle accepted"] == alone.accepted
+    assert both.extra["Other drafted"] < 0.15 * both.extra["Oracle drafted"]
+    assert both.extra["Other accepted"] == 0
+    without = run(Combined((Oracle(text), Other(text, right=(0, 0))), minimum=0))
+    assert without.extra["Other drafted"] < both.extra["Other drafted"]
+
+
+def test_the_nodes_go_to_the_part_that_is_right_now() -> None:
+    text = said()
+    parts = Recorded(Oracle(text, right=(0, 100))), Recorded(Other(text, right=(100, 400)))
+    whole = run(Combined(parts))
+    assert whole.steps <= run(Oracle(text)).steps + 2
+
+    def drafted(part: Recorded, steps: slice) -> int:
+        return sum(len(step.draft) for _, _, step in part.seen[steps])
+
+    assert drafted(parts[0], slice(10, 18)) > 3 * drafted(parts[1], slice(10, 18))
+    assert drafted(parts[1], slice(-8, None)) > 3 * drafted(parts[0], slice(-8, None))
+
+
+def test_a_tight_budget_goes_to_the_likelier_nodes() -> None:
+    text = said()
+    drafter = Combined((Other(text, right=(0, 0)), Oracle(text)), nodes=5, threshold=0, minimum=0)
+    stats = run(drafter)
+    assert stats.extra["Oracle drafted"] > 0.8 * stats.drafted
+    assert stats.drafted <= 5 * stats.steps
+
+
+def test_what_two_parts_propose_is_drafted_once() -> None:
+    text = said()
+    alone = run(Oracle(text))
+    both = run(Combined((Oracle(text), Other(text))))
+    assert (both.steps, both.drafted) == (alone.steps, alone.drafted)
+    assert both.extra["Oracle drafted"] == both.extra["Other drafted"] == alone.drafted
+
+
+def test_the_likeliest_node_comes_first() -> None:
+    text = said()
+    watch = Recorded(Combined((Other(text, right=(0, 0)), Oracle(text)), threshold=0))
+    run(watch)
+    for _, draft, step in watch.seen[20:]:
+        assert step.path == list(range(len(step.path)))
+        assert len(draft) > len(step.path)
+
+
+def test_it_drafts_no_more_than_will_be_taken() -> None:
+    watch = Recorded(Combined((TokenRecycling(), PromptLookup()), threshold=0))
+    stats = run(watch, adaptive=Pinned(3))
+    assert max(len(draft) for _, draft, _ in watch.seen) == 3
+    assert stats.steps < 400
+
+
+def test_measurements_are_shared_by_the_sequences_of_an_engine_or_not() -> None:
+    text = said()
+    drafted = {}
+    for share in (True, False):
+        parts = (Oracle(text), Other(text, right=(0, 0)))
+        engine = Engine(ToyTarget(context=None), Combined(parts, minimum=0, share=share))
+        one, other = (engine.generate([[5]], LONG)[0].stats.extra["Other drafted"] for _ in range(2))
+        assert one > 0
+        drafted[share] = other == one
+    assert drafted == {True: False, False: True}
+
+
+# -- delegation and refusals -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Probe(SequenceDrafter[Any]):
+    """Notes what is called."""
+
+    name: str
+    layers: tuple[int, ...] = ()
+    fails: bool = False
+    follows: bool = True
+    branches: bool = False
+    calls: list[str] = field(default_factory=list, compare=False)
+
+    paper: ClassVar[str] = "none"
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        return self.layers
+
+    @property
+    def trees(self) -> bool:
+        return self.branches
+
+    def prepare(self, target: TargetModel) -> Any:
+        self.calls.append("prepare")
+        return self.name
+
+    def start(self, sequence: Sequence, shared: Any) -> Any:
+        assert shared == self.name
+        self.calls.append("start")
+        if self.fails:
+            raise OutpaceError("no")
+        return self.name
+
+    def revise(self, state: Any, unchanged: int) -> bool:
+        self.calls.append(f"revise {unchanged}")
+        return self.follows
+
+    def draft(self, state: Any) -> Draft:
+        assert state == self.name
+        return Draft()
+
+    def stop(self, state: Any) -> None:
+        assert state == self.name
+        self.calls.append("stop")
+
+
+def test_parts_are_asked_for_what_they_need() -> None:
+    one, two = Probe("one", layers=(2, 0)), Probe("two", layers=(1, 2))
+    drafter = Combined((one, two))
+    assert drafter.hidden_layers == (0, 1, 2)
+    assert drafter.trees and not Combined((one,)).trees and Combined((Probe("x", branches=True),)).trees
+    Engine(ToyTarget(), drafter).generate([[5]], SamplingParams(max_new_tokens=3))
+    assert one.calls == two.calls == ["prepare", "start", "stop"]
+
+
+def test_where_one_part_does_not_start_the_others_are_stopped() -> None:
+    one, two, three = Probe("one"), Probe("two", fails=True), Probe("three")
+    engine = Engine(ToyTarget(), Combined((one, two, three)))
+    with pytest.raises(OutpaceError, match="no"):
+        engine.generate([[5]])
+    assert one.calls == ["prepare", "start", "stop"]
+    assert two.calls == ["prepare", "start"]
+    assert three.calls == ["prepare"]
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_it_follows_another_text_where_all_parts_do(follows: bool) -> None:
+    parts = Probe("one"), Probe("two", follows=follows)
+    drafter = Combined(parts)
+    shared = drafter.prepare(ToyTarget())
+    engine = Engine(ToyTarget())
+    state = drafter.start(engine.add([5]), shared)
+    assert drafter.revise(state, 1) is follows
+    assert parts[0].calls[-1] == "revise 1"
+
+
+def test_sampled_drafts_are_refused_where_they_would_be_weighed() -> None:
+    drafter = Combined((DRAFT_MODEL, PromptLookup()))
+    assert not drafter.probabilities and Combined((DRAFT_MODEL,)).probabilities
+    with pytest.raises(OutpaceError, match=r"DraftModel samples its tokens.*use verifier='match'"):
+        Engine(ToyTarget(), drafter, "rejection").generate(PROMPTS, SAMPLED)
+    plain = Engine(ToyTarget()).generate(PROMPTS, GREEDY)
+    found = Engine(ToyTarget(), drafter, "rejection").generate(PROMPTS, GREEDY)
+    assert [g.tokens for g in found] == [g.tokens for g in plain]
+    greedy = Combined((dataclasses.replace(DRAFT_MODEL, draws="greedy"), PromptLookup()))
+    assert len(Engine(ToyTarget(), greedy, "rejection").generate(PROMPTS, SAMPLED)) == 3
+
+
+def test_coupled_draws_are_merged() -> None:
+    plain = Engine(ToyTarget()).generate(PROMPTS, SAMPLED)
+    found = Engine(ToyTarget(), Combined((DRAFT_MODEL, PromptLookup()))).generate(PROMPTS, SAMPLED)
+    assert [g.tokens for g in found] == [g.tokens for g in plain]
+    assert sum(g.stats.extra["DraftModel accepted"] for g in found) > 10
+
+
+def test_it_is_read_from_a_spec() -> None:
+    expected = Combined((Lookahead(window=5, ngram=4), PromptLookup()))
+    assert load_drafter("combined:(lookahead:window=5,ngram=4)+(prompt_lookup)") == expected
+    nested = load_drafter("combined:(combined:(jacobi)+(lookahead),nodes=9)+(prompt_lookup),threshold=0.1")
+    assert nested == Combined((Combined((Jacobi(), Lookahead()), nodes=9), PromptLookup()), threshold=0.1)
+
+
+@pytest.mark.parametrize(
+    ("parts", "options", "message"),
+    [
+        ((), {}, "give it parts, as in combined:.lookahead."),
+        ((Jacobi(), "lookahead"), {}, "a part is a drafter, as in load_drafter"),
+        ((Jacobi(), Lookahead(), Jacobi()), {}, "Jacobi is given twice with the same options"),
+        ((Jacobi(),), {"nodes": 0}, "nodes must be at least 1, not 0"),
+        ((Jacobi(),), {"minimum": -1}, "minimum must be at least 0, not -1"),
+        ((Jacobi(),), {"threshold": 1.5}, "threshold must be between 0 and 1, not 1.5"),
+    ],
+)
+def test_a_mistake_is_named(parts: tuple[Any, ...], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OutpaceError, match=message):
+        Combined(parts, **options)
