@@ -33,7 +33,11 @@ HEIGHT = {unit: height for height, layer in enumerate(LAYERS) for unit in layer}
 DRAFTERS_MAY_IMPORT = {"core", "tree", "sampling", "index", "sequence", "spec", "drafting"}
 DRAFTERS_THAT_OWN_A_MODEL = {"draft_model", "cascade"}
 # A drafter is handed the target, as its abstract class: these look at it.
-CONTRACTS = {("drafters.base", "targets.base"), ("drafters.retrieval", "targets.base")}
+CONTRACTS = {
+    ("drafters.base", "targets.base"),
+    ("drafters.retrieval", "targets.base"),
+    ("drafters.suffix", "targets.base"),
+}
 VERIFY_MAY_NOT_IMPORT = {"targets", "cache"}
 
 # Names that outpace/__init__.py defines itself; anything else has a module of its own to import from.
