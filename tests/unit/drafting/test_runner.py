@@ -71,6 +71,18 @@ def test_a_tree_in_several_forwards_is_its_paths(make: Any) -> None:
     same_rows(runner, tracks[2])
 
 
+@pytest.mark.parametrize("make", models())
+def test_a_single_row_that_goes_on_with_a_tree_sees_its_own_branch(make: Any) -> None:
+    model = make()
+    runner = Runner(model)
+    track = runner.open()
+    runner.feed([track], [Feed([1, 2], (5, 6), (-1, -1))])
+    (row,) = runner.feed([track], [Feed((), (7,), (0,))])
+    torch.testing.assert_close(row, logits_after(model, [1, 2, 5, 7]), atol=1e-9, rtol=0)
+    (row,) = runner.feed([track], [Feed((), (8,), (1,))])
+    torch.testing.assert_close(row, logits_after(model, [1, 2, 6, 8]), atol=1e-9, rtol=0)
+
+
 def test_a_text_that_changes_is_cut_back_to_what_it_shares() -> None:
     runner = Runner(ToyTarget())
     track = runner.open()
