@@ -95,20 +95,20 @@ class Stock:
 
 
 class Ours:
-    """A drafter of outpace's."""
+    """A drafter of outpace's, which drafts what it is set to, or what the governor finds to pay."""
 
-    def __init__(self, target: outpace.targets.TargetModel, spec: str, new_tokens: int) -> None:
+    def __init__(
+        self, target: outpace.targets.TargetModel, spec: str, new_tokens: int, adaptive: bool = False
+    ) -> None:
         self._target = target
         self._spec = spec
         self._new_tokens = new_tokens
-        self._engine = outpace.Engine(target, spec)
+        self._engine = outpace.Engine(target, spec, adaptive=adaptive)
 
     def begin(self) -> None:
         """A new engine, which remembers no output. The governor keeps what it has measured."""
-        governor = self._engine.governor
-        self._engine = outpace.Engine(
-            self._target, self._spec, adaptive=False if governor is None else governor
-        )
+        adaptive = self._engine.governor or False
+        self._engine = outpace.Engine(self._target, self._spec, adaptive=adaptive)
 
     def __call__(self, prompt: Prompt) -> tuple[list[int], Stats]:
         params = SamplingParams(max_new_tokens=self._new_tokens, ignore_eos=not prompt.ends)
@@ -222,9 +222,7 @@ def from_data(
         raise SystemExit(f"no {name} in {data}")
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:limit]]
     texts = [
-        # As is usual for models that join a newline and what follows it into one token.
-        f"Question: {line['question']}\nAnswer:" if task == "gsm8k" else str(line["prompt"]).rstrip()
-        for line in lines
+        f"Question: {line['question']}\nAnswer:" if task == "gsm8k" else line["prompt"] for line in lines
     ]
     return [Prompt(tokenizer(text).input_ids) for text in texts]
 
@@ -263,6 +261,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--drafters", nargs="*", default=DRAFTERS)
+    parser.add_argument("--adaptive", nargs="*", default=[], help="drafters to run under the governor too")
     return parser.parse_args()
 
 
@@ -289,6 +288,7 @@ def main() -> None:
             for name, own in peers.items()
         },
         **{spec: Ours(target, spec, options.new_tokens) for spec in options.drafters},
+        **{f"{spec}, adaptive": Ours(target, spec, options.new_tokens, True) for spec in options.adaptive},
     }
     result: dict[str, object] = {"machine": machine(), "command": " ".join(sys.argv), "suites": {}}
     print(json.dumps(result["machine"]))
