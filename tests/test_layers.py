@@ -35,8 +35,10 @@ DRAFTERS_THAT_OWN_A_MODEL = {"draft_model", "cascade"}
 # A drafter is handed the target, as its abstract class: these look at it.
 CONTRACTS = {
     ("drafters.base", "targets.base"),
+    ("drafters.combined", "targets.base"),
     ("drafters.retrieval", "targets.base"),
     ("drafters.suffix", "targets.base"),
+    ("drafters.token_recycling", "targets.base"),
 }
 VERIFY_MAY_NOT_IMPORT = {"targets", "cache"}
 

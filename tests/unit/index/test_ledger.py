@@ -26,8 +26,8 @@ def test_first_guesses_fall_with_the_rank() -> None:
 
 def test_a_node_is_judged_where_its_parent_was_right() -> None:
     ledger = Ledger(2)
-    # Under the root 5 and 6; under 5: 7; under 6: 8 and 9; under 9: 1.
-    ledger.note(1, [5, 6, 7, 8, 9, 1], [-1, -1, 0, 1, 1, 4], [6, 9, 2, 4])
+    # Under the root 5 and 6; under 5: 7, 3 and 4; under 6: 8 and 9; under 9: 1.
+    ledger.note(1, [5, 6, 7, 8, 9, 1, 3, 4], [-1, -1, 0, 1, 1, 4, 0, 0], [6, 9, 2])
     assert moved(ledger, 1) == {(0, 0): -1, (0, 1): 1, (1, 0): -1, (1, 1): 1, (2, 0): -1}
     assert moved(ledger, 0) == {}
 
