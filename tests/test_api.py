@@ -12,6 +12,7 @@ import outpace
 
 PUBLIC = {
     "ContextOverflow",
+    "Drift",
     "Engine",
     "Generation",
     "OutpaceError",
@@ -25,6 +26,7 @@ PUBLIC = {
     "decode",
     "drafters",
     "load_drafter",
+    "measure_drift",
     "nano_draft_path",
     "nano_path",
     "restore",

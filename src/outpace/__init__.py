@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from .drafters import load_drafter
+    from .drift import Drift, measure_drift
     from .engine import Engine
     from .hf import accelerate, decode, restore
     from .targets import Target
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ContextOverflow",
+    "Drift",
     "Engine",
     "Generation",
     "OutpaceError",
@@ -43,6 +45,7 @@ __all__ = [
     "decode",
     "drafters",
     "load_drafter",
+    "measure_drift",
     "nano_draft_path",
     "nano_path",
     "restore",
@@ -51,6 +54,7 @@ __all__ = [
 
 _HOME = {
     "ContextOverflow": "core",
+    "Drift": "drift",
     "Engine": "engine",
     "Generation": "core",
     "OutpaceError": "core",
@@ -62,6 +66,7 @@ _HOME = {
     "accelerate": "hf",
     "decode": "hf",
     "load_drafter": "drafters",
+    "measure_drift": "drift",
     "restore": "hf",
 }
 

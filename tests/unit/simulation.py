@@ -1,10 +1,11 @@
-"""A decoding that takes no time: recorded step costs, an acceptance process, and seconds that are only counted."""
+"""A decoding that takes no time: recorded step costs, an acceptance process, seconds only counted."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from outpace.governor import Outcome, Policy
 
@@ -37,7 +38,7 @@ RECORDED = ((1, 3.1), (2, 3.6), (3, 3.9), (5, 4.5), (9, 5.7), (17, 7.4), (33, 11
 
 
 def recorded(rows: int) -> float:
-    for (low, fast), (high, slow) in zip(RECORDED, RECORDED[1:], strict=False):
+    for (low, fast), (high, slow) in pairwise(RECORDED):
         if rows <= high:
             return 1e-3 * (fast + (slow - fast) * (rows - low) / (high - low))
     return 1e-3 * RECORDED[-1][1] * rows / RECORDED[-1][0]
@@ -87,7 +88,7 @@ class Machine:
 
 @dataclass
 class Text:
-    """What becomes of a chain of guesses: each is right with a chance that depends on its place in the output.
+    """What becomes of a chain of guesses: each is right with a chance that depends on its place.
 
     Attributes:
         chance: of each guess.
@@ -106,7 +107,9 @@ def constant(chance: float) -> Chances:
     return lambda token: chance
 
 
-def simulate(policy: Policy, machine: Machine, text: Text, tokens: int, batch: int = 1, seed: int = 1) -> float:
+def simulate(
+    policy: Policy, machine: Machine, text: Text, tokens: int, batch: int = 1, seed: int = 1
+) -> float:
     """Seconds that a batch takes for so many tokens of each sequence, on average over the sequences."""
     chances = random.Random(seed)
     seconds, done, warm = 0.0, 0.0, 0

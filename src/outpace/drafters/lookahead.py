@@ -128,8 +128,8 @@ class Lookahead(SequenceDrafter[LookaheadState]):
 
     def _roll(self, state: LookaheadState, step: Step) -> None:
         """Ask the target what follows the top cells, pool the columns, move the window to the new root."""
-        # A draft that was trimmed has lost its deepest cells, those of the last columns, or others too where it
-        # is one of several. The columns before the first that is lost are as they were.
+        # A draft that was trimmed has lost its deepest cells, those of the last columns, or others too where
+        # it is one of several. The columns before the first that is lost are as they were.
         place = {old: new for new, old in enumerate(step.kept)} | {-1: -1}
         top = [place[node] for node in takewhile(place.__contains__, state.nodes[-1])]
         new = step.refill(top, argmax=self.refill == "argmax")

@@ -51,7 +51,8 @@ class BM25Retriever:
             raise OutpaceError("BM25 needs documents with words in them")
         self._count = len(corpus)
         self._index: Any = _bm25s().BM25(k1=k1, b=b, method="lucene")
-        self._index.index((corpus, self._ids), create_empty_token=False, show_progress=False)
+        # A copy: bm25s may add a word of its own, without a column.
+        self._index.index((corpus, dict(self._ids)), show_progress=False)
 
     def encode(self, text: str) -> Words:
         return np.array([self._ids[word] for word in self._split(text) if word in self._ids], dtype=np.int64)

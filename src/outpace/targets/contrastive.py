@@ -107,6 +107,10 @@ class ContrastiveTarget(TargetModel):
         """The expert's model, for drafters that load or build one like it."""
         return getattr(self.expert, "model", None)
 
+    @property
+    def identity(self) -> str:
+        return f"{self.expert.identity} against {self.amateur.identity}"
+
     def new_cache(self, slots: int = 1, length: int = 256) -> PairCache:
         return PairCache(self.expert.new_cache(slots, length), self.amateur.new_cache(slots, length))
 

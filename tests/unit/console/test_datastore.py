@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from outpace.cli import app
-from outpace.console import datastore
+from outpace.console import corpus, datastore
 from outpace.index.datastore import Datastore
 from outpace.index.datastore_header import fingerprint
 
@@ -156,3 +156,13 @@ def test_several_shards_where_there_is_little_memory(run: Run, tmp_path: Path) -
     args = ("--vocabulary", 9, "--memory", 0.001, "--json")
     found = json.loads(run("build", tmp_path / "a.npy", "-o", tmp_path / "d", *args).stdout)
     assert len(found["shards"]) == 2 and sum(found["shards"]) == 3000 * 101
+
+
+def test_a_text_read_in_pieces_is_one_document(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "_LETTERS", 16)
+    monkeypatch.setattr(datastore, "_TOGETHER", 40)
+    (tmp_path / "a.txt").write_text(TEXT * 5, "utf-8")
+    found = json.loads(run("build", tmp_path / "a.txt", "-o", tmp_path / "d", "-m", folder, "--json").stdout)
+    assert (found["documents"], found["tokens"]) == (1, 5 * len(TEXT))

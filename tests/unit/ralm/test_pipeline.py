@@ -159,7 +159,7 @@ class Waiting(HashRetriever):
 
     def search(self, queries: Sequence[HashQuery], count: int) -> list[list[int]]:
         # Before the first answer there is nothing to guess, and nothing to decode meanwhile.
-        self.waited.append(self.forward.wait(timeout=60 if self.batches else 0))
+        self.waited.append(self.forward.wait(timeout=30 if self.batches else 0))
         return super().search(queries, count)
 
 

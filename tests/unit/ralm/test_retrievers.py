@@ -101,8 +101,9 @@ def test_a_query_gets_the_same_answer_alone_and_in_a_batch(make: Any) -> None:
     assert [documents[0] for documents in retriever.search(queries, 20)] == alone
 
 
-@pytest.mark.parametrize("retriever", [bm25(), dense(), HashRetriever()], ids=lambda r: type(r).__name__)
-def test_the_local_cache_is_right_whenever_it_holds_the_best(retriever: Retriever[Any]) -> None:
+@pytest.mark.parametrize("make", [bm25, dense, HashRetriever])
+def test_the_local_cache_is_right_whenever_it_holds_the_best(make: Any) -> None:
+    retriever: Retriever[Any] = make()
     texts = (
         [" ".join(map(str, range(n, n + 3))) for n in range(9)]
         if isinstance(retriever, HashRetriever)

@@ -152,6 +152,13 @@ def test_the_shorter_context_counts() -> None:
     assert (len(generation.tokens), generation.finish_reason) == (9, "length")
 
 
+def test_its_costs_are_not_those_of_the_expert() -> None:
+    """Recorded times of forwards are told apart by the target's identity."""
+    models = Target(tiny_llama()), Target(tiny_llama(layers=1))
+    assert ContrastiveTarget(*models).identity not in (models[0].identity, models[1].identity)
+    assert ContrastiveTarget(*models).identity != ContrastiveTarget(models[0], models[0]).identity
+
+
 def test_hidden_states_are_the_experts() -> None:
     caches = [model.new_cache() for model in (PAIR, PAIR.expert)]
     for cache in caches:
