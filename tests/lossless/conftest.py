@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outpace
+from lossless.datastore import with_datastore
 from lossless.prompts import PROMPTS
 from outpace.core import Generation, SamplingParams
-from outpace.index.datastore_writer import DatastoreWriter
 from outpace.targets import TargetModel
 
 SAMPLINGS = {
@@ -22,7 +20,6 @@ SAMPLINGS = {
     "top_p": SamplingParams(max_new_tokens=64, temperature=0.7, top_p=0.9),
     "penalty": SamplingParams(max_new_tokens=64, temperature=1.0, repetition_penalty=1.2, min_p=0.05),
 }
-_FOLDER = tempfile.TemporaryDirectory(prefix="outpace-")  # goes when the tests end
 
 
 class Lab:
@@ -49,18 +46,7 @@ class Lab:
 
     def engine(self, drafter: str, verifier: str = "match") -> outpace.Engine:
         """An engine that drafts all it can; ``{datastore}`` in the spec is a datastore of the prompts."""
-        spec = drafter.replace("{datastore}", str(_datastore()))
-        return outpace.Engine(self.target, spec, verifier, adaptive=False)
-
-
-@lru_cache
-def _datastore() -> Path:
-    tokenizer = AutoTokenizer.from_pretrained(outpace.nano_path())
-    file = Path(_FOLDER.name) / "prompts.datastore"
-    with DatastoreWriter(file, len(tokenizer)) as writer:
-        for text in PROMPTS:
-            writer.add(tokenizer(text).input_ids)
-    return file
+        return outpace.Engine(self.target, with_datastore(drafter), verifier, adaptive=False)
 
 
 @lru_cache

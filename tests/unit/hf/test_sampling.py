@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from transformers import LogitsProcessorList, SynthIDTextWatermarkingConfig, Top
 
 import outpace
 from outpace.drafters import DRAFTERS
+from outpace.index.datastore_writer import DatastoreWriter
 from unit.hf.tiny import make
 
 WARPERS: dict[str, dict[str, Any]] = {
@@ -128,11 +130,20 @@ def test_a_processor_that_a_batch_has_used_before(none: Any, lookahead: Any, bat
         assert found == sample(none, **batch, watermarking_config=config)
 
 
+OF_OPTIONS = {
+    "combined": "combined:(lookahead)+(prompt_lookup)",
+    "retrieval": "retrieval:datastore={datastore},min_match=1",
+}
+
+
 @pytest.mark.parametrize("name", sorted(set(DRAFTERS) - {"draft_model", "cascade"}))
-def test_every_drafter_by_its_name(name: str, none: Any, batch: Any) -> None:
+def test_every_drafter_by_its_spec(name: str, none: Any, batch: Any, tmp_path: Path) -> None:
     model = make("llama")
     greedy = model.generate(**batch, max_new_tokens=20)
-    outpace.accelerate(model, name)
+    with DatastoreWriter(tmp_path / "datastore", 259) as writer:
+        writer.add(greedy[0].tolist())
+    spec = OF_OPTIONS.get(name, name).replace("{datastore}", str(tmp_path / "datastore"))
+    outpace.accelerate(model, spec)
     assert model.generate(**batch, max_new_tokens=20).tolist() == greedy.tolist()
     assert sample(model, **batch) == sample(none, **batch)
 

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outpace
+from lossless.datastore import with_datastore
 from lossless.test_matrix import SPECS
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
@@ -103,7 +104,7 @@ def test_embedded_pair_says_the_same_with_every_drafter(
 ) -> None:
     pair, prompts = embedded
     plain = Engine(pair).generate(prompts, params)
-    found = Engine(pair, SPECS[name]).generate(prompts, params)
+    found = Engine(pair, with_datastore(SPECS[name])).generate(prompts, params)
     assert [g.tokens for g in found] == [g.tokens for g in plain]
 
 
