@@ -96,7 +96,8 @@ class _Loader(Generic[T]):
             return first, item
         if item in hints:
             return item, ""
-        raise OutpaceError(f"{name}: a {self.kind} goes in parentheses, as in {name}:({item}), not {item!r}")
+        groups = "+".join(f"({part})" for part in _split(item, "+"))
+        raise OutpaceError(f"{name}: a {self.kind} goes in parentheses, as in {name}:{groups}, not {item!r}")
 
     def _nested(self, name: str, option: str, text: str, hint: Any) -> Any:
         """What the groups in ``(spec)+(spec)`` describe: one, or a tuple where the field holds several."""

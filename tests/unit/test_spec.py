@@ -75,7 +75,7 @@ def test_what_a_spec_describes(spec: str, expected: Thing) -> None:
         ("many:(leaf)x", "each thing in parentheses"),
         ("many:parts=leaf", "each thing in parentheses"),
         ("many:leaf", r"a thing goes in parentheses, as in many:\(leaf\)"),
-        ("many:leaf+leaf", "a thing goes in parentheses"),
+        ("many:leaf+leaf", r"in parentheses, as in many:\(leaf\)\+\(leaf\), not"),
         ("many:leaf:number=1", "many has no option 'leaf:number'; it has: parts, number"),
         ("many", r"many needs parts, as in many:parts=\(THING\)\+\(THING\)"),
         ("many:parts", r"'parts' needs a value, as in parts=\(THING\)\+\(THING\)"),

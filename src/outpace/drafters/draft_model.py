@@ -60,8 +60,9 @@ class DraftModel(Drafter[Drafting]):
         confidence: "path": that token's probability times those of the tokens on the way; "token": its own.
         vocabulary: "same" as the target's; "intersection": only tokens that both have are drafted; "text":
             the draft is translated. (TLI and SLEM of Timor et al. 2025.)
-        tokenizer, target_tokenizer: the draft model's and the target's, or their names; needed for different
-            vocabularies. By default those in the models' own folders.
+        tokenizer: of the draft model, or its name; needed for different vocabularies. By default the one in
+            the model's own folder.
+        target_tokenizer: the same for the target.
     """
 
     model: Any = field(default=None, repr=False)
@@ -103,6 +104,16 @@ class DraftModel(Drafter[Drafting]):
             raise OutpaceError(
                 "draft_model: with one noise siblings are drawn without replacement; for replacement=true "
                 "give draws=independent"
+            )
+        if self.replacement and not shape.branches:
+            raise OutpaceError(
+                "draft_model: replacement is about siblings, and a chain has none; give branching or "
+                "acceptance"
+            )
+        if self.confidence != "path" and not self.min_confidence:
+            raise OutpaceError(
+                f"draft_model: confidence={self.confidence} says what min_confidence bounds; give that too, "
+                "or leave both out"
             )
         if shape.weighs and self.draws == "independent":
             raise OutpaceError(

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -15,6 +17,8 @@ from outpace.drafting.sequoia import best_tree
 from outpace.tree import children, depths, select
 
 T = TypeVar("T", int, float)
+
+_MOST = 4096  # nodes of a tree by branching, whose number grows by leaps
 
 
 @dataclass
@@ -101,9 +105,14 @@ class Static(Shape):
         self.branches = any(len(below) > 1 for below in self._below)
 
     def _place(self, tree: Growing, node: int) -> int:
-        if node < 0:
-            return -1
-        return self._below[self._place(tree, tree.parents[node])][tree.ranks[node]]
+        ranks: list[int] = []
+        while node >= 0:
+            ranks.append(tree.ranks[node])
+            node = tree.parents[node]
+        place = -1
+        for rank in reversed(ranks):
+            place = self._below[place][rank]
+        return place
 
     def count(self, tree: Growing, node: int) -> int:
         return len(self._below[self._place(tree, node)])
@@ -176,6 +185,11 @@ def shape_of(
         )
     if any(factor < 1 for factor in factors):
         raise OutpaceError(f"draft_model: branching must be of numbers of at least 1, not {branching!r}")
+    if (count := _size(factors, depth)) > _MOST:
+        raise OutpaceError(
+            f"draft_model: branching {branching!r} makes a tree of {count} nodes, and {_MOST} is the most; "
+            "lower its numbers or num_draft_tokens"
+        )
     if (
         any(not 0 <= chance <= 1 for chance in chances)
         or sum(chances) > 1 + 1e-9
@@ -197,13 +211,19 @@ def _named(factors: Seq[int], chances: Seq[float], expand: int | None) -> dict[s
 
 
 def _numbers(name: str, given: str | Seq[T], separator: str, kind: type[T]) -> tuple[T, ...]:
-    parts: Seq[Any] = given.split(separator) if isinstance(given, str) else given
+    parts: Seq[Any] = given.split(separator) if isinstance(given, str) and given else given
     try:
-        return tuple(kind(part) for part in parts if part != "")
+        return tuple(kind(part) for part in parts)
     except (TypeError, ValueError) as error:
         raise OutpaceError(
             f"draft_model: {name} must be numbers, {separator!r} between them: {error}"
         ) from error
+
+
+def _size(factors: Seq[int], depth: int) -> int:
+    """Nodes of the tree that ``branching_parents`` makes."""
+    layers = list(accumulate(factors, mul))
+    return sum(layers) + (depth - len(layers)) * (layers[-1] if layers else 1)
 
 
 def branching_parents(factors: Seq[int], depth: int) -> list[int]:

@@ -33,6 +33,22 @@ def test_options_describe_a_static_tree(options: Any, parents: list[int]) -> Non
     assert shape.branches == (parents != [-1, 0, 1]) and shape.depth <= 3
 
 
+@pytest.mark.parametrize(("factors", "nodes"), [("3", 3 + 3 + 3), ("4x2", 4 + 8 + 8), ("15x15x15", 3615)])
+def test_trees_of_thousands_of_nodes_are_allowed(factors: str, nodes: int) -> None:
+    shape = shape_of(3, factors)
+    assert isinstance(shape, Static) and len(shape.parents) == nodes
+
+
+def test_a_chain_is_as_long_as_one_likes() -> None:
+    """Longer than calls may nest."""
+    shape, tree = shape_of(3000), Growing(3000)
+    while tree.front:
+        (node,) = tree.front
+        assert shape.count(tree, node) == 1
+        tree.front = shape.front(tree, tree.add(node, [1], [0.0])) if len(tree.tokens) < 2000 else []
+    assert len(tree.tokens) == 2000
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -43,6 +59,9 @@ def test_options_describe_a_static_tree(options: Any, parents: list[int]) -> Non
         ({"branching": "2x2x2x2"}, "has 4 depths and num_draft_tokens is 3"),
         ({"branching": "2xtwo"}, "branching must be numbers, 'x' between them"),
         ({"branching": "2x0"}, "numbers of at least 1"),
+        ({"branching": "2x"}, "branching must be numbers, 'x' between them"),
+        ({"branching": "99x99x99"}, "makes a tree of 980199 nodes, and 4096 is the most"),
+        ({"acceptance": "0.5//0.2", "nodes": 4}, "acceptance must be numbers, '/' between them"),
         ({"acceptance": "0.7/0.6", "nodes": 4}, "add up to 1 at most"),
         ({"acceptance": "0/0", "nodes": 4}, "chances from 0 to 1"),
         ({"expand": 0, "nodes": 4}, "expand must be at least 1"),
