@@ -151,6 +151,13 @@ def test_the_nearest_place_is_preferred() -> None:
     copied = [token for draft in run.drafts[-3:] for token in draft.tokens]
     assert 220 in copied or 218 in copied
     assert not {210, 230} & set(copied)
+    # Where the edit is too long to guess its end, the phrase alone tells the place.
+    said = [*text[:start], *range(300, 312), *phrase, *text[text.index(220) :]]
+    run = dictate(said, text, max_ngram=2, num_tokens=4, max_tokens=4)
+    while run.sequence.output_length < start + 12 + 4:
+        run.step()
+    copied = [token for draft in run.drafts for token in draft.tokens]
+    assert 220 in copied and not {210, 230} & set(copied[copied.index(215) :])
     # The longest match counts more than the nearest place.
     run = dictate([5, 6, 8, 9], [5, 1, 6, 2, 3, 4, 5, 6, 8, 9], max_ngram=2, num_tokens=1, max_tokens=1)
     run.run()

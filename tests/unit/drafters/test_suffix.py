@@ -69,6 +69,7 @@ def test_a_longer_match_comes_before_a_more_frequent_one() -> None:
     found = draft(text, threshold=0.0)
     assert found.tokens[0] == 50
     assert (60,) in paths(found)
+    assert len(draft(text, threshold=0.0, max_spec_factor=1.0)) == 3, "as many as the longest match has"
 
 
 def test_the_draft_is_as_long_as_the_match_deserves() -> None:
