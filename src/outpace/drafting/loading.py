@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets import Target, TargetModel
 
 # (path, dtype, device) -> the model; it goes when the last engine with it goes.
@@ -22,9 +22,10 @@ def load_model(model: Any, target: TargetModel) -> TargetModel:
 
     Raises:
         OutpaceError: transformers cannot load it.
+        UnsupportedModel: it is an encoder-decoder model.
     """
     if not isinstance(model, str | Path):
-        return Target(model)
+        return _without_encoder(Target(model))
     like = getattr(target, "model", None)
     place = str(Path(model).resolve() if Path(model).exists() else model)
     key = (place, str(getattr(like, "dtype", None)), str(getattr(like, "device", None)))
@@ -32,6 +33,21 @@ def load_model(model: Any, target: TargetModel) -> TargetModel:
     if loaded is None:
         loaded = _LOADED[key] = _load(str(model), like)
     return loaded
+
+
+def _without_encoder(model: TargetModel) -> TargetModel:
+    """A draft model reads the text alone: nothing hands it a source.
+
+    Raises:
+        UnsupportedModel: it needs one.
+    """
+    if model.has_encoder:
+        name = type(getattr(model, "model", model)).__name__
+        raise UnsupportedModel(
+            f"draft_model: {name} is an encoder-decoder model, and a draft model reads no source; give a "
+            "decoder-only model, or use a drafter without a model, such as reference"
+        )
+    return model
 
 
 def _load(name: str, like: Any) -> TargetModel:

@@ -6,7 +6,7 @@ import platform
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -65,7 +65,12 @@ class TargetModel(ABC):
         context: positions it was made for; None for no limit.
         eos_token_ids: tokens that end a sequence.
         start: what the prompt of an encoder-decoder model begins with, if the model says.
+
+    Class attributes:
+        has_encoder: a text is decoded from a source besides its prompt.
     """
+
+    has_encoder: ClassVar[bool] = False
 
     vocabulary: int
     context: int | None

@@ -83,6 +83,11 @@ class ContrastiveTarget(TargetModel):
             raise OutpaceError(f"alpha must be above 0 and at most 1, not {alpha}")
         if not 0 <= beta < math.inf:
             raise OutpaceError(f"beta must be a finite number of at least 0, not {beta}")
+        if expert.has_encoder or amateur.has_encoder:
+            raise UnsupportedModel(
+                "expert and amateur must be decoder-only models: no slot of the pair has a source; decode an "
+                "encoder-decoder model by itself, with outpace.Engine(model, drafter)"
+            )
         if expert.vocabulary != amateur.vocabulary:
             raise OutpaceError(
                 f"the expert has {expert.vocabulary} token ids and the amateur {amateur.vocabulary}; "
@@ -90,7 +95,7 @@ class ContrastiveTarget(TargetModel):
             )
         empty = [model.new_cache(1, 1) for model in (expert, amateur)]
         if any(type(cache) is not KVCache for cache in empty):
-            raise UnsupportedModel("expert and amateur must be decoder-only models")
+            raise UnsupportedModel("expert and amateur must be models of one cache each, not pairs again")
         if empty[0].static != empty[1].static:
             raise OutpaceError("make both targets with static=True, or neither")
         self.expert = expert

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -85,6 +85,8 @@ class Seq2SeqTarget(TargetModel):
     Raises:
         UnsupportedModel: named by family, with the reason.
     """
+
+    has_encoder: ClassVar[bool] = True
 
     def __init__(self, model: PreTrainedModel, check: bool = True) -> None:
         refuse_by_config(model, seq2seq=True)

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 import outpace
 from outpace import ContextOverflow, Engine, OutpaceError, SamplingParams, Target, UnsupportedModel
 from outpace.core import Source
-from outpace.targets import CausalTarget, Rows, Seq2SeqTarget, positions
+from outpace.drafters import Cascade, DraftModel, PromptLookup
+from outpace.targets import CausalTarget, ContrastiveTarget, Rows, Seq2SeqTarget, positions
 from outpace.targets.seq2seq import Seq2SeqCache
+from outpace.testing import ToyTarget
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES, START
 
 PARENTS = (-1, 0, 0, 1, 1, 2, 4)
@@ -263,6 +265,29 @@ def through_decode(model: Any) -> Any:
 def test_generate_is_refused(call: Callable[[Any], Any]) -> None:
     with pytest.raises(UnsupportedModel, match=r"bart.*outpace\.Engine"):
         call(SEQ2SEQ_FAMILIES["bart"].build())
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [lambda m: DraftModel(m), lambda m: Cascade(DraftModel(m), PromptLookup())],
+    ids=["alone", "cascade"],
+)
+def test_it_does_not_draft(drafter: Callable[[Any], Any]) -> None:
+    """Before anything is decoded, and whatever the target."""
+    model = SEQ2SEQ_FAMILIES["bart"].build()
+    for target in (Target(model), ToyTarget()):
+        with pytest.raises(UnsupportedModel, match=r"Bart.*encoder-decoder.*give a decoder-only model"):
+            Engine(target, drafter(model))
+
+
+def test_it_is_no_half_of_a_contrastive_pair() -> None:
+    target = target_of("bart", check=False)
+    for pair in ((target, target), (ToyTarget(), target), (target, ToyTarget())):
+        with pytest.raises(UnsupportedModel, match=r"decoder-only.*outpace\.Engine"):
+            ContrastiveTarget(*pair)
+    again = ContrastiveTarget(ToyTarget(), ToyTarget())
+    with pytest.raises(UnsupportedModel, match="not pairs again"):
+        ContrastiveTarget(again, ToyTarget())
 
 
 def test_the_example() -> None:
