@@ -222,7 +222,7 @@ def _numbers(name: str, given: str | Seq[T], separator: str, kind: type[T]) -> t
 
 def _size(factors: Seq[int], depth: int) -> int:
     """Nodes of the tree that ``branching_parents`` makes."""
-    layers = list(accumulate(factors, mul))
+    layers: list[int] = list(accumulate(factors, mul))
     return sum(layers) + (depth - len(layers)) * (layers[-1] if layers else 1)
 
 

@@ -107,6 +107,11 @@ class RalmPipeline(Generic[Query]):
         ):
             if value < 1:
                 raise OutpaceError(f"{name}: at least 1 is needed, not {value}")
+        if engine.target.has_encoder:
+            raise OutpaceError(
+                "documents go in front of the text, and an encoder-decoder model has its own place for them: "
+                "make the engine with a decoder-only model"
+            )
         if engine.tokenizer is None:
             raise OutpaceError("queries are texts: make the engine with Engine(..., tokenizer=tokenizer)")
         self._engine = engine

@@ -281,6 +281,10 @@ def test_a_lossy_verifier_is_said_to_be_lossy() -> None:
     assert decode(None, GREEDY, drafter, verifier="typical").stats.lossy
 
 
+class Encoding(ToyTarget):
+    has_encoder = True
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -288,6 +292,7 @@ def test_a_lossy_verifier_is_said_to_be_lossy() -> None:
         ({"query_tokens": 0}, "query_tokens"),
         ({"documents": []}, "documents"),
         ({"engine": Engine(ToyTarget())}, "tokenizer"),
+        ({"engine": Engine(Encoding(), tokenizer=Numbers())}, "with a decoder-only model"),
     ],
 )
 def test_refusals(options: dict[str, Any], reason: str) -> None:
