@@ -191,13 +191,17 @@ def _looks_like_path(name: str) -> bool:
 
 
 def _check_family(source: str, shown: str, trust_remote_code: bool) -> None:
-    """Refuse a model that transformers has no causal language model for, before its weights are read."""
+    """Refuse a model that is no decoder-only language model, before its weights are read."""
     config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
-        kind = "an encoder-decoder" if getattr(config, "is_encoder_decoder", False) else "no causal language"
+    if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModel(
-            f"{shown} ({config.model_type}) is {kind} model; only decoder-only language models are supported"
+            f"{shown} ({config.model_type}) is an encoder-decoder model, and the command line has no place "
+            "for its source; in Python, outpace.Engine(model, drafter).generate(prompts, sources=...) decodes it"
+        )
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
+        raise UnsupportedModel(
+            f"{shown} ({config.model_type}) is no causal language model; only such models are supported"
         )
 
 

@@ -42,23 +42,33 @@ def _without_encoder(model: TargetModel) -> TargetModel:
         UnsupportedModel: it needs one.
     """
     if model.has_encoder:
-        name = type(getattr(model, "model", model)).__name__
-        raise UnsupportedModel(
-            f"draft_model: {name} is an encoder-decoder model, and a draft model reads no source; give a "
-            "decoder-only model, or use a drafter without a model, such as reference"
-        )
+        raise _with_encoder(type(getattr(model, "model", model)).__name__)
     return model
 
 
+def _with_encoder(name: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"draft_model: {name} is an encoder-decoder model, and a draft model reads no source; give a "
+        "decoder-only model, or use a drafter without a model, such as reference"
+    )
+
+
 def _load(name: str, like: Any) -> TargetModel:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     options = {} if like is None else {"dtype": like.dtype}
+    # transformers loads the decoder of some alone, which says little without its source.
+    if getattr(_read(AutoConfig, name), "is_encoder_decoder", False):
+        raise _with_encoder(name)
+    loaded = _read(AutoModelForCausalLM, name, use_safetensors=True, **options)
+    return Target(loaded if like is None else loaded.to(like.device))
+
+
+def _read(kind: Any, name: str, **options: Any) -> Any:
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(name, use_safetensors=True, **options)
+        return kind.from_pretrained(name, **options)
     except (OSError, ValueError) as error:
         raise OutpaceError(f"draft_model: transformers cannot load {name!r}: {error}") from error
-    return Target(loaded if like is None else loaded.to(like.device))
 
 
 def load_tokenizer(given: Any, model: Any, needed: bool) -> Any:

@@ -280,6 +280,14 @@ def test_it_does_not_draft(drafter: Callable[[Any], Any]) -> None:
             Engine(target, drafter(model))
 
 
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_it_does_not_draft_by_its_name(name: str, tmp_path: Path) -> None:
+    """transformers would load BART's decoder alone, and name all it knows for T5."""
+    SEQ2SEQ_FAMILIES[name].build().save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"is an encoder-decoder model.*give a decoder-only model"):
+        Engine(ToyTarget(), DraftModel(str(tmp_path)))
+
+
 def test_it_is_no_half_of_a_contrastive_pair() -> None:
     target = target_of("bart", check=False)
     for pair in ((target, target), (ToyTarget(), target), (target, ToyTarget())):
