@@ -197,7 +197,7 @@ def _check_family(source: str, shown: str, trust_remote_code: bool) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModel(
             f"{shown} ({config.model_type}) is an encoder-decoder model, and the command line has no place "
-            "for its source; in Python, outpace.Engine(model, drafter).generate(prompts, sources=...) decodes it"
+            "for its source; in Python it is outpace.Engine(model, drafter).generate(prompts, sources=...)"
         )
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
         raise UnsupportedModel(
