@@ -8,7 +8,7 @@ Outputs (OpenAI 2024) the request brings the text.
 What differs: the step after an edit does not wait for an n-gram to agree. It drafts several ways in which the
 text may go on (so many tokens were replaced, put in, left out) as branches of one tree. An n-gram that occurs
 often is looked for near the place where the output left the text. Several references are followed at once. A
-draft grows while copies are accepted whole.
+draft grows while copies are accepted whole, and shrinks while they are not.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Reference(SequenceDrafter[ReferenceState]):
     found in them. A request brings its references: ``engine.add(prompt, params, references=[ids, ...])``.
 
     Attributes:
-        num_tokens: tokens drafted in a step, at the beginning and after an edit.
+        num_tokens: tokens drafted in a step at the beginning, and at most while copies are not accepted whole.
         max_tokens: tokens drafted in a step at most: the draft doubles while copies are accepted whole.
         max_ngram: the longest n-gram looked up, at least 1.
         branches: places copied from at once; the draft branches where they disagree. 1 drafts chains.
@@ -159,7 +159,7 @@ class Reference(SequenceDrafter[ReferenceState]):
         for lead in state.leads:
             lead.nodes = []
         growing = self._chosen(state.leads)
-        budget = state.length if _sure(growing) else self.num_tokens
+        budget = state.length if _sure(growing) else min(state.length, self.num_tokens)
         trie = Trie()
         # Side by side: texts that agree share their nodes, and those that do not share the budget.
         while growing and len(trie) < budget:
@@ -178,14 +178,18 @@ class Reference(SequenceDrafter[ReferenceState]):
                 run = lead.evidence + agreed[lead]
                 trail.follow(lead.place + agreed[lead], run, len(new) - agreed[lead])
         copied = [lead for lead in agreed if lead.nodes]
-        if _sure(copied):
+        if copied:
             best = max(copied, key=agreed.__getitem__)
             verified = len(set(best.nodes).intersection(step.kept))
-            # Twice as much after a copy that was accepted whole, anew after one that was not.
-            doubled = min(self.max_tokens, 2 * state.length)
-            state.length = doubled if agreed[best] >= verified else self.num_tokens
+            state.length = self._length(state.length, agreed[best], whole=agreed[best] >= verified)
         # Now, and not when a draft is wanted: a step without a draft is followed too.
         state.leads = self._leads(state)
+
+    def _length(self, length: int, agreed: int, whole: bool) -> int:
+        """How much to draft next: more after a copy that was accepted whole, less after others."""
+        if whole:
+            return min(self.max_tokens, max(self.num_tokens, 2 * length))
+        return min(self.num_tokens, max(2 * self.branches, length // 2, 2 * agreed))
 
     def _leads(self, state: ReferenceState) -> list[Lead]:
         """Where the text may go on, the likeliest first."""
