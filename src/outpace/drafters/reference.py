@@ -105,7 +105,7 @@ class Reference(SequenceDrafter[ReferenceState]):
     found in them. A request brings its references: ``engine.add(prompt, params, references=[ids, ...])``.
 
     Attributes:
-        num_tokens: tokens drafted in a step at the beginning, and at most while copies are not accepted whole.
+        num_tokens: tokens drafted in a step at first, and at most while copies are not accepted whole.
         max_tokens: tokens drafted in a step at most: the draft doubles while copies are accepted whole.
         max_ngram: the longest n-gram looked up, at least 1.
         branches: places copied from at once; the draft branches where they disagree. 1 drafts chains.
