@@ -35,7 +35,10 @@ DRAFTERS_THAT_OWN_A_MODEL = {"draft_model", "cascade"}
 # A drafter is handed the target, as its abstract class: these look at it.
 CONTRACTS = {
     ("drafters.base", "targets.base"),
+    ("drafters.blockwise", "targets.base"),
     ("drafters.combined", "targets.base"),
+    ("drafters.hydra", "targets.base"),
+    ("drafters.medusa", "targets.base"),
     ("drafters.retrieval", "targets.base"),
     ("drafters.suffix", "targets.base"),
     ("drafters.token_recycling", "targets.base"),

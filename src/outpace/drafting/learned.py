@@ -179,6 +179,10 @@ class Learned(nn.Module, ABC):
         being the root. Greedy, the text taken for the target's own.
         """
 
+    def calibrate(self, batches: Iterable[Batch]) -> None:
+        """Measure on held-out text what it drafts by, once it is trained. (By default nothing.)"""
+        del batches
+
     # -- with a target -----------------------------------------------------------------------------------
 
     @classmethod
