@@ -17,7 +17,12 @@ LINES = (".jsonl", ".ndjson")
 
 @dataclass(frozen=True)
 class Document:
-    """A text as token ids; its first ``prompt`` tokens are not to be learnt. ``open`` if an answer is wanted."""
+    """A text as token ids.
+
+    Attributes:
+        prompt: its first so many tokens are not to be learnt.
+        open: there is nothing after them yet: an answer is wanted.
+    """
 
     tokens: tuple[int, ...]
     prompt: int = 0
@@ -167,7 +172,7 @@ def digest(documents: Seq[Document]) -> str:
 
 
 def pack(documents: Seq[Document], length: int) -> list[list[Document]]:
-    """Rows of at most ``length`` tokens, each document in the first row that has room; longer ones are cut."""
+    """Rows of at most ``length`` tokens: each document in the first that has room, longer ones cut."""
     rows: list[list[Document]] = []
     room: list[int] = []
     for document in documents:

@@ -1,7 +1,7 @@
 """Sequence-level distillation: the target answers the prompts, and its answers are what is learnt.
 
-Kim and Rush 2016, Sequence-Level Knowledge Distillation, arXiv 1606.07947, section 3.2. The answers are decoded
-by the engine, greedily unless asked otherwise, where the paper takes the best of a beam.
+Kim and Rush 2016, Sequence-Level Knowledge Distillation, arXiv 1606.07947, section 3.2. The answers are
+decoded by the engine, greedily unless asked otherwise, where the paper takes the best of a beam.
 """
 
 from __future__ import annotations

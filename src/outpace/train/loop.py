@@ -122,19 +122,11 @@ def train(
         torch.manual_seed(key(settings.seed, progress.step))
         for group in optimizer.param_groups:
             group["lr"] = settings.rate(progress.step)
-        parts = []
-        for turn in range(settings.accumulate):
-            places = order.places(progress.step * settings.accumulate + turn)
-            own = places[accelerator.process_index :: accelerator.num_processes]
-            batch = read_batch(module.target, [rows[place] for place in own], module.hidden_layers)
-            with accelerator.accumulate(prepared), accelerator.autocast():
-                losses: Losses = prepared(batch, objective(settings.objective))
-                accelerator.backward(losses.total)
-                if accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(module.parameters(), settings.clip)
-                optimizer.step()
-                optimizer.zero_grad()
-            parts.append(losses)
+        batches = (
+            [rows[place] for place in order.places(progress.step * settings.accumulate + turn)]
+            for turn in range(settings.accumulate)
+        )
+        parts = [_forward(module, prepared, optimizer, accelerator, batch, settings) for batch in batches]
         progress.step += 1
         log.write(_entry(progress.step, parts, settings.rate(progress.step - 1)))
         if progress.step % settings.evaluate_every == 0 or progress.step == settings.steps:
@@ -143,6 +135,23 @@ def train(
                 module.save(out)
             checkpoints.save(asdict(progress))
     return progress
+
+
+def _forward(
+    module: Learned, prepared: Any, optimizer: Any, accelerator: Any, rows: Seq[Row], settings: Training
+) -> Losses:
+    """One forward and backward over this process's share of some rows; a step's last updates the weights."""
+    own = rows[accelerator.process_index :: accelerator.num_processes]
+    batch = read_batch(module.target, own, module.hidden_layers)
+    with accelerator.accumulate(prepared):
+        with accelerator.autocast():
+            losses: Losses = prepared(batch, objective(settings.objective))
+        accelerator.backward(losses.total)
+        if accelerator.sync_gradients:
+            accelerator.clip_grad_norm_(module.parameters(), settings.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
 
 
 def _accelerator(target: TargetModel, settings: Training) -> Any:

@@ -1,7 +1,7 @@
 """What a draft's logits are to come near to: functions of (draft logits, target logits, labels) -> [N].
 
-Of N places each takes the draft's logits [N, vocabulary], the target's [N, vocabulary] and the text's tokens [N].
-q is the target's distribution, p the draft's, both at temperature 1. Computed in float32.
+Of N places each takes the draft's logits [N, vocabulary], the target's [N, vocabulary] and the text's tokens
+[N]. q is the target's distribution, p the draft's, both at temperature 1. Computed in float32.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def forward_kl(draft: Tensor, target: Tensor, labels: Tensor) -> Tensor:
 
 
 def reverse_kl(draft: Tensor, target: Tensor, labels: Tensor) -> Tensor:
-    """KL(p || q) (Gu et al. 2023, MiniLLM, arXiv 2306.08543, section 2.1; Zhou et al. 2023, DistillSpec, arXiv
-    2310.08461, table 1).
+    """KL(p || q) (Gu et al. 2023, MiniLLM, arXiv 2306.08543, section 2.1; Zhou et al. 2023, DistillSpec,
+    arXiv 2310.08461, table 1).
     """
     log_p, log_q = _logs(draft, target)
     return (log_p.exp() * (log_p - log_q)).sum(dim=-1)
 
 
 def jensen_shannon(draft: Tensor, target: Tensor, labels: Tensor) -> Tensor:
-    """The mean of KL(q || m) and KL(p || m), m the mean of q and p (Agarwal et al. 2023, GKD, arXiv 2306.13649,
-    section 2, at weight 1/2; DistillSpec, table 1).
+    """The mean of KL(q || m) and KL(p || m), m the mean of q and p (Agarwal et al. 2023, GKD, arXiv
+    2306.13649, section 2, at weight 1/2; DistillSpec, table 1).
     """
     log_p, log_q = _logs(draft, target)
     mean = log_p.logaddexp(log_q) - math.log(2)
@@ -48,7 +48,7 @@ def jensen_shannon(draft: Tensor, target: Tensor, labels: Tensor) -> Tensor:
 
 
 def total_variation(draft: Tensor, target: Tensor, labels: Tensor) -> Tensor:
-    """Half of sum |p - q|: the chance that speculative sampling rejects (DistillSpec, section 4 and table 1)."""
+    """Half of sum |p - q|: the chance that speculative sampling rejects (DistillSpec, section 4, table 1)."""
     log_p, log_q = _logs(draft, target)
     return (log_p.exp() - log_q.exp()).abs().sum(dim=-1) / 2
 

@@ -14,8 +14,8 @@ from outpace.train.data import Document
 def read_batch(target: TargetModel, rows: Seq[Seq[Document]], layers: Seq[int]) -> Batch:
     """Packed rows as a batch.
 
-    Documents of a row are kept apart as branches of a tree are: each is a chain of its own from position 0, and
-    the target's own mask does the rest.
+    Documents of a row are kept apart as branches of a tree are: each is a chain of its own from position 0,
+    and the target's own mask does the rest.
     """
     width = max(sum(len(document.tokens) for document in row) for row in rows)
     fed, tokens, positions, documents, counted = [], [], [], [], []

@@ -73,7 +73,7 @@ def test_replay_counts_the_steps_of_decoding(documents: list[Document]) -> None:
     module = heads().double()
     batch = read_batch(TARGET, [documents[:2], documents[2:4]], (-1,))
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
-    for _ in range(15):
+    for _ in range(60):
         optimizer.zero_grad()
         module.loss(batch, objective("ground_truth")).total.backward()
         optimizer.step()
@@ -87,7 +87,8 @@ def test_replay_counts_the_steps_of_decoding(documents: list[Document]) -> None:
     counts = [
         sum(s.accepted_per_position[p] for s in stats if p < len(s.accepted_per_position)) for p in range(3)
     ]
-    assert replay.accepted == counts and 1.2 < replay.expected_length < 4
+    assert replay.accepted == [count for count in counts if count] and len(replay.accepted) > 1
+    assert 1.2 < replay.expected_length < 4
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
