@@ -24,7 +24,8 @@ LAYERS: list[set[str]] = [
     {"drafting"},
     {"drafters", "request", "drift"},
     {"engine"},
-    {"hf", "serve", "bench", "train", "ralm", "testing", "console"},
+    {"hf", "serve", "bench", "train", "ralm", "testing"},
+    {"console"},
     {"cli"},
 ]
 HEIGHT = {unit: height for height, layer in enumerate(LAYERS) for unit in layer}
@@ -52,6 +53,7 @@ ROOT_NAMES = {"__version__", "nano_path", "nano_draft_path"}
 OPTIONAL: dict[str, set[str]] = {
     "matplotlib": {"bench"},
     "fastapi": {"serve"},
+    "accelerate": {"train"},
     "ray": {"serve", "train"},
     "bm25s": {"ralm"},
     "faiss": {"ralm"},

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outpace
 from lossless.prompts import PROMPTS
+from lossless.trained import trained
 from outpace.core import Generation, SamplingParams
 from outpace.index.datastore_writer import DatastoreWriter
 from outpace.targets import TargetModel
@@ -48,9 +49,19 @@ class Lab:
         return engine.generate(self.prompts[:first], self.params(sampling)[:first])
 
     def engine(self, drafter: str, verifier: str = "match") -> outpace.Engine:
-        """An engine that drafts all it can; ``{datastore}`` in the spec is a datastore of the prompts."""
+        """An engine that drafts all it can.
+
+        In the spec ``{datastore}`` is a datastore of the prompts, ``{trained}`` the folder of a learned
+        drafter.
+        """
         spec = drafter.replace("{datastore}", str(_datastore()))
+        if "{trained}" in spec:
+            spec = spec.replace("{trained}", str(self._trained(spec.partition(":")[0])))
         return outpace.Engine(self.target, spec, verifier, adaptive=False)
+
+    def _trained(self, method: str) -> Path:
+        lab = _lab(torch.float32)
+        return trained(method, Path(_FOLDER.name), lab.target, tuple(map(tuple, lab.prompts)))
 
 
 @lru_cache
