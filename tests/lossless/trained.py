@@ -1,0 +1,56 @@
+"""Learned drafters for the embedded model, trained for a moment on its own words."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import outpace
+from lossless.prompts import PROMPTS
+from outpace.core import SamplingParams
+from outpace.drafters import LEARNED
+from outpace.engine import Engine
+from outpace.targets import TargetModel
+from outpace.train.data import Document
+from outpace.train.objectives import objective
+from outpace.train.reading import read_batch
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="outpace-")  # goes when the tests end
+_TEXTS = 8
+_STEPS = 12
+
+
+@lru_cache
+def trained(method: str) -> Path:
+    """The folder of a method's drafter: enough for some drafts to be accepted, and no more."""
+    target, texts = _material()
+    cls = LEARNED[method]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = cls.new(cls.config_type(), target)
+        batch = read_batch(target, [texts], module.hidden_layers)
+        optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
+        for _ in range(_STEPS):
+            optimizer.zero_grad()
+            module.loss(batch, objective("ground_truth")).total.backward()
+            optimizer.step()
+    module.requires_grad_(False).eval()
+    module.calibrate([batch])
+    folder = Path(_FOLDER.name) / method
+    module.save(folder)
+    return folder
+
+
+@lru_cache
+def _material() -> tuple[TargetModel, list[Document]]:
+    """The embedded model in float32, and some prompts with what it says after them."""
+    path = outpace.nano_path()
+    target = outpace.Target(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32))
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    prompts = [tokenizer(text).input_ids for text in PROMPTS[:_TEXTS]]
+    found = Engine(target).generate(prompts, SamplingParams(max_new_tokens=48))
+    return target, [Document([*p, *g.tokens], len(p)) for p, g in zip(prompts, found, strict=True)]
