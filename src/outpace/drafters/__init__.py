@@ -8,6 +8,7 @@ from outpace.drafters.base import Drafter, SequenceDrafter
 from outpace.drafters.cascade import Cascade
 from outpace.drafters.combined import Combined
 from outpace.drafters.draft_model import DraftModel
+from outpace.drafters.eagle import Eagle
 from outpace.drafters.jacobi import Jacobi
 from outpace.drafters.lookahead import Lookahead
 from outpace.drafters.none import NoDraft
@@ -24,6 +25,7 @@ __all__ = [
     "Combined",
     "DraftModel",
     "Drafter",
+    "Eagle",
     "Jacobi",
     "Lookahead",
     "NoDraft",
@@ -41,6 +43,7 @@ DRAFTERS: dict[str, type[Drafter[Any]]] = {
     "cascade": Cascade,
     "combined": Combined,
     "draft_model": DraftModel,
+    "eagle": Eagle,
     "jacobi": Jacobi,
     "lookahead": Lookahead,
     "prompt_lookup": PromptLookup,

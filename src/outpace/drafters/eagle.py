@@ -1,9 +1,9 @@
-"""EAGLE (Li et al. 2024; EAGLE-2, 2024; EAGLE-3, 2025): a layer that goes on with the target's hidden states.
+"""EAGLE (Li et al. 2024; EAGLE-2, 2024; EAGLE-3, 2025): a layer goes on with the target's hidden states.
 
-What differs from the papers: drafts are drawn with the target's own noise by default, as those of a draft model
-are; the tree is EAGLE-2's with ``expand``, else a chain; no noise is added to features in training. After each
-step the rows of a draft leave the drafter's cache, accepted or not: the target's features take the place of what
-the drafter made up.
+What differs from the papers: drafts are drawn with the target's own noise by default, as those of a draft
+model are; the tree is EAGLE-2's with ``expand``, else a chain; no noise is added to features in training. After
+each step the rows of a draft leave the drafter's cache, accepted or not: the target's features take the place
+of what the drafter made up.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class EagleState:
     slot: Slot
     waiting: list[Mapping[int, Tensor]] = field(default_factory=list)
     rows: int = 0
-    outputs: Tensor | None = None
+    outputs: Tensor = field(default_factory=lambda: torch.empty(0))
     parents: list[int] = field(default_factory=list)
     tree: Growing = field(default_factory=lambda: Growing(0))
 
@@ -67,13 +67,14 @@ class Eagle(Drafter[EagleState]):
     """EAGLE-1 or EAGLE-3, as the folder says.
 
     Attributes:
-        path: folder of a trained drafter: our own, or a published EAGLE-3 in speculators' or EAGLE's layout; or
-            the module itself.
+        path: folder of a trained drafter: our own, or a published EAGLE-3 in speculators' or EAGLE's layout;
+            or the module itself.
         num_draft_tokens: tokens on a path of the draft, at least 1.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
             "independent": with noise of its own; "greedy": its most probable tokens.
         expand: grow EAGLE-2's tree: each layer goes on from this many nodes, with as many children each, and
-            the ``nodes`` best are kept. Under a verifier that needs independent draws it takes the most probable.
+            the ``nodes`` best are kept. Under a verifier that needs independent draws they are the most
+            probable.
         nodes: nodes in the tree, with ``expand``.
         min_confidence: in [0, 1]: go on from a path only where its probability is at least this.
     """
@@ -88,8 +89,8 @@ class Eagle(Drafter[EagleState]):
     paper: ClassVar[str] = (
         "Li et al. 2024, EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty (arXiv "
         "2401.15077); Li et al. 2024, EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees "
-        "(arXiv 2406.16858); Li et al. 2025, EAGLE-3: Scaling up Inference Acceleration of Large Language Models "
-        "via Training-Time Test (arXiv 2503.01840)"
+        "(arXiv 2406.16858); Li et al. 2025, EAGLE-3: Scaling up Inference Acceleration of Large Language "
+        "Models via Training-Time Test (arXiv 2503.01840)"
     )
     probabilities: ClassVar[bool] = True
 
@@ -103,8 +104,8 @@ class Eagle(Drafter[EagleState]):
             raise OutpaceError(f"eagle: min_confidence must be between 0 and 1, not {self.min_confidence}")
         if shape.weighs and self.draws == "independent":
             raise OutpaceError(
-                "eagle: expand chooses among candidates by their tokens, so they cannot be independent draws; "
-                "leave draws out, or leave expand out"
+                "eagle: expand chooses among candidates by their tokens, so they cannot be independent "
+                "draws; leave out one of the two"
             )
 
     def _shape(self) -> Shape:
@@ -151,8 +152,7 @@ class Eagle(Drafter[EagleState]):
         active = [state for state in states if state.tree.layers > 0]
         _catch_up([state for state in active if state.waiting])
         while active:
-            fronts = [state.outputs[[1 + state.tree.fed[node] for node in state.tree.front]] for state in active]
-            grow(active, active[0].shared.module.logits(torch.cat(fronts)))
+            grow(active, active[0].shared.module.logits(torch.cat([_front(state) for state in active])))
             active = [state for state in active if state.tree.front]
             if active:
                 _feed_fronts(active)
@@ -160,11 +160,16 @@ class Eagle(Drafter[EagleState]):
 
     def _layers(self, state: EagleState) -> int:
         """Layers to draft: no more than could be accepted, and none before the target has said anything."""
-        if not state.waiting and state.outputs is None:
+        if not state.waiting and not len(state.outputs):
             return 0
         layers = min(state.shared.shape.depth, state.sequence.room - 1)
         budget = state.sequence.budget
         return layers if budget is None else min(layers, budget)
+
+
+def _front(state: EagleState) -> Tensor:
+    """What came out of the rows of a tree's front, [n, hidden size]."""
+    return state.outputs[[1 + state.tree.fed[node] for node in state.tree.front]]
 
 
 def _catch_up(behind: Seq[EagleState]) -> None:
@@ -224,7 +229,6 @@ def _finish(state: EagleState) -> Draft:
     """The draft; its rows leave the cache."""
     state.shared.cache.truncate(state.slot, state.rows)
     state.parents = []
-    if state.outputs is not None:
-        state.outputs = state.outputs[:1]
+    state.outputs = state.outputs[:1]
     shape = state.shared.shape
     return shape.finish(state.tree, replacement=not shape.branches)

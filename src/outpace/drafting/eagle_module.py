@@ -1,8 +1,8 @@
-"""The trained part of EAGLE: a decoder layer that goes on with the target's own hidden states, its *features*.
+"""The trained part of EAGLE: a decoder layer that goes on with the target's hidden states, its *features*.
 
 Li et al. 2024 (EAGLE, arXiv 2401.15077, section 4) and Li et al. 2025 (EAGLE-3, arXiv 2503.01840, section 3).
-Row r reads the feature of place r and the token of place r + 1, and says what comes after that token; its output
-stands in for the feature of place r + 1, which the target has not computed yet.
+Row r reads the feature of place r and the token of place r + 1, and says what comes after that token; its
+output stands in for the feature of place r + 1, which the target has not computed yet.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class EagleConfig(LayerConfig):
 
     def __post_init__(self) -> None:
         if self.version not in (1, 3):
-            raise OutpaceError(f"eagle: version must be 1 or 3, not {self.version}; EAGLE-2 is version 1 with expand")
+            raise OutpaceError(
+                f"eagle: version must be 1 or 3, not {self.version}; EAGLE-2 is either, drafting with expand"
+            )
         for name in ("steps", "draft_vocabulary"):
             if getattr(self, name) < 0:
                 raise OutpaceError(f"eagle: {name} must be at least 0, not {getattr(self, name)}")
@@ -105,7 +107,7 @@ def layers_of(target: TargetModel) -> int:
     """
     config = getattr(getattr(target, "model", None), "config", None)
     if config is None:
-        raise OutpaceError("eagle: this target does not say how many layers it has; give layers, as in layers=(1, 2)")
+        raise OutpaceError("eagle: this target does not say how many layers it has; give those to read")
     count: int = config.get_text_config(decoder=True).num_hidden_layers
     return count
 
@@ -141,6 +143,8 @@ class EagleModule(Learned):
     method: ClassVar[str] = "eagle"
     config_type: ClassVar[type[EagleConfig]] = EagleConfig
     config: EagleConfig
+    d2t: Tensor
+    t2d: Tensor
 
     def __init__(self, config: EagleConfig, fit: Fit) -> None:
         super().__init__(config, fit)
@@ -193,8 +197,7 @@ class EagleModule(Learned):
         """The target's id of each id that is drafted, [draft vocabulary]; None where all are."""
         if self.config.draft_vocabulary == self.fit.vocabulary:
             return None
-        offsets: Tensor = self.d2t
-        return torch.arange(len(offsets), device=offsets.device) + offsets
+        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def features(self, hidden: Mapping[int, Tensor]) -> Tensor:
         """What the first row reads, [..., hidden size], of the target's states of that shape."""
@@ -223,7 +226,8 @@ class EagleModule(Learned):
             states = first(embedded, features, angles, mask, stores(0))
         for place, layer in enumerate(self.layers[1:], 1):
             states = layer(states, angles, mask, stores(place))
-        return states
+        out: Tensor = states
+        return out
 
     def drafted_logits(self, states: Tensor) -> Tensor:
         """Logits [..., draft vocabulary] of what comes after rows whose output is [..., hidden size]."""
@@ -236,7 +240,7 @@ class EagleModule(Learned):
         return rows if self.drafted is None else rows[..., self.drafted]
 
     def logits(self, states: Tensor) -> Tensor:
-        """Those over all ids of the target, [..., vocabulary]; minus infinity for ids that are not drafted."""
+        """Those over the target's ids, [..., vocabulary]; minus infinity for ids that are not drafted."""
         rows, drafted = self.drafted_logits(states), self.drafted
         if drafted is None:
             return rows
@@ -284,9 +288,9 @@ class EagleModule(Learned):
         if config.version == 1:
             weights = [config.classification * weight for weight in weights]
         losses = measure(objective, self._depths(batch, outputs), weights)
-        learnt, every = losses.places, torch.stack([batch.ahead(depth + 2).sum() for depth in range(config.steps)])
+        every = torch.stack([batch.ahead(depth + 2).sum() for depth in range(config.steps)])
         # What is not drafted cannot be accepted, though there is nothing to learn of it.
-        acceptance = losses.acceptance * learnt / every.clamp(min=1)
+        acceptance = losses.acceptance * losses.places / every.clamp(min=1)
         total = losses.total
         if config.version == 1:
             total = total + self._regression(batch, outputs)
@@ -333,12 +337,15 @@ class EagleModule(Learned):
     def load(cls, folder: str | Path, target: TargetModel) -> Self:
         """Our own folder, or a published EAGLE-3: see ``outpace.drafting.published``."""
         described = published.read(folder)
-        made = super().load(folder, target) if described is None else cls._take_published(folder, described, target)
+        if described is None:
+            made = super().load(folder, target)
+        else:
+            made = cls._load_published(folder, described, target)
         _LATEST[str(folder)] = made
         return made
 
     @classmethod
-    def _take_published(cls, folder: str | Path, described: Mapping[str, Any], target: TargetModel) -> Self:
+    def _load_published(cls, folder: str | Path, described: Mapping[str, Any], target: TargetModel) -> Self:
         fields = published.read_config(described, layers_of(target), folder)
         tensors = published.read_tensors(folder)
         fit = Fit(fields.pop("vocabulary"), fields["hidden_size"], published.target_of(described))
@@ -361,8 +368,8 @@ class EagleModule(Learned):
         size = self.fit.vocabulary
         if bool((drafted < 0).any()) or bool((drafted >= size).any()) or bool((drafted.diff() <= 0).any()):
             raise OutpaceError(
-                f"{where}: tensor 'd2t' maps draft ids to ids from {int(drafted.min())} to {int(drafted.max())}; "
-                f"added to its own index, each entry must give an id below {size} and above the one before"
+                f"{where}: tensor 'd2t' maps to ids from {int(drafted.min())} to {int(drafted.max())}; each "
+                f"entry plus its index must be an id below {size}, and above the one before"
             )
         if self.t2d.nonzero().flatten().tolist() != drafted.tolist():
             raise OutpaceError(

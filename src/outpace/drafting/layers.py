@@ -103,8 +103,8 @@ class Rotary:
 
         if kind not in ROPE_INIT_FUNCTIONS or kind in ("dynamic", "longrope"):
             raise OutpaceError(
-                f"rope type {kind!r} depends on the length of the text, or is unknown; a drafter with default, "
-                "linear, llama3 or yarn loads"
+                f"rope type {kind!r} is unknown, or depends on the length of the text; a drafter may have "
+                "default, linear, llama3 or yarn"
             )
         made = LlamaConfig(**config.transformers())
         self._frequencies, self._scale = ROPE_INIT_FUNCTIONS[kind](made, torch.device("cpu"))

@@ -1,8 +1,8 @@
 """EAGLE-3 as others publish it: vllm-project/speculators' folders, and those of SafeAILab/EAGLE.
 
-Both are a config.json and safetensors, with the same tensors under nearly the same names. In either, ``d2t[i]``
-is what to add to the draft id i to get the target's id, not that id itself, and ``t2d`` says of each of the
-target's ids whether it is drafted.
+Both are a config.json and safetensors, with the same tensors under nearly the same names. In either,
+``d2t[i]`` is what to add to the draft id i to get the target's id, not that id itself, and ``t2d`` says of each
+of the target's ids whether it is drafted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read_tensors(folder: str | Path) -> dict[str, Tensor]:
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files:
         raise OutpaceError(
-            f"eagle: there are no safetensors in {folder}; convert what is there with safetensors.torch.save_file"
+            f"eagle: there are no safetensors in {folder}; convert what is there to model.safetensors"
         )
     found: dict[str, Tensor] = {}
     for file in files:
@@ -127,7 +127,7 @@ def _layer(given: Mapping[str, Any], folder: str | Path) -> Any:
     try:
         return AutoConfig.for_model(given.get("model_type", "llama"), **known)
     except (ValueError, TypeError, KeyError) as error:
-        raise OutpaceError(f"eagle: transformers does not read the config.json in {folder}: {error}") from error
+        raise OutpaceError(f"eagle: transformers cannot read config.json in {folder}: {error}") from error
 
 
 def published_layers(layers: int) -> tuple[int, int, int]:
