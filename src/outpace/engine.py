@@ -447,20 +447,17 @@ class Engine:
             For each the hidden states of its rows, by layer, for the layers that the drafter reads; nothing
             where no text has a row.
         """
-        found: list[list[dict[int, Tensor]]] = [[] for _ in texts]
+        parts: list[list[dict[int, Tensor]]] = [[] for _ in texts]
         for start in range(0, max(map(len, texts)), self.prefill_chunk):
             chunks = [text[start : start + self.prefill_chunk] for text in texts]
             output = self.target.forward(
                 self._cache, [Rows(chunk) for chunk in chunks], first, None, hidden_layers=self._layers
             )
             self._cache.keep([range(len(chunk)) for chunk in chunks])
-            for place, (own, chunk) in enumerate(zip(found, chunks, strict=True)):
+            for place, (own, chunk) in enumerate(zip(parts, chunks, strict=True)):
                 own.append({layer: rows[place, : len(chunk)] for layer, rows in output.hidden.items()})
-        return [
-            {layer: torch.cat([part[layer] for part in own]) for layer in self._layers}
-            for own in found
-            if own
-        ]
+        layers = self._layers
+        return [{layer: torch.cat([rows[layer] for rows in own]) for layer in layers} for own in parts if own]
 
     def _leave(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:

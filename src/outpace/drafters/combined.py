@@ -11,9 +11,12 @@ are: the part that earns more per node gets more of them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+from torch import Tensor
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
