@@ -36,7 +36,10 @@ DRAFTERS_THAT_OWN_A_MODEL = {"draft_model", "cascade"}
 CONTRACTS = {
     ("drafters.base", "targets.base"),
     ("drafters.combined", "targets.base"),
+    ("drafters.dflash", "targets.base"),
+    ("drafters.eagle", "targets.base"),
     ("drafters.retrieval", "targets.base"),
+    ("drafters.spec_drafter", "targets.base"),
     ("drafters.suffix", "targets.base"),
     ("drafters.token_recycling", "targets.base"),
 }

@@ -7,6 +7,7 @@ from typing import Any
 from outpace.drafters.base import Drafter, SequenceDrafter
 from outpace.drafters.cascade import Cascade
 from outpace.drafters.combined import Combined
+from outpace.drafters.dflash import DFlash
 from outpace.drafters.draft_model import DraftModel
 from outpace.drafters.eagle import Eagle
 from outpace.drafters.jacobi import Jacobi
@@ -15,6 +16,7 @@ from outpace.drafters.none import NoDraft
 from outpace.drafters.prompt_lookup import PromptLookup
 from outpace.drafters.reference import Reference
 from outpace.drafters.retrieval import Retrieval
+from outpace.drafters.spec_drafter import SpecDrafter
 from outpace.drafters.suffix import Suffix
 from outpace.drafters.token_recycling import TokenRecycling
 from outpace.spec import load
@@ -23,6 +25,7 @@ __all__ = [
     "DRAFTERS",
     "Cascade",
     "Combined",
+    "DFlash",
     "DraftModel",
     "Drafter",
     "Eagle",
@@ -33,6 +36,7 @@ __all__ = [
     "Reference",
     "Retrieval",
     "SequenceDrafter",
+    "SpecDrafter",
     "Suffix",
     "TokenRecycling",
     "load_drafter",
@@ -42,6 +46,7 @@ DRAFTERS: dict[str, type[Drafter[Any]]] = {
     "none": NoDraft,
     "cascade": Cascade,
     "combined": Combined,
+    "dflash": DFlash,
     "draft_model": DraftModel,
     "eagle": Eagle,
     "jacobi": Jacobi,
@@ -49,6 +54,7 @@ DRAFTERS: dict[str, type[Drafter[Any]]] = {
     "prompt_lookup": PromptLookup,
     "reference": Reference,
     "retrieval": Retrieval,
+    "spec_drafter": SpecDrafter,
     "suffix": Suffix,
     "token_recycling": TokenRecycling,
 }

@@ -12,20 +12,20 @@ import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.cache import Slot
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
-from outpace.drafting.draws import Draws
+from outpace.drafting.draws import Draws, Noise, check_noise
 from outpace.drafting.eagle_module import EagleModule
 from outpace.drafting.growth import Growth, grow
-from outpace.drafting.layer_cache import Feed, LayerCache
+from outpace.drafting.layer_cache import Feed, LayerCache, Slot
 from outpace.drafting.shapes import Growing, Shape, shape_of
+from outpace.drafting.vocabulary import Vocabulary
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.tree import ancestor_mask
@@ -33,7 +33,7 @@ from outpace.tree import ancestor_mask
 _CHUNK = 512  # rows of a prompt in one forward
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class EagleShared(Growth):
     """What the sequences of one engine share."""
 
@@ -81,7 +81,7 @@ class Eagle(Drafter[EagleState]):
 
     path: Any
     num_draft_tokens: int = 5
-    draws: Literal["coupled", "independent", "greedy"] = "coupled"
+    draws: Noise = "coupled"
     expand: int | None = None
     nodes: int | None = None
     min_confidence: float = 0.0
@@ -96,10 +96,7 @@ class Eagle(Drafter[EagleState]):
 
     def __post_init__(self) -> None:
         shape = self._shape()
-        if self.draws not in ("coupled", "independent", "greedy"):
-            raise OutpaceError(
-                f"eagle: draws must be 'coupled', 'independent' or 'greedy', not {self.draws!r}"
-            )
+        check_noise("eagle", self.draws)
         if not 0 <= self.min_confidence <= 1:
             raise OutpaceError(f"eagle: min_confidence must be between 0 and 1, not {self.min_confidence}")
         if shape.weighs and self.draws == "independent":
@@ -125,9 +122,11 @@ class Eagle(Drafter[EagleState]):
         weight = module.fc.weight
         weigh = shape.weighs or self.min_confidence > 0
         return EagleShared(
+            vocabulary=Vocabulary(),
             shape=shape,
             draws=Draws(self.draws, weigh=weigh, independent=not shape.weighs),
             least=math.log(self.min_confidence) if self.min_confidence else -math.inf,
+            by_path=True,
             module=module,
             cache=LayerCache(module.config, module.config.depth, weight.dtype, weight.device),
         )

@@ -32,6 +32,7 @@ from outpace.drafting.learned import (
     measure,
     read_config,
 )
+from outpace.drafting.target_layers import default_layers, layers_of
 from outpace.targets.base import TargetModel
 
 # Folder -> the module last loaded from it, while one is in use: published files may not say what it reads.
@@ -91,25 +92,6 @@ class EagleConfig(LayerConfig):
             own_head=self.own_head and self.version == 3,
             steps=self.steps or (1 if self.version == 1 else 5),
         )
-
-
-def default_layers(target: TargetModel) -> tuple[int, ...]:
-    """A low, a middle and a high layer of a target: those of published drafters where it has enough."""
-    count = layers_of(target)
-    return published.published_layers(count) if count > 7 else tuple(sorted({1, count // 2, count - 1}))
-
-
-def layers_of(target: TargetModel) -> int:
-    """How many layers a target has.
-
-    Raises:
-        OutpaceError: it does not say.
-    """
-    config = getattr(getattr(target, "model", None), "config", None)
-    if config is None:
-        raise OutpaceError("eagle: this target does not say how many layers it has; give those to read")
-    count: int = config.get_text_config(decoder=True).num_hidden_layers
-    return count
 
 
 class FusedLayer(nn.Module):
@@ -207,7 +189,9 @@ class EagleModule(Learned):
         fused: Tensor = self.fc(torch.cat(states, dim=-1))
         return fused
 
-    def advance(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, stores: Stores) -> Tensor:
+    def advance(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, stores: Stores
+    ) -> Tensor:
         """The features after some rows, [B, width, hidden size].
 
         Args:
@@ -276,7 +260,11 @@ class EagleModule(Learned):
         for depth in range(steps):
             mask = torch.cat([base] + [itself] * depth, dim=-1)
             states = self.advance(
-                tokens[:, depth + 1 : depth + 1 + width], states, batch.positions[:, :-1] + depth, mask, stores
+                tokens[:, depth + 1 : depth + 1 + width],
+                states,
+                batch.positions[:, :-1] + depth,
+                mask,
+                stores,
             )
             yield states
 

@@ -14,6 +14,8 @@ from outpace.cache import KVCache, LayerShape, RowShape, Slot
 from outpace.drafting.layers import LayerConfig, Store
 from outpace.tree import chain_mask
 
+__all__ = ["Feed", "Forward", "LayerCache", "Slot"]
+
 
 @dataclass(frozen=True)
 class Feed:

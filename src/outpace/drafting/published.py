@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outpace.core import OutpaceError
+from outpace.drafting.target_layers import low_middle_high
 
 # SafeAILab's name of the one layer, and that of speculators.
 _THEIRS, _OURS = "midlayer.", "layers.0."
@@ -95,7 +96,7 @@ def read_config(config: Mapping[str, Any], layers: int, folder: str | Path) -> d
     heads = inner.num_attention_heads
     return {
         "version": 3,
-        "layers": named_layers(config) or published_layers(layers),
+        "layers": named_layers(config) or low_middle_high(layers),
         "depth": inner.num_hidden_layers if "transformer_layer_config" in config else 1,
         "vocabulary": inner.vocab_size,
         "draft_vocabulary": config.get("draft_vocab_size") or inner.vocab_size,
@@ -128,11 +129,6 @@ def _layer(given: Mapping[str, Any], folder: str | Path) -> Any:
         return AutoConfig.for_model(given.get("model_type", "llama"), **known)
     except (ValueError, TypeError, KeyError) as error:
         raise OutpaceError(f"eagle: transformers cannot read config.json in {folder}: {error}") from error
-
-
-def published_layers(layers: int) -> tuple[int, int, int]:
-    """The layers a published drafter reads where its config does not say: low, middle and high."""
-    return (2, layers // 2, layers - 3)
 
 
 def write(

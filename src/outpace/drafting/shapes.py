@@ -162,8 +162,8 @@ def shape_of(
     Raises:
         OutpaceError: values that mean nothing, or exclude each other.
     """
-    factors = _numbers(method, "branching", branching, "x", int)
-    chances = _numbers(method, "acceptance", acceptance, "/", float)
+    factors = numbers("branching", branching, "x", int, method)
+    chances = numbers("acceptance", acceptance, "/", float, method)
     given = [name for name, value in _named(factors, chances, expand).items() if value]
     if len(given) > 1:
         raise OutpaceError(f"{method}: {' and '.join(given)} are different trees; choose one")
@@ -198,9 +198,14 @@ def _named(factors: Seq[int], chances: Seq[float], expand: int | None) -> dict[s
     return {"branching": bool(factors), "acceptance": bool(chances), "expand": expand is not None}
 
 
-def _numbers(
-    method: str, name: str, given: str | Seq[T], separator: str, kind: type[T]
+def numbers(
+    name: str, given: str | Seq[T], separator: str, kind: type[T], method: str = "draft_model"
 ) -> tuple[T, ...]:
+    """The numbers of an option, given as such or as text with a separator between them.
+
+    Raises:
+        OutpaceError: they are not numbers; the message names the method and the option.
+    """
     parts: Seq[Any] = given.split(separator) if isinstance(given, str) else given
     try:
         return tuple(kind(part) for part in parts if part != "")
