@@ -1,4 +1,4 @@
-"""Text with what a target says at each place of it, for tests of learned drafters, and a few steps of training."""
+"""For tests of learned drafters: text with what a target says at each place, and a little training."""
 
 from __future__ import annotations
 

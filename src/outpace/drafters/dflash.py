@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from outpace.drafting.blocks import (
 )
 from outpace.drafting.draws import Noise, check_noise
 from outpace.drafting.layer_cache import Feed
-from outpace.drafting.layers import Layer, Rotary, Store, initialise
+from outpace.drafting.layers import Attention, Layer, Rotary, Store, initialise
 from outpace.drafting.learned import Batch, Fit, read_config
 from outpace.drafting.target_layers import default_layers
 from outpace.sequence import Sequence, Step
@@ -110,8 +110,10 @@ class DFlashModule(BlockModule):
         states = self.masked(batch.tokens.gather(1, anchors)).flatten(1, 2)
         angles = self.rotary(positions, states)
         for layer in self.layers:
-            states = layer(states, angles, mask, _behind(*layer.self_attn.keys(text, text_angles)))
-        return states.unflatten(1, (count, width))[:, :, 1:]
+            attention = cast(Attention, layer.self_attn)
+            states = layer(states, angles, mask, _behind(*attention.keys(text, text_angles)))
+        filled: Tensor = states.unflatten(1, (count, width))[:, :, 1:]
+        return filled
 
 
 def _behind(keys: Tensor, values: Tensor) -> Store:
@@ -208,4 +210,5 @@ def _fill(active: Seq[BlockState]) -> Tensor:
     for place, layer in enumerate(module.layers):
         states = layer(states, angles, forward.mask, forward.store(place))
     forward.keep([0] * len(active))
-    return module.logits(torch.stack(forward.rows(states))[:, 1:])
+    logits: Tensor = module.logits(torch.stack(forward.rows(states))[:, 1:])
+    return logits

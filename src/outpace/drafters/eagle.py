@@ -1,9 +1,9 @@
 """EAGLE (Li et al. 2024; EAGLE-2, 2024; EAGLE-3, 2025): a layer goes on with the target's hidden states.
 
 What differs from the papers: drafts are drawn with the target's own noise by default, as those of a draft
-model are; the tree is EAGLE-2's with ``expand``, else a chain; no noise is added to features in training. After
-each step the rows of a draft leave the drafter's cache, accepted or not: the target's features take the place
-of what the drafter made up.
+model are; the tree is EAGLE-2's with ``expand``, else a chain; no noise is added to features in training.
+After each step the rows of a draft leave the drafter's cache, accepted or not: the target's features take the
+place of what the drafter made up.
 """
 
 from __future__ import annotations

@@ -95,7 +95,8 @@ class SpecDrafterModule(BlockModule):
         angles = self.rotary(positions, states)
         for layer in self.layers:
             states = layer(states, angles, mask, itself)
-        return states[:, text:].unflatten(1, (count, width))
+        filled: Tensor = states[:, text:].unflatten(1, (count, width))
+        return filled
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """EAGLE-3 as others publish it: vllm-project/speculators' folders, and those of SafeAILab/EAGLE.
 
 Both are a config.json and safetensors, with the same tensors under nearly the same names. In either,
-``d2t[i]`` is what to add to the draft id i to get the target's id, not that id itself, and ``t2d`` says of each
-of the target's ids whether it is drafted.
+``d2t[i]`` is what to add to the draft id i to get the target's id, not that id itself, and ``t2d`` says of
+each of the target's ids whether it is drafted.
 """
 
 from __future__ import annotations
