@@ -35,9 +35,12 @@ DRAFTERS_THAT_OWN_A_MODEL = {"draft_model", "cascade"}
 # A drafter is handed the target, as its abstract class: these look at it.
 CONTRACTS = {
     ("drafters.base", "targets.base"),
+    ("drafters.blockwise", "targets.base"),
     ("drafters.combined", "targets.base"),
     ("drafters.dflash", "targets.base"),
     ("drafters.eagle", "targets.base"),
+    ("drafters.hydra", "targets.base"),
+    ("drafters.medusa", "targets.base"),
     ("drafters.retrieval", "targets.base"),
     ("drafters.spec_drafter", "targets.base"),
     ("drafters.suffix", "targets.base"),

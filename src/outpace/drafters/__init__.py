@@ -5,32 +5,41 @@ from __future__ import annotations
 from typing import Any
 
 from outpace.drafters.base import Drafter, SequenceDrafter
+from outpace.drafters.blockwise import Blockwise, BlockwiseHeads
 from outpace.drafters.cascade import Cascade
 from outpace.drafters.combined import Combined
-from outpace.drafters.dflash import DFlash
+from outpace.drafters.dflash import DFlash, DFlashModule
 from outpace.drafters.draft_model import DraftModel
 from outpace.drafters.eagle import Eagle
+from outpace.drafters.hydra import Hydra, HydraHeads
 from outpace.drafters.jacobi import Jacobi
 from outpace.drafters.lookahead import Lookahead
+from outpace.drafters.medusa import Medusa, MedusaHeads
 from outpace.drafters.none import NoDraft
 from outpace.drafters.prompt_lookup import PromptLookup
 from outpace.drafters.reference import Reference
 from outpace.drafters.retrieval import Retrieval
-from outpace.drafters.spec_drafter import SpecDrafter
+from outpace.drafters.spec_drafter import SpecDrafter, SpecDrafterModule
 from outpace.drafters.suffix import Suffix
 from outpace.drafters.token_recycling import TokenRecycling
+from outpace.drafting.eagle_module import EagleModule
+from outpace.drafting.learned import Learned
 from outpace.spec import load
 
 __all__ = [
     "DRAFTERS",
+    "LEARNED",
+    "Blockwise",
     "Cascade",
     "Combined",
     "DFlash",
     "DraftModel",
     "Drafter",
     "Eagle",
+    "Hydra",
     "Jacobi",
     "Lookahead",
+    "Medusa",
     "NoDraft",
     "PromptLookup",
     "Reference",
@@ -44,19 +53,28 @@ __all__ = [
 
 DRAFTERS: dict[str, type[Drafter[Any]]] = {
     "none": NoDraft,
+    "blockwise": Blockwise,
     "cascade": Cascade,
     "combined": Combined,
     "dflash": DFlash,
     "draft_model": DraftModel,
     "eagle": Eagle,
+    "hydra": Hydra,
     "jacobi": Jacobi,
     "lookahead": Lookahead,
+    "medusa": Medusa,
     "prompt_lookup": PromptLookup,
     "reference": Reference,
     "retrieval": Retrieval,
     "spec_drafter": SpecDrafter,
     "suffix": Suffix,
     "token_recycling": TokenRecycling,
+}
+
+# Methods that are trained, and what their drafters load.
+LEARNED: dict[str, type[Learned]] = {
+    cls.method: cls
+    for cls in (BlockwiseHeads, DFlashModule, EagleModule, HydraHeads, MedusaHeads, SpecDrafterModule)
 }
 
 
