@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outpace
 from lossless.prompts import PROMPTS
+from lossless.trained import trained_folder
 from outpace.core import Generation, SamplingParams
 from outpace.index.datastore_writer import DatastoreWriter
 from outpace.targets import TargetModel
@@ -48,8 +49,13 @@ class Lab:
         return engine.generate(self.prompts[:first], self.params(sampling)[:first])
 
     def engine(self, drafter: str, verifier: str = "match") -> outpace.Engine:
-        """An engine that drafts all it can; ``{datastore}`` in the spec is a datastore of the prompts."""
+        """An engine that drafts all it can.
+
+        ``{datastore}`` in the spec is a datastore of the prompts, ``{trained}`` a folder for the drafter.
+        """
         spec = drafter.replace("{datastore}", str(_datastore()))
+        if "{trained}" in spec:
+            spec = spec.replace("{trained}", str(trained_folder(spec.partition(":")[0])))
         return outpace.Engine(self.target, spec, verifier, adaptive=False)
 
 
