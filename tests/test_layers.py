@@ -38,9 +38,12 @@ CONTRACTS = {
     ("drafters.base", "targets.base"),
     ("drafters.blockwise", "targets.base"),
     ("drafters.combined", "targets.base"),
+    ("drafters.dflash", "targets.base"),
+    ("drafters.eagle", "targets.base"),
     ("drafters.hydra", "targets.base"),
     ("drafters.medusa", "targets.base"),
     ("drafters.retrieval", "targets.base"),
+    ("drafters.spec_drafter", "targets.base"),
     ("drafters.suffix", "targets.base"),
     ("drafters.token_recycling", "targets.base"),
 }

@@ -19,11 +19,15 @@ SPECS = {
     "retrieval": "retrieval:datastore={datastore},min_match=1,num_tokens=8",
     "token_recycling": "token_recycling:nodes=16,top_k=4",
     "combined": "combined:(token_recycling:nodes=16)+(prompt_lookup)+(jacobi:block=4),nodes=12,threshold=0",
+    "dflash": "dflash:path={trained}",
     "draft_model": "draft_model:num_draft_tokens=4",
     "draft_model, trees": "draft_model:num_draft_tokens=3,branching=2x2",
     "blockwise": "blockwise:path={trained}",
     "hydra": "hydra:path={trained},nodes=12",
     "medusa": "medusa:path={trained},nodes=12",
+    "eagle": "eagle:path={trained}",
+    "eagle, trees": "eagle:path={trained},expand=4,nodes=12",
+    "spec_drafter": "spec_drafter:path={trained}",
     "cascade": "cascade:draft=(draft_model:num_draft_tokens=4),inner=(prompt_lookup)",
 }
 NEAR_TIE = 1e-4

@@ -53,4 +53,4 @@ def _material() -> tuple[TargetModel, list[Document]]:
     tokenizer = AutoTokenizer.from_pretrained(path)
     prompts = [tokenizer(text).input_ids for text in PROMPTS[:_TEXTS]]
     found = Engine(target).generate(prompts, SamplingParams(max_new_tokens=48))
-    return target, [Document([*p, *g.tokens], len(p)) for p, g in zip(prompts, found, strict=True)]
+    return target, [Document((*p, *g.tokens), len(p)) for p, g in zip(prompts, found, strict=True)]

@@ -8,7 +8,9 @@ from outpace.drafters.base import Drafter, SequenceDrafter
 from outpace.drafters.blockwise import Blockwise, BlockwiseHeads
 from outpace.drafters.cascade import Cascade
 from outpace.drafters.combined import Combined
+from outpace.drafters.dflash import DFlash, DFlashModule
 from outpace.drafters.draft_model import DraftModel
+from outpace.drafters.eagle import Eagle
 from outpace.drafters.hydra import Hydra, HydraHeads
 from outpace.drafters.jacobi import Jacobi
 from outpace.drafters.lookahead import Lookahead
@@ -17,8 +19,10 @@ from outpace.drafters.none import NoDraft
 from outpace.drafters.prompt_lookup import PromptLookup
 from outpace.drafters.reference import Reference
 from outpace.drafters.retrieval import Retrieval
+from outpace.drafters.spec_drafter import SpecDrafter, SpecDrafterModule
 from outpace.drafters.suffix import Suffix
 from outpace.drafters.token_recycling import TokenRecycling
+from outpace.drafting.eagle_module import EagleModule
 from outpace.drafting.learned import Learned
 from outpace.spec import load
 
@@ -28,8 +32,10 @@ __all__ = [
     "Blockwise",
     "Cascade",
     "Combined",
+    "DFlash",
     "DraftModel",
     "Drafter",
+    "Eagle",
     "Hydra",
     "Jacobi",
     "Lookahead",
@@ -39,6 +45,7 @@ __all__ = [
     "Reference",
     "Retrieval",
     "SequenceDrafter",
+    "SpecDrafter",
     "Suffix",
     "TokenRecycling",
     "load_drafter",
@@ -49,7 +56,9 @@ DRAFTERS: dict[str, type[Drafter[Any]]] = {
     "blockwise": Blockwise,
     "cascade": Cascade,
     "combined": Combined,
+    "dflash": DFlash,
     "draft_model": DraftModel,
+    "eagle": Eagle,
     "hydra": Hydra,
     "jacobi": Jacobi,
     "lookahead": Lookahead,
@@ -57,12 +66,16 @@ DRAFTERS: dict[str, type[Drafter[Any]]] = {
     "prompt_lookup": PromptLookup,
     "reference": Reference,
     "retrieval": Retrieval,
+    "spec_drafter": SpecDrafter,
     "suffix": Suffix,
     "token_recycling": TokenRecycling,
 }
 
 # Methods that are trained, and what their drafters load.
-LEARNED: dict[str, type[Learned]] = {cls.method: cls for cls in (BlockwiseHeads, HydraHeads, MedusaHeads)}
+LEARNED: dict[str, type[Learned]] = {
+    cls.method: cls
+    for cls in (BlockwiseHeads, DFlashModule, EagleModule, HydraHeads, MedusaHeads, SpecDrafterModule)
+}
 
 
 def load_drafter(spec: str) -> Drafter[Any]:
