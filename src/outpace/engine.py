@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from outpace.cache import Slot
+from outpace.cache import Place, Slot
 from outpace.core import (
     Draft,
     Generation,
@@ -431,6 +431,7 @@ class Engine:
             self.target.forward(self._cache, [Rows(chunk) for chunk in chunks], first, logits_from=None)
             self._cache.keep([range(len(chunk)) for chunk in chunks])
         for active in joined:
+            active.sequence.place = Place(self._cache, active.slot)
             active.state = self.drafter.start(active.sequence, self._shared)
             active.started = True
         seconds = self._clock() - began

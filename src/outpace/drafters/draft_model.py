@@ -157,7 +157,12 @@ class DraftModel(Drafter[Drafting]):
             draws = replace(draws, noise="greedy")
         least = math.log(self.min_confidence) if self.min_confidence else -math.inf
         return Shared(
-            Runner(model, vocabulary.late), vocabulary, shape, draws, least, self.confidence == "path"
+            runner=Runner(model, vocabulary.late),
+            vocabulary=vocabulary,
+            shape=shape,
+            draws=draws,
+            least=least,
+            by_path=self.confidence == "path",
         )
 
     def start(self, sequence: Sequence, shared: Shared) -> Drafting:

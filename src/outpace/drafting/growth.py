@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor
 
@@ -16,25 +18,50 @@ from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 
 
-@dataclass(frozen=True)
-class Shared:
-    """What the sequences of one engine share: the draft model with its cache, and how its trees grow.
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """How the trees of one engine's sequences grow.
 
     Attributes:
         least: the log of the least confidence that a tree goes on with.
         by_path: whether that is the confidence in the whole path.
     """
 
-    runner: Runner
-    vocabulary: Vocabulary
     shape: Shape
     draws: Draws
-    least: float
-    by_path: bool
+    vocabulary: Vocabulary = field(default_factory=Vocabulary)
+    least: float = -math.inf
+    by_path: bool = True
+
+    def stops(self, sequence: Sequence) -> frozenset[int]:
+        """Tokens that have nothing after them."""
+        return sequence.stop_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared(Growth):
+    """What the sequences of one engine share: the draft model with its cache, and how its trees grow."""
+
+    runner: Runner
 
     @property
     def model(self) -> TargetModel:
         return self.runner.model
+
+    def stops(self, sequence: Sequence) -> frozenset[int]:
+        return self.model.eos_token_ids if self.vocabulary.text else sequence.stop_tokens
+
+
+class Grown(Protocol):
+    """A sequence that a tree grows for, and the tree."""
+
+    tree: Growing
+
+    @property
+    def sequence(self) -> Sequence: ...
+
+    @property
+    def shared(self) -> Growth: ...
 
 
 @dataclass
@@ -49,7 +76,7 @@ class Drafting:
     tree: Growing = field(default_factory=lambda: Growing(0))
 
 
-def grow(active: Seq[Drafting], rows: Tensor) -> None:
+def grow(active: Seq[Grown], rows: Tensor) -> None:
     """Give every tree its next layer.
 
     Args:
@@ -85,14 +112,14 @@ def feed_of(state: Drafting) -> Feed:
     return Feed((), state.shared.vocabulary.own([tree.tokens[node] for node in tree.front]), parents)
 
 
-def _quick(state: Drafting) -> bool:
+def _quick(state: Grown) -> bool:
     """Whether the draft model's most probable tokens are wanted, as they are."""
     if state.shared.vocabulary.text:  # parameters by token id say nothing about its tokens
         return not state.shared.draws.draws_from(state.sequence)
     return state.sequence.processor.plain
 
 
-def _children(state: Drafting, row: Tensor, node: int, count: int) -> Children:
+def _children(state: Grown, row: Tensor, node: int, count: int) -> Children:
     """The children of a node of one sequence, by its own parameters."""
     sequence, tree, draws = state.sequence, state.tree, state.shared.draws
     scores = row.float()
@@ -103,7 +130,7 @@ def _children(state: Drafting, row: Tensor, node: int, count: int) -> Children:
     return draws.best(warp(scores, sequence.params)[None], [count])[0]
 
 
-def _confident(state: Drafting, node: int, children: Children) -> bool:
+def _confident(state: Grown, node: int, children: Children) -> bool:
     """Whether a tree goes on from a node.
 
     The rule asks for the best token's probability, not for that of the token drawn: which nodes have children
@@ -119,10 +146,10 @@ def _hang(tree: Growing, node: int, children: Children) -> range:
     return tree.add(node, children.tokens, children.weights)
 
 
-def _advance(state: Drafting, layer: Seq[int]) -> None:
+def _advance(state: Grown, layer: Seq[int]) -> None:
     """End a layer: which nodes come next. A token that ends the text has nothing after it."""
     tree, shared = state.tree, state.shared
     tree.depth += 1
-    stops = shared.model.eos_token_ids if shared.vocabulary.text else state.sequence.stop_tokens
+    stops = shared.stops(state.sequence)
     going = [node for node in layer if tree.tokens[node] not in stops]
     tree.front = shared.shape.front(tree, going) if tree.depth < tree.layers else []

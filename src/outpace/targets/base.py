@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from outpace.cache import KVCache, Slot
-from outpace.core import OutpaceError, Source
+from outpace.core import OutpaceError, Source, UnsupportedModel
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,17 @@ class TargetModel(ABC):
         context: positions it was made for; None for no limit.
         eos_token_ids: tokens that end a sequence.
         start: what the prompt of an encoder-decoder model begins with, if the model says.
+        layers: number of layers, where it is a plain stack of them; else 0.
     """
 
     vocabulary: int
     context: int | None
     eos_token_ids: frozenset[int]
     start: tuple[int, ...] = ()
+
+    @property
+    def layers(self) -> int:
+        return 0
 
     @property
     def identity(self) -> str:
@@ -108,6 +113,20 @@ class TargetModel(ABC):
         ``cache.free(slot)`` gives it back; what the source put there moves with the slot.
         """
         return cache.allocate()
+
+    def some_layers(self, layers: Sequence[int]) -> TargetModel:
+        """This model with some of its layers only, counted from 0, in their order.
+
+        It shares the weights, and runs on caches of this target: its rows lie in those layers, and it reads the
+        rows that all layers together made.
+
+        Raises:
+            OutpaceError: a layer that the model does not have. UnsupportedModel: it is no plain stack of layers.
+        """
+        raise UnsupportedModel(
+            f"a {type(self).__name__} is no plain stack of layers, so none of them can be left out; use another "
+            "drafter"
+        )
 
     @abstractmethod
     def forward(

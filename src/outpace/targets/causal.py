@@ -5,11 +5,13 @@ Nothing is patched: a forward gets a 4-D mask, explicit positions and a cache ob
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
@@ -17,6 +19,7 @@ from outpace.cache import KVCache, LayerShape, RowShape
 from outpace.core import OutpaceError, Source, UnsupportedModel
 from outpace.targets.base import Output, Rows, TargetModel
 from outpace.targets.checks import context_of, end_tokens, family, refuse_by_config, self_test
+from outpace.targets.layers import keep_layers, stack_of
 from outpace.targets.masks import MaskMaker
 from outpace.tree import depths
 
@@ -122,7 +125,6 @@ class CausalTarget(TargetModel):
     def new_cache(self, slots: int = 1, length: int = 256) -> KVCache:
         return KVCache(self._layers, slots, length, static=self.static)
 
-    @torch.inference_mode()
     def forward(
         self,
         cache: KVCache,
@@ -131,6 +133,24 @@ class CausalTarget(TargetModel):
         logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
+        return self.run(cache, rows, first, logits_from, hidden_layers)
+
+    @torch.inference_mode()
+    def run(
+        self,
+        cache: KVCache,
+        rows: Sequence[Rows],
+        first: int = 0,
+        logits_from: int | None = 0,
+        hidden_layers: Sequence[int] = (),
+        states: Tensor | None = None,
+    ) -> Output:
+        """``forward``, where rows may be given by what goes into the first layer.
+
+        Args:
+            states: [len(rows), width, hidden size] in place of the tokens' embeddings; the tokens then do not
+                count. Rows past a sequence's own are padding.
+        """
         if self.model.training:
             raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
         widths = [len(row.tokens) for row in rows]
@@ -149,8 +169,12 @@ class CausalTarget(TargetModel):
         more: dict[str, Any] = {"logits_to_keep": max(wanted, 1)} if self._keep_logits else {}
         if hidden_layers:
             more["output_hidden_states"] = True
+        given: dict[str, Any] = {"input_ids": ids}
+        if states is not None:
+            padding = (0, 0, 0, window.width - states.shape[1], before, after)
+            given = {"inputs_embeds": F.pad(states, padding)}
         output = self.model(
-            input_ids=ids,
+            **given,
             attention_mask=self._masks(covered, window, positions, self.device),
             position_ids=places,
             past_key_values=CacheAdapter(cache, self._places, window.columns, window.width),
@@ -165,25 +189,51 @@ class CausalTarget(TargetModel):
         # Draws are made in float64, which MPS lacks.
         return Output(logits.cpu() if logits.device.type == "mps" else logits, hidden)
 
+    @property
+    def layers(self) -> int:
+        try:
+            return len(stack_of(self.model).layers)
+        except UnsupportedModel:
+            return 0
+
+    def some_layers(self, layers: Sequence[int], bare: bool = False) -> CausalTarget:
+        """See ``TargetModel``. With ``bare`` norm and head are left out: the logits are hidden states."""
+        part = copy.copy(self)
+        part.model = keep_layers(self.model, layers, bare)
+        probe = Probe()
+        with torch.inference_mode():
+            part._first_token(probe)
+        if list(probe.shapes) != list(layers):  # where accelerate has exchanged a module's forward, say
+            raise UnsupportedModel(
+                f"{family(self.model)} runs layers {list(probe.shapes)} when asked for {list(layers)}; load it on "
+                "one device without device_map, or use another drafter"
+            )
+        return part
+
+    def _first_token(self, probe: Probe) -> Any:
+        """The model's answer to a token without a cache."""
+        token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
+        return self.model(
+            input_ids=token,
+            attention_mask=self._masks.one(self.device),
+            position_ids=token,
+            past_key_values=probe,
+            use_cache=True,
+        )
+
     @torch.inference_mode()
     def _probe(self) -> None:
         """Find which form of mask the model takes, the shape of each layer's rows, and the vocabulary."""
-        token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
         while True:
             probe = Probe()
             try:
-                output = self.model(
-                    input_ids=token,
-                    attention_mask=self._masks.one(self.device),
-                    position_ids=token,
-                    past_key_values=probe,
-                    use_cache=True,
-                )
+                output = self._first_token(probe)
                 break
             except Exception as error:
                 if self._masks.by_kind and self._masks.kinds == 1:
                     self._masks.by_kind = False
                     continue
+                token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
                 self.model(input_ids=token)  # what fails without us is not the family's fault
                 raise UnsupportedModel(
                     f"{family(self.model)} does not take a 4-D mask, positions and a cache object: {error!r}"
