@@ -37,6 +37,7 @@ CONTRACTS = {
     ("drafters.base", "targets.base"),
     ("drafters.combined", "targets.base"),
     ("drafters.retrieval", "targets.base"),
+    ("drafters.self_speculative", "targets.base"),
     ("drafters.suffix", "targets.base"),
     ("drafters.token_recycling", "targets.base"),
 }

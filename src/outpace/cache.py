@@ -163,8 +163,8 @@ class KVCache:
         No slot may be taken or given back meanwhile. Rows given up are zeroed, unless ``ahead`` is given.
 
         Args:
-            ahead: slot -> rows behind its committed ones that are there already, and count from the beginning.
-                Rows then stay where they are at the end, until they are written over.
+            ahead: slot -> rows behind its committed ones that are there already, and count from the start.
+                At the end rows then stay where they are, until they are written over.
         """
         lengths = list(self.lengths)
         for slot, rows in (ahead or {}).items():

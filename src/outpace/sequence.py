@@ -79,7 +79,7 @@ class Sequence:
         self.references = (source.tokens, *references) if source is not None and source.tokens else references
         # Nodes taken at most of the next draft, where that is known: a drafter may save the rest.
         self.budget: int | None = None
-        # Where the target keeps its rows, while it is decoded: for drafters that draft with the target itself.
+        # Where the target keeps its rows, while it is decoded: for drafters that draft with the target.
         self.place: Place | None = None
         self.processor = Processor(params, prompt)
         self.stats = Stats()

@@ -14,6 +14,7 @@ from outpace.drafters.none import NoDraft
 from outpace.drafters.prompt_lookup import PromptLookup
 from outpace.drafters.reference import Reference
 from outpace.drafters.retrieval import Retrieval
+from outpace.drafters.self_speculative import SelfSpeculative
 from outpace.drafters.suffix import Suffix
 from outpace.drafters.token_recycling import TokenRecycling
 from outpace.spec import load
@@ -30,6 +31,7 @@ __all__ = [
     "PromptLookup",
     "Reference",
     "Retrieval",
+    "SelfSpeculative",
     "SequenceDrafter",
     "Suffix",
     "TokenRecycling",
@@ -46,6 +48,7 @@ DRAFTERS: dict[str, type[Drafter[Any]]] = {
     "prompt_lookup": PromptLookup,
     "reference": Reference,
     "retrieval": Retrieval,
+    "self_speculative": SelfSpeculative,
     "suffix": Suffix,
     "token_recycling": TokenRecycling,
 }

@@ -117,15 +117,15 @@ class TargetModel(ABC):
     def some_layers(self, layers: Sequence[int]) -> TargetModel:
         """This model with some of its layers only, counted from 0, in their order.
 
-        It shares the weights, and runs on caches of this target: its rows lie in those layers, and it reads the
-        rows that all layers together made.
+        It shares the weights, and runs on caches of this target: its rows lie in those layers, and it reads
+        the rows that all layers together made.
 
         Raises:
-            OutpaceError: a layer that the model does not have. UnsupportedModel: it is no plain stack of layers.
+            OutpaceError: a layer that is not there. UnsupportedModel: the model is no plain stack of layers.
         """
         raise UnsupportedModel(
-            f"a {type(self).__name__} is no plain stack of layers, so none of them can be left out; use another "
-            "drafter"
+            f"a {type(self).__name__} is no plain stack of layers, so none of them can be left out; use "
+            "another drafter"
         )
 
     @abstractmethod

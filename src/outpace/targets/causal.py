@@ -205,8 +205,8 @@ class CausalTarget(TargetModel):
             part._first_token(probe)
         if list(probe.shapes) != list(layers):  # where accelerate has exchanged a module's forward, say
             raise UnsupportedModel(
-                f"{family(self.model)} runs layers {list(probe.shapes)} when asked for {list(layers)}; load it on "
-                "one device without device_map, or use another drafter"
+                f"{family(self.model)} runs layers {list(probe.shapes)} when asked for {list(layers)}; load "
+                "it on one device without device_map, or use another drafter"
             )
         return part
 

@@ -1,7 +1,7 @@
 """Some layers of a transformers model as a model of its own, with the same weights; the model stays as it is.
 
-For a plain stack: embeddings, layers one after another, a norm, a head (Llama and those built like it). What is
-made are copies of the two outer modules, which hold other lists of the same layers.
+For a plain stack: embeddings, layers one after another, a norm, a head (Llama and those built like it). What
+is made are copies of the two outer modules, which hold other lists of the same layers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def stack_of(model: Any) -> Any:
     Raises:
         UnsupportedModel: the model is built otherwise.
     """
-    base = getattr(model, model.base_model_prefix, None)
+    base: Any = getattr(model, model.base_model_prefix, None)
     layers = getattr(base, "layers", None)
     if (
         not isinstance(layers, nn.ModuleList)
@@ -30,8 +30,8 @@ def stack_of(model: Any) -> Any:
         or len(layers) != base.config.num_hidden_layers
     ):
         raise UnsupportedModel(
-            f"{family(model)} is no plain stack of layers with a norm behind it, as Llama, Mistral and Qwen are, "
-            "so it cannot draft with some of its layers; use another drafter"
+            f"{family(model)} is no plain stack of layers with a norm behind it, as Llama, Mistral and Qwen "
+            "are, so it cannot draft with some of its layers; use another drafter"
         )
     return base
 

@@ -79,7 +79,9 @@ class ToyTarget(TargetModel):
 
     def some_layers(self, layers: Seq[int]) -> ToyTarget:
         if list(layers) != sorted(set(layers)) or any(not 0 <= layer < _LAYERS for layer in layers):
-            raise OutpaceError(f"layers must be ascending numbers from 0 to {_LAYERS - 1}, not {list(layers)}")
+            raise OutpaceError(
+                f"layers must be ascending numbers from 0 to {_LAYERS - 1}, not {list(layers)}"
+            )
         part = copy.copy(self)
         part._kept = tuple(layers)
         return part
