@@ -36,6 +36,8 @@ DRAFTERS_THAT_OWN_A_MODEL = {"draft_model", "cascade"}
 CONTRACTS = {
     ("drafters.base", "targets.base"),
     ("drafters.combined", "targets.base"),
+    ("drafters.early_exit", "targets.base"),
+    ("drafters.early_exit", "targets.split"),
     ("drafters.retrieval", "targets.base"),
     ("drafters.self_speculative", "targets.base"),
     ("drafters.suffix", "targets.base"),

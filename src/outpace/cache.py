@@ -115,6 +115,10 @@ class KVCache:
         """Slots in use."""
         return len(self._slots)
 
+    def slot(self, index: int) -> Slot:
+        """The slot in use at an index."""
+        return self._slots[index]
+
     def allocate(self) -> Slot:
         """Take the next slot into use, empty."""
         slot = Slot(len(self._slots))

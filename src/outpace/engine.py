@@ -116,6 +116,7 @@ class Engine:
             adaptive = adapts(drafter, self.verifier)
         self.governor = self._governed(adaptive, costs)
         self._clock = clock
+        self.target = self.drafter.attach(self.target)
         self._cache = self.target.new_cache(slots, length)
         self._shared = self.drafter.prepare(self.target)
         self._active: list[_Active] = []  # the one at place b sits in slot b

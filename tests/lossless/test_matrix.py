@@ -21,6 +21,7 @@ SPECS = {
     "combined": "combined:(token_recycling:nodes=16)+(prompt_lookup)+(jacobi:block=4),nodes=12,threshold=0",
     "draft_model": "draft_model:num_draft_tokens=4",
     "draft_model, trees": "draft_model:num_draft_tokens=3,branching=2x2",
+    "early_exit": "early_exit:layers=4,num_draft_tokens=3,min_confidence=0.1",
     "self_speculative": "self_speculative:skip=2+4,num_draft_tokens=3",
     "cascade": "cascade:draft=(draft_model:num_draft_tokens=4),inner=(prompt_lookup)",
 }

@@ -8,6 +8,7 @@ from outpace.drafters.base import Drafter, SequenceDrafter
 from outpace.drafters.cascade import Cascade
 from outpace.drafters.combined import Combined
 from outpace.drafters.draft_model import DraftModel
+from outpace.drafters.early_exit import EarlyExit
 from outpace.drafters.jacobi import Jacobi
 from outpace.drafters.lookahead import Lookahead
 from outpace.drafters.none import NoDraft
@@ -25,6 +26,7 @@ __all__ = [
     "Combined",
     "DraftModel",
     "Drafter",
+    "EarlyExit",
     "Jacobi",
     "Lookahead",
     "NoDraft",
@@ -43,6 +45,7 @@ DRAFTERS: dict[str, type[Drafter[Any]]] = {
     "cascade": Cascade,
     "combined": Combined,
     "draft_model": DraftModel,
+    "early_exit": EarlyExit,
     "jacobi": Jacobi,
     "lookahead": Lookahead,
     "prompt_lookup": PromptLookup,

@@ -14,7 +14,7 @@ from outpace.core import Draft, OutpaceError
 from outpace.drafting.growth import Growth, grow
 from outpace.drafting.shapes import Growing
 from outpace.sequence import Sequence
-from outpace.targets.base import Rows, TargetModel
+from outpace.targets.base import Rows, TargetModel, rows_of
 
 Noise = Literal["coupled", "independent", "greedy"]
 
@@ -84,12 +84,9 @@ def layers_of(state: Within) -> int:
 def feed(model: TargetModel, states: Seq[Within]) -> Tensor:
     """One forward over the last token of each chain, whose rows are committed: the logits [n, vocabulary]."""
     cache: KVCache = states[0].place.cache
-    slots = [state.place.slot.index for state in states]
-    first = min(slots)
-    rows = [Rows(())] * (max(slots) - first + 1)
-    for slot, state in zip(slots, states, strict=True):
-        rows[slot - first] = Rows([state.last])
+    slots = [state.place.slot for state in states]
+    first, rows = rows_of(slots, [Rows([state.last]) for state in states])
     logits = model.forward(cache, rows, first).logits
     cache.keep([range(len(row.tokens)) for row in rows])
     assert logits is not None
-    return logits[[slot - first for slot in slots], 0]
+    return logits[[slot.index - first for slot in slots], 0]

@@ -42,6 +42,18 @@ class Rows:
             raise ValueError("rows that go on with a tree need their parents")
 
 
+def rows_of(slots: Sequence[Slot], feeds: Sequence[Rows]) -> tuple[int, list[Rows]]:
+    """What a forward over some slots, in any order, is given: the first of them, and rows from it on.
+
+    Slots between them feed nothing.
+    """
+    first = min(slot.index for slot in slots)
+    rows = [Rows(())] * (max(slot.index for slot in slots) - first + 1)
+    for slot, feed in zip(slots, feeds, strict=True):
+        rows[slot.index - first] = feed
+    return first, rows
+
+
 @dataclass(frozen=True)
 class Output:
     """Attributes:

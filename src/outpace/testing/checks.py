@@ -302,6 +302,9 @@ class _Watch(Drafter[Any]):
     def reads_references(self) -> bool:
         return self.inner.reads_references
 
+    def attach(self, target: TargetModel) -> TargetModel:
+        return self.inner.attach(target)
+
     def prepare(self, target: TargetModel) -> Any:
         return self.inner.prepare(target)
 

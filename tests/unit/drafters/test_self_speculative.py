@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
@@ -38,23 +39,34 @@ def test_it_keeps_the_contract(drafter: SelfSpeculative) -> None:
     check_drafter(drafter)
 
 
-@pytest.mark.parametrize("params", [LONG, SAMPLED])
-def test_layers_that_do_nothing_may_be_skipped(params: SamplingParams) -> None:
-    # Then the part is the target: were one row of its draft wrong, or one draw, some draft would be rejected.
+def half_still() -> LlamaForCausalLM:
+    """A tiny Llama whose layers 1 and 3 do nothing: without them it is still itself."""
     model = tiny_llama(vocabulary=40, layers=4)
     with torch.no_grad():
         for layer in (1, 3):
             block = model.model.layers[layer]
             block.self_attn.o_proj.weight.zero_()
             block.mlp.down_proj.weight.zero_()
+    return model
+
+
+@pytest.mark.parametrize("params", [LONG, SAMPLED])
+def test_layers_that_do_nothing_may_be_skipped(params: SamplingParams) -> None:
+    # Were one row of its draft wrong, or one draw, some draft would be rejected.
+    model = half_still()
     plain = Engine(model).generate(PROMPTS, params)
     for count in (1, 2, 5):
         found = Engine(model, SelfSpeculative("1+3", count)).generate(PROMPTS, params)
         assert [g.tokens for g in found] == [g.tokens for g in plain]
         for generation in found:
             assert generation.stats.accepted == generation.stats.drafted
-            # The first step drafts nothing where it reads the prompt; that of a lone token has none to read.
-            assert generation.stats.steps in (-(-41 // (count + 1)), 1 + -(-40 // (count + 1)))
+            assert generation.stats.steps == -(-41 // (count + 1))
+
+
+def test_a_prompt_that_goes_in_with_the_first_step_is_not_drafted_from() -> None:
+    (found,) = Engine(half_still(), SelfSpeculative("1+3", 3)).generate(PROMPTS[1:2], LONG)
+    assert found.stats.accepted == found.stats.drafted
+    assert found.stats.steps == 1 + 40 // 4
 
 
 @pytest.mark.parametrize("params", [LONG, SAMPLED])

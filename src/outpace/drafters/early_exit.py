@@ -1,0 +1,115 @@
+"""Early exit: the target's first layers and a small adapter draft; the verification goes on from there.
+
+SPEED (Hooper et al. 2023) and Kangaroo (Liu et al. 2024). The lower layers run over one token after another;
+from their hidden state an adapter and the target's own norm and head guess the next. Keys, values and hidden
+states of the lower layers are kept, and the upper layers verify the whole chain from them, so a draft costs
+the lower layers nothing besides. A chain ends early where the guess is not confident (Kangaroo's second early
+exit).
+
+What differs from the papers: by default drafts are drawn with the target's own noise; without an adapter the
+lower layers' hidden state is read by the target's norm and head as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import ClassVar, get_args
+
+import torch
+from torch import Tensor
+
+from outpace.core import Draft, OutpaceError
+from outpace.drafters.base import Drafter
+from outpace.drafting.draws import Draws
+from outpace.drafting.growth import Growth
+from outpace.drafting.shapes import shape_of
+from outpace.drafting.within import Noise, Within, draft_chains, place_of
+from outpace.sequence import Sequence, Step
+from outpace.targets.base import TargetModel
+from outpace.targets.split import SplitTarget
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExitShared(Growth):
+    """What the sequences of one engine share: the target in two parts."""
+
+    target: SplitTarget
+
+    @torch.inference_mode()
+    def step(self, states: Seq[Within]) -> Tensor:
+        """Logits [n, vocabulary] after the last token of each chain."""
+        slots = [state.place.slot for state in states]
+        hidden = self.target.advance(states[0].place.cache, slots, [state.last for state in states])
+        return self.target.read_out(hidden)
+
+
+@dataclass(frozen=True)
+class EarlyExit(Drafter[Within]):
+    """The target's first layers.
+
+    Attributes:
+        layers: how many of them draft; at least 1, and not all.
+        num_draft_tokens: tokens in the chain, at least 1.
+        min_confidence: in [0, 1]: the chain goes on only where the best token has at least this probability.
+        draws: "coupled": with the target's own noise, independent under a verifier that needs that;
+            "independent": with noise of its own; "greedy": its most probable tokens.
+    """
+
+    layers: int = 2
+    num_draft_tokens: int = 6
+    min_confidence: float = 0.6
+    draws: Noise = "coupled"
+
+    paper: ClassVar[str] = (
+        "Hooper et al. 2023, SPEED: Speculative Pipelined Execution for Efficient Decoding (arXiv "
+        "2310.12072); Liu et al. 2024, Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting (arXiv "
+        "2404.18911)"
+    )
+    probabilities: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "num_draft_tokens"):
+            if getattr(self, name) < 1:
+                raise OutpaceError(f"early_exit: {name} must be at least 1, not {getattr(self, name)}")
+        if self.draws not in get_args(Noise):
+            wanted = " or ".join(map(repr, get_args(Noise)))
+            raise OutpaceError(f"early_exit: draws must be {wanted}, not {self.draws!r}")
+        if not 0 <= self.min_confidence <= 1:
+            raise OutpaceError(
+                f"early_exit: min_confidence must be between 0 and 1, not {self.min_confidence}"
+            )
+
+    def attach(self, target: TargetModel) -> SplitTarget:
+        return SplitTarget(target, self.layers)
+
+    def prepare(self, target: TargetModel) -> ExitShared:
+        if not isinstance(target, SplitTarget):
+            raise OutpaceError("early_exit splits the target, so it drafts alone: use it by itself")
+        return ExitShared(
+            shape=shape_of(self.num_draft_tokens),
+            draws=Draws(self.draws, weigh=self.min_confidence > 0),
+            least=math.log(self.min_confidence) if self.min_confidence else -math.inf,
+            by_path=False,
+            target=target,
+        )
+
+    def start(self, sequence: Sequence, shared: ExitShared) -> Within:
+        return Within(sequence, shared, place_of(sequence, "early_exit"))
+
+    def stop(self, state: Within) -> None:
+        shared = state.shared
+        assert isinstance(shared, ExitShared)
+        shared.target.forget([state.place.slot])
+
+    def propose(self, states: Seq[Within]) -> list[Draft]:
+        if not states:
+            return []
+        shared = states[0].shared
+        assert isinstance(shared, ExitShared)
+        shared.target.forget([state.place.slot for state in states])
+        return draft_chains(states, shared.step)
+
+    def observe(self, states: Seq[Within], steps: Seq[Step]) -> None:
+        pass
