@@ -38,6 +38,7 @@ CONTRACTS = {
     ("drafters.combined", "targets.base"),
     ("drafters.early_exit", "targets.base"),
     ("drafters.early_exit", "targets.split"),
+    ("drafters.parallel_tokens", "targets.base"),
     ("drafters.retrieval", "targets.base"),
     ("drafters.self_speculative", "targets.base"),
     ("drafters.suffix", "targets.base"),

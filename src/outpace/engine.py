@@ -312,7 +312,7 @@ class Engine:
         self, sequence: Sequence, draft: Draft, kept: Seq[int], logits: Logits, hidden: dict[int, Tensor]
     ) -> Step:
         draw = KeyedDraw(sequence)
-        verdict = self.verifier.verify(logits, draft, draw)
+        verdict = self.verifier.verify(logits, draft.guesses, draw)
         sequence.stats.record(len(draft), len(verdict.path), len(verdict.tokens))
         return Step(
             draft=draft,

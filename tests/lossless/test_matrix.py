@@ -22,6 +22,7 @@ SPECS = {
     "draft_model": "draft_model:num_draft_tokens=4",
     "draft_model, trees": "draft_model:num_draft_tokens=3,branching=2x2",
     "early_exit": "early_exit:layers=4,num_draft_tokens=3,min_confidence=0.1",
+    "parallel_tokens": "parallel_tokens:num_lookahead=2",
     "self_speculative": "self_speculative:skip=2+4,num_draft_tokens=3",
     "cascade": "cascade:draft=(draft_model:num_draft_tokens=4),inner=(prompt_lookup)",
 }

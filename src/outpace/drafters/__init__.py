@@ -12,6 +12,7 @@ from outpace.drafters.early_exit import EarlyExit
 from outpace.drafters.jacobi import Jacobi
 from outpace.drafters.lookahead import Lookahead
 from outpace.drafters.none import NoDraft
+from outpace.drafters.parallel_tokens import ParallelTokens
 from outpace.drafters.prompt_lookup import PromptLookup
 from outpace.drafters.reference import Reference
 from outpace.drafters.retrieval import Retrieval
@@ -30,6 +31,7 @@ __all__ = [
     "Jacobi",
     "Lookahead",
     "NoDraft",
+    "ParallelTokens",
     "PromptLookup",
     "Reference",
     "Retrieval",
@@ -48,6 +50,7 @@ DRAFTERS: dict[str, type[Drafter[Any]]] = {
     "early_exit": EarlyExit,
     "jacobi": Jacobi,
     "lookahead": Lookahead,
+    "parallel_tokens": ParallelTokens,
     "prompt_lookup": PromptLookup,
     "reference": Reference,
     "retrieval": Retrieval,

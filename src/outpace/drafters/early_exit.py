@@ -64,8 +64,8 @@ class EarlyExit(Drafter[Within]):
 
     paper: ClassVar[str] = (
         "Hooper et al. 2023, SPEED: Speculative Pipelined Execution for Efficient Decoding (arXiv "
-        "2310.12072); Liu et al. 2024, Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting (arXiv "
-        "2404.18911)"
+        "2310.12072); Liu et al. 2024, Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting "
+        "(arXiv 2404.18911)"
     )
     probabilities: ClassVar[bool] = True
 

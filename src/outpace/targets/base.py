@@ -54,6 +54,21 @@ def rows_of(slots: Sequence[Slot], feeds: Sequence[Rows]) -> tuple[int, list[Row
     return first, rows
 
 
+def extra_rows(embeddings: Tensor, table: Tensor | int) -> Tensor:
+    """A table of embeddings beside a model's own, [vocabulary, hidden size], in its dtype, on its device.
+
+    Raises:
+        OutpaceError: the table is of another size.
+    """
+    if isinstance(table, int):
+        return embeddings.detach().mean(dim=0, keepdim=True).repeat(table, 1)
+    if table.dim() != 2 or table.shape[1] != embeddings.shape[1]:
+        raise OutpaceError(
+            f"a table of embeddings for this model is [n, {embeddings.shape[1]}], not {list(table.shape)}"
+        )
+    return table.detach().to(embeddings.device, embeddings.dtype)
+
+
 @dataclass(frozen=True)
 class Output:
     """Attributes:
@@ -78,12 +93,14 @@ class TargetModel(ABC):
         eos_token_ids: tokens that end a sequence.
         start: what the prompt of an encoder-decoder model begins with, if the model says.
         layers: number of layers, where it is a plain stack of them; else 0.
+        extra: number of ids past the vocabulary that it takes; see ``with_embeddings``.
     """
 
     vocabulary: int
     context: int | None
     eos_token_ids: frozenset[int]
     start: tuple[int, ...] = ()
+    extra: int = 0
 
     @property
     def layers(self) -> int:
@@ -138,6 +155,21 @@ class TargetModel(ABC):
         raise UnsupportedModel(
             f"a {type(self).__name__} is no plain stack of layers, so none of them can be left out; use "
             "another drafter"
+        )
+
+    def with_embeddings(self, table: Tensor | int) -> TargetModel:
+        """This model, which also takes token ids past its vocabulary: rows of a table of embeddings.
+
+        Id ``vocabulary + i`` is row i. All else is the model's own, and it runs on caches of this target.
+
+        Args:
+            table: [n, hidden size]; a number for so many copies of the mean of the model's embeddings.
+
+        Raises:
+            OutpaceError: a table of another size. UnsupportedModel: the model does not take embeddings.
+        """
+        raise UnsupportedModel(
+            f"a {type(self).__name__} takes no embeddings in place of token ids; use another drafter"
         )
 
     @abstractmethod

@@ -17,8 +17,8 @@ from transformers import Cache, PreTrainedModel
 
 from outpace.cache import KVCache, LayerShape, RowShape
 from outpace.core import OutpaceError, Source, UnsupportedModel
-from outpace.targets.base import Output, Rows, TargetModel
-from outpace.targets.checks import context_of, end_tokens, family, refuse_by_config, self_test
+from outpace.targets.base import Output, Rows, TargetModel, extra_rows
+from outpace.targets.checks import agree, context_of, end_tokens, family, refuse_by_config, self_test
 from outpace.targets.layers import keep_layers, stack_of
 from outpace.targets.masks import MaskMaker
 from outpace.tree import depths
@@ -107,6 +107,8 @@ class CausalTarget(TargetModel):
         UnsupportedModel: named by family, with the reason.
     """
 
+    _table: Tensor  # embeddings of ids past the vocabulary, where there are any
+
     def __init__(self, model: PreTrainedModel, static: bool = False, check: bool = True) -> None:
         refuse_by_config(model)
         self.model = model
@@ -133,7 +135,8 @@ class CausalTarget(TargetModel):
         logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
-        return self.run(cache, rows, first, logits_from, hidden_layers)
+        states = self._given(rows) if self.extra else None
+        return self.run(cache, rows, first, logits_from, hidden_layers, states)
 
     @torch.inference_mode()
     def run(
@@ -209,6 +212,41 @@ class CausalTarget(TargetModel):
                 "it on one device without device_map, or use another drafter"
             )
         return part
+
+    def with_embeddings(self, table: Tensor | int) -> CausalTarget:
+        embeddings: Any = self.model.get_input_embeddings()
+        found = copy.copy(self)
+        found._table = extra_rows(embeddings.weight, table)
+        found.extra = len(found._table)
+        answers = []
+        for target in (self, found):
+            # The second row makes ``found`` go by embeddings; the first does not see it.
+            cache, own = target.new_cache(length=4), [1] if target is self else [1, self.vocabulary]
+            cache.allocate()
+            logits = target.forward(cache, [Rows(own)]).logits
+            assert logits is not None
+            answers.append(logits[0, :1])
+        if not agree(self.model.dtype, answers[1], answers[0]):
+            raise UnsupportedModel(
+                f"{family(self.model)} says something else when given embeddings in place of token ids; "
+                "use another drafter"
+            )
+        return found
+
+    @torch.inference_mode()
+    def _given(self, rows: Sequence[Rows]) -> Tensor | None:
+        """What goes into the first layer, [B, width, size], where some id is past the vocabulary."""
+        most = max(len(row.tokens) for row in rows)
+        if all(token < self.vocabulary for row in rows for token in row.tokens):
+            return None
+        ids = torch.tensor(
+            [[*row.tokens, *[0] * (most - len(row.tokens))] for row in rows], device=self.device
+        )
+        past = ids >= self.vocabulary
+        embeddings: Any = self.model.get_input_embeddings()
+        states: Tensor = embeddings(ids.masked_fill(past, 0))
+        states[past] = self._table[ids[past] - self.vocabulary]
+        return states
 
     def _first_token(self, probe: Probe) -> Any:
         """The model's answer to a token without a cache."""

@@ -163,8 +163,8 @@ class SplitTarget(TargetModel):
             if not agree(self.whole.model.dtype, found[place, :width], expected[place, :width]):
                 raise UnsupportedModel(
                     f"{family(self.model)} gives other logits when it goes on from the hidden states of its "
-                    f"layer {self.depth}: something happens to embeddings or logits besides its layers, so it "
-                    "cannot exit early; use another drafter"
+                    f"layer {self.depth}: something happens to embeddings or logits besides its layers, "
+                    "so it cannot exit early; use another drafter"
                 )
 
 
@@ -178,7 +178,7 @@ def _rest(row: Rows, count: int) -> Rows:
 
 
 def _join(rows: Sequence[Rows], held: Sequence[Held], counts: Sequence[int], late: Tensor | None) -> Tensor:
-    """Hidden states [B, width, size] of all rows: the first ones of each feed were held, the others are late."""
+    """Hidden states [B, width, size] of all rows: those of each feed that were held first, then the late."""
     if late is not None and not any(counts):
         return late
     width = max(len(row.tokens) for row in rows)

@@ -354,7 +354,8 @@ def _check_draft(draft: Any, vocabulary: int, drafter: Drafter[Any]) -> None:
         f"{name} drafts {len(draft.tokens)} tokens with {len(draft.parents)} parents"
     )
     for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
-        assert isinstance(token, int) and 0 <= token < vocabulary, (
+        rides = node >= len(draft) - draft.riders
+        assert isinstance(token, int) and token >= 0 and (token < vocabulary or rides), (
             f"{name} drafts {token!r} at node {node}, which is not a token id below {vocabulary}"
         )
         assert isinstance(parent, int) and -1 <= parent < node, (
@@ -363,6 +364,8 @@ def _check_draft(draft: Any, vocabulary: int, drafter: Drafter[Any]) -> None:
     if draft.distributions is None:
         return
     assert drafter.probabilities, f"{name} brings distributions but does not say `probabilities = True`"
+    draft = draft.guesses
+    assert draft.distributions is not None
     missing = set(draft.parents) - set(draft.distributions)
     assert not missing, f"{name} gives no distribution for the children of nodes {sorted(missing)}"
     for parent, row in draft.distributions.items():

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outpace.cache import KVCache, LayerShape, RowShape, Window
 from outpace.core import OutpaceError
-from outpace.targets.base import Output, Rows, TargetModel
+from outpace.targets.base import Output, Rows, TargetModel, extra_rows
 from outpace.tree import ancestor_mask, depths
 
 _SIZE = 16
@@ -84,6 +84,14 @@ class ToyTarget(TargetModel):
             )
         part = copy.copy(self)
         part._kept = tuple(layers)
+        return part
+
+    def with_embeddings(self, table: Tensor | int) -> ToyTarget:
+        more = extra_rows(self._embeddings, table)
+        part = copy.copy(self)
+        part._embeddings = torch.cat([self._embeddings, more])
+        part.extra = len(more)
+        part._habit = torch.cat([self._habit, self._habit.new_zeros(len(more), self.vocabulary)])
         return part
 
     @torch.inference_mode()
