@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -268,6 +268,8 @@ class Step:
         depths: depth of each node.
         sequence: the sequence, these tokens included already.
         hidden: layer -> hidden states of the rows, root first, for the layers that the drafter asks for.
+        committed: layer -> hidden states of the rows that this step committed, the root's and those of the
+            accepted nodes: also of those that another drafter proposed.
     """
 
     draft: Draft
@@ -279,6 +281,7 @@ class Step:
     depths: list[int]
     sequence: Sequence
     hidden: Mapping[int, Tensor]
+    committed: Mapping[int, Tensor] = field(default_factory=dict)
 
     def refill(self, nodes: Seq[int], argmax: bool = False) -> list[int]:
         """What the target would say after each of these nodes (-1 is the root), by its own keyed draw.

@@ -8,9 +8,12 @@ may serve many engines.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
+
+from torch import Tensor
 
 from outpace.core import Draft
 from outpace.sampling import key
@@ -34,7 +37,11 @@ class Drafter(ABC, Generic[State]):
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
-        """Hidden states it needs of the target, by layer; they arrive in ``Step.hidden``."""
+        """Hidden states it needs of the target, by layer, as ``Output.hidden`` counts them.
+
+        Those of the prompt arrive in ``read``, those of later rows in ``Step.hidden`` and ``Step.committed``.
+        An engine asks once, after ``prepare``.
+        """
         return ()
 
     @property
@@ -87,6 +94,18 @@ class Drafter(ABC, Generic[State]):
     @abstractmethod
     def start(self, sequence: Sequence, shared: Any) -> State:
         """The state of a new sequence. ``sequence`` is live: its tokens grow as they are committed."""
+
+    def read(self, states: Seq[State], hidden: Seq[Mapping[int, Tensor]]) -> None:
+        """The target's hidden states of what was there when sequences joined, for a drafter that needs any.
+
+        Called after ``start`` and before the first ``propose``, once for each sequence that has more than its
+        root. With ``Step.committed`` every committed row then arrives exactly once, in order. (By default
+        nothing is read.)
+
+        Args:
+            hidden: for each sequence, layer -> [len(tokens) - 1, size]: all rows but the root.
+        """
+        del states, hidden
 
     @abstractmethod
     def propose(self, states: Seq[State]) -> list[Draft]:

@@ -11,9 +11,12 @@ are: the part that earns more per node gets more of them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+from torch import Tensor
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
@@ -130,6 +133,12 @@ class Combined(Drafter[CombinedState]):
             raise
         return state
 
+    def read(self, states: Seq[CombinedState], hidden: Seq[Mapping[int, Tensor]]) -> None:
+        for place, part in enumerate(self.parts):
+            if part.hidden_layers:
+                own = [{layer: rows[layer] for layer in part.hidden_layers} for rows in hidden]
+                part.read([state.states[place] for state in states], own)
+
     def stop(self, state: CombinedState) -> None:
         for part, own in zip(self.parts, state.states, strict=False):  # fewer states where a start failed
             part.stop(own)
@@ -220,6 +229,7 @@ class Combined(Drafter[CombinedState]):
             depths=depths(draft.parents),
             sequence=step.sequence,
             hidden={layer: step.hidden[layer][rows] for layer in self.parts[part].hidden_layers},
+            committed={layer: step.committed[layer] for layer in self.parts[part].hidden_layers},
         )
 
 

@@ -84,6 +84,15 @@ class Output:
     hidden: dict[int, Tensor]
 
 
+@dataclass(frozen=True)
+class HiddenStates:
+    """What a target's hidden states are like."""
+
+    size: int
+    dtype: torch.dtype
+    device: torch.device
+
+
 class TargetModel(ABC):
     """A model that can verify drafts.
 
@@ -125,6 +134,33 @@ class TargetModel(ABC):
     @abstractmethod
     def new_cache(self, slots: int = 1, length: int = 256) -> KVCache:
         """A cache for this model: room for ``slots`` sequences of ``length`` rows (it grows)."""
+
+    @property
+    def hidden(self) -> HiddenStates:
+        """What its hidden states are like.
+
+        Raises:
+            OutpaceError: it does not share them.
+        """
+        raise OutpaceError(f"{_kind(self)} shares no hidden states; use a drafter without trained parts")
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Its embeddings of token ids: [...] -> [..., hidden size]. Gradients do not reach its weights.
+
+        Raises:
+            OutpaceError: it does not share them.
+        """
+        raise OutpaceError(f"{_kind(self)} shares no embeddings; use a drafter without trained parts")
+
+    def head(self, states: Tensor) -> Tensor:
+        """Logits of what comes out of its last layer: [..., hidden size] -> [..., vocabulary].
+
+        Gradients go through to the states, where the caller's mode records them.
+
+        Raises:
+            OutpaceError: it does not share its head.
+        """
+        raise OutpaceError(f"{_kind(self)} shares no head; use a drafter without trained parts")
 
     def encode(self, source: Any) -> Source | None:
         """What a request gives besides its prompt, checked and encoded. None where there is nothing.
@@ -193,3 +229,7 @@ class TargetModel(ABC):
         Raises:
             OutpaceError: a static cache has no room for the rows.
         """
+
+
+def _kind(target: TargetModel) -> str:
+    return f"a target of the class {type(target).__name__}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from transformers import Cache, PreTrainedModel
 
 from outpace.cache import KVCache, LayerShape, RowShape
 from outpace.core import OutpaceError, Source, UnsupportedModel
-from outpace.targets.base import Output, Rows, TargetModel, extra_rows
+from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, extra_rows
 from outpace.targets.checks import agree, context_of, end_tokens, family, refuse_by_config, self_test
 from outpace.targets.layers import keep_layers, stack_of
 from outpace.targets.masks import MaskMaker
@@ -119,6 +119,8 @@ class CausalTarget(TargetModel):
         self._keep_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._masks = MaskMaker(config, model.dtype)
         self.device = device_of(model.get_input_embeddings())
+        self._hidden_size: int = config.hidden_size
+        self._scale = scale_of(config)
         self._probe()
         if check:
             embeddings: Any = model.get_input_embeddings()
@@ -243,8 +245,7 @@ class CausalTarget(TargetModel):
             [[*row.tokens, *[0] * (most - len(row.tokens))] for row in rows], device=self.device
         )
         past = ids >= self.vocabulary
-        embeddings: Any = self.model.get_input_embeddings()
-        states: Tensor = embeddings(ids.masked_fill(past, 0))
+        states = self.embed(ids.masked_fill(past, 0))
         states[past] = self._table[ids[past] - self.vocabulary]
         return states
 
@@ -258,6 +259,21 @@ class CausalTarget(TargetModel):
             past_key_values=probe,
             use_cache=True,
         )
+
+    @property
+    def hidden(self) -> HiddenStates:
+        return HiddenStates(self._hidden_size, self.model.dtype, self.device)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        embeddings: Any = self.model.get_input_embeddings()
+        with torch.no_grad():
+            embedded: Tensor = embeddings(tokens)
+        return embedded
+
+    def head(self, states: Tensor) -> Tensor:
+        head: Any = self.model.get_output_embeddings()
+        logits: Tensor = head(states.to(head.weight.dtype))
+        return self._scale(logits)
 
     @torch.inference_mode()
     def _probe(self) -> None:
@@ -297,6 +313,19 @@ def device_of(embeddings: Any) -> torch.device:
     if device.type == "meta":  # offloaded: accelerate's hook brings the weights to this device
         device = torch.device(embeddings._hf_hook.execution_device)
     return device
+
+
+def scale_of(config: Any) -> Callable[[Tensor], Tensor]:
+    """What a family does to the logits that come out of its head: a factor, and a soft cap."""
+    # Cohere multiplies, Granite divides.
+    factor = (getattr(config, "logit_scale", None) or 1) / (getattr(config, "logits_scaling", None) or 1)
+    cap = getattr(config, "final_logit_softcapping", None)
+
+    def scale(logits: Tensor) -> Tensor:
+        logits = logits if factor == 1 else logits * factor
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    return scale
 
 
 def positions_of(row: Rows, offset: int, width: int) -> list[int]:

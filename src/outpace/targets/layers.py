@@ -10,7 +10,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.checks import family
@@ -67,12 +67,6 @@ def keep_layers(model: Any, layers: Sequence[int], bare: bool = False) -> Any:
             if module is head:
                 setattr(outer, name, nn.Identity())
     return outer
-
-
-def read_out(model: Any, states: Tensor) -> Tensor:
-    """What a model's own norm and head make of hidden states [..., hidden size]: logits."""
-    logits: Tensor = model.get_output_embeddings()(stack_of(model).norm(states))
-    return logits
 
 
 def _twin(module: nn.Module) -> Any:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from outpace.cache import KVCache, Slot
 from outpace.core import OutpaceError, UnsupportedModel
-from outpace.targets.base import Output, Rows, TargetModel, rows_of
+from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, rows_of
 from outpace.targets.causal import CausalTarget
 from outpace.targets.checks import agree, family
-from outpace.targets.layers import read_out
+from outpace.targets.layers import stack_of
 
 
 @dataclass
@@ -84,6 +84,16 @@ class SplitTarget(TargetModel):
     def some_layers(self, layers: Sequence[int]) -> TargetModel:
         return self.whole.some_layers(layers)
 
+    @property
+    def hidden(self) -> HiddenStates:
+        return self.whole.hidden
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.whole.embed(tokens)
+
+    def head(self, states: Tensor) -> Tensor:
+        return self.whole.head(states)
+
     def new_cache(self, slots: int = 1, length: int = 256) -> KVCache:
         return self.whole.new_cache(slots, length)
 
@@ -114,7 +124,7 @@ class SplitTarget(TargetModel):
 
     def read_out(self, states: Tensor) -> Tensor:
         """What the model's own norm and head make of hidden states [..., hidden size]: logits."""
-        return read_out(self.model, states)
+        return self.head(stack_of(self.model).norm(states))
 
     # -- the forward -------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from itertools import cycle
@@ -311,6 +311,10 @@ class _Watch(Drafter[Any]):
     def start(self, sequence: Sequence, shared: Any) -> Any:
         with self._named("start"):
             return self.inner.start(sequence, shared)
+
+    def read(self, states: Seq[Any], hidden: Seq[Mapping[int, Tensor]]) -> None:
+        with self._named("read"):
+            self.inner.read(states, hidden)
 
     def propose(self, states: Seq[Any]) -> list[Draft]:
         with self._named("propose"):

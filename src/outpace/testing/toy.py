@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outpace.cache import KVCache, LayerShape, RowShape, Window
 from outpace.core import OutpaceError
-from outpace.targets.base import Output, Rows, TargetModel, extra_rows
+from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, extra_rows
 from outpace.tree import ancestor_mask, depths
 
 _SIZE = 16
@@ -94,6 +94,17 @@ class ToyTarget(TargetModel):
         part._habit = torch.cat([self._habit, self._habit.new_zeros(len(more), self.vocabulary)])
         return part
 
+    @property
+    def hidden(self) -> HiddenStates:
+        return HiddenStates(_SIZE, torch.float64, torch.device("cpu"))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self._embeddings[tokens]
+
+    def head(self, states: Tensor) -> Tensor:
+        """The part of the logits that the context decides; the usual successor is not in the states."""
+        return self.surprise * (states.double() @ self._head)
+
     @torch.inference_mode()
     def forward(
         self,
@@ -113,7 +124,7 @@ class ToyTarget(TargetModel):
         found = {layer: hidden[layer] for layer in hidden_layers}
         if logits_from is None:
             return Output(None, found)
-        logits = self._habit[tokens] + self.surprise * (states @ self._head)
+        logits = self._habit[tokens] + self.head(states)
         return Output(logits[:, logits_from:], found)
 
     def _attend(self, cache: KVCache, layer: int, states: Tensor, mask: Tensor) -> Tensor:
