@@ -1,0 +1,1 @@
+"""Making drafters for a user's own target and texts."""
