@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import ClassVar, get_args
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
+from outpace.drafting.adapter import Adapter
 from outpace.drafting.draws import Draws
 from outpace.drafting.growth import Growth
+from outpace.drafting.learned import read_config
 from outpace.drafting.shapes import shape_of
 from outpace.drafting.within import Noise, Within, draft_chains, place_of
 from outpace.sequence import Sequence, Step
@@ -36,13 +38,14 @@ class ExitShared(Growth):
     """What the sequences of one engine share: the target in two parts."""
 
     target: SplitTarget
+    adapter: Adapter | None
 
     @torch.inference_mode()
     def step(self, states: Seq[Within]) -> Tensor:
         """Logits [n, vocabulary] after the last token of each chain."""
         slots = [state.place.slot for state in states]
         hidden = self.target.advance(states[0].place.cache, slots, [state.last for state in states])
-        return self.target.read_out(hidden)
+        return self.target.read_out(hidden) if self.adapter is None else self.adapter.rows(hidden)
 
 
 @dataclass(frozen=True)
@@ -50,14 +53,16 @@ class EarlyExit(Drafter[Within]):
     """The target's first layers.
 
     Attributes:
-        layers: how many of them draft; at least 1, and not all.
+        path: the folder that ``outpace train early_exit`` wrote, or the adapter itself; None drafts without.
+        layers: how many of the target's layers draft, at least 1 and not all; by default the adapter's, or 2.
         num_draft_tokens: tokens in the chain, at least 1.
         min_confidence: in [0, 1]: the chain goes on only where the best token has at least this probability.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
             "independent": with noise of its own; "greedy": its most probable tokens.
     """
 
-    layers: int = 2
+    path: Any = field(default=None, repr=False)
+    layers: int | None = None
     num_draft_tokens: int = 6
     min_confidence: float = 0.6
     draws: Noise = "coupled"
@@ -71,8 +76,9 @@ class EarlyExit(Drafter[Within]):
 
     def __post_init__(self) -> None:
         for name in ("layers", "num_draft_tokens"):
-            if getattr(self, name) < 1:
-                raise OutpaceError(f"early_exit: {name} must be at least 1, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise OutpaceError(f"early_exit: {name} must be at least 1, not {value}")
         if self.draws not in get_args(Noise):
             wanted = " or ".join(map(repr, get_args(Noise)))
             raise OutpaceError(f"early_exit: draws must be {wanted}, not {self.draws!r}")
@@ -82,7 +88,21 @@ class EarlyExit(Drafter[Within]):
             )
 
     def attach(self, target: TargetModel) -> SplitTarget:
-        return SplitTarget(target, self.layers)
+        return SplitTarget(target, self._depth())
+
+    def _depth(self) -> int:
+        """How many layers draft: an adapter is for the layer that it was trained on."""
+        if self.path is None:
+            return 2 if self.layers is None else self.layers
+        if isinstance(self.path, Adapter):
+            own = self.path.config.layers
+        else:
+            own = int(read_config(self.path, Adapter.method)["config"]["layers"])
+        if self.layers not in (None, own):
+            raise OutpaceError(
+                f"early_exit: the adapter is for {own} layers, not {self.layers}; leave layers out"
+            )
+        return int(own)
 
     def prepare(self, target: TargetModel) -> ExitShared:
         if not isinstance(target, SplitTarget):
@@ -93,6 +113,7 @@ class EarlyExit(Drafter[Within]):
             least=math.log(self.min_confidence) if self.min_confidence else -math.inf,
             by_path=False,
             target=target,
+            adapter=None if self.path is None else Adapter.of(self.path, target.whole),
         )
 
     def start(self, sequence: Sequence, shared: ExitShared) -> Within:

@@ -1,8 +1,8 @@
 """Which layers ``self_speculative`` skips: a search on the user's own prompts (Zhang et al. 2023, section 3).
 
-The paper's search is Bayesian optimisation of the time per token; here the sampler is optuna's tree-structured
-Parzen estimator (Bergstra et al. 2011, Algorithms for Hyper-Parameter Optimization), and what is maximised is
-by default the speed that counts predict, which is the same in every run, or else the measured one.
+The paper's search is Bayesian optimisation of the time per token; here the sampler is optuna's
+tree-structured Parzen estimator (Bergstra et al. 2011, Algorithms for Hyper-Parameter Optimization), and what
+is maximised is by default the speed that counts predict, the same in every run, or else the measured one.
 """
 
 from __future__ import annotations
