@@ -13,12 +13,13 @@ noise. Without trained embeddings the mean of the target's own is taken, which g
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import SequenceDrafter
+from outpace.drafting.lookahead_rows import LookAhead
 from outpace.sequence import KeyedDraw, Sequence, Step
 from outpace.targets.base import TargetModel
 
@@ -42,6 +43,8 @@ class ParallelTokens(SequenceDrafter[Ahead]):
     """Look-ahead embeddings for the target.
 
     Attributes:
+        path: the folder that ``outpace train parallel_tokens`` wrote, or the embeddings; None drafts
+            with the mean of the target's own.
         num_lookahead: look-ahead rows in a row, and so guesses at most; at least 1.
         behind: "all": behind the root and each guess, num_lookahead * (num_lookahead + 2) nodes in a step;
             "root": behind the root only, 2 * num_lookahead nodes, and the next draft is shorter by what was
@@ -49,6 +52,7 @@ class ParallelTokens(SequenceDrafter[Ahead]):
         coupled: draw with the target's own noise, where the verifier allows it; else independently.
     """
 
+    path: Any = field(default=None, repr=False)
     num_lookahead: int = 3
     behind: Literal["all", "root"] = "all"
     coupled: bool = True
@@ -69,7 +73,15 @@ class ParallelTokens(SequenceDrafter[Ahead]):
         return (count * (count + 2) if self.behind == "all" else 2 * count,)
 
     def attach(self, target: TargetModel) -> TargetModel:
-        return target.with_embeddings(self.num_lookahead)
+        if self.path is None:
+            return target.with_embeddings(self.num_lookahead)
+        table = LookAhead.of(self.path, target).embeddings
+        if len(table) < self.num_lookahead:
+            raise OutpaceError(
+                f"parallel_tokens: there are {len(table)} trained embeddings, too few for "
+                f"num_lookahead={self.num_lookahead}"
+            )
+        return target.with_embeddings(table)
 
     def prepare(self, target: TargetModel) -> int:
         if target.extra < self.num_lookahead:

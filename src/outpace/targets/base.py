@@ -162,6 +162,19 @@ class TargetModel(ABC):
         """
         raise OutpaceError(f"{_kind(self)} shares no head; use a drafter without trained parts")
 
+    def through(self, states: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+        """Logits of a forward without a cache, through which gradients reach what goes in.
+
+        Args:
+            states: what goes into the first layer, [B, N, hidden size].
+            positions: [B, N].
+            seen: which rows each row sees, [B, N, N], boolean.
+
+        Raises:
+            OutpaceError: the target cannot be trained through.
+        """
+        raise OutpaceError(f"{_kind(self)} cannot be trained through; use another method")
+
     def encode(self, source: Any) -> Source | None:
         """What a request gives besides its prompt, checked and encoded. None where there is nothing.
 

@@ -249,6 +249,18 @@ class CausalTarget(TargetModel):
         states[past] = self._table[ids[past] - self.vocabulary]
         return states
 
+    def through(self, states: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+        arguments = {
+            "inputs_embeds": states,
+            "attention_mask": self._masks.given(seen, positions),
+            "position_ids": positions,
+            "use_cache": False,
+        }
+        # Gradients stop at what is handed in: none are left on the model's own weights.
+        weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
+        logits: Tensor = torch.func.functional_call(self.model, weights, kwargs=arguments).logits
+        return logits
+
     def _first_token(self, probe: Probe) -> Any:
         """The model's answer to a token without a cache."""
         token = torch.zeros((1, 1), dtype=torch.long, device=self.device)

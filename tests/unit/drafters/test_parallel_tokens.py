@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from models import tiny_llama
 from outpace.cache import KVCache
 from outpace.core import Draft, OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters.combined import Combined
 from outpace.drafters.parallel_tokens import Ahead, ParallelTokens
+from outpace.drafting.learned import Batch
+from outpace.drafting.lookahead_rows import LookAhead, LookAheadConfig
 from outpace.engine import Engine
 from outpace.sampling import Logits
 from outpace.sequence import Sequence, Step
@@ -45,7 +50,7 @@ class Clairvoyant(ToyTarget):
 
 @pytest.mark.parametrize("behind", ["all", "root"])
 def test_it_keeps_the_contract(behind: str) -> None:
-    check_drafter(ParallelTokens(3, behind))  # type: ignore[arg-type]
+    check_drafter(ParallelTokens(None, 3, behind))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("params", [LONG, SAMPLED])
@@ -55,7 +60,7 @@ def test_where_nothing_counts_but_the_place_every_guess_stands(
 ) -> None:
     target = Clairvoyant()
     plain = Engine(target).generate(PROMPTS, params)
-    drafter = ParallelTokens(count, behind)  # type: ignore[arg-type]
+    drafter = ParallelTokens(None, count, behind)  # type: ignore[arg-type]
     for found, expected in zip(Engine(target, drafter).generate(PROMPTS, params), plain, strict=True):
         assert found.tokens == expected.tokens
         # The last draft is cut to what is still allowed.
@@ -69,7 +74,7 @@ def test_where_nothing_counts_but_the_place_every_guess_stands(
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
 @pytest.mark.parametrize("coupled", [True, False])
 def test_its_distributions_serve_the_verifiers_that_weigh(verifier: str, coupled: bool) -> None:
-    drafter = ParallelTokens(3, coupled=coupled)
+    drafter = ParallelTokens(num_lookahead=3, coupled=coupled)
     for found in Engine(Clairvoyant(), drafter, verifier).generate(PROMPTS, SAMPLED):
         assert found.stats.accepted > 25
 
@@ -79,7 +84,7 @@ def test_a_tiny_llama_looks_ahead(static: bool) -> None:
     target = CausalTarget(tiny_llama(vocabulary=40), static=static)
     for params in (LONG, SAMPLED):
         plain = Engine(target, slots=4, length=80).generate(PROMPTS, params)
-        found = Engine(target, ParallelTokens(2), slots=4, length=80).generate(PROMPTS, params)
+        found = Engine(target, ParallelTokens(num_lookahead=2), slots=4, length=80).generate(PROMPTS, params)
         assert [g.tokens for g in found] == [g.tokens for g in plain]
         assert all(g.stats.extra["guesses"] > 20 for g in found)
 
@@ -123,17 +128,17 @@ def test_it_reads_what_was_said_behind_the_last_accepted_token(path: list[int], 
     draft = Draft([1, 2, 40, 41, 40, 41, 40], [-1, 0, -1, 2, 0, 4, 1], riders=5)
     rows = torch.arange(8.0)[:, None].repeat(1, 3)
     step = Step(draft, range(7), path, [], Logits(rows), 0, depths(draft.parents), sequence, {})
-    ParallelTokens(2).learn(state, step)
+    ParallelTokens(num_lookahead=2).learn(state, step)
     assert [int(row[0]) - 1 for row in state.rows] == places
 
 
 def test_it_drafts_alone() -> None:
     with pytest.raises(OutpaceError, match="drafts alone"):
-        Engine(ToyTarget(), Combined((ParallelTokens(2),)))
+        Engine(ToyTarget(), Combined((ParallelTokens(num_lookahead=2),)))
     with pytest.raises(OutpaceError, match="at least 1"):
-        ParallelTokens(0)
+        ParallelTokens(num_lookahead=0)
     with pytest.raises(OutpaceError, match="'all' or 'root'"):
-        ParallelTokens(2, "none")  # type: ignore[arg-type]
+        ParallelTokens(None, 2, "none")  # type: ignore[arg-type]
 
 
 def test_a_model_without_embeddings_is_refused() -> None:
@@ -141,4 +146,70 @@ def test_a_model_without_embeddings_is_refused() -> None:
         with_embeddings = TargetModel.with_embeddings
 
     with pytest.raises(UnsupportedModel, match="a Deaf takes no embeddings"):
-        Engine(Deaf(), ParallelTokens(2))
+        Engine(Deaf(), ParallelTokens(num_lookahead=2))
+
+
+def test_embeddings_are_trained_through_the_target_saved_and_draft(tmp_path: Path) -> None:
+    target = CausalTarget(tiny_llama(vocabulary=40))
+    plain = Engine(target).generate(PROMPTS, LONG)
+    texts = [[*prompt, *g.tokens][:42] for prompt, g in zip(PROMPTS, plain, strict=True)]
+    cache = target.new_cache(slots=len(texts))
+    for _ in texts:
+        cache.allocate()
+    logits = target.forward(cache, [Rows(text) for text in texts]).logits
+    assert logits is not None
+    tokens = torch.tensor(texts)
+    batch = Batch(
+        tokens=tokens,
+        positions=torch.arange(42).repeat(len(texts), 1),
+        documents=torch.zeros_like(tokens),
+        counted=torch.ones_like(tokens, dtype=torch.bool),
+        hidden={},
+        logits=logits.clone(),
+    )
+    before = [weight.clone() for weight in target.model.parameters()]
+    made = LookAhead.new(LookAheadConfig(2, places=8), target)
+    optimizer = torch.optim.Adam(made.parameters(), lr=0.05)
+    stood = float(made.accepted(batch).double().mean())
+    losses = []
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for _ in range(60):
+            learnt = made.loss(batch, lambda draft, _, labels: cross_entropy(draft, labels, reduction="none"))
+            optimizer.zero_grad()
+            learnt.total.backward()
+            optimizer.step()
+            losses.append(float(learnt.total.detach()))
+    assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
+    assert float(made.accepted(batch).double().mean()) > stood
+    assert all(torch.equal(old, new) for old, new in zip(before, target.model.parameters(), strict=True))
+    assert all(weight.grad is None for weight in target.model.parameters())
+    made.save(tmp_path)
+    found = Engine(target, ParallelTokens(str(tmp_path), 2)).generate(PROMPTS, LONG)
+    assert [g.tokens for g in found] == [g.tokens for g in plain]
+    with pytest.raises(OutpaceError, match="there are 2 trained embeddings, too few for num_lookahead=3"):
+        Engine(target, ParallelTokens(str(tmp_path), 3))
+
+
+def test_rows_in_training_are_those_of_decoding() -> None:
+    target = CausalTarget(tiny_llama(vocabulary=40))
+    made = LookAhead.new(LookAheadConfig(2), target)
+    with torch.no_grad():
+        made.embeddings.add_(torch.linspace(-1, 1, 64).reshape(2, 32))
+    tokens = torch.tensor([[3, 9, 2, 7, 6, 1]])
+    batch = Batch(
+        tokens=tokens,
+        positions=torch.tensor([[0, 1, 0, 1, 2, 3]]),  # two texts
+        documents=torch.tensor([[0, 0, 1, 1, 1, 1]]),
+        counted=torch.ones_like(tokens, dtype=torch.bool),
+        hidden={},
+        logits=torch.zeros(1, 6, 40),
+    )
+    found = made.rows(batch, torch.tensor([[3, 1, 4]]))[0]
+    more = target.with_embeddings(made.embeddings)
+    for place, text in enumerate(([2, 7], [3, 9], [2, 7, 6])):
+        cache = more.new_cache()
+        cache.allocate()
+        logits = more.forward(cache, [Rows([*text, 40, 41])]).logits
+        assert logits is not None
+        torch.testing.assert_close(found[place], logits[0, -2:].clone())
