@@ -35,10 +35,13 @@ DRAFTERS_THAT_OWN_A_MODEL = {"draft_model", "cascade"}
 # A drafter is handed the target, as its abstract class: these look at it.
 CONTRACTS = {
     ("drafters.base", "targets.base"),
+    ("drafters.blockwise", "targets.base"),
     ("drafters.combined", "targets.base"),
     ("drafters.early_exit", "targets.base"),
     ("drafters.early_exit", "targets.split"),
     ("drafters.parallel_tokens", "targets.base"),
+    ("drafters.hydra", "targets.base"),
+    ("drafters.medusa", "targets.base"),
     ("drafters.retrieval", "targets.base"),
     ("drafters.self_speculative", "targets.base"),
     ("drafters.suffix", "targets.base"),

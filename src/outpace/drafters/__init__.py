@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from outpace.drafters.base import Drafter, SequenceDrafter
+from outpace.drafters.blockwise import Blockwise, BlockwiseHeads
 from outpace.drafters.cascade import Cascade
 from outpace.drafters.combined import Combined
 from outpace.drafters.draft_model import DraftModel
 from outpace.drafters.early_exit import EarlyExit
+from outpace.drafters.hydra import Hydra, HydraHeads
 from outpace.drafters.jacobi import Jacobi
 from outpace.drafters.lookahead import Lookahead
+from outpace.drafters.medusa import Medusa, MedusaHeads
 from outpace.drafters.none import NoDraft
 from outpace.drafters.parallel_tokens import ParallelTokens
 from outpace.drafters.prompt_lookup import PromptLookup
@@ -19,17 +22,24 @@ from outpace.drafters.retrieval import Retrieval
 from outpace.drafters.self_speculative import SelfSpeculative
 from outpace.drafters.suffix import Suffix
 from outpace.drafters.token_recycling import TokenRecycling
+from outpace.drafting.adapter import Adapter
+from outpace.drafting.learned import Learned
+from outpace.drafting.lookahead_rows import LookAhead
 from outpace.spec import load
 
 __all__ = [
     "DRAFTERS",
+    "LEARNED",
+    "Blockwise",
     "Cascade",
     "Combined",
     "DraftModel",
     "Drafter",
     "EarlyExit",
+    "Hydra",
     "Jacobi",
     "Lookahead",
+    "Medusa",
     "NoDraft",
     "ParallelTokens",
     "PromptLookup",
@@ -44,12 +54,15 @@ __all__ = [
 
 DRAFTERS: dict[str, type[Drafter[Any]]] = {
     "none": NoDraft,
+    "blockwise": Blockwise,
     "cascade": Cascade,
     "combined": Combined,
     "draft_model": DraftModel,
     "early_exit": EarlyExit,
+    "hydra": Hydra,
     "jacobi": Jacobi,
     "lookahead": Lookahead,
+    "medusa": Medusa,
     "parallel_tokens": ParallelTokens,
     "prompt_lookup": PromptLookup,
     "reference": Reference,
@@ -57,6 +70,11 @@ DRAFTERS: dict[str, type[Drafter[Any]]] = {
     "self_speculative": SelfSpeculative,
     "suffix": Suffix,
     "token_recycling": TokenRecycling,
+}
+
+# Methods that are trained, and what their drafters load.
+LEARNED: dict[str, type[Learned]] = {
+    cls.method: cls for cls in (Adapter, BlockwiseHeads, HydraHeads, LookAhead, MedusaHeads)
 }
 
 

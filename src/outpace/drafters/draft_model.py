@@ -156,14 +156,8 @@ class DraftModel(Drafter[Drafting]):
         if vocabulary.text and self.draws == "coupled":
             draws = replace(draws, noise="greedy")
         least = math.log(self.min_confidence) if self.min_confidence else -math.inf
-        return Shared(
-            runner=Runner(model, vocabulary.late),
-            vocabulary=vocabulary,
-            shape=shape,
-            draws=draws,
-            least=least,
-            by_path=self.confidence == "path",
-        )
+        runner = Runner(model, vocabulary.late)
+        return Shared(vocabulary, shape, draws, least, self.confidence == "path", runner)
 
     def start(self, sequence: Sequence, shared: Shared) -> Drafting:
         return Drafting(sequence, shared, shared.runner.open(), shared.vocabulary.reader(sequence))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,11 +23,12 @@ from torch import Tensor
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafting.adapter import Adapter
-from outpace.drafting.draws import Draws
+from outpace.drafting.draws import Draws, Noise, check_noise
 from outpace.drafting.growth import Growth
 from outpace.drafting.learned import read_config
 from outpace.drafting.shapes import shape_of
-from outpace.drafting.within import Noise, Within, draft_chains, place_of
+from outpace.drafting.vocabulary import Vocabulary
+from outpace.drafting.within import Within, draft_chains, place_of
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.targets.split import SplitTarget
@@ -79,9 +80,7 @@ class EarlyExit(Drafter[Within]):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OutpaceError(f"early_exit: {name} must be at least 1, not {value}")
-        if self.draws not in get_args(Noise):
-            wanted = " or ".join(map(repr, get_args(Noise)))
-            raise OutpaceError(f"early_exit: draws must be {wanted}, not {self.draws!r}")
+        check_noise("early_exit", self.draws)
         if not 0 <= self.min_confidence <= 1:
             raise OutpaceError(
                 f"early_exit: min_confidence must be between 0 and 1, not {self.min_confidence}"
@@ -108,6 +107,7 @@ class EarlyExit(Drafter[Within]):
         if not isinstance(target, SplitTarget):
             raise OutpaceError("early_exit splits the target, so it drafts alone: use it by itself")
         return ExitShared(
+            vocabulary=Vocabulary(),
             shape=shape_of(self.num_draft_tokens),
             draws=Draws(self.draws, weigh=self.min_confidence > 0),
             least=math.log(self.min_confidence) if self.min_confidence else -math.inf,

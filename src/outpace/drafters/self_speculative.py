@@ -17,14 +17,15 @@ import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
-from outpace.drafting.draws import Draws
+from outpace.drafting.draws import Draws, Noise, check_noise
 from outpace.drafting.growth import Growth
 from outpace.drafting.shapes import shape_of
-from outpace.drafting.within import Noise, Within, draft_chains, feed, place_of
+from outpace.drafting.vocabulary import Vocabulary
+from outpace.drafting.within import Within, draft_chains, feed, place_of
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 
@@ -65,9 +66,7 @@ class SelfSpeculative(Drafter[Within]):
             raise OutpaceError(
                 f"self_speculative: num_draft_tokens must be at least 1, not {self.num_draft_tokens}"
             )
-        if self.draws not in get_args(Noise):
-            wanted = " or ".join(map(repr, get_args(Noise)))
-            raise OutpaceError(f"self_speculative: draws must be {wanted}, not {self.draws!r}")
+        check_noise("self_speculative", self.draws)
         if not 0 <= self.min_confidence <= 1:
             raise OutpaceError(
                 f"self_speculative: min_confidence must be between 0 and 1, not {self.min_confidence}"
@@ -97,6 +96,7 @@ class SelfSpeculative(Drafter[Within]):
             target.some_layers(())  # says why not
         skipped = self.skipped(target.layers)
         return SelfShared(
+            vocabulary=Vocabulary(),
             shape=shape_of(self.num_draft_tokens),
             draws=Draws(self.draws, weigh=self.min_confidence > 0),
             least=math.log(self.min_confidence) if self.min_confidence else -math.inf,

@@ -1,8 +1,7 @@
-"""Trees of guesses, grown a layer at a time by a draft model, for a whole batch at once."""
+"""Trees of guesses, grown a layer at a time by a model or by heads, for a whole batch at once."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,7 +17,7 @@ from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Growth:
     """How the trees of one engine's sequences grow.
 
@@ -27,41 +26,39 @@ class Growth:
         by_path: whether that is the confidence in the whole path.
     """
 
+    vocabulary: Vocabulary
     shape: Shape
     draws: Draws
-    vocabulary: Vocabulary = field(default_factory=Vocabulary)
-    least: float = -math.inf
-    by_path: bool = True
+    least: float
+    by_path: bool
 
-    def stops(self, sequence: Sequence) -> frozenset[int]:
-        """Tokens that have nothing after them."""
+    def ends(self, sequence: Sequence) -> frozenset[int]:
+        """Tokens after which nothing is drafted."""
         return sequence.stop_tokens
 
 
-@dataclass(frozen=True, kw_only=True)
+class Grows(Protocol):
+    """A sequence's state, as far as its tree goes."""
+
+    sequence: Sequence
+    tree: Growing
+
+    @property
+    def shared(self) -> Growth: ...
+
+
+@dataclass(frozen=True)
 class Shared(Growth):
     """What the sequences of one engine share: the draft model with its cache, and how its trees grow."""
 
     runner: Runner
 
+    def ends(self, sequence: Sequence) -> frozenset[int]:
+        return self.model.eos_token_ids if self.vocabulary.text else sequence.stop_tokens
+
     @property
     def model(self) -> TargetModel:
         return self.runner.model
-
-    def stops(self, sequence: Sequence) -> frozenset[int]:
-        return self.model.eos_token_ids if self.vocabulary.text else sequence.stop_tokens
-
-
-class Grown(Protocol):
-    """A sequence that a tree grows for, and the tree."""
-
-    tree: Growing
-
-    @property
-    def sequence(self) -> Sequence: ...
-
-    @property
-    def shared(self) -> Growth: ...
 
 
 @dataclass
@@ -76,7 +73,7 @@ class Drafting:
     tree: Growing = field(default_factory=lambda: Growing(0))
 
 
-def grow(active: Seq[Grown], rows: Tensor) -> None:
+def grow(active: Seq[Grows], rows: Tensor) -> None:
     """Give every tree its next layer.
 
     Args:
@@ -112,14 +109,14 @@ def feed_of(state: Drafting) -> Feed:
     return Feed((), state.shared.vocabulary.own([tree.tokens[node] for node in tree.front]), parents)
 
 
-def _quick(state: Grown) -> bool:
+def _quick(state: Grows) -> bool:
     """Whether the draft model's most probable tokens are wanted, as they are."""
     if state.shared.vocabulary.text:  # parameters by token id say nothing about its tokens
         return not state.shared.draws.draws_from(state.sequence)
     return state.sequence.processor.plain
 
 
-def _children(state: Grown, row: Tensor, node: int, count: int) -> Children:
+def _children(state: Grows, row: Tensor, node: int, count: int) -> Children:
     """The children of a node of one sequence, by its own parameters."""
     sequence, tree, draws = state.sequence, state.tree, state.shared.draws
     scores = row.float()
@@ -130,7 +127,7 @@ def _children(state: Grown, row: Tensor, node: int, count: int) -> Children:
     return draws.best(warp(scores, sequence.params)[None], [count])[0]
 
 
-def _confident(state: Grown, node: int, children: Children) -> bool:
+def _confident(state: Grows, node: int, children: Children) -> bool:
     """Whether a tree goes on from a node.
 
     The rule asks for the best token's probability, not for that of the token drawn: which nodes have children
@@ -146,10 +143,10 @@ def _hang(tree: Growing, node: int, children: Children) -> range:
     return tree.add(node, children.tokens, children.weights)
 
 
-def _advance(state: Grown, layer: Seq[int]) -> None:
+def _advance(state: Grows, layer: Seq[int]) -> None:
     """End a layer: which nodes come next. A token that ends the text has nothing after it."""
     tree, shared = state.tree, state.shared
     tree.depth += 1
-    stops = shared.stops(state.sequence)
+    stops = shared.ends(state.sequence)
     going = [node for node in layer if tree.tokens[node] not in stops]
     tree.front = shared.shape.front(tree, going) if tree.depth < tree.layers else []

@@ -169,6 +169,10 @@ class Learned(nn.Module, ABC):
         """Layers of the target that it reads, as ``Output.hidden`` counts them."""
         return (-1,)
 
+    def forward(self, batch: Batch, objective: Objective) -> Losses:
+        """``loss``, for whoever wraps a module in another: devices that train together."""
+        return self.loss(batch, objective)
+
     @abstractmethod
     def loss(self, batch: Batch, objective: Objective) -> Losses:
         """What it has yet to learn of a batch. It says itself which logits stand against which place."""
@@ -178,6 +182,10 @@ class Learned(nn.Module, ABC):
         """[B, T]: how many tokens of the draft that decoding would make at a place stand, the place's token
         being the root. Greedy, the text taken for the target's own.
         """
+
+    def calibrate(self, batches: Iterable[Batch]) -> None:
+        """Measure on held-out text what it drafts by, once it is trained. (By default nothing.)"""
+        del batches
 
     # -- with a target -----------------------------------------------------------------------------------
 

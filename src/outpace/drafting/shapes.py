@@ -160,8 +160,8 @@ def shape_of(
     Raises:
         OutpaceError: values that mean nothing, or exclude each other.
     """
-    factors = _numbers("branching", branching, "x", int)
-    chances = _numbers("acceptance", acceptance, "/", float)
+    factors = numbers("branching", branching, "x", int)
+    chances = numbers("acceptance", acceptance, "/", float)
     given = [name for name, value in _named(factors, chances, expand).items() if value]
     if len(given) > 1:
         raise OutpaceError(f"draft_model: {' and '.join(given)} are different trees; choose one")
@@ -196,13 +196,20 @@ def _named(factors: Seq[int], chances: Seq[float], expand: int | None) -> dict[s
     return {"branching": bool(factors), "acceptance": bool(chances), "expand": expand is not None}
 
 
-def _numbers(name: str, given: str | Seq[T], separator: str, kind: type[T]) -> tuple[T, ...]:
+def numbers(
+    name: str, given: str | Seq[T], separator: str, kind: type[T], method: str = "draft_model"
+) -> tuple[T, ...]:
+    """The numbers of an option, given as such or as text with a separator between them.
+
+    Raises:
+        OutpaceError: they are not numbers; the message names the method and the option.
+    """
     parts: Seq[Any] = given.split(separator) if isinstance(given, str) else given
     try:
         return tuple(kind(part) for part in parts if part != "")
     except (TypeError, ValueError) as error:
         raise OutpaceError(
-            f"draft_model: {name} must be numbers, {separator!r} between them: {error}"
+            f"{method}: {name} must be numbers, {separator!r} between them: {error}"
         ) from error
 
 

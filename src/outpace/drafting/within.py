@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -15,8 +15,6 @@ from outpace.drafting.growth import Growth, grow
 from outpace.drafting.shapes import Growing
 from outpace.sequence import Sequence
 from outpace.targets.base import Rows, TargetModel, rows_of
-
-Noise = Literal["coupled", "independent", "greedy"]
 
 
 @dataclass

@@ -1,1 +1,1 @@
-"""Making drafters for a user's own target and texts."""
+"""Training of learned drafters: data, objectives, the loop, and the metric that counts."""
