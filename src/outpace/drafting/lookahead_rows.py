@@ -72,7 +72,8 @@ class LookAhead(Learned):
         ahead = batch.positions.gather(1, places)[..., None] + 1 + steps
         positions = torch.cat([batch.positions, ahead.flatten(1)], dim=1)
         logits = self.target.through(torch.cat([text, own], dim=1), positions, self._seen(batch, places))
-        return logits[:, width:].unflatten(1, (groups, count))
+        found: Tensor = logits[:, width:].unflatten(1, (groups, count))
+        return found
 
     def _seen(self, batch: Batch, places: Tensor) -> Tensor:
         """Who sees whom, [B, N, N], of the text's rows and then the look-ahead rows of each place in turn."""
