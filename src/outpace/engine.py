@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.cache import Slot
+from outpace.cache import Place, Slot
 from outpace.core import (
     Draft,
     Generation,
@@ -117,6 +117,7 @@ class Engine:
             adaptive = adapts(drafter, self.verifier)
         self.governor = self._governed(adaptive, costs)
         self._clock = clock
+        self.target = self.drafter.attach(self.target)
         self._cache = self.target.new_cache(slots, length)
         self._shared = self.drafter.prepare(self.target)
         self._layers = self.drafter.hidden_layers
@@ -311,7 +312,7 @@ class Engine:
         self, sequence: Sequence, draft: Draft, kept: Seq[int], logits: Logits, hidden: dict[int, Tensor]
     ) -> Step:
         draw = KeyedDraw(sequence)
-        verdict = self.verifier.verify(logits, draft, draw)
+        verdict = self.verifier.verify(logits, draft.guesses, draw)
         sequence.stats.record(len(draft), len(verdict.path), len(verdict.tokens))
         return Step(
             draft=draft,
@@ -430,6 +431,7 @@ class Engine:
         ahead = min(self.prefill_chunk, *(len(s.tokens) - 1 for s in waiting)) if leaves else 0
         hidden = self._prefill(first, [s.tokens[: len(s.tokens) - 1 - ahead] for s in waiting])
         for active in joined:
+            active.sequence.place = Place(self._cache, active.slot)
             active.state = self.drafter.start(active.sequence, self._shared)
             active.started = True
         read = [place for place, a in enumerate(joined) if self._layers and len(a.sequence.tokens) > 1]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from outpace.cache import Place
 from outpace.core import (
     Draft,
     FinishReason,
@@ -78,6 +79,8 @@ class Sequence:
         self.references = (source.tokens, *references) if source is not None and source.tokens else references
         # Nodes taken at most of the next draft, where that is known: a drafter may save the rest.
         self.budget: int | None = None
+        # Where the target keeps its rows, while it is decoded: for drafters that draft with the target.
+        self.place: Place | None = None
         self.processor = Processor(params, prompt)
         self.stats = Stats()
         self.logprobs: list[TokenLogprobs] = []

@@ -28,6 +28,9 @@ SPECS = {
     "eagle": "eagle:path={trained}",
     "eagle, trees": "eagle:path={trained},expand=4,nodes=12",
     "spec_drafter": "spec_drafter:path={trained}",
+    "early_exit": "early_exit:layers=4,num_draft_tokens=3,min_confidence=0.1",
+    "parallel_tokens": "parallel_tokens:num_lookahead=2",
+    "self_speculative": "self_speculative:skip=2+4,num_draft_tokens=3",
     "cascade": "cascade:draft=(draft_model:num_draft_tokens=4),inner=(prompt_lookup)",
 }
 NEAR_TIE = 1e-4

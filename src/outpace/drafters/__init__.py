@@ -11,19 +11,24 @@ from outpace.drafters.combined import Combined
 from outpace.drafters.dflash import DFlash, DFlashModule
 from outpace.drafters.draft_model import DraftModel
 from outpace.drafters.eagle import Eagle
+from outpace.drafters.early_exit import EarlyExit
 from outpace.drafters.hydra import Hydra, HydraHeads
 from outpace.drafters.jacobi import Jacobi
 from outpace.drafters.lookahead import Lookahead
 from outpace.drafters.medusa import Medusa, MedusaHeads
 from outpace.drafters.none import NoDraft
+from outpace.drafters.parallel_tokens import ParallelTokens
 from outpace.drafters.prompt_lookup import PromptLookup
 from outpace.drafters.reference import Reference
 from outpace.drafters.retrieval import Retrieval
+from outpace.drafters.self_speculative import SelfSpeculative
 from outpace.drafters.spec_drafter import SpecDrafter, SpecDrafterModule
 from outpace.drafters.suffix import Suffix
 from outpace.drafters.token_recycling import TokenRecycling
+from outpace.drafting.adapter import Adapter
 from outpace.drafting.eagle_module import EagleModule
 from outpace.drafting.learned import Learned
+from outpace.drafting.lookahead_rows import LookAhead
 from outpace.spec import load
 
 __all__ = [
@@ -36,14 +41,17 @@ __all__ = [
     "DraftModel",
     "Drafter",
     "Eagle",
+    "EarlyExit",
     "Hydra",
     "Jacobi",
     "Lookahead",
     "Medusa",
     "NoDraft",
+    "ParallelTokens",
     "PromptLookup",
     "Reference",
     "Retrieval",
+    "SelfSpeculative",
     "SequenceDrafter",
     "SpecDrafter",
     "Suffix",
@@ -59,13 +67,16 @@ DRAFTERS: dict[str, type[Drafter[Any]]] = {
     "dflash": DFlash,
     "draft_model": DraftModel,
     "eagle": Eagle,
+    "early_exit": EarlyExit,
     "hydra": Hydra,
     "jacobi": Jacobi,
     "lookahead": Lookahead,
     "medusa": Medusa,
+    "parallel_tokens": ParallelTokens,
     "prompt_lookup": PromptLookup,
     "reference": Reference,
     "retrieval": Retrieval,
+    "self_speculative": SelfSpeculative,
     "spec_drafter": SpecDrafter,
     "suffix": Suffix,
     "token_recycling": TokenRecycling,
@@ -74,7 +85,16 @@ DRAFTERS: dict[str, type[Drafter[Any]]] = {
 # Methods that are trained, and what their drafters load.
 LEARNED: dict[str, type[Learned]] = {
     cls.method: cls
-    for cls in (BlockwiseHeads, DFlashModule, EagleModule, HydraHeads, MedusaHeads, SpecDrafterModule)
+    for cls in (
+        Adapter,
+        BlockwiseHeads,
+        DFlashModule,
+        EagleModule,
+        HydraHeads,
+        LookAhead,
+        MedusaHeads,
+        SpecDrafterModule,
+    )
 }
 
 

@@ -72,6 +72,17 @@ class Drafter(ABC, Generic[State]):
         """Whether it reads ``sequence.references``: to any other, a request with references is refused."""
         return False
 
+    def attach(self, target: TargetModel) -> TargetModel:
+        """What an engine decodes with where this drafter drafts: by default the target as it is.
+
+        Called once by each engine, before ``prepare``, which gets what is returned. A drafter that drafts
+        with the target itself may return a target that says the same and does more.
+
+        Raises:
+            OutpaceError: the drafter does not fit the target.
+        """
+        return target
+
     def prepare(self, target: TargetModel) -> Any:
         """Called once by each engine: check that the drafter fits the target, return what its states share.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from outpace.cache import KVCache, Slot
-from outpace.core import OutpaceError, Source
+from outpace.core import OutpaceError, Source, UnsupportedModel
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,33 @@ class Rows:
     def __post_init__(self) -> None:
         if self.fed and self.parents is None:
             raise ValueError("rows that go on with a tree need their parents")
+
+
+def rows_of(slots: Sequence[Slot], feeds: Sequence[Rows]) -> tuple[int, list[Rows]]:
+    """What a forward over some slots, in any order, is given: the first of them, and rows from it on.
+
+    Slots between them feed nothing.
+    """
+    first = min(slot.index for slot in slots)
+    rows = [Rows(())] * (max(slot.index for slot in slots) - first + 1)
+    for slot, feed in zip(slots, feeds, strict=True):
+        rows[slot.index - first] = feed
+    return first, rows
+
+
+def extra_rows(embeddings: Tensor, table: Tensor | int) -> Tensor:
+    """A table of embeddings beside a model's own, [vocabulary, hidden size], in its dtype, on its device.
+
+    Raises:
+        OutpaceError: the table is of another size.
+    """
+    if isinstance(table, int):
+        return embeddings.detach().mean(dim=0, keepdim=True).repeat(table, 1)
+    if table.dim() != 2 or table.shape[1] != embeddings.shape[1]:
+        raise OutpaceError(
+            f"a table of embeddings for this model is [n, {embeddings.shape[1]}], not {list(table.shape)}"
+        )
+    return table.detach().to(embeddings.device, embeddings.dtype)
 
 
 @dataclass(frozen=True)
@@ -74,6 +101,7 @@ class TargetModel(ABC):
         context: positions it was made for; None for no limit.
         eos_token_ids: tokens that end a sequence.
         start: what the prompt of an encoder-decoder model begins with, if the model says.
+        extra: number of ids past the vocabulary that it takes; see ``with_embeddings``.
 
     Class attributes:
         has_encoder: a text is decoded from a source besides its prompt.
@@ -85,6 +113,11 @@ class TargetModel(ABC):
     context: int | None
     eos_token_ids: frozenset[int]
     start: tuple[int, ...] = ()
+    extra: int = 0
+
+    @property
+    def layers(self) -> int:
+        return 0
 
     @property
     def identity(self) -> str:
@@ -133,6 +166,19 @@ class TargetModel(ABC):
         """
         raise OutpaceError(f"{_kind(self)} shares no head; use a drafter without trained parts")
 
+    def through(self, states: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+        """Logits of a forward without a cache, through which gradients reach what goes in.
+
+        Args:
+            states: what goes into the first layer, [B, N, hidden size].
+            positions: [B, N].
+            seen: which rows each row sees, [B, N, N], boolean.
+
+        Raises:
+            OutpaceError: the target cannot be trained through.
+        """
+        raise OutpaceError(f"{_kind(self)} cannot be trained through; use another method")
+
     def encode(self, source: Any) -> Source | None:
         """What a request gives besides its prompt, checked and encoded. None where there is nothing.
 
@@ -149,6 +195,35 @@ class TargetModel(ABC):
         ``cache.free(slot)`` gives it back; what the source put there moves with the slot.
         """
         return cache.allocate()
+
+    def some_layers(self, layers: Sequence[int]) -> TargetModel:
+        """This model with some of its layers only, counted from 0, in their order.
+
+        It shares the weights, and runs on caches of this target: its rows lie in those layers, and it reads
+        the rows that all layers together made.
+
+        Raises:
+            OutpaceError: a layer that is not there. UnsupportedModel: the model is no plain stack of layers.
+        """
+        raise UnsupportedModel(
+            f"a {type(self).__name__} is no plain stack of layers, so none of them can be left out; use "
+            "another drafter"
+        )
+
+    def with_embeddings(self, table: Tensor | int) -> TargetModel:
+        """This model, which also takes token ids past its vocabulary: rows of a table of embeddings.
+
+        Id ``vocabulary + i`` is row i. All else is the model's own, and it runs on caches of this target.
+
+        Args:
+            table: [n, hidden size]; a number for so many copies of the mean of the model's embeddings.
+
+        Raises:
+            OutpaceError: a table of another size. UnsupportedModel: the model does not take embeddings.
+        """
+        raise UnsupportedModel(
+            f"a {type(self).__name__} takes no embeddings in place of token ids; use another drafter"
+        )
 
     @abstractmethod
     def forward(

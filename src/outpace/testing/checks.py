@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
@@ -222,23 +223,34 @@ class _Check:
     def distributions(self) -> None:
         """Tokens are drawn from the distributions given, and rejection keeps the target's distribution."""
         prompt = self.prompts[1]
-        params = [SamplingParams(max_new_tokens=2, temperature=1.0, seed=seed) for seed in range(_SEEDS)]
+        # Some draft from the second step on only, so the first two tokens are looked at.
+        params = [SamplingParams(max_new_tokens=4, temperature=1.0, seed=seed) for seed in range(_SEEDS)]
         engine, watch = self.engine("rejection")
         output = engine.generate([prompt] * _SEEDS, params)
         tokens, given = [], []
-        for draft in watch.seen[0]:
-            if draft.distributions is not None:
+        for draft in next((step for step in watch.seen if any(d.distributions for d in step)), []):
+            if draft.distributions:
                 tokens.append(draft.tokens[0])
                 given.append(draft.distributions[-1].double().cpu())
         if given:
             _compare(tokens, torch.stack(given).sum(dim=0), f"{self.name} drafts")
-        cache = self.target.new_cache(1, len(prompt))
-        cache.allocate()
-        logits = self.target.forward(cache, [Rows(prompt)]).logits
-        assert logits is not None
-        expected = logits[0, len(prompt) - 1].double().softmax(dim=-1).cpu() * _SEEDS
-        tokens = [generation.tokens[0] for generation in output]
-        _compare(tokens, expected, f"with the rejection verifier and {self.name} the engine emits")
+        for place in (0, 1):
+            told = [generation.tokens for generation in output if len(generation.tokens) > place]
+            expected = self._expected(prompt, [tuple(tokens[:place]) for tokens in told])
+            emitted = [tokens[place] for tokens in told]
+            _compare(emitted, expected, f"with the rejection verifier and {self.name} the engine emits")
+
+    def _expected(self, prompt: list[int], outputs: list[tuple[int, ...]]) -> Tensor:
+        """How often each token should come next, [vocabulary], after a prompt and so many outputs."""
+        found = torch.zeros(self.target.vocabulary, dtype=torch.float64)
+        for output, count in Counter(outputs).items():
+            text = [*prompt, *output]
+            cache = self.target.new_cache(1, len(text))
+            cache.allocate()
+            logits = self.target.forward(cache, [Rows(text)]).logits
+            assert logits is not None
+            found += count * logits[0, len(text) - 1].double().softmax(dim=-1).cpu()
+        return found
 
 
 def _compare(tokens: Seq[int], expected: Tensor, what: str) -> None:
@@ -302,6 +314,9 @@ class _Watch(Drafter[Any]):
     def reads_references(self) -> bool:
         return self.inner.reads_references
 
+    def attach(self, target: TargetModel) -> TargetModel:
+        return self.inner.attach(target)
+
     def prepare(self, target: TargetModel) -> Any:
         return self.inner.prepare(target)
 
@@ -355,7 +370,8 @@ def _check_draft(draft: Any, vocabulary: int, drafter: Drafter[Any]) -> None:
         f"{name} drafts {len(draft.tokens)} tokens with {len(draft.parents)} parents"
     )
     for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
-        assert isinstance(token, int) and 0 <= token < vocabulary, (
+        rides = node >= len(draft) - draft.riders
+        assert isinstance(token, int) and token >= 0 and (token < vocabulary or rides), (
             f"{name} drafts {token!r} at node {node}, which is not a token id below {vocabulary}"
         )
         assert isinstance(parent, int) and -1 <= parent < node, (
@@ -364,6 +380,8 @@ def _check_draft(draft: Any, vocabulary: int, drafter: Drafter[Any]) -> None:
     if draft.distributions is None:
         return
     assert drafter.probabilities, f"{name} brings distributions but does not say `probabilities = True`"
+    draft = draft.guesses
+    assert draft.distributions is not None
     missing = set(draft.parents) - set(draft.distributions)
     assert not missing, f"{name} gives no distribution for the children of nodes {sorted(missing)}"
     for parent, row in draft.distributions.items():
