@@ -329,7 +329,8 @@ def train_drafter(
     trust_remote_code: o.Trust = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """Train a drafter for a model: `blockwise`, `hydra`, `medusa`.
+    """Train a drafter for a model: `blockwise`, `dflash`, `eagle`, `early_exit`,
+    `hydra`, `medusa`, `parallel_tokens`, `spec_drafter`.
 
     The data are .jsonl files of texts, prompts with or without answers, or
     chats. Prompts without an answer are answered by the model itself; with

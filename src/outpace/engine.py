@@ -120,7 +120,7 @@ class Engine:
         self.target = self.drafter.attach(self.target)
         self._cache = self.target.new_cache(slots, length)
         self._shared = self.drafter.prepare(self.target)
-        self._layers = self.drafter.hidden_layers
+        self._layers = self.drafter.hidden_layers(self._shared)
         self._active: list[_Active] = []  # the one at place b sits in slot b
         self._waiting: list[Sequence] = []
 

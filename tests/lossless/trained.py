@@ -10,13 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outpace
+from learning import train
 from lossless.prompts import PROMPTS
 from outpace.core import SamplingParams
 from outpace.drafters import LEARNED
 from outpace.engine import Engine
 from outpace.targets import TargetModel
 from outpace.train.data import Document
-from outpace.train.objectives import objective
 from outpace.train.reading import read_batch
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="outpace-")  # goes when the tests end
@@ -32,14 +32,8 @@ def trained(method: str) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = cls.new(cls.config_type(), target)
-        batch = read_batch(target, [texts], module.hidden_layers)
-        optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
-        for _ in range(_STEPS):
-            optimizer.zero_grad()
-            module.loss(batch, objective("ground_truth")).total.backward()
-            optimizer.step()
-    module.requires_grad_(False).eval()
-    module.calibrate([batch])
+    batch = read_batch(target, [texts], module.hidden_layers)
+    train(module, batch, _STEPS, 3e-3)
     folder = Path(_FOLDER.name) / method
     module.save(folder)
     return folder

@@ -45,8 +45,10 @@ class Reader(Drafter[Reading]):
     readings: list[Reading] = field(default_factory=list, compare=False)
 
     paper: ClassVar[str] = "none"
-    hidden_layers: ClassVar[tuple[int, ...]] = LAYERS
     trees: ClassVar[bool] = True
+
+    def hidden_layers(self, shared: Any) -> tuple[int, ...]:
+        return LAYERS
 
     def start(self, sequence: Sequence, shared: Any) -> Reading:
         self.readings.append(Reading(sequence, self.inner.start(sequence, None)))

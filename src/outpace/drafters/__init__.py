@@ -11,13 +11,13 @@ from outpace.drafters.combined import Combined
 from outpace.drafters.dflash import DFlash, DFlashModule
 from outpace.drafters.draft_model import DraftModel
 from outpace.drafters.eagle import Eagle
-from outpace.drafters.early_exit import EarlyExit
+from outpace.drafters.early_exit import Adapter, EarlyExit
 from outpace.drafters.hydra import Hydra, HydraHeads
 from outpace.drafters.jacobi import Jacobi
 from outpace.drafters.lookahead import Lookahead
 from outpace.drafters.medusa import Medusa, MedusaHeads
 from outpace.drafters.none import NoDraft
-from outpace.drafters.parallel_tokens import ParallelTokens
+from outpace.drafters.parallel_tokens import LookAhead, ParallelTokens
 from outpace.drafters.prompt_lookup import PromptLookup
 from outpace.drafters.reference import Reference
 from outpace.drafters.retrieval import Retrieval
@@ -25,10 +25,8 @@ from outpace.drafters.self_speculative import SelfSpeculative
 from outpace.drafters.spec_drafter import SpecDrafter, SpecDrafterModule
 from outpace.drafters.suffix import Suffix
 from outpace.drafters.token_recycling import TokenRecycling
-from outpace.drafting.adapter import Adapter
 from outpace.drafting.eagle_module import EagleModule
 from outpace.drafting.learned import Learned
-from outpace.drafting.lookahead_rows import LookAhead
 from outpace.spec import load
 
 __all__ = [
@@ -86,13 +84,13 @@ DRAFTERS: dict[str, type[Drafter[Any]]] = {
 LEARNED: dict[str, type[Learned]] = {
     cls.method: cls
     for cls in (
-        Adapter,
         BlockwiseHeads,
         DFlashModule,
         EagleModule,
+        Adapter,
         HydraHeads,
-        LookAhead,
         MedusaHeads,
+        LookAhead,
         SpecDrafterModule,
     )
 }

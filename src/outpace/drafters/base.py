@@ -36,15 +36,6 @@ class Drafter(ABC, Generic[State]):
     paper: ClassVar[str]
 
     @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        """Hidden states it needs of the target, by layer, as ``Output.hidden`` counts them.
-
-        Those of the prompt arrive in ``read``, those of later rows in ``Step.hidden`` and ``Step.committed``.
-        An engine asks once, after ``prepare``.
-        """
-        return ()
-
-    @property
     def probabilities(self) -> bool:
         """Whether its drafts bring the distributions they were drawn from."""
         return False
@@ -90,6 +81,17 @@ class Drafter(ABC, Generic[State]):
             OutpaceError: it does not fit; the message says why.
         """
         return None
+
+    def hidden_layers(self, shared: Any) -> tuple[int, ...]:
+        """Hidden states it needs of the target, by layer, as ``Output.hidden`` counts them; by default none.
+
+        Those of the prompt arrive in ``read``, those of later rows in ``Step.hidden`` and ``Step.committed``.
+        Asked once by each engine.
+
+        Args:
+            shared: what ``prepare`` returned.
+        """
+        return ()
 
     @abstractmethod
     def start(self, sequence: Sequence, shared: Any) -> State:

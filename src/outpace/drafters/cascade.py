@@ -87,11 +87,6 @@ class Cascade(Drafter[CascadeState]):
                 f"cascade: draft must have a model, as draft_model has; a {type(self.draft).__name__} has "
                 "none (it may be the inner drafter)"
             )
-        if self.inner.hidden_layers:
-            raise OutpaceError(
-                f"cascade: {type(self.inner).__name__} needs the target's hidden states, which a draft model "
-                "does not give; use another inner drafter"
-            )
 
     @property
     def reads_references(self) -> bool:
@@ -100,7 +95,13 @@ class Cascade(Drafter[CascadeState]):
     def prepare(self, target: TargetModel) -> Shared:
         assert isinstance(self.draft, Decodes)
         decoder = self.draft.decoder(target)
-        return Shared(decoder, Runner(decoder.model), self.inner.prepare(decoder.model))
+        inner = self.inner.prepare(decoder.model)
+        if self.inner.hidden_layers(inner):
+            raise OutpaceError(
+                f"cascade: {type(self.inner).__name__} needs the target's hidden states, which a draft model "
+                "does not give; use another inner drafter"
+            )
+        return Shared(decoder, Runner(decoder.model), inner)
 
     def start(self, sequence: Sequence, shared: Shared) -> CascadeState:
         text = Provisional(sequence, shared.decoder.noise)

@@ -35,10 +35,10 @@ from outpace.drafting.blocks import (
     share,
 )
 from outpace.drafting.draws import Noise, check_noise
+from outpace.drafting.hidden_layers import default_layers
 from outpace.drafting.layer_cache import Feed
 from outpace.drafting.layers import Attention, Layer, Rotary, Store, initialise
-from outpace.drafting.learned import Batch, Fit, read_config
-from outpace.drafting.target_layers import default_layers
+from outpace.drafting.learned import Batch, Fit
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 
@@ -146,14 +146,11 @@ class DFlash(Drafter[BlockState]):
         if self.num_draft_tokens is not None and self.num_draft_tokens < 1:
             raise OutpaceError(f"dflash: num_draft_tokens must be at least 1, not {self.num_draft_tokens}")
 
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        if isinstance(self.path, DFlashModule):
-            return self.path.hidden_layers
-        return tuple(read_config(self.path, "dflash")["config"]["layers"])
-
     def prepare(self, target: TargetModel) -> BlockShared:
         return share("dflash", DFlashModule.of(self.path, target), self.draws)
+
+    def hidden_layers(self, shared: BlockShared) -> tuple[int, ...]:
+        return shared.module.hidden_layers
 
     def start(self, sequence: Sequence, shared: BlockShared) -> BlockState:
         return BlockState(sequence, shared, shared.cache.open())

@@ -112,10 +112,6 @@ class Eagle(Drafter[EagleState]):
     def trees(self) -> bool:
         return self._shape().branches
 
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        return EagleModule.layers_read(self.path)
-
     def prepare(self, target: TargetModel) -> EagleShared:
         module = EagleModule.of(self.path, target)
         shape = self._shape()
@@ -130,6 +126,9 @@ class Eagle(Drafter[EagleState]):
             module=module,
             cache=LayerCache(module.config, module.config.depth, weight.dtype, weight.device),
         )
+
+    def hidden_layers(self, shared: EagleShared) -> tuple[int, ...]:
+        return shared.module.hidden_layers
 
     def start(self, sequence: Sequence, shared: EagleShared) -> EagleState:
         return EagleState(sequence, shared, shared.cache.open())

@@ -6,8 +6,10 @@ states of the lower layers are kept, and the upper layers verify the whole chain
 the lower layers nothing besides. A chain ends early where the guess is not confident (Kangaroo's second early
 exit).
 
-What differs from the papers: by default drafts are drawn with the target's own noise; without an adapter the
-lower layers' hidden state is read by the target's norm and head as it is.
+What differs from the papers: by default drafts are drawn with the target's own noise. Kangaroo's adapter is a
+layer of attention between two norms; this one is a feed-forward layer between two norms, so that it has no
+keys and values of its own to keep. Without an adapter the lower layers' hidden state is read by the target's
+norm and head as it is.
 """
 
 from __future__ import annotations
@@ -18,20 +20,100 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
-from outpace.drafting.adapter import Adapter
 from outpace.drafting.draws import Draws, Noise, check_noise
 from outpace.drafting.growth import Growth
-from outpace.drafting.learned import read_config
+from outpace.drafting.learned import (
+    Batch,
+    Fit,
+    Learned,
+    Losses,
+    Objective,
+    accepted_of_chain,
+    measure,
+    read_config,
+)
 from outpace.drafting.shapes import shape_of
 from outpace.drafting.vocabulary import Vocabulary
 from outpace.drafting.within import Within, draft_chains, place_of
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.targets.split import SplitTarget
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """An adapter.
+
+    Attributes:
+        layers: of the target that run before it; at least 1.
+        width: of its hidden layer, relative to the target's hidden size; above 0.
+        num_draft_tokens: of the chains that held-out texts are measured by; at least 1.
+        min_confidence: likewise, the probability below which a chain ends, in [0, 1].
+    """
+
+    layers: int = 2
+    width: float = 2.0
+    num_draft_tokens: int = 6
+    min_confidence: float = 0.6
+
+    def __post_init__(self) -> None:
+        if self.layers < 1 or self.width <= 0 or self.num_draft_tokens < 1:
+            raise OutpaceError(
+                "early_exit: layers and num_draft_tokens must be at least 1, and width above 0"
+            )
+        if not 0 <= self.min_confidence <= 1:
+            raise OutpaceError(
+                f"early_exit: min_confidence must be between 0 and 1, not {self.min_confidence}"
+            )
+
+
+class Adapter(Learned):
+    """From the state of a lower layer to that of the last: a residual feed-forward layer, and a norm."""
+
+    method: ClassVar[str] = "early_exit"
+    config_type: ClassVar[type[Any]] = AdapterConfig
+
+    def __init__(self, config: AdapterConfig, fit: Fit) -> None:
+        super().__init__(config, fit)
+        size = fit.hidden_size
+        self.before = nn.RMSNorm(size, eps=1e-6)
+        self.up = nn.Linear(size, max(1, round(config.width * size)))
+        self.down = nn.Linear(self.up.out_features, size)
+        self.after = nn.RMSNorm(size, eps=1e-6)
+        nn.init.zeros_(self.down.weight)
+        nn.init.zeros_(self.down.bias)
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        return (self.config.layers,)
+
+    def rows(self, states: Tensor) -> Tensor:
+        """Logits [..., vocabulary] of the next token, from what came out of the lower layers."""
+        own = states.to(self.up.weight.dtype)
+        own = own + self.down(nn.functional.silu(self.up(self.before(own))))
+        return self.target.head(self.after(own))
+
+    def loss(self, batch: Batch, objective: Objective) -> Losses:
+        at, places = batch.ahead(1).nonzero(as_tuple=True)
+        draft = self.rows(batch.hidden[self.config.layers][at, places])
+        return measure(objective, [(draft, batch.logits[at, places], batch.tokens[at, places + 1])], [1.0])
+
+    @torch.no_grad()
+    def accepted(self, batch: Batch) -> Tensor:
+        # While a chain is right, its rows are those of the text: one guess a place is all there is to know.
+        rows = self.rows(batch.hidden[self.config.layers]).float()
+        best = rows.argmax(dim=-1)
+        sure = rows.max(dim=-1).values - rows.logsumexp(dim=-1)
+        best[sure.exp() < self.config.min_confidence] = -1
+        depth = self.config.num_draft_tokens
+        guesses = torch.full((*best.shape, depth), -1, dtype=best.dtype, device=best.device)
+        for ahead in range(min(depth, best.shape[1])):
+            guesses[:, : best.shape[1] - ahead, ahead] = best[:, ahead:]
+        return accepted_of_chain(batch, guesses)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +190,7 @@ class EarlyExit(Drafter[Within]):
             raise OutpaceError("early_exit splits the target, so it drafts alone: use it by itself")
         return ExitShared(
             vocabulary=Vocabulary(),
-            shape=shape_of(self.num_draft_tokens),
+            shape=shape_of(self.num_draft_tokens, method="early_exit"),
             draws=Draws(self.draws, weigh=self.min_confidence > 0),
             least=math.log(self.min_confidence) if self.min_confidence else -math.inf,
             by_path=False,

@@ -12,16 +12,17 @@ are those of plain decoding. Typical acceptance is a verifier, not a part of thi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from outpace.core import OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafting.draws import Noise, check_noise
 from outpace.drafting.heads import RANKS, HeadDrafting, HeadGrowth, Heads, HeadState, Residual
-from outpace.drafting.learned import Fit
+from outpace.drafting.learned import Fit, head_weights
 from outpace.drafting.shapes import branching_parents, numbers
 from outpace.targets.base import TargetModel
 
@@ -66,21 +67,19 @@ class MedusaHeads(Heads):
             nn.Linear(size, fit.vocabulary, bias=False) for _ in range(config.heads if config.own_head else 0)
         )
 
-    def bind(self, target: TargetModel) -> None:
-        first = self._target is None
-        super().bind(target)
-        if first and len(self.projections):
-            self._begin(target)
+    @classmethod
+    def new(cls, config: MedusaConfig, target: TargetModel) -> Self:
+        made = super().new(config, target)
+        made._begin_with_the_head()
+        return made
 
     @torch.no_grad()
-    def _begin(self, target: TargetModel) -> None:
-        """Let each projection begin as the target's, read off what it makes of each unit vector."""
-        hidden = target.hidden
-        units = torch.eye(hidden.size, dtype=hidden.dtype, device=hidden.device)
-        columns = target.head(units) - target.head(torch.zeros_like(units[:1]))
-        for projection in self.projections:
-            assert isinstance(projection, nn.Linear)
-            projection.weight.copy_(columns.T)
+    def _begin_with_the_head(self) -> None:
+        """Projections begin as the target's, as far as that is a matrix."""
+        found = head_weights(self.target) if len(self.projections) else None
+        if found is not None:
+            for projection in self.projections:
+                cast(nn.Linear, projection).weight.copy_(found[0])
 
     def rows(self, states: Tensor, owners: Tensor, paths: Tensor) -> Tensor:
         depth = paths.shape[1] - 1

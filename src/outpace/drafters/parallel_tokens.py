@@ -12,21 +12,133 @@ noise. Without trained embeddings the mean of the target's own is taken, which g
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import SequenceDrafter
-from outpace.drafting.lookahead_rows import LookAhead
-from outpace.sequence import KeyedDraw, Sequence, Step
+from outpace.drafting.draws import Draws, Noise, check_noise
+from outpace.drafting.growth import Growth, grow
+from outpace.drafting.learned import Batch, Fit, Learned, Losses, Objective, accepted_of_chain, measure
+from outpace.drafting.shapes import Growing, shape_of
+from outpace.drafting.vocabulary import Vocabulary
+from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
+
+_PLACES = 16  # of a text that are looked ahead from in one forward, where all are wanted
+
+
+@dataclass(frozen=True)
+class LookAheadConfig:
+    """Look-ahead embeddings.
+
+    Attributes:
+        num_lookahead: how many, at least 1.
+        places: of each row of a batch that are learnt from, drawn at random; at least 1.
+    """
+
+    num_lookahead: int = 3
+    places: int = 16
+
+    def __post_init__(self) -> None:
+        if self.num_lookahead < 1 or self.places < 1:
+            raise OutpaceError("parallel_tokens: num_lookahead and places must be at least 1")
+
+
+class LookAhead(Learned):
+    """A table of embeddings. It is learnt through the target, which stays as it is."""
+
+    method: ClassVar[str] = "parallel_tokens"
+    config_type: ClassVar[type[Any]] = LookAheadConfig
+
+    def __init__(self, config: LookAheadConfig, fit: Fit) -> None:
+        super().__init__(config, fit)
+        self.embeddings = nn.Parameter(torch.zeros(config.num_lookahead, fit.hidden_size))
+
+    @classmethod
+    def new(cls, config: Any, target: TargetModel) -> LookAhead:
+        made = super().new(config, target)
+        tokens = torch.arange(target.vocabulary, device=target.hidden.device)
+        with torch.no_grad():
+            made.embeddings.copy_(target.embed(tokens).float().mean(dim=0).expand_as(made.embeddings))
+        return made
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        return ()
+
+    def rows(self, batch: Batch, places: Tensor) -> Tensor:
+        """What the target says at look-ahead rows behind some places of each text.
+
+        Args:
+            places: [B, G].
+
+        Returns:
+            Logits [B, G, K, vocabulary]: the k-th, from 0, of the token k + 2 after the place.
+        """
+        (batch_size, width), count = batch.tokens.shape, self.config.num_lookahead
+        groups = places.shape[1]
+        text = self.target.embed(batch.tokens)
+        own = self.embeddings.to(text.dtype).expand(batch_size, groups, -1, -1).flatten(1, 2)
+        steps = torch.arange(count, device=places.device)
+        ahead = batch.positions.gather(1, places)[..., None] + 1 + steps
+        positions = torch.cat([batch.positions, ahead.flatten(1)], dim=1)
+        logits = self.target.through(torch.cat([text, own], dim=1), positions, self._seen(batch, places))
+        found: Tensor = logits[:, width:].unflatten(1, (groups, count))
+        return found
+
+    def _seen(self, batch: Batch, places: Tensor) -> Tensor:
+        """Who sees whom, [B, N, N], of the text's rows and then the look-ahead rows of each place in turn."""
+        width, count = batch.tokens.shape[1], self.config.num_lookahead
+        order = torch.arange(width, device=places.device)
+        documents = torch.cat(
+            [batch.documents, batch.documents.gather(1, places).repeat_interleave(count, 1)], 1
+        )
+        ends = torch.cat([order.expand_as(batch.tokens), places.repeat_interleave(count, 1)], dim=1)
+        size = ends.shape[1]
+        seen = torch.zeros(len(ends), size, size, dtype=torch.bool, device=places.device)
+        seen[:, :, :width] = (order <= ends[..., None]) & (batch.documents[:, None] == documents[..., None])
+        chain = torch.ones(count, count, dtype=torch.bool, device=places.device).tril()
+        seen[:, width:, width:] = torch.block_diag(*[chain] * places.shape[1])
+        return seen
+
+    def loss(self, batch: Batch, objective: Objective) -> Losses:
+        weights = [1.0] * self.config.num_lookahead
+        return measure(objective, self._depths(batch), weights)
+
+    def _depths(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        shape = (len(batch.tokens), self.config.places)
+        places = torch.randint(batch.tokens.shape[1], shape, device=batch.tokens.device)
+        rows = self.rows(batch, places)
+        for depth in range(self.config.num_lookahead):
+            at, group = batch.ahead(depth + 2).gather(1, places).nonzero(as_tuple=True)
+            chosen = places[at, group]
+            yield (
+                rows[at, group, depth],
+                batch.logits[at, chosen + 1 + depth],
+                batch.tokens[at, chosen + 2 + depth],
+            )
+
+    @torch.no_grad()
+    def accepted(self, batch: Batch) -> Tensor:
+        size, width = batch.tokens.shape
+        guesses = torch.full((size, width, self.config.num_lookahead), -1, device=batch.tokens.device)
+        # What is drafted after a root was said behind the row before it.
+        for places in torch.arange(width - 1, device=batch.tokens.device).split(_PLACES):
+            guesses[:, places + 1] = self.rows(batch, places.expand(size, -1)).argmax(dim=-1)
+        same = batch.documents[:, 1:] == batch.documents[:, :-1]
+        guesses[:, 1:][~same] = -1
+        return accepted_of_chain(batch, guesses)
 
 
 @dataclass
 class Ahead:
-    """What the target said ahead of one sequence.
+    """A sequence, and what the target said ahead of it.
 
     Attributes:
         vocabulary: ids from here on are look-ahead embeddings.
@@ -34,8 +146,10 @@ class Ahead:
     """
 
     sequence: Sequence
+    shared: Growth
     vocabulary: int
     rows: list[Tensor] = field(default_factory=list)
+    tree: Growing = field(default_factory=lambda: Growing(0))
 
 
 @dataclass(frozen=True)
@@ -49,13 +163,14 @@ class ParallelTokens(SequenceDrafter[Ahead]):
         behind: "all": behind the root and each guess, num_lookahead * (num_lookahead + 2) nodes in a step;
             "root": behind the root only, 2 * num_lookahead nodes, and the next draft is shorter by what was
             accepted.
-        coupled: draw with the target's own noise, where the verifier allows it; else independently.
+        draws: "coupled": with the target's own noise, independent under a verifier that needs that;
+            "independent": with noise of its own; "greedy": its most probable tokens.
     """
 
     path: Any = field(default=None, repr=False)
     num_lookahead: int = 3
     behind: Literal["all", "root"] = "all"
-    coupled: bool = True
+    draws: Noise = "coupled"
 
     paper: ClassVar[str] = "Monea, Joulin, Grave 2023, PaSS: Parallel Speculative Sampling (arXiv 2311.13581)"
     probabilities: ClassVar[bool] = True
@@ -66,6 +181,7 @@ class ParallelTokens(SequenceDrafter[Ahead]):
             raise OutpaceError(f"parallel_tokens: num_lookahead must be at least 1, not {self.num_lookahead}")
         if self.behind not in ("all", "root"):
             raise OutpaceError(f"parallel_tokens: behind must be 'all' or 'root', not {self.behind!r}")
+        check_noise("parallel_tokens", self.draws)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -83,42 +199,31 @@ class ParallelTokens(SequenceDrafter[Ahead]):
             )
         return target.with_embeddings(table)
 
-    def prepare(self, target: TargetModel) -> int:
+    def prepare(self, target: TargetModel) -> tuple[Growth, int]:
         if target.extra < self.num_lookahead:
             raise OutpaceError(
                 "parallel_tokens rides in the target's own steps, so it drafts alone: use it so"
             )
-        return target.vocabulary
+        shape = shape_of(self.num_lookahead, method="parallel_tokens")
+        growth = Growth(Vocabulary(), shape, Draws(self.draws), least=-math.inf, by_path=True)
+        return growth, target.vocabulary
 
-    def start(self, sequence: Sequence, shared: int) -> Ahead:
-        return Ahead(sequence, shared)
+    def start(self, sequence: Sequence, shared: tuple[Growth, int]) -> Ahead:
+        return Ahead(sequence, *shared)
 
     def draft(self, state: Ahead) -> Draft:
-        tokens, rows = self._guess(state)
+        state.tree = Growing(len(state.rows))
+        while state.tree.depth < len(state.rows) and state.tree.front:
+            grow([state], state.rows[state.tree.depth][None])
+        chain = state.shared.shape.finish(state.tree, replacement=True)
+        tokens, parents = list(chain.tokens), list(chain.parents)
         guesses = len(tokens)
-        parents = list(range(-1, guesses - 1))
         for node in range(-1, guesses if self.behind == "all" else 0):
             first = len(tokens)
             tokens += range(state.vocabulary, state.vocabulary + self.num_lookahead)
             parents += [node, *range(first, first + self.num_lookahead - 1)]
         state.sequence.stats.count("guesses", guesses)
-        return Draft(tokens, parents, rows or None, riders=len(tokens) - guesses)
-
-    def _guess(self, state: Ahead) -> tuple[list[int], dict[int, Tensor]]:
-        """A chain from what the target said ahead, and what each token was drawn from, where it was drawn."""
-        draw = KeyedDraw(state.sequence)
-        tokens: list[int] = []
-        rows: dict[int, Tensor] = {}
-        for row in state.rows:
-            token, distribution = draw.draft(row, tokens, len(tokens), self.coupled)
-            if distribution is not None:
-                if not distribution[token] > 0:  # rounded to nothing: no verifier takes it
-                    break
-                rows[len(tokens) - 1] = distribution
-            tokens.append(token)
-            if token in state.sequence.stop_tokens:
-                break
-        return tokens, rows
+        return Draft(tokens, parents, chain.distributions, riders=len(tokens) - guesses)
 
     def learn(self, state: Ahead, step: Step) -> None:
         draft = step.draft

@@ -92,12 +92,10 @@ class SelfSpeculative(Drafter[Within]):
         return tuple(found)
 
     def prepare(self, target: TargetModel) -> SelfShared:
-        if not target.layers:
-            target.some_layers(())  # says why not
         skipped = self.skipped(target.layers)
         return SelfShared(
             vocabulary=Vocabulary(),
-            shape=shape_of(self.num_draft_tokens),
+            shape=shape_of(self.num_draft_tokens, method="self_speculative"),
             draws=Draws(self.draws, weigh=self.min_confidence > 0),
             least=math.log(self.min_confidence) if self.min_confidence else -math.inf,
             by_path=False,

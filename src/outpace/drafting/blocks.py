@@ -125,7 +125,7 @@ def sees_before(batch: Batch, anchors: Tensor, width: int, own: bool) -> Tensor:
 class BlockShared(Growth):
     """What the sequences of one engine share."""
 
-    module: Any
+    module: Any  # a BlockModule
     cache: LayerCache
 
 

@@ -8,7 +8,6 @@ output stands in for the feature of place r + 1, which the target has not comput
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing_extensions import Self
 
 from outpace.core import OutpaceError
 from outpace.drafting import published
+from outpace.drafting.hidden_layers import default_layers, low_middle_high
 from outpace.drafting.layers import Attention, FeedForward, Layer, LayerConfig, Rotary, Store, initialise
 from outpace.drafting.learned import (
     Batch,
@@ -29,14 +29,10 @@ from outpace.drafting.learned import (
     Losses,
     Objective,
     accepted_of_chain,
+    head_weights,
     measure,
-    read_config,
 )
-from outpace.drafting.target_layers import default_layers, layers_of
 from outpace.targets.base import TargetModel
-
-# Folder -> the module last loaded from it, while one is in use: published files may not say what it reads.
-_LATEST: weakref.WeakValueDictionary[str, EagleModule] = weakref.WeakValueDictionary()
 
 # Layer of the drafter -> where its keys and values go.
 Stores = Callable[[int], Store]
@@ -156,19 +152,11 @@ class EagleModule(Learned):
 
     @torch.no_grad()
     def _begin_with_the_head(self) -> None:
-        """A head of its own begins as the target's, where that is a matrix."""
-        matrix = self._head_matrix()
-        if matrix is not None:
+        """A head of its own begins as the target's, as far as that is a matrix."""
+        found = head_weights(self.target)
+        if found is not None:
+            matrix, _ = found
             self.lm_head.weight.copy_(matrix if self.drafted is None else matrix[self.drafted])
-
-    @torch.no_grad()
-    def _head_matrix(self) -> Tensor | None:
-        """The target's head as a matrix [vocabulary, hidden size]; None where it is more than that."""
-        hidden = self.target.hidden
-        units = torch.eye(hidden.size, dtype=hidden.dtype, device=hidden.device)
-        matrix = self.target.head(units)
-        linear = torch.allclose(self.target.head(-4 * units), -4 * matrix)
-        return matrix.T if linear else None
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
@@ -326,15 +314,13 @@ class EagleModule(Learned):
         """Our own folder, or a published EAGLE-3: see ``outpace.drafting.published``."""
         described = published.read(folder)
         if described is None:
-            made = super().load(folder, target)
-        else:
-            made = cls._load_published(folder, described, target)
-        _LATEST[str(folder)] = made
-        return made
+            return super().load(folder, target)
+        return cls._load_published(folder, described, target)
 
     @classmethod
     def _load_published(cls, folder: str | Path, described: Mapping[str, Any], target: TargetModel) -> Self:
-        fields = published.read_config(described, layers_of(target), folder)
+        layers = published.named_layers(described) or low_middle_high(target.layers)
+        fields = published.read_config(described, layers, folder)
         tensors = published.read_tensors(folder)
         fit = Fit(fields.pop("vocabulary"), fields["hidden_size"], published.target_of(described))
         embedded = tensors.get("embed_tokens.weight")
@@ -376,10 +362,10 @@ class EagleModule(Learned):
         tensors = dict(self.state_dict())
         drafted = torch.arange(self.fit.vocabulary) if self.drafted is None else self.drafted.cpu()
         if not self.config.own_head:
-            matrix = self._head_matrix()
-            if matrix is None:
+            found = head_weights(self.target)
+            if found is None or bool(found[1].any()):
                 raise OutpaceError("eagle: the target's head is more than a matrix; train with own_head=true")
-            tensors["lm_head.weight"] = matrix[drafted.to(matrix.device)].to(self.fc.weight.dtype)
+            tensors["lm_head.weight"] = found[0][drafted.to(found[0].device)].to(self.fc.weight.dtype)
         tensors["d2t"] = drafted - torch.arange(len(drafted))
         tensors["t2d"] = torch.zeros(self.fit.vocabulary, dtype=torch.bool).index_fill(0, drafted, True)
         model = getattr(self.target, "model", self.target)
@@ -387,27 +373,6 @@ class EagleModule(Learned):
         published.write(
             folder, dataclasses.asdict(self.config), self.config.transformers(), verifier, tensors
         )
-
-    @classmethod
-    def layers_read(cls, given: Any) -> tuple[int, ...]:
-        """The target's layers that a module, or the one in a folder, reads.
-
-        Raises:
-            OutpaceError: there is none, or it says so only once it is loaded for a target.
-        """
-        loaded = given if isinstance(given, cls) else _LATEST.get(str(given))
-        if loaded is not None:
-            return loaded.hidden_layers
-        described = published.read(given)
-        if described is None:
-            return tuple(read_config(given, cls.method)["config"]["layers"])
-        layers = published.named_layers(described)
-        if layers is None:
-            raise OutpaceError(
-                f"eagle: the config.json in {given} does not say which layers it reads; add "
-                "eagle_aux_hidden_state_layer_ids, or prepare the drafter for its target first"
-            )
-        return layers
 
 
 @torch.no_grad()

@@ -202,8 +202,10 @@ class HeadState:
 class HeadDrafting:
     """How a drafter of heads drafts: everything but its options and ``prepare``."""
 
-    hidden_layers: ClassVar[tuple[int, ...]] = (-1,)
     probabilities: ClassVar[bool] = True
+
+    def hidden_layers(self, shared: HeadGrowth) -> tuple[int, ...]:
+        return shared.heads.hidden_layers
 
     def start(self, sequence: Sequence, shared: HeadGrowth) -> HeadState:
         return HeadState(sequence, shared)

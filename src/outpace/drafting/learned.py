@@ -139,6 +139,19 @@ class Fit:
         return cls(target.vocabulary, target.hidden.size, str(name))
 
 
+@torch.no_grad()
+def head_weights(target: TargetModel) -> tuple[Tensor, Tensor] | None:
+    """The target's head as a matrix [vocabulary, hidden size] and a bias [vocabulary], which a head of a
+    drafter's own begins with. None where it is more than that, such as a soft cap on logits.
+    """
+    hidden = target.hidden
+    units = torch.eye(hidden.size, dtype=hidden.dtype, device=hidden.device)
+    bias = target.head(torch.zeros_like(units[0]))
+    columns = target.head(units) - bias
+    linear = torch.allclose(target.head(-4 * units) - bias, -4 * columns, rtol=1e-4, atol=1e-4)
+    return (columns.T, bias) if linear else None
+
+
 class Learned(nn.Module, ABC):
     """The trained part of a drafter.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outpace.core import OutpaceError
-from outpace.drafting.target_layers import low_middle_high
 
 # SafeAILab's name of the one layer, and that of speculators.
 _THEIRS, _OURS = "midlayer.", "layers.0."
@@ -73,11 +73,11 @@ def target_of(config: Mapping[str, Any]) -> str:
     return str(verifier.get("name_or_path") or "the target of its config.json")
 
 
-def read_config(config: Mapping[str, Any], layers: int, folder: str | Path) -> dict[str, Any]:
+def read_config(config: Mapping[str, Any], layers: Seq[int], folder: str | Path) -> dict[str, Any]:
     """The fields of an EagleConfig, and the vocabulary, from the config.json of a published drafter.
 
     Args:
-        layers: how many the target has; which of them are read follows from that where the file does not say.
+        layers: of the target, that are read.
 
     Raises:
         OutpaceError: it is of another method, or has parts that are not known here.
@@ -96,7 +96,7 @@ def read_config(config: Mapping[str, Any], layers: int, folder: str | Path) -> d
     heads = inner.num_attention_heads
     return {
         "version": 3,
-        "layers": named_layers(config) or low_middle_high(layers),
+        "layers": tuple(layers),
         "depth": inner.num_hidden_layers if "transformer_layer_config" in config else 1,
         "vocabulary": inner.vocab_size,
         "draft_vocabulary": config.get("draft_vocab_size") or inner.vocab_size,

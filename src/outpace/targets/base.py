@@ -117,7 +117,14 @@ class TargetModel(ABC):
 
     @property
     def layers(self) -> int:
-        return 0
+        """How many layers it has, as ``Output.hidden`` and ``some_layers`` count them.
+
+        Raises:
+            OutpaceError: it does not say.
+        """
+        raise OutpaceError(
+            f"{_kind(self)} does not say how many layers it has; name those to read, or use another drafter"
+        )
 
     @property
     def identity(self) -> str:

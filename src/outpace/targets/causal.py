@@ -19,7 +19,7 @@ from outpace.cache import KVCache, LayerShape, RowShape
 from outpace.core import OutpaceError, Source, UnsupportedModel
 from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, extra_rows
 from outpace.targets.checks import agree, context_of, end_tokens, family, refuse_by_config, self_test
-from outpace.targets.layers import keep_layers, stack_of
+from outpace.targets.layers import keep_layers
 from outpace.targets.masks import MaskMaker
 from outpace.tree import depths
 
@@ -196,10 +196,8 @@ class CausalTarget(TargetModel):
 
     @property
     def layers(self) -> int:
-        try:
-            return len(stack_of(self.model).layers)
-        except UnsupportedModel:
-            return 0
+        count: int = self.model.config.get_text_config(decoder=True).num_hidden_layers
+        return count
 
     def some_layers(self, layers: Sequence[int], bare: bool = False) -> CausalTarget:
         """See ``TargetModel``. With ``bare`` norm and head are left out: the logits are hidden states."""

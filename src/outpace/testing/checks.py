@@ -320,6 +320,9 @@ class _Watch(Drafter[Any]):
     def prepare(self, target: TargetModel) -> Any:
         return self.inner.prepare(target)
 
+    def hidden_layers(self, shared: Any) -> tuple[int, ...]:
+        return self.inner.hidden_layers(shared)
+
     def start(self, sequence: Sequence, shared: Any) -> Any:
         with self._named("start"):
             return self.inner.start(sequence, shared)
@@ -358,7 +361,7 @@ class _Watch(Drafter[Any]):
 
 def _watch(drafter: Drafter[Any], vocabulary: int) -> _Watch:
     """A watch that needs of the target what the drafter needs."""
-    needs = {name: getattr(drafter, name) for name in ("paper", "hidden_layers", "probabilities")}
+    needs = {name: getattr(drafter, name) for name in ("paper", "probabilities")}
     cls: type[_Watch] = type("_Watch", (_Watch,), needs)
     return cls(drafter, vocabulary)
 

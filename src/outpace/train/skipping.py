@@ -83,10 +83,9 @@ def find_skipped_layers(
         )
     model = Target(target)
     layers = model.layers
-    if not layers:
-        model.some_layers(())  # says why not
     if layers < 2:
         raise OutpaceError("the target has a single layer, and at least one must stay")
+    model.some_layers([0])  # says so where it has no part
     tried: dict[tuple[int, ...], SkippedLayers] = {}
 
     def run(trial: Any) -> float:

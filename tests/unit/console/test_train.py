@@ -53,7 +53,11 @@ def test_a_drafter_is_trained_and_drafts(run: Run, model: Loaded, tmp_path: Path
     ("method", "options", "message"),
     [
         ("medusa:depth=2", (), "medusa has no option 'depth'"),
-        ("magic", (), "there is no method 'magic'. There are: blockwise, hydra, medusa"),
+        (
+            "magic",
+            (),
+            "there is no method 'magic'. There are: blockwise, dflash, eagle, early_exit, hydra",
+        ),
         ("medusa", ("--objective", "luck"), "there is no objective 'luck'"),
         ("medusa", ("--length", "4000"), "the model's context is 96; give --length 96 or less"),
         ("medusa", ("--data", "/nowhere.jsonl"), "cannot read /nowhere.jsonl"),

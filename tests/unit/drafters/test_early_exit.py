@@ -6,18 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 
+from learning import train
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters.combined import Combined
-from outpace.drafters.early_exit import EarlyExit
+from outpace.drafters.early_exit import Adapter, AdapterConfig, EarlyExit
 from outpace.drafters.prompt_lookup import PromptLookup
-from outpace.drafting.adapter import Adapter, AdapterConfig
 from outpace.drafting.learned import Batch
 from outpace.engine import Engine
-from outpace.targets import CausalTarget, Rows
+from outpace.targets import CausalTarget
 from outpace.testing import ToyTarget, check_drafter
+from outpace.train.data import Document
+from outpace.train.reading import read_batch
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6], [*range(1, 12), *range(1, 12)]]
 LONG = SamplingParams(max_new_tokens=41, ignore_eos=True)
@@ -104,33 +105,13 @@ def test_an_adapter_is_trained_saved_and_drafts(tmp_path: Path) -> None:
     model = target()
     plain = Engine(model).generate(PROMPTS, LONG)
     texts = [[*prompt, *g.tokens][:42] for prompt, g in zip(PROMPTS, plain, strict=True)]
-    tokens = torch.tensor(texts)
-    cache = model.new_cache(slots=len(PROMPTS))
-    for _ in PROMPTS:
-        cache.allocate()
-    output = model.forward(cache, [Rows(row) for row in tokens.tolist()], hidden_layers=(3,))
-    assert output.logits is not None
-    batch = Batch(
-        tokens=tokens,
-        positions=torch.arange(42).repeat(len(PROMPTS), 1),
-        documents=torch.zeros_like(tokens),
-        counted=torch.ones_like(tokens, dtype=torch.bool),
-        hidden={3: output.hidden[3].clone()},
-        logits=output.logits.clone(),
-    )
+    batch = read_batch(model, [[Document(tuple(text))] for text in texts], (3,))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         adapter = Adapter.new(AdapterConfig(3, num_draft_tokens=4, min_confidence=0.0), model)
-    optimizer = torch.optim.Adam(adapter.parameters(), lr=0.01)
-    losses = []
-    for _ in range(100):
-        learnt = adapter.loss(batch, lambda draft, _, labels: cross_entropy(draft, labels, reduction="none"))
-        optimizer.zero_grad()
-        learnt.total.backward()
-        optimizer.step()
-        losses.append((float(learnt.loss[0]), float(learnt.acceptance[0])))
-    assert losses[-1][0] < losses[0][0] / 2
-    assert losses[-1][1] > losses[0][1] + 0.2
+    losses = train(adapter, batch, 100, 0.01)
+    assert float(losses[-1].loss[0]) < float(losses[0].loss[0]) / 2
+    assert float(losses[-1].acceptance[0]) > float(losses[0].acceptance[0]) + 0.2
     adapter.save(tmp_path)
     drafter = EarlyExit(str(tmp_path), num_draft_tokens=4, min_confidence=0.0)
     found = Engine(model, drafter).generate(PROMPTS, LONG)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
+from learning import train
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import Blockwise, Hydra, Medusa
 from outpace.drafters.blockwise import BlockwiseConfig, BlockwiseHeads
@@ -16,8 +16,9 @@ from outpace.drafters.medusa import MedusaConfig, MedusaHeads
 from outpace.drafting.heads import Heads, best_tree
 from outpace.drafting.learned import Batch
 from outpace.engine import Engine
-from outpace.targets.base import Rows
 from outpace.testing import ToyTarget, check_drafter
+from outpace.train.data import Document
+from outpace.train.reading import read_batch
 from outpace.tree import depths
 
 TARGET = ToyTarget()
@@ -41,22 +42,7 @@ def heads(name: str, target: ToyTarget = TARGET) -> Heads:
 
 
 def batch_of(text: list[int], prompt: int) -> Batch:
-    cache = TARGET.new_cache()
-    cache.allocate()
-    output = TARGET.forward(cache, [Rows(text)], hidden_layers=(-1,))
-    assert output.logits is not None
-    return Batch(
-        tokens=torch.tensor([text]),
-        positions=torch.arange(len(text))[None],
-        documents=torch.zeros(1, len(text), dtype=torch.long),
-        counted=(torch.arange(len(text)) >= prompt)[None],
-        hidden={-1: output.hidden[-1].clone()},
-        logits=output.logits.clone(),
-    )
-
-
-def cross_entropy(draft: Tensor, target: Tensor, labels: Tensor) -> Tensor:
-    return torch.nn.functional.cross_entropy(draft, labels, reduction="none")
+    return read_batch(TARGET, [[Document(tuple(text), prompt)]], (-1,))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -72,15 +58,8 @@ def test_replay_predicts_what_decoding_accepts(verifier: str) -> None:
     batch = batch_of(PROMPT + plain.tokens, len(PROMPT))
     for name in KINDS:
         made = heads(name)
-        optimizer = torch.optim.Adam(made.parameters(), lr=0.01)
-        first = last = made.loss(batch, cross_entropy)
-        for _ in range(20):
-            optimizer.zero_grad()
-            last = made.loss(batch, cross_entropy)
-            last.total.backward()
-            optimizer.step()
-        assert last.total < first.total, name
-        made.calibrate([batch])
+        losses = train(made, batch, 20, 0.01)
+        assert losses[-1].total < losses[0].total, name
         accepted = made.accepted(batch)[0].tolist()
         engine = Engine(TARGET, type(KINDS[name][2](made))(made), verifier)
         sequence = engine.add(PROMPT, params)

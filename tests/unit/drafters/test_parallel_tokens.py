@@ -7,20 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
+from learning import train
 from models import tiny_llama
 from outpace.cache import KVCache
 from outpace.core import Draft, OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters.combined import Combined
-from outpace.drafters.parallel_tokens import Ahead, ParallelTokens
+from outpace.drafters.parallel_tokens import Ahead, LookAhead, LookAheadConfig, ParallelTokens
+from outpace.drafting.draws import Noise
 from outpace.drafting.learned import Batch
-from outpace.drafting.lookahead_rows import LookAhead, LookAheadConfig
 from outpace.engine import Engine
 from outpace.sampling import Logits
 from outpace.sequence import Sequence, Step
 from outpace.targets import CausalTarget, Output, Rows, TargetModel
 from outpace.testing import ToyTarget, check_drafter
+from outpace.train.data import Document
+from outpace.train.reading import read_batch
 from outpace.tree import depths, trim
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6], [*range(1, 12), *range(1, 12)]]
@@ -72,9 +74,9 @@ def test_where_nothing_counts_but_the_place_every_guess_stands(
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
-@pytest.mark.parametrize("coupled", [True, False])
-def test_its_distributions_serve_the_verifiers_that_weigh(verifier: str, coupled: bool) -> None:
-    drafter = ParallelTokens(num_lookahead=3, coupled=coupled)
+@pytest.mark.parametrize("draws", ["coupled", "independent"])
+def test_its_distributions_serve_the_verifiers_that_weigh(verifier: str, draws: Noise) -> None:
+    drafter = ParallelTokens(num_lookahead=3, draws=draws)
     for found in Engine(Clairvoyant(), drafter, verifier).generate(PROMPTS, SAMPLED):
         assert found.stats.accepted > 25
 
@@ -124,7 +126,8 @@ def test_riders_are_cut_last_come_first_and_stay_riders() -> None:
 @pytest.mark.parametrize(("path", "places"), [([], [2, 3]), ([0], [4, 5]), ([0, 1], [6])])
 def test_it_reads_what_was_said_behind_the_last_accepted_token(path: list[int], places: list[int]) -> None:
     sequence = Sequence([3, 4], LONG, key=None, limit=9)  # type: ignore[arg-type]
-    state = Ahead(sequence, 40)
+    growth, _ = ParallelTokens(num_lookahead=2).prepare(Clairvoyant())
+    state = Ahead(sequence, growth, 40)
     draft = Draft([1, 2, 40, 41, 40, 41, 40], [-1, 0, -1, 2, 0, 4, 1], riders=5)
     rows = torch.arange(8.0)[:, None].repeat(1, 3)
     step = Step(draft, range(7), path, [], Logits(rows), 0, depths(draft.parents), sequence, {})
@@ -153,33 +156,11 @@ def test_embeddings_are_trained_through_the_target_saved_and_draft(tmp_path: Pat
     target = CausalTarget(tiny_llama(vocabulary=40))
     plain = Engine(target).generate(PROMPTS, LONG)
     texts = [[*prompt, *g.tokens][:42] for prompt, g in zip(PROMPTS, plain, strict=True)]
-    cache = target.new_cache(slots=len(texts))
-    for _ in texts:
-        cache.allocate()
-    logits = target.forward(cache, [Rows(text) for text in texts]).logits
-    assert logits is not None
-    tokens = torch.tensor(texts)
-    batch = Batch(
-        tokens=tokens,
-        positions=torch.arange(42).repeat(len(texts), 1),
-        documents=torch.zeros_like(tokens),
-        counted=torch.ones_like(tokens, dtype=torch.bool),
-        hidden={},
-        logits=logits.clone(),
-    )
+    batch = read_batch(target, [[Document(tuple(text))] for text in texts], ())
     before = [weight.clone() for weight in target.model.parameters()]
     made = LookAhead.new(LookAheadConfig(2, places=8), target)
-    optimizer = torch.optim.Adam(made.parameters(), lr=0.05)
     stood = float(made.accepted(batch).double().mean())
-    losses = []
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        for _ in range(60):
-            learnt = made.loss(batch, lambda draft, _, labels: cross_entropy(draft, labels, reduction="none"))
-            optimizer.zero_grad()
-            learnt.total.backward()
-            optimizer.step()
-            losses.append(float(learnt.total.detach()))
+    losses = [float(learnt.total) for learnt in train(made, batch, 60, 0.05)]
     assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
     assert float(made.accepted(batch).double().mean()) > stood
     assert all(torch.equal(old, new) for old, new in zip(before, target.model.parameters(), strict=True))

@@ -22,6 +22,7 @@ from outpace.drafting.learned import (
     Objective,
     accepted_at,
     accepted_of_chain,
+    head_weights,
     measure,
 )
 from outpace.targets import Target
@@ -174,6 +175,19 @@ def test_a_target_shares_its_head_and_embeddings(config: str, options: dict[str,
     with torch.inference_mode():
         assert torch.allclose(target.head(output.hidden[-1]), output.logits)
     assert target.embed(torch.tensor([[5, 6]])).shape == (1, 2, target.hidden.size)
+    weights = head_weights(target)
+    assert (weights is None) == ("final_logit_softcapping" in options)
+    if weights is not None:
+        matrix, bias = weights
+        assert torch.allclose(output.hidden[-1] @ matrix.T + bias, output.logits)
+
+
+def test_a_head_with_a_bias_is_a_matrix_and_that_bias() -> None:
+    model = tiny_llama()
+    model.lm_head.bias = nn.Parameter(torch.linspace(-1, 1, model.config.vocab_size, dtype=model.dtype))
+    found = head_weights(Target(model))
+    assert found is not None
+    assert torch.allclose(found[0], model.lm_head.weight) and torch.allclose(found[1], model.lm_head.bias)
 
 
 def test_gradients_reach_the_states_and_not_the_target() -> None:

@@ -98,8 +98,8 @@ def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> P
 def test_speculators_layout_loads_and_drafts(tmp_path: Path) -> None:
     folder = write(tmp_path, SPECULATORS, weights("layers.0."))
     drafter = Eagle(str(folder))
-    assert drafter.hidden_layers == (1, 2, 3)
     made = EagleModule.load(folder, llama())
+    assert made.hidden_layers == (1, 2, 3)
     assert made.config.norm_before_residual and made.config.steps == 4
     assert made.config.rope["rope_theta"] == 5000.0
     assert made.config.eps == 1e-5
@@ -111,11 +111,8 @@ def test_speculators_layout_loads_and_drafts(tmp_path: Path) -> None:
 def test_the_layout_of_eagle_itself_loads_and_drafts(tmp_path: Path) -> None:
     folder = write(tmp_path, THEIRS, weights("midlayer."))
     drafter = Eagle(str(folder), expand=3, nodes=8)
-    with pytest.raises(OutpaceError, match="eagle_aux_hidden_state_layer_ids"):
-        _ = drafter.hidden_layers
-    engine = Engine(llama(), drafter)
-    found = engine.generate(PROMPTS, PARAMS)
-    assert drafter.hidden_layers == (2, 2, 1)
+    assert drafter.hidden_layers(drafter.prepare(llama())) == (2, 2, 1)
+    found = Engine(llama(), drafter).generate(PROMPTS, PARAMS)
     assert [g.tokens for g in found] == [g.tokens for g in Engine(llama()).generate(PROMPTS, PARAMS)]
     assert all(g.stats.drafted > 20 for g in found)
 

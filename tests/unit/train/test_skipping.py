@@ -75,7 +75,6 @@ def test_mistakes_are_named() -> None:
         find_skipped_layers(tiny_llama(layers=1), PROMPTS)
 
     class Flat(ToyTarget):
-        layers = 0
         some_layers = CausalTarget.__mro__[1].some_layers  # what a target does that cannot
 
     with pytest.raises(UnsupportedModel, match="no plain stack"):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from learning import train as learn
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import Medusa
 from outpace.drafters.medusa import MedusaConfig, MedusaHeads
@@ -72,12 +73,7 @@ def test_answers_are_those_of_plain_decoding(documents: list[Document]) -> None:
 def test_replay_counts_the_steps_of_decoding(documents: list[Document]) -> None:
     module = heads().double()
     batch = read_batch(TARGET, [documents[:2], documents[2:4]], (-1,))
-    optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
-    for _ in range(60):
-        optimizer.zero_grad()
-        module.loss(batch, objective("ground_truth")).total.backward()
-        optimizer.step()
-    module.calibrate([batch])
+    learn(module, batch, 60, 0.01)
     replay, _ = evaluate(module, [batch], objective("ground_truth"))
     stats = [
         Engine(TARGET, Medusa(module)).generate([d.tokens[: d.prompt]], GREEDY)[0].stats
