@@ -111,6 +111,11 @@ class Sequence:
         """Output tokens still allowed."""
         return self.limit - self.output_length
 
+    def within_reach(self, depth: int) -> int:
+        """How many of so many depths are worth drafting: could be accepted, and are within the budget."""
+        depth = min(depth, self.room - 1)
+        return depth if self.budget is None else min(depth, self.budget)
+
     def append(self, token: int) -> bool:
         """Commit a token; False if the sequence ends with it."""
         self.tokens.append(token)

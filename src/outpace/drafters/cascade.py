@@ -128,9 +128,7 @@ class Cascade(Drafter[CascadeState]):
     def _begin(self, state: CascadeState) -> bool:
         """Take over the committed text; False if there is nothing to draft."""
         text, shared = state.text, state.shared
-        length = min(shared.decoder.length, state.sequence.room - 1)
-        if state.sequence.budget is not None:
-            length = min(length, state.sequence.budget)
+        length = state.sequence.within_reach(shared.decoder.length)
         if shared.decoder.model.context is not None:
             # The last token of the chain is not fed.
             length = min(length, shared.decoder.model.context - len(state.sequence.tokens) + 1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -132,7 +132,7 @@ class DFlash(Drafter[BlockState]):
             "independent": with noise of its own; "greedy": its most probable tokens.
     """
 
-    path: Any
+    path: Any = field(repr=False)
     num_draft_tokens: int | None = None
     draws: Noise = "coupled"
 

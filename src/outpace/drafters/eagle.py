@@ -79,7 +79,7 @@ class Eagle(Drafter[EagleState]):
         min_confidence: in [0, 1]: go on from a path only where its probability is at least this.
     """
 
-    path: Any
+    path: Any = field(repr=False)
     num_draft_tokens: int = 5
     draws: Noise = "coupled"
     expand: int | None = None
@@ -157,12 +157,10 @@ class Eagle(Drafter[EagleState]):
         return [_finish(state) for state in states]
 
     def _layers(self, state: EagleState) -> int:
-        """Layers to draft: no more than could be accepted, and none before the target has said anything."""
+        """Layers to draft: none before the target has said anything."""
         if not state.waiting and not len(state.outputs):
             return 0
-        layers = min(state.shared.shape.depth, state.sequence.room - 1)
-        budget = state.sequence.budget
-        return layers if budget is None else min(layers, budget)
+        return state.sequence.within_reach(state.shared.shape.depth)
 
 
 def _front(state: EagleState) -> Tensor:

@@ -12,7 +12,7 @@ verification is the ``top_beta`` verifier, and lossy.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -110,7 +110,7 @@ class SpecDrafter(Drafter[BlockState]):
             "independent": with noise of its own; "greedy": its most probable tokens.
     """
 
-    path: Any
+    path: Any = field(repr=False)
     num_draft_tokens: int | None = None
     draws: Noise = "coupled"
 

@@ -164,11 +164,10 @@ def begin_block(state: BlockState, most: int | None) -> bool:
     """Begin a draft; whether there is anything to draft.
 
     Args:
-        most: tokens at most; None for the whole block. No more are drafted than could be accepted.
+        most: tokens at most; None for the whole block.
     """
-    sequence = state.sequence
-    limits = [state.shared.module.config.tokens, sequence.room - 1, most, sequence.budget]
-    state.tree = Growing(min(limit for limit in limits if limit is not None))
+    whole = state.shared.module.config.tokens
+    state.tree = Growing(state.sequence.within_reach(whole if most is None else min(most, whole)))
     return state.tree.layers > 0
 
 

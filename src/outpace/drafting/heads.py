@@ -193,10 +193,8 @@ class HeadState:
         self.before = hidden[-1][-1]
 
     def layers(self) -> int:
-        """Depths to draft: no more than could be accepted."""
-        sequence, depth = self.sequence, self.shared.shape.depth
-        most = min(depth, sequence.room - 1)
-        return most if sequence.budget is None else min(most, sequence.budget)
+        """Depths to draft: none before the target has said anything."""
+        return 0 if self.before is None else self.sequence.within_reach(self.shared.shape.depth)
 
 
 class HeadDrafting:
@@ -218,7 +216,7 @@ class HeadDrafting:
     def propose(self, states: Seq[HeadState]) -> list[Draft]:
         """The drafts of a batch, a depth at a time for all of them."""
         for state in states:
-            state.tree = Growing(state.layers() if state.before is not None else 0)
+            state.tree = Growing(state.layers())
         active = [state for state in states if state.tree.layers > 0]
         while active:
             grow(active, _rows(active))

@@ -65,7 +65,7 @@ def draft_chains(states: Seq[Within], step: Callable[[list[Any]], Tensor]) -> li
 
 
 def layers_of(state: Within) -> int:
-    """How long a chain may be: no longer than could be accepted, and none before the prompt is in the cache.
+    """How long a chain may be: none before the prompt is in the cache.
 
     (The last rows of a first prompt go in with the first step, which has then nothing to draft from.)
     """
@@ -73,10 +73,8 @@ def layers_of(state: Within) -> int:
     length = len(sequence.tokens)
     if place.rows != length - 1:
         return 0
-    layers = min(state.shared.shape.depth, sequence.room - 1)
-    if place.cache.static:
-        layers = min(layers, place.cache.length - length)
-    return layers if sequence.budget is None else min(layers, sequence.budget)
+    layers = sequence.within_reach(state.shared.shape.depth)
+    return min(layers, place.cache.length - length) if place.cache.static else layers
 
 
 def feed(model: TargetModel, states: Seq[Within]) -> Tensor:

@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from learning import train as learn
+from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
-from outpace.drafters import Medusa
+from outpace.drafters import LEARNED, Medusa
 from outpace.drafters.medusa import MedusaConfig, MedusaHeads
 from outpace.engine import Engine
+from outpace.targets import Target
 from outpace.targets.base import Rows
 from outpace.testing import ToyTarget
 from outpace.train import data
@@ -142,6 +144,36 @@ def test_an_interrupted_run_ends_with_the_same_weights(documents: list[Document]
     assert len(best.tree()) == 6
     with pytest.raises(OutpaceError, match="of a run with other settings"):
         run(documents, tmp_path / "parts", learning_rate=0.5)
+
+
+@pytest.mark.parametrize("method", LEARNED)
+def test_every_method_is_trained_and_goes_on_where_it_was(method: str, tmp_path: Path) -> None:
+    target = Target(tiny_llama(dtype=torch.float32, layers=3))
+    rows = [[Document(tuple((7 * place + row) % 90 + 1 for place in range(20)), 3)] for row in range(6)]
+    settings = Training(steps=3, rows=2, evaluate_every=1, learning_rate=0.01)
+    cls = LEARNED[method]
+
+    def weights(out: Path, stop: int | None = None) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        module = cls.new(cls.config_type(), target)
+
+        def report(entry: Mapping[str, Any]) -> None:
+            if entry["step"] == stop:
+                raise KeyboardInterrupt
+
+        progress = train(module, rows[2:], rows[:2], settings, out, report)
+        assert progress.best >= 1 and math.isfinite(progress.measured["held_out_loss"])
+        return dict(module.state_dict())
+
+    torch.manual_seed(0)
+    before = dict(cls.new(cls.config_type(), target).state_dict())
+    whole = weights(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        weights(tmp_path / "parts", stop=2)
+    parts = weights(tmp_path / "parts")
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert any(not torch.equal(whole[name], before[name]) for name in whole)
+    assert cls.load(tmp_path / "whole", target).config == cls.new(cls.config_type(), target).config
 
 
 def test_training_stops_when_nothing_is_gained(documents: list[Document], tmp_path: Path) -> None:
