@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 import time
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from outpace.train.data import Document
 from outpace.train.distil import answer
 from outpace.train.loop import Training, train
 
-ANSWERS = "answers.jsonl"
+ANSWERS, MADE_FROM = "answers.jsonl", "answers.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +107,7 @@ def torch_seed(seed: int) -> None:
 
 
 def _documents(model: Loaded, corpus: Corpus, out: Path) -> list[Document]:
-    """The documents, the target's answers among them; those are kept in ``out`` and not asked for twice."""
+    """The documents, the target's answers among them."""
     documents = data.read(corpus.source, model, corpus.chat)
     context = model.target.context
     room = corpus.length if context is None else min(corpus.length, context)
@@ -114,21 +115,39 @@ def _documents(model: Loaded, corpus: Corpus, out: Path) -> list[Document]:
         raise OutpaceError(f"the model's context is {context}; give --length {context} or less")
     asked = [document for document in documents if corpus.distil or document.open]
     given = [document for document in documents if not (corpus.distil or document.open)]
-    if not asked:
-        return given
-    file = out / ANSWERS
-    if file.is_file():
-        screen.note(f"the target's answers are in {file} already")
-        return [*given, *data.read(file, model)]
-    params = SamplingParams(max_new_tokens=corpus.max_new_tokens, temperature=corpus.temperature, seed=0)
     fits = [document for document in asked if document.prompt < room and len(document.tokens) < room]
     if len(fits) < len(asked):
         screen.note(f"left out, as longer than {room} tokens: {len(asked) - len(fits)} prompts")
-    with progress.bar(max(len(fits), 1), "prompts answered") as bar:
-        answers = answer(model.target, fits, params, report=lambda done: bar.advance(steps=done))
+    return [*given, *_answers(model, fits, corpus, out)] if fits else given
+
+
+def _answers(model: Loaded, prompts: list[Document], corpus: Corpus, out: Path) -> list[Document]:
+    """The target's answers; they are kept in ``out``, with what they were made from.
+
+    Raises:
+        OutpaceError: those in ``out`` are to other prompts, or were made with other options.
+    """
+    file, note = out / ANSWERS, out / MADE_FROM
+    facts = {
+        "target": Fit.of(model.target).name,
+        "prompts": data.digest(prompts),
+        "max_new_tokens": corpus.max_new_tokens,
+        "temperature": corpus.temperature,
+    }
+    if file.is_file() and note.is_file():
+        if json.loads(note.read_text("utf-8")) != facts:
+            raise OutpaceError(
+                f"{file} has other prompts' answers, or with other options; give another --out"
+            )
+        screen.note(f"the target's answers are in {file} already")
+        return data.read(file, model)
+    params = SamplingParams(max_new_tokens=corpus.max_new_tokens, temperature=corpus.temperature, seed=0)
+    with progress.bar(len(prompts), "prompts answered") as bar:
+        answers = answer(model.target, prompts, params, report=lambda done: bar.advance(steps=done))
     out.mkdir(parents=True, exist_ok=True)
     data.write(answers, file)
-    return [*given, *answers]
+    note.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+    return answers
 
 
 def table(found: Mapping[str, Any]) -> Table:

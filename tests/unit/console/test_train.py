@@ -47,6 +47,10 @@ def test_a_drafter_is_trained_and_drafts(run: Run, model: Loaded, tmp_path: Path
     # The same command again finds the answers and the finished run.
     again = json.loads(run("medusa:heads=2,nodes=4", *SMALL, "--out", out, "--json").stdout)
     assert again["expected_length"] == found["expected_length"]
+    other = run("medusa:heads=2,nodes=4", *SMALL, "--out", out, "-n", 10)
+    assert other.exit_code == 2 and "or with other options; give another --out" in " ".join(
+        other.stderr.split()
+    )
 
 
 @pytest.mark.parametrize(
