@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import outpace
 from lossless.datastore import with_datastore
 from lossless.prompts import PROMPTS
-from lossless.trained import trained
+from lossless.trained import with_trained
 from outpace.core import Generation, SamplingParams
 from outpace.targets import TargetModel
 
@@ -51,9 +51,7 @@ class Lab:
         In the spec ``{datastore}`` is a datastore of the prompts, ``{trained}`` the folder of a learned
         drafter.
         """
-        spec = with_datastore(drafter)
-        if "{trained}" in spec:
-            spec = spec.replace("{trained}", str(trained(spec.partition(":")[0])))
+        spec = with_trained(with_datastore(drafter))
         return outpace.Engine(self.target, spec, verifier, adaptive=False)
 
 

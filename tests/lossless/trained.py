@@ -24,6 +24,13 @@ _TEXTS = 8
 _STEPS = 12
 
 
+def with_trained(spec: str) -> str:
+    """The spec, ``{trained}`` in it replaced by the folder of such a drafter."""
+    if "{trained}" not in spec:
+        return spec
+    return spec.replace("{trained}", str(trained(spec.partition(":")[0])))
+
+
 @lru_cache
 def trained(method: str) -> Path:
     """The folder of a method's drafter: enough for some drafts to be accepted, and no more."""
