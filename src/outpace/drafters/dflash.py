@@ -150,7 +150,8 @@ class DFlash(Drafter[BlockState]):
         return share("dflash", DFlashModule.of(self.path, target), self.draws)
 
     def hidden_layers(self, shared: BlockShared) -> tuple[int, ...]:
-        return shared.module.hidden_layers
+        layers: tuple[int, ...] = shared.module.hidden_layers
+        return layers
 
     def start(self, sequence: Sequence, shared: BlockShared) -> BlockState:
         return BlockState(sequence, shared, shared.cache.open())
