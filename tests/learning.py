@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from outpace.drafting.learned import Batch, Learned, Losses
@@ -19,7 +21,7 @@ def train(module: Learned, batch: Batch, steps: int, rate: float = 5e-3) -> list
             optimizer.zero_grad()
             losses.total.backward()
             optimizer.step()
-            seen.append(losses)
+            seen.append(replace(losses, total=losses.total.detach()))
     module.requires_grad_(False).eval()
     module.calibrate([batch])
     return seen
