@@ -20,8 +20,15 @@ from outpace.train.data import Document
 from outpace.train.reading import read_batch
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="outpace-")  # goes when the tests end
-_TEXTS = 8
-_STEPS = 12
+# Few texts, so that a few seconds teach a drafter enough of them for its drafts to be accepted.
+_TEXTS = 3
+_STEPS = 40
+_OPTIONS = {
+    "dflash": {"tokens": 3},
+    "eagle": {"steps": 3},
+    "parallel_tokens": {"num_lookahead": 2},
+    "spec_drafter": {"tokens": 3},
+}
 
 
 def with_trained(spec: str) -> str:
@@ -38,7 +45,7 @@ def trained(method: str) -> Path:
     cls = LEARNED[method]
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        module = cls.new(cls.config_type(), target)
+        module = cls.new(cls.config_type(**_OPTIONS.get(method, {})), target)
     batch = read_batch(target, [texts], module.hidden_layers)
     train(module, batch, _STEPS, 3e-3)
     folder = Path(_FOLDER.name) / method
