@@ -24,7 +24,8 @@ LAYERS: list[set[str]] = [
     {"drafting"},
     {"drafters", "request", "drift"},
     {"engine"},
-    {"hf", "serve", "bench", "train", "ralm", "testing", "console"},
+    {"hf", "serve", "bench", "train", "ralm", "testing"},
+    {"console"},
     {"cli"},
 ]
 HEIGHT = {unit: height for height, layer in enumerate(LAYERS) for unit in layer}
@@ -35,8 +36,18 @@ DRAFTERS_THAT_OWN_A_MODEL = {"draft_model", "cascade"}
 # A drafter is handed the target, as its abstract class: these look at it.
 CONTRACTS = {
     ("drafters.base", "targets.base"),
+    ("drafters.blockwise", "targets.base"),
     ("drafters.combined", "targets.base"),
+    ("drafters.dflash", "targets.base"),
+    ("drafters.eagle", "targets.base"),
+    ("drafters.early_exit", "targets.base"),
+    ("drafters.early_exit", "targets.split"),
+    ("drafters.hydra", "targets.base"),
+    ("drafters.medusa", "targets.base"),
+    ("drafters.parallel_tokens", "targets.base"),
     ("drafters.retrieval", "targets.base"),
+    ("drafters.self_speculative", "targets.base"),
+    ("drafters.spec_drafter", "targets.base"),
     ("drafters.suffix", "targets.base"),
     ("drafters.token_recycling", "targets.base"),
 }
@@ -49,6 +60,7 @@ ROOT_NAMES = {"__version__", "nano_path", "nano_draft_path"}
 OPTIONAL: dict[str, set[str]] = {
     "matplotlib": {"bench"},
     "fastapi": {"serve"},
+    "accelerate": {"train"},
     "ray": {"serve", "train"},
     "bm25s": {"ralm"},
     "faiss": {"ralm"},

@@ -13,8 +13,10 @@ that overflows can spoil its sequence, where plain decoding would not have met i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -113,6 +115,10 @@ class KVCache:
         """Slots in use."""
         return len(self._slots)
 
+    def slot(self, index: int) -> Slot:
+        """The slot in use at an index."""
+        return self._slots[index]
+
     def allocate(self) -> Slot:
         """Take the next slot into use, empty."""
         slot = Slot(len(self._slots))
@@ -153,6 +159,28 @@ class KVCache:
             self._move([slot.index] * len(moved), list(sources), list(targets))
         self.lengths[slot.index] = length + len(path)
         self._clear(slot.index, length + len(path))
+
+    @contextmanager
+    def provisional(self, ahead: Mapping[Slot, int] | None = None) -> Iterator[None]:
+        """Commit rows that are given up at the end: a draft that is made behind the committed rows.
+
+        No slot may be taken or given back meanwhile. Rows given up are zeroed, unless ``ahead`` is given.
+
+        Args:
+            ahead: slot -> rows behind its committed ones that are there already, and count from the start.
+                At the end rows then stay where they are, until they are written over.
+        """
+        lengths = list(self.lengths)
+        for slot, rows in (ahead or {}).items():
+            self.lengths[slot.index] += rows
+        try:
+            yield
+        finally:
+            used, self.lengths = self.lengths, lengths
+            if ahead is None:
+                for index, (most, length) in enumerate(zip(used, lengths, strict=True)):
+                    if most > length:
+                        self._clear(index, length)
 
     def _clear(self, index: int, start: int) -> None:
         """Zero what was written to a slot from row ``start`` on."""
@@ -266,6 +294,18 @@ class KVCache:
         at = slice(slot.index, slot.index + 1)
         keys, values = self._by_layer(at, slice(None), slice(self.lengths[slot.index]))[layer]
         return keys.clone(), values.clone()
+
+
+class Place(NamedTuple):
+    """Where a sequence's rows are."""
+
+    cache: KVCache
+    slot: Slot
+
+    @property
+    def rows(self) -> int:
+        """Committed rows."""
+        return self.cache.lengths[self.slot.index]
 
 
 class Window:

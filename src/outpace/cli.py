@@ -299,6 +299,69 @@ def drafters(as_json: o.AsJson = False) -> None:
         screen.out().print(catalogue.table())
 
 
+@app.command(
+    "train",
+    epilog="Example: [bold]outpace train medusa:heads=4 --data prompts.jsonl --distil --out heads[/bold]",
+)
+@guarded
+def train_drafter(
+    method: o.Method,
+    data: o.TrainingData,
+    out: o.DrafterOut,
+    model: o.ModelName = None,
+    objective: o.ObjectiveName = "ground_truth",
+    distil: o.Distil = False,
+    chat: o.ChatPrompts = False,
+    steps: o.Steps = 1000,
+    rows: o.BatchRows = 4,
+    length: o.RowLength = 512,
+    accumulate: o.Accumulate = 1,
+    learning_rate: o.LearningRate = 1e-3,
+    evaluate_every: o.EvaluateEvery = 100,
+    patience: o.Patience = 0,
+    held_out: o.HeldOut = 0.05,
+    max_new_tokens: o.MaxNewTokens = 256,
+    temperature: o.Temperature = 0.0,
+    seed: o.TrainingSeed = 0,
+    bf16: o.Bf16 = False,
+    device: o.Device = None,
+    dtype: o.Dtype = "auto",
+    trust_remote_code: o.Trust = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """Train a drafter for a model: `blockwise`, `dflash`, `eagle`, `early_exit`,
+    `hydra`, `medusa`, `parallel_tokens`, `spec_drafter`.
+
+    The data are .jsonl files of texts, prompts with or without answers, or
+    chats. Prompts without an answer are answered by the model itself; with
+    --distil all of them are. A run that was interrupted goes on where the same
+    command is given again. The drafter is then `METHOD:path=OUT`.
+    """
+    with screen.busy(f"loading {model or 'the embedded model'} ..."):
+        from outpace.console import train
+        from outpace.console.models import load
+        from outpace.train.loop import Training
+
+        settings = Training(
+            steps,
+            rows,
+            accumulate,
+            learning_rate,
+            objective=objective,
+            bf16=bf16,
+            evaluate_every=evaluate_every,
+            patience=patience,
+            seed=seed,
+        )
+        loaded = load(model, device, dtype, trust_remote_code)
+    corpus = train.Corpus(data, chat, distil, max_new_tokens, temperature, length, held_out)
+    found = train.run(method, loaded, corpus, settings, out)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        screen.out().print(train.table(found))
+
+
 @datastores.command(
     "build", epilog="Example: [bold]outpace datastore build texts/ --out texts.datastore[/bold]"
 )

@@ -149,12 +149,16 @@ class Draft:
             [vocabulary], from which that node's children were drawn. None for a drafter that *chooses*
             (n-gram, top-k, argmax): its tokens are point masses.
         replacement: whether siblings were drawn with replacement.
+        riders: the last so many nodes are no guesses: they ride along for the logits at them, and are never
+            accepted. Their tokens may be ids past the vocabulary, where the target was given embeddings for
+            them. No guess hangs under one.
     """
 
     tokens: Seq[int] = ()
     parents: Seq[int] = ()
     distributions: Mapping[int, torch.Tensor] | None = None
     replacement: bool = True
+    riders: int = 0
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
@@ -164,6 +168,14 @@ class Draft:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def guesses(self) -> Draft:
+        """The draft without its riders: what is verified."""
+        if not self.riders:
+            return self
+        count = len(self) - self.riders
+        return Draft(self.tokens[:count], self.parents[:count], self.distributions, self.replacement)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from outpace.cache import Slot
+from outpace.cache import Place, Slot
 from outpace.core import (
     Draft,
     Generation,
@@ -116,8 +117,10 @@ class Engine:
             adaptive = adapts(drafter, self.verifier)
         self.governor = self._governed(adaptive, costs)
         self._clock = clock
+        self.target = self.drafter.attach(self.target)
         self._cache = self.target.new_cache(slots, length)
         self._shared = self.drafter.prepare(self.target)
+        self._layers = self.drafter.hidden_layers(self._shared)
         self._active: list[_Active] = []  # the one at place b sits in slot b
         self._waiting: list[Sequence] = []
 
@@ -251,9 +254,7 @@ class Engine:
         rows = [
             _rows(a.sequence.tokens[-1 - ahead :], draft) for a, draft in zip(active, drafts, strict=True)
         ]
-        output = self.target.forward(
-            self._cache, rows, logits_from=ahead, hidden_layers=self.drafter.hidden_layers
-        )
+        output = self.target.forward(self._cache, rows, logits_from=ahead, hidden_layers=self._layers)
         logits = _split(output.logits, drafts, any(a.sequence.processor.plain for a in active))
         steps = [
             self._verify(a.sequence, *trimmed[i], logits[i], _hidden(output, i, ahead, drafts[i]))
@@ -311,7 +312,7 @@ class Engine:
         self, sequence: Sequence, draft: Draft, kept: Seq[int], logits: Logits, hidden: dict[int, Tensor]
     ) -> Step:
         draw = KeyedDraw(sequence)
-        verdict = self.verifier.verify(logits, draft, draw)
+        verdict = self.verifier.verify(logits, draft.guesses, draw)
         sequence.stats.record(len(draft), len(verdict.path), len(verdict.tokens))
         return Step(
             draft=draft,
@@ -323,6 +324,7 @@ class Engine:
             depths=depths(draft.parents),
             sequence=sequence,
             hidden=hidden,
+            committed=_committed(hidden, verdict.path),
         )
 
     # -- the governor ------------------------------------------------------------------------------------
@@ -406,7 +408,8 @@ class Engine:
         """Prefill those that wait, but for the last token of each prompt, which is the first root.
 
         Where nobody else is in the batch, the last rows of the prompts, as many of each, are left to the
-        first step's forward: one forward less. A static cache has no more slots than it has: the rest wait on
+        first step's forward: one forward less. (Not for a drafter that reads hidden states: it needs those of
+        the prompt before it drafts.) A static cache has no more slots than it has: the rest wait on
         until one is free.
 
         Returns:
@@ -424,19 +427,39 @@ class Engine:
             self._active.append(_Active(sequence, self.target.open(self._cache, sequence.source)))
             self._waiting.remove(sequence)
         joined = self._active[first:]
-        ahead = min(self.prefill_chunk, *(len(s.tokens) - 1 for s in waiting)) if first == 0 else 0
-        texts = [s.tokens[: len(s.tokens) - 1 - ahead] for s in waiting]
-        for start in range(0, max(map(len, texts)), self.prefill_chunk):
-            chunks = [text[start : start + self.prefill_chunk] for text in texts]
-            self.target.forward(self._cache, [Rows(chunk) for chunk in chunks], first, logits_from=None)
-            self._cache.keep([range(len(chunk)) for chunk in chunks])
+        leaves = first == 0 and not self._layers
+        ahead = min(self.prefill_chunk, *(len(s.tokens) - 1 for s in waiting)) if leaves else 0
+        hidden = self._prefill(first, [s.tokens[: len(s.tokens) - 1 - ahead] for s in waiting])
         for active in joined:
+            active.sequence.place = Place(self._cache, active.slot)
             active.state = self.drafter.start(active.sequence, self._shared)
             active.started = True
+        read = [place for place, a in enumerate(joined) if self._layers and len(a.sequence.tokens) > 1]
+        if read:
+            self.drafter.read([joined[place].state for place in read], [hidden[place] for place in read])
         seconds = self._clock() - began
         for sequence in waiting:
             sequence.stats.seconds_prefill += seconds
         return ahead
+
+    def _prefill(self, first: int, texts: Seq[Seq[int]]) -> list[dict[int, Tensor]]:
+        """Feed texts to the slots from ``first`` on.
+
+        Returns:
+            For each the hidden states of its rows, by layer, for the layers that the drafter reads; nothing
+            where no text has a row.
+        """
+        parts: list[list[dict[int, Tensor]]] = [[] for _ in texts]
+        for start in range(0, max(map(len, texts)), self.prefill_chunk):
+            chunks = [text[start : start + self.prefill_chunk] for text in texts]
+            output = self.target.forward(
+                self._cache, [Rows(chunk) for chunk in chunks], first, None, hidden_layers=self._layers
+            )
+            self._cache.keep([range(len(chunk)) for chunk in chunks])
+            for place, (own, chunk) in enumerate(zip(parts, chunks, strict=True)):
+                own.append({layer: rows[place, : len(chunk)] for layer, rows in output.hidden.items()})
+        layers = self._layers
+        return [{layer: torch.cat([rows[layer] for rows in own]) for layer in layers} for own in parts if own]
 
     def _leave(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:
@@ -467,6 +490,12 @@ def _rows(text: Seq[int], draft: Draft) -> Rows:
 def _hidden(output: Output, place: int, root: int, draft: Draft) -> dict[int, Tensor]:
     """One sequence's hidden states, by layer, each [1 + nodes, size]."""
     return {layer: states[place, root : root + 1 + len(draft)] for layer, states in output.hidden.items()}
+
+
+def _committed(hidden: Mapping[int, Tensor], path: Seq[int]) -> dict[int, Tensor]:
+    """Of hidden states [1 + nodes, size] those of the root and of a path."""
+    rows = [0, *(node + 1 for node in path)]
+    return {layer: states[rows] for layer, states in hidden.items()}
 
 
 def _split(rows: Tensor | None, drafts: Seq[Draft], greedy: bool) -> list[Logits]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from outpace.cache import Place
 from outpace.core import (
     Draft,
     FinishReason,
@@ -78,6 +79,8 @@ class Sequence:
         self.references = (source.tokens, *references) if source is not None and source.tokens else references
         # Nodes taken at most of the next draft, where that is known: a drafter may save the rest.
         self.budget: int | None = None
+        # Where the target keeps its rows, while it is decoded: for drafters that draft with the target.
+        self.place: Place | None = None
         self.processor = Processor(params, prompt)
         self.stats = Stats()
         self.logprobs: list[TokenLogprobs] = []
@@ -107,6 +110,11 @@ class Sequence:
     def room(self) -> int:
         """Output tokens still allowed."""
         return self.limit - self.output_length
+
+    def within_reach(self, depth: int) -> int:
+        """How many of so many depths are worth drafting: could be accepted, and are within the budget."""
+        depth = min(depth, self.room - 1)
+        return depth if self.budget is None else min(depth, self.budget)
 
     def append(self, token: int) -> bool:
         """Commit a token; False if the sequence ends with it."""
@@ -265,6 +273,8 @@ class Step:
         depths: depth of each node.
         sequence: the sequence, these tokens included already.
         hidden: layer -> hidden states of the rows, root first, for the layers that the drafter asks for.
+        committed: layer -> hidden states of the rows that this step committed, the root's and those of the
+            accepted nodes: also of those that another drafter proposed.
     """
 
     draft: Draft
@@ -276,6 +286,7 @@ class Step:
     depths: list[int]
     sequence: Sequence
     hidden: Mapping[int, Tensor]
+    committed: Mapping[int, Tensor] = field(default_factory=dict)
 
     def refill(self, nodes: Seq[int], argmax: bool = False) -> list[int]:
         """What the target would say after each of these nodes (-1 is the root), by its own keyed draw.

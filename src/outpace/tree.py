@@ -138,7 +138,7 @@ def trim(draft: Draft, max_depth: int, max_nodes: int | None = None) -> tuple[Dr
 
 
 def select(draft: Draft, kept: Sequence[int]) -> Draft:
-    """The draft of some nodes, in this order. Their parents are among them and come first."""
+    """The draft of some nodes, in this order. Their parents are among them and come first, riders last."""
     if list(kept) == list(range(len(draft))):
         return draft
     place = {old: new for new, old in enumerate(kept)} | {-1: -1}
@@ -151,4 +151,5 @@ def select(draft: Draft, kept: Sequence[int]) -> Draft:
         distributions = {
             place[old]: row for old, row in draft.distributions.items() if old in place and place[old] in used
         }
-    return Draft(tokens, parents, distributions, draft.replacement)
+    riders = sum(node >= len(draft) - draft.riders for node in kept)
+    return Draft(tokens, parents, distributions, draft.replacement, riders)

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import outpace
 from lossless.datastore import with_datastore
 from lossless.prompts import PROMPTS
+from lossless.trained import with_trained
 from outpace.core import Generation, SamplingParams
 from outpace.targets import TargetModel
 
@@ -45,8 +46,13 @@ class Lab:
         return engine.generate(self.prompts[:first], self.params(sampling)[:first])
 
     def engine(self, drafter: str, verifier: str = "match") -> outpace.Engine:
-        """An engine that drafts all it can; ``{datastore}`` in the spec is a datastore of the prompts."""
-        return outpace.Engine(self.target, with_datastore(drafter), verifier, adaptive=False)
+        """An engine that drafts all it can.
+
+        In the spec ``{datastore}`` is a datastore of the prompts, ``{trained}`` the folder of a learned
+        drafter.
+        """
+        spec = with_trained(with_datastore(drafter))
+        return outpace.Engine(self.target, spec, verifier, adaptive=False)
 
 
 @lru_cache

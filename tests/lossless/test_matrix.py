@@ -22,6 +22,17 @@ SPECS = {
     "draft_model": "draft_model:num_draft_tokens=4",
     "draft_model, trees": "draft_model:num_draft_tokens=3,branching=2x2",
     "cascade": "cascade:draft=(draft_model:num_draft_tokens=4),inner=(prompt_lookup)",
+    "blockwise": "blockwise:path={trained}",
+    "medusa": "medusa:path={trained},nodes=8",
+    "hydra": "hydra:path={trained},nodes=8",
+    "eagle": "eagle:path={trained},num_draft_tokens=3",
+    "eagle, trees": "eagle:path={trained},num_draft_tokens=3,expand=3,nodes=8",
+    "dflash": "dflash:path={trained},num_draft_tokens=3",
+    "spec_drafter": "spec_drafter:path={trained},num_draft_tokens=3",
+    "self_speculative": "self_speculative:skip=2+4,num_draft_tokens=3",
+    "early_exit": "early_exit:layers=4,num_draft_tokens=3,min_confidence=0.1",
+    "early_exit, trained": "early_exit:path={trained},num_draft_tokens=3,min_confidence=0",
+    "parallel_tokens": "parallel_tokens:path={trained},num_lookahead=2",
 }
 NEAR_TIE = 1e-4
 

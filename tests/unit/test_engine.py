@@ -327,7 +327,8 @@ def test_a_drafter_gets_the_hidden_states_it_asks_for(target: outpace.targets.Ta
     seen: list[Step] = []
 
     class Reader(NoDraft):
-        hidden_layers = (1,)
+        def hidden_layers(self, shared: None) -> tuple[int, ...]:
+            return (1,)
 
         def propose(self, states: Sequence[None]) -> list[Draft]:
             return [chain([7, 8]) for _ in states]

@@ -211,3 +211,71 @@ DatastoreFile = Annotated[Path, typer.Argument(help="The datastore's file.", sho
 VerifyAll = Annotated[
     bool, typer.Option("--verify", help="Read all of it, and compare it with its checksums.")
 ]
+
+_TRAINING, _DATA = "Training", "Data"
+
+Method = Annotated[
+    str,
+    typer.Argument(metavar="METHOD", help="With its options, as in medusa:heads=4.", show_default=False),
+]
+TrainingData = Annotated[
+    Path,
+    typer.Option(
+        "--data", help="A .jsonl file, or a folder of them.", rich_help_panel=_DATA, show_default=False
+    ),
+]
+DrafterOut = Annotated[
+    Path,
+    typer.Option("--out", "-o", help="The drafter's folder.", rich_help_panel=_OUTPUT, show_default=False),
+]
+ObjectiveName = Annotated[
+    str,
+    typer.Option(
+        "--objective",
+        help="ground_truth, forward_kl, reverse_kl, jensen_shannon, total_variation.",
+        rich_help_panel=_TRAINING,
+    ),
+]
+Distil = Annotated[
+    bool,
+    typer.Option("--distil", help="Let the model answer all prompts anew.", rich_help_panel=_DATA),
+]
+ChatPrompts = Annotated[
+    bool, typer.Option("--chat", help="Prompts are turns of a chat.", rich_help_panel=_DATA)
+]
+RowLength = Annotated[
+    int,
+    typer.Option("--length", help="Tokens of a packed row.", min=2, rich_help_panel=_DATA),
+]
+HeldOut = Annotated[
+    float,
+    typer.Option("--held-out", help="Share of the documents to measure on.", rich_help_panel=_DATA),
+]
+Steps = Annotated[int, typer.Option("--steps", help="Updates of the weights.", rich_help_panel=_TRAINING)]
+BatchRows = Annotated[int, typer.Option("--rows", help="Rows to a forward.", rich_help_panel=_TRAINING)]
+Accumulate = Annotated[
+    int, typer.Option("--accumulate", help="Forwards to an update.", rich_help_panel=_TRAINING)
+]
+LearningRate = Annotated[
+    float, typer.Option("--learning-rate", help="The greatest.", rich_help_panel=_TRAINING)
+]
+EvaluateEvery = Annotated[
+    int,
+    typer.Option(
+        "--evaluate-every", help="Steps between measurements and checkpoints.", rich_help_panel=_TRAINING
+    ),
+]
+Patience = Annotated[
+    int,
+    typer.Option(
+        "--patience",
+        help="Stop after so many measurements without a gain; 0: never.",
+        rich_help_panel=_TRAINING,
+    ),
+]
+TrainingSeed = Annotated[
+    int, typer.Option("--seed", help="Of first weights and order.", min=0, rich_help_panel=_TRAINING)
+]
+Bf16 = Annotated[
+    bool, typer.Option("--bf16", help="Forwards of the drafter in bfloat16.", rich_help_panel=_TRAINING)
+]

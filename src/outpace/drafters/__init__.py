@@ -5,32 +5,53 @@ from __future__ import annotations
 from typing import Any
 
 from outpace.drafters.base import Drafter, SequenceDrafter
+from outpace.drafters.blockwise import Blockwise, BlockwiseHeads
 from outpace.drafters.cascade import Cascade
 from outpace.drafters.combined import Combined
+from outpace.drafters.dflash import DFlash, DFlashModule
 from outpace.drafters.draft_model import DraftModel
+from outpace.drafters.eagle import Eagle
+from outpace.drafters.early_exit import Adapter, EarlyExit
+from outpace.drafters.hydra import Hydra, HydraHeads
 from outpace.drafters.jacobi import Jacobi
 from outpace.drafters.lookahead import Lookahead
+from outpace.drafters.medusa import Medusa, MedusaHeads
 from outpace.drafters.none import NoDraft
+from outpace.drafters.parallel_tokens import LookAhead, ParallelTokens
 from outpace.drafters.prompt_lookup import PromptLookup
 from outpace.drafters.reference import Reference
 from outpace.drafters.retrieval import Retrieval
+from outpace.drafters.self_speculative import SelfSpeculative
+from outpace.drafters.spec_drafter import SpecDrafter, SpecDrafterModule
 from outpace.drafters.suffix import Suffix
 from outpace.drafters.token_recycling import TokenRecycling
+from outpace.drafting.eagle_module import EagleModule
+from outpace.drafting.learned import Learned
 from outpace.spec import load
 
 __all__ = [
     "DRAFTERS",
+    "LEARNED",
+    "Blockwise",
     "Cascade",
     "Combined",
+    "DFlash",
     "DraftModel",
     "Drafter",
+    "Eagle",
+    "EarlyExit",
+    "Hydra",
     "Jacobi",
     "Lookahead",
+    "Medusa",
     "NoDraft",
+    "ParallelTokens",
     "PromptLookup",
     "Reference",
     "Retrieval",
+    "SelfSpeculative",
     "SequenceDrafter",
+    "SpecDrafter",
     "Suffix",
     "TokenRecycling",
     "load_drafter",
@@ -38,16 +59,40 @@ __all__ = [
 
 DRAFTERS: dict[str, type[Drafter[Any]]] = {
     "none": NoDraft,
+    "blockwise": Blockwise,
     "cascade": Cascade,
     "combined": Combined,
+    "dflash": DFlash,
     "draft_model": DraftModel,
+    "eagle": Eagle,
+    "early_exit": EarlyExit,
+    "hydra": Hydra,
     "jacobi": Jacobi,
     "lookahead": Lookahead,
+    "medusa": Medusa,
+    "parallel_tokens": ParallelTokens,
     "prompt_lookup": PromptLookup,
     "reference": Reference,
     "retrieval": Retrieval,
+    "self_speculative": SelfSpeculative,
+    "spec_drafter": SpecDrafter,
     "suffix": Suffix,
     "token_recycling": TokenRecycling,
+}
+
+# Methods that are trained, and what their drafters load.
+LEARNED: dict[str, type[Learned]] = {
+    cls.method: cls
+    for cls in (
+        BlockwiseHeads,
+        DFlashModule,
+        EagleModule,
+        Adapter,
+        HydraHeads,
+        MedusaHeads,
+        LookAhead,
+        SpecDrafterModule,
+    )
 }
 
 

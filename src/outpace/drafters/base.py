@@ -8,9 +8,12 @@ may serve many engines.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
+
+from torch import Tensor
 
 from outpace.core import Draft
 from outpace.sampling import key
@@ -31,11 +34,6 @@ class Drafter(ABC, Generic[State]):
     """
 
     paper: ClassVar[str]
-
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        """Hidden states it needs of the target, by layer; they arrive in ``Step.hidden``."""
-        return ()
 
     @property
     def probabilities(self) -> bool:
@@ -65,6 +63,17 @@ class Drafter(ABC, Generic[State]):
         """Whether it reads ``sequence.references``: to any other, a request with references is refused."""
         return False
 
+    def attach(self, target: TargetModel) -> TargetModel:
+        """What an engine decodes with where this drafter drafts: by default the target as it is.
+
+        Called once by each engine, before ``prepare``, which gets what is returned. A drafter that drafts
+        with the target itself may return a target that says the same and does more.
+
+        Raises:
+            OutpaceError: the drafter does not fit the target.
+        """
+        return target
+
     def prepare(self, target: TargetModel) -> Any:
         """Called once by each engine: check that the drafter fits the target, return what its states share.
 
@@ -73,9 +82,32 @@ class Drafter(ABC, Generic[State]):
         """
         return None
 
+    def hidden_layers(self, shared: Any) -> tuple[int, ...]:
+        """Hidden states it needs of the target, by layer, as ``Output.hidden`` counts them; by default none.
+
+        Those of the prompt arrive in ``read``, those of later rows in ``Step.hidden`` and ``Step.committed``.
+        Asked once by each engine.
+
+        Args:
+            shared: what ``prepare`` returned.
+        """
+        return ()
+
     @abstractmethod
     def start(self, sequence: Sequence, shared: Any) -> State:
         """The state of a new sequence. ``sequence`` is live: its tokens grow as they are committed."""
+
+    def read(self, states: Seq[State], hidden: Seq[Mapping[int, Tensor]]) -> None:
+        """The target's hidden states of what was there when sequences joined, for a drafter that needs any.
+
+        Called after ``start`` and before the first ``propose``, once for each sequence that has more than its
+        root. With ``Step.committed`` every committed row then arrives exactly once, in order. (By default
+        nothing is read.)
+
+        Args:
+            hidden: for each sequence, layer -> [len(tokens) - 1, size]: all rows but the root.
+        """
+        del states, hidden
 
     @abstractmethod
     def propose(self, states: Seq[State]) -> list[Draft]:

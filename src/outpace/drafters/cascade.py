@@ -87,11 +87,6 @@ class Cascade(Drafter[CascadeState]):
                 f"cascade: draft must have a model, as draft_model has; a {type(self.draft).__name__} has "
                 "none (it may be the inner drafter)"
             )
-        if self.inner.hidden_layers:
-            raise OutpaceError(
-                f"cascade: {type(self.inner).__name__} needs the target's hidden states, which a draft model "
-                "does not give; use another inner drafter"
-            )
 
     @property
     def reads_references(self) -> bool:
@@ -100,7 +95,13 @@ class Cascade(Drafter[CascadeState]):
     def prepare(self, target: TargetModel) -> Shared:
         assert isinstance(self.draft, Decodes)
         decoder = self.draft.decoder(target)
-        return Shared(decoder, Runner(decoder.model), self.inner.prepare(decoder.model))
+        inner = self.inner.prepare(decoder.model)
+        if self.inner.hidden_layers(inner):
+            raise OutpaceError(
+                f"cascade: {type(self.inner).__name__} needs the target's hidden states, which a draft model "
+                "does not give; use another inner drafter"
+            )
+        return Shared(decoder, Runner(decoder.model), inner)
 
     def start(self, sequence: Sequence, shared: Shared) -> CascadeState:
         text = Provisional(sequence, shared.decoder.noise)
@@ -127,9 +128,7 @@ class Cascade(Drafter[CascadeState]):
     def _begin(self, state: CascadeState) -> bool:
         """Take over the committed text; False if there is nothing to draft."""
         text, shared = state.text, state.shared
-        length = min(shared.decoder.length, state.sequence.room - 1)
-        if state.sequence.budget is not None:
-            length = min(length, state.sequence.budget)
+        length = state.sequence.within_reach(shared.decoder.length)
         if shared.decoder.model.context is not None:
             # The last token of the chain is not fed.
             length = min(length, shared.decoder.model.context - len(state.sequence.tokens) + 1)

@@ -11,9 +11,12 @@ are: the part that earns more per node gets more of them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+from torch import Tensor
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
@@ -24,6 +27,7 @@ from outpace.targets.base import TargetModel
 from outpace.tree import depths, merge, path_to, select
 
 _ROUND = 16  # steps after which each part has had its minimum
+Layers = list[tuple[int, ...]]  # those of the target that each part reads
 
 
 @dataclass
@@ -36,6 +40,7 @@ class CombinedState:
     sequence: Sequence
     states: list[Any]
     ledger: Ledger
+    layers: Layers
     steps: int = 0
     proposals: list[Draft] = field(default_factory=list)
     nodes: list[list[int]] = field(default_factory=list)
@@ -92,10 +97,6 @@ class Combined(Drafter[CombinedState]):
             raise OutpaceError(f"combined: threshold must be between 0 and 1, not {self.threshold}")
 
     @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        return tuple(sorted({layer for part in self.parts for layer in part.hidden_layers}))
-
-    @property
     def probabilities(self) -> bool:
         return len(self.parts) == 1 and self.parts[0].probabilities
 
@@ -115,20 +116,31 @@ class Combined(Drafter[CombinedState]):
     def reads_references(self) -> bool:
         return any(part.reads_references for part in self.parts)
 
-    def prepare(self, target: TargetModel) -> tuple[list[Any], Ledger]:
-        return [part.prepare(target) for part in self.parts], Ledger(len(self.parts))
+    def prepare(self, target: TargetModel) -> tuple[list[Any], Ledger, Layers]:
+        prepared = [part.prepare(target) for part in self.parts]
+        layers = [part.hidden_layers(own) for part, own in zip(self.parts, prepared, strict=True)]
+        return prepared, Ledger(len(self.parts)), layers
 
-    def start(self, sequence: Sequence, shared: tuple[list[Any], Ledger]) -> CombinedState:
-        ledger = shared[1] if self.share else Ledger(len(self.parts))
-        state = CombinedState(sequence, [], ledger)
+    def hidden_layers(self, shared: tuple[list[Any], Ledger, Layers]) -> tuple[int, ...]:
+        return tuple(sorted({layer for own in shared[2] for layer in own}))
+
+    def start(self, sequence: Sequence, shared: tuple[list[Any], Ledger, Layers]) -> CombinedState:
+        prepared, ledger, layers = shared
+        state = CombinedState(sequence, [], ledger if self.share else Ledger(len(self.parts)), layers)
         self._clear(state)
         try:
-            for part, own in zip(self.parts, shared[0], strict=True):
+            for part, own in zip(self.parts, prepared, strict=True):
                 state.states.append(part.start(sequence, own))
         except BaseException:
             self.stop(state)
             raise
         return state
+
+    def read(self, states: Seq[CombinedState], hidden: Seq[Mapping[int, Tensor]]) -> None:
+        for place, layers in enumerate(states[0].layers):
+            if layers:
+                own = [{layer: rows[layer] for layer in layers} for rows in hidden]
+                self.parts[place].read([state.states[place] for state in states], own)
 
     def stop(self, state: CombinedState) -> None:
         for part, own in zip(self.parts, state.states, strict=False):  # fewer states where a start failed
@@ -209,7 +221,7 @@ class Combined(Drafter[CombinedState]):
             name = type(self.parts[part]).__name__
             state.sequence.stats.count(f"{name} drafted", len(kept))
             state.sequence.stats.count(f"{name} accepted", len(path))
-        rows = [0, *(node + 1 for node in nodes)]
+        rows, layers = [0, *(node + 1 for node in nodes)], state.layers[part]
         return Step(
             draft=draft,
             kept=kept,
@@ -219,7 +231,8 @@ class Combined(Drafter[CombinedState]):
             root=step.root,
             depths=depths(draft.parents),
             sequence=step.sequence,
-            hidden={layer: step.hidden[layer][rows] for layer in self.parts[part].hidden_layers},
+            hidden={layer: step.hidden[layer][rows] for layer in layers},
+            committed={layer: step.committed[layer] for layer in layers},
         )
 
 

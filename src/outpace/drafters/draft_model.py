@@ -167,9 +167,8 @@ class DraftModel(Drafter[Drafting]):
         if vocabulary.text and self.draws == "coupled":
             draws = replace(draws, noise="greedy")
         least = math.log(self.min_confidence) if self.min_confidence else -math.inf
-        return Shared(
-            Runner(model, vocabulary.late), vocabulary, shape, draws, least, self.confidence == "path"
-        )
+        runner = Runner(model, vocabulary.late)
+        return Shared(vocabulary, shape, draws, least, self.confidence == "path", runner)
 
     def start(self, sequence: Sequence, shared: Shared) -> Drafting:
         return Drafting(sequence, shared, shared.runner.open(), shared.vocabulary.reader(sequence))
@@ -208,10 +207,8 @@ class DraftModel(Drafter[Drafting]):
 
     def _layers(self, state: Drafting) -> int:
         """Layers to draft: no more than could be accepted, and none past the draft model's own context."""
-        sequence, context = state.sequence, state.shared.model.context
-        layers = min(state.shared.shape.depth, sequence.room - 1) if state.text else 0
-        if sequence.budget is not None:
-            layers = min(layers, sequence.budget)
+        context = state.shared.model.context
+        layers = state.sequence.within_reach(state.shared.shape.depth) if state.text else 0
         # The last layer is not fed: with the root, K layers take K - 1 positions more than the text.
         return layers if context is None else min(layers, context - len(state.text) + 1)
 

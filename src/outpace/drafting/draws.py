@@ -5,15 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
-from outpace.core import NoTokenLeft
+from outpace.core import NoTokenLeft, OutpaceError
 from outpace.sampling import Stream, noisy_argmax, noisy_top, warp
 from outpace.sequence import Sequence
 
 Noise = Literal["coupled", "independent", "greedy"]
+
+
+def check_noise(method: str, draws: str) -> None:
+    """Raises:
+    OutpaceError: a method's option ``draws`` is none of those there are.
+    """
+    if draws not in get_args(Noise):
+        wanted = " or ".join(map(repr, get_args(Noise)))
+        raise OutpaceError(f"{method}: draws must be {wanted}, not {draws!r}")
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""Trees of guesses, grown a layer at a time by a draft model, for a whole batch at once."""
+"""Trees of guesses, grown a layer at a time by a model or by heads, for a whole batch at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor
 
@@ -17,20 +18,43 @@ from outpace.targets.base import TargetModel
 
 
 @dataclass(frozen=True)
-class Shared:
-    """What the sequences of one engine share: the draft model with its cache, and how its trees grow.
+class Growth:
+    """How the trees of one engine's sequences grow.
 
     Attributes:
         least: the log of the least confidence that a tree goes on with.
         by_path: whether that is the confidence in the whole path.
     """
 
-    runner: Runner
     vocabulary: Vocabulary
     shape: Shape
     draws: Draws
     least: float
     by_path: bool
+
+    def ends(self, sequence: Sequence) -> frozenset[int]:
+        """Tokens after which nothing is drafted."""
+        return sequence.stop_tokens
+
+
+class Grows(Protocol):
+    """A sequence's state, as far as its tree goes."""
+
+    sequence: Sequence
+    tree: Growing
+
+    @property
+    def shared(self) -> Growth: ...
+
+
+@dataclass(frozen=True)
+class Shared(Growth):
+    """What the sequences of one engine share: the draft model with its cache, and how its trees grow."""
+
+    runner: Runner
+
+    def ends(self, sequence: Sequence) -> frozenset[int]:
+        return self.model.eos_token_ids if self.vocabulary.text else sequence.stop_tokens
 
     @property
     def model(self) -> TargetModel:
@@ -49,7 +73,7 @@ class Drafting:
     tree: Growing = field(default_factory=lambda: Growing(0))
 
 
-def grow(active: Seq[Drafting], rows: Tensor) -> None:
+def grow(active: Seq[Grows], rows: Tensor) -> None:
     """Give every tree its next layer.
 
     Args:
@@ -85,14 +109,14 @@ def feed_of(state: Drafting) -> Feed:
     return Feed((), state.shared.vocabulary.own([tree.tokens[node] for node in tree.front]), parents)
 
 
-def _quick(state: Drafting) -> bool:
+def _quick(state: Grows) -> bool:
     """Whether the draft model's most probable tokens are wanted, as they are."""
     if state.shared.vocabulary.text:  # parameters by token id say nothing about its tokens
         return not state.shared.draws.draws_from(state.sequence)
     return state.sequence.processor.plain
 
 
-def _children(state: Drafting, row: Tensor, node: int, count: int) -> Children:
+def _children(state: Grows, row: Tensor, node: int, count: int) -> Children:
     """The children of a node of one sequence, by its own parameters."""
     sequence, tree, draws = state.sequence, state.tree, state.shared.draws
     scores = row.float()
@@ -103,7 +127,7 @@ def _children(state: Drafting, row: Tensor, node: int, count: int) -> Children:
     return draws.best(warp(scores, sequence.params)[None], [count])[0]
 
 
-def _confident(state: Drafting, node: int, children: Children) -> bool:
+def _confident(state: Grows, node: int, children: Children) -> bool:
     """Whether a tree goes on from a node.
 
     The rule asks for the best token's probability, not for that of the token drawn: which nodes have children
@@ -119,10 +143,10 @@ def _hang(tree: Growing, node: int, children: Children) -> range:
     return tree.add(node, children.tokens, children.weights)
 
 
-def _advance(state: Drafting, layer: Seq[int]) -> None:
+def _advance(state: Grows, layer: Seq[int]) -> None:
     """End a layer: which nodes come next. A token that ends the text has nothing after it."""
     tree, shared = state.tree, state.shared
     tree.depth += 1
-    stops = shared.model.eos_token_ids if shared.vocabulary.text else state.sequence.stop_tokens
+    stops = shared.ends(state.sequence)
     going = [node for node in layer if tree.tokens[node] not in stops]
     tree.front = shared.shape.front(tree, going) if tree.depth < tree.layers else []

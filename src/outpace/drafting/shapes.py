@@ -157,6 +157,7 @@ def shape_of(
     acceptance: str | Seq[float] = (),
     expand: int | None = None,
     nodes: int | None = None,
+    method: str = "draft_model",
 ) -> Shape:
     """The shape that a draft model's options describe: a chain of ``depth`` tokens where none is given.
 
@@ -165,29 +166,30 @@ def shape_of(
         acceptance: chances of acceptance by rank, as numbers or as "0.6/0.2".
         expand: nodes that each layer goes on from.
         nodes: nodes in all, with ``acceptance`` or ``expand``.
+        method: whose options they are, for messages.
 
     Raises:
         OutpaceError: values that mean nothing, or exclude each other.
     """
-    factors = _numbers("branching", branching, "x", int)
-    chances = _numbers("acceptance", acceptance, "/", float)
+    factors = numbers("branching", branching, "x", int, method)
+    chances = numbers("acceptance", acceptance, "/", float, method)
     given = [name for name, value in _named(factors, chances, expand).items() if value]
     if len(given) > 1:
-        raise OutpaceError(f"draft_model: {' and '.join(given)} are different trees; choose one")
+        raise OutpaceError(f"{method}: {' and '.join(given)} are different trees; choose one")
     if (nodes is not None) != (given in (["acceptance"], ["expand"])):
-        raise OutpaceError("draft_model: nodes bounds a tree of acceptance or expand; give both or neither")
+        raise OutpaceError(f"{method}: nodes bounds a tree of acceptance or expand; give both or neither")
     for name, value in (("num_draft_tokens", depth), ("expand", expand), ("nodes", nodes)):
         if value is not None and value < 1:
-            raise OutpaceError(f"draft_model: {name} must be at least 1, not {value}")
+            raise OutpaceError(f"{method}: {name} must be at least 1, not {value}")
     if len(factors) > depth:
         raise OutpaceError(
-            f"draft_model: branching has {len(factors)} depths and num_draft_tokens is {depth}; raise that"
+            f"{method}: branching has {len(factors)} depths and num_draft_tokens is {depth}; raise that"
         )
     if any(factor < 1 for factor in factors):
-        raise OutpaceError(f"draft_model: branching must be of numbers of at least 1, not {branching!r}")
+        raise OutpaceError(f"{method}: branching must be of numbers of at least 1, not {branching!r}")
     if (count := _size(factors, depth)) > _MOST:
         raise OutpaceError(
-            f"draft_model: branching {branching!r} makes a tree of {count} nodes, and {_MOST} is the most; "
+            f"{method}: branching {branching!r} makes a tree of {count} nodes, and {_MOST} is the most; "
             "lower its numbers or num_draft_tokens"
         )
     if (
@@ -196,7 +198,7 @@ def shape_of(
         or (chances and not any(chances))
     ):
         raise OutpaceError(
-            "draft_model: acceptance must be chances from 0 to 1 that add up to 1 at most, as in 0.6/0.2, "
+            f"{method}: acceptance must be chances from 0 to 1 that add up to 1 at most, as in 0.6/0.2, "
             f"not {acceptance!r}"
         )
     if expand is not None and nodes is not None:
@@ -210,13 +212,20 @@ def _named(factors: Seq[int], chances: Seq[float], expand: int | None) -> dict[s
     return {"branching": bool(factors), "acceptance": bool(chances), "expand": expand is not None}
 
 
-def _numbers(name: str, given: str | Seq[T], separator: str, kind: type[T]) -> tuple[T, ...]:
+def numbers(
+    name: str, given: str | Seq[T], separator: str, kind: type[T], method: str = "draft_model"
+) -> tuple[T, ...]:
+    """The numbers of an option, given as such or as text with a separator between them.
+
+    Raises:
+        OutpaceError: they are not numbers; the message names the method and the option.
+    """
     parts: Seq[Any] = given.split(separator) if isinstance(given, str) and given else given
     try:
         return tuple(kind(part) for part in parts)
     except (TypeError, ValueError) as error:
         raise OutpaceError(
-            f"draft_model: {name} must be numbers, {separator!r} between them: {error}"
+            f"{method}: {name} must be numbers, {separator!r} between them: {error}"
         ) from error
 
 

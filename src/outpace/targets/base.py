@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from outpace.cache import KVCache, Slot
-from outpace.core import OutpaceError, Source
+from outpace.core import OutpaceError, Source, UnsupportedModel
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,33 @@ class Rows:
             raise ValueError("rows that go on with a tree need their parents")
 
 
+def rows_of(slots: Sequence[Slot], feeds: Sequence[Rows]) -> tuple[int, list[Rows]]:
+    """What a forward over some slots, in any order, is given: the first of them, and rows from it on.
+
+    Slots between them feed nothing.
+    """
+    first = min(slot.index for slot in slots)
+    rows = [Rows(())] * (max(slot.index for slot in slots) - first + 1)
+    for slot, feed in zip(slots, feeds, strict=True):
+        rows[slot.index - first] = feed
+    return first, rows
+
+
+def extra_rows(embeddings: Tensor, table: Tensor | int) -> Tensor:
+    """A table of embeddings beside a model's own, [vocabulary, hidden size], in its dtype, on its device.
+
+    Raises:
+        OutpaceError: the table is of another size.
+    """
+    if isinstance(table, int):
+        return embeddings.detach().mean(dim=0, keepdim=True).repeat(table, 1)
+    if table.dim() != 2 or table.shape[1] != embeddings.shape[1]:
+        raise OutpaceError(
+            f"a table of embeddings for this model is [n, {embeddings.shape[1]}], not {list(table.shape)}"
+        )
+    return table.detach().to(embeddings.device, embeddings.dtype)
+
+
 @dataclass(frozen=True)
 class Output:
     """Attributes:
@@ -57,6 +84,15 @@ class Output:
     hidden: dict[int, Tensor]
 
 
+@dataclass(frozen=True)
+class HiddenStates:
+    """What a target's hidden states are like."""
+
+    size: int
+    dtype: torch.dtype
+    device: torch.device
+
+
 class TargetModel(ABC):
     """A model that can verify drafts.
 
@@ -65,6 +101,7 @@ class TargetModel(ABC):
         context: positions it was made for; None for no limit.
         eos_token_ids: tokens that end a sequence.
         start: what the prompt of an encoder-decoder model begins with, if the model says.
+        extra: number of ids past the vocabulary that it takes; see ``with_embeddings``.
 
     Class attributes:
         has_encoder: a text is decoded from a source besides its prompt.
@@ -76,6 +113,18 @@ class TargetModel(ABC):
     context: int | None
     eos_token_ids: frozenset[int]
     start: tuple[int, ...] = ()
+    extra: int = 0
+
+    @property
+    def layers(self) -> int:
+        """How many layers it has, as ``Output.hidden`` and ``some_layers`` count them.
+
+        Raises:
+            OutpaceError: it does not say.
+        """
+        raise OutpaceError(
+            f"{_kind(self)} does not say how many layers it has; name those to read, or use another drafter"
+        )
 
     @property
     def identity(self) -> str:
@@ -97,6 +146,46 @@ class TargetModel(ABC):
     def new_cache(self, slots: int = 1, length: int = 256) -> KVCache:
         """A cache for this model: room for ``slots`` sequences of ``length`` rows (it grows)."""
 
+    @property
+    def hidden(self) -> HiddenStates:
+        """What its hidden states are like.
+
+        Raises:
+            OutpaceError: it does not share them.
+        """
+        raise OutpaceError(f"{_kind(self)} shares no hidden states; use a drafter without trained parts")
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Its embeddings of token ids: [...] -> [..., hidden size]. Gradients do not reach its weights.
+
+        Raises:
+            OutpaceError: it does not share them.
+        """
+        raise OutpaceError(f"{_kind(self)} shares no embeddings; use a drafter without trained parts")
+
+    def head(self, states: Tensor) -> Tensor:
+        """Logits of what comes out of its last layer: [..., hidden size] -> [..., vocabulary].
+
+        Gradients go through to the states, where the caller's mode records them.
+
+        Raises:
+            OutpaceError: it does not share its head.
+        """
+        raise OutpaceError(f"{_kind(self)} shares no head; use a drafter without trained parts")
+
+    def through(self, states: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+        """Logits of a forward without a cache, through which gradients reach what goes in.
+
+        Args:
+            states: what goes into the first layer, [B, N, hidden size].
+            positions: [B, N].
+            seen: which rows each row sees, [B, N, N], boolean.
+
+        Raises:
+            OutpaceError: the target cannot be trained through.
+        """
+        raise OutpaceError(f"{_kind(self)} cannot be trained through; use another method")
+
     def encode(self, source: Any) -> Source | None:
         """What a request gives besides its prompt, checked and encoded. None where there is nothing.
 
@@ -113,6 +202,35 @@ class TargetModel(ABC):
         ``cache.free(slot)`` gives it back; what the source put there moves with the slot.
         """
         return cache.allocate()
+
+    def some_layers(self, layers: Sequence[int]) -> TargetModel:
+        """This model with some of its layers only, counted from 0, in their order.
+
+        It shares the weights, and runs on caches of this target: its rows lie in those layers, and it reads
+        the rows that all layers together made.
+
+        Raises:
+            OutpaceError: a layer that is not there. UnsupportedModel: the model is no plain stack of layers.
+        """
+        raise UnsupportedModel(
+            f"a {type(self).__name__} is no plain stack of layers, so none of them can be left out; use "
+            "another drafter"
+        )
+
+    def with_embeddings(self, table: Tensor | int) -> TargetModel:
+        """This model, which also takes token ids past its vocabulary: rows of a table of embeddings.
+
+        Id ``vocabulary + i`` is row i. All else is the model's own, and it runs on caches of this target.
+
+        Args:
+            table: [n, hidden size]; a number for so many copies of the mean of the model's embeddings.
+
+        Raises:
+            OutpaceError: a table of another size. UnsupportedModel: the model does not take embeddings.
+        """
+        raise UnsupportedModel(
+            f"a {type(self).__name__} takes no embeddings in place of token ids; use another drafter"
+        )
 
     @abstractmethod
     def forward(
@@ -135,3 +253,7 @@ class TargetModel(ABC):
         Raises:
             OutpaceError: a static cache has no room for the rows.
         """
+
+
+def _kind(target: TargetModel) -> str:
+    return f"a target of the class {type(target).__name__}"

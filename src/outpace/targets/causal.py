@@ -5,18 +5,21 @@ Nothing is patched: a forward gets a 4-D mask, explicit positions and a cache ob
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from outpace.cache import KVCache, LayerShape, RowShape
 from outpace.core import OutpaceError, Source, UnsupportedModel
-from outpace.targets.base import Output, Rows, TargetModel
-from outpace.targets.checks import context_of, end_tokens, family, refuse_by_config, self_test
+from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, extra_rows
+from outpace.targets.checks import agree, context_of, end_tokens, family, refuse_by_config, self_test
+from outpace.targets.layers import keep_layers
 from outpace.targets.masks import MaskMaker
 from outpace.tree import depths
 
@@ -104,6 +107,8 @@ class CausalTarget(TargetModel):
         UnsupportedModel: named by family, with the reason.
     """
 
+    _table: Tensor  # embeddings of ids past the vocabulary, where there are any
+
     def __init__(self, model: PreTrainedModel, static: bool = False, check: bool = True) -> None:
         refuse_by_config(model)
         self.model = model
@@ -114,6 +119,8 @@ class CausalTarget(TargetModel):
         self._keep_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._masks = MaskMaker(config, model.dtype)
         self.device = device_of(model.get_input_embeddings())
+        self._hidden_size: int = config.hidden_size
+        self._scale = scale_of(config)
         self._probe()
         if check:
             embeddings: Any = model.get_input_embeddings()
@@ -122,7 +129,6 @@ class CausalTarget(TargetModel):
     def new_cache(self, slots: int = 1, length: int = 256) -> KVCache:
         return KVCache(self._layers, slots, length, static=self.static)
 
-    @torch.inference_mode()
     def forward(
         self,
         cache: KVCache,
@@ -131,6 +137,25 @@ class CausalTarget(TargetModel):
         logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
+        states = self._given(rows) if self.extra else None
+        return self.run(cache, rows, first, logits_from, hidden_layers, states)
+
+    @torch.inference_mode()
+    def run(
+        self,
+        cache: KVCache,
+        rows: Sequence[Rows],
+        first: int = 0,
+        logits_from: int | None = 0,
+        hidden_layers: Sequence[int] = (),
+        states: Tensor | None = None,
+    ) -> Output:
+        """``forward``, where rows may be given by what goes into the first layer.
+
+        Args:
+            states: [len(rows), width, hidden size] in place of the tokens' embeddings; the tokens then do not
+                count. Rows past a sequence's own are padding.
+        """
         if self.model.training:
             raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
         widths = [len(row.tokens) for row in rows]
@@ -149,8 +174,12 @@ class CausalTarget(TargetModel):
         more: dict[str, Any] = {"logits_to_keep": max(wanted, 1)} if self._keep_logits else {}
         if hidden_layers:
             more["output_hidden_states"] = True
+        given: dict[str, Any] = {"input_ids": ids}
+        if states is not None:
+            padding = (0, 0, 0, window.width - states.shape[1], before, after)
+            given = {"inputs_embeds": F.pad(states, padding)}
         output = self.model(
-            input_ids=ids,
+            **given,
             attention_mask=self._masks(covered, window, positions, self.device),
             position_ids=places,
             past_key_values=CacheAdapter(cache, self._places, window.columns, window.width),
@@ -165,25 +194,110 @@ class CausalTarget(TargetModel):
         # Draws are made in float64, which MPS lacks.
         return Output(logits.cpu() if logits.device.type == "mps" else logits, hidden)
 
+    @property
+    def layers(self) -> int:
+        count: int = self.model.config.get_text_config(decoder=True).num_hidden_layers
+        return count
+
+    def some_layers(self, layers: Sequence[int], bare: bool = False) -> CausalTarget:
+        """See ``TargetModel``. With ``bare`` norm and head are left out: the logits are hidden states."""
+        part = copy.copy(self)
+        part.model = keep_layers(self.model, layers, bare)
+        probe = Probe()
+        with torch.inference_mode():
+            part._first_token(probe)
+        if list(probe.shapes) != list(layers):  # where accelerate has exchanged a module's forward, say
+            raise UnsupportedModel(
+                f"{family(self.model)} runs layers {list(probe.shapes)} when asked for {list(layers)}; load "
+                "it on one device without device_map, or use another drafter"
+            )
+        return part
+
+    def with_embeddings(self, table: Tensor | int) -> CausalTarget:
+        embeddings: Any = self.model.get_input_embeddings()
+        found = copy.copy(self)
+        found._table = extra_rows(embeddings.weight, table)
+        found.extra = len(found._table)
+        answers = []
+        for target in (self, found):
+            # The second row makes ``found`` go by embeddings; the first does not see it.
+            cache, own = target.new_cache(length=4), [1] if target is self else [1, self.vocabulary]
+            cache.allocate()
+            logits = target.forward(cache, [Rows(own)]).logits
+            assert logits is not None
+            answers.append(logits[0, :1])
+        if not agree(self.model.dtype, answers[1], answers[0]):
+            raise UnsupportedModel(
+                f"{family(self.model)} says something else when given embeddings in place of token ids; "
+                "use another drafter"
+            )
+        return found
+
+    @torch.inference_mode()
+    def _given(self, rows: Sequence[Rows]) -> Tensor | None:
+        """What goes into the first layer, [B, width, size], where some id is past the vocabulary."""
+        most = max(len(row.tokens) for row in rows)
+        if all(token < self.vocabulary for row in rows for token in row.tokens):
+            return None
+        ids = torch.tensor(
+            [[*row.tokens, *[0] * (most - len(row.tokens))] for row in rows], device=self.device
+        )
+        past = ids >= self.vocabulary
+        states = self.embed(ids.masked_fill(past, 0))
+        states[past] = self._table[ids[past] - self.vocabulary]
+        return states
+
+    def through(self, states: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+        arguments = {
+            "inputs_embeds": states,
+            "attention_mask": self._masks.given(seen, positions),
+            "position_ids": positions,
+            "use_cache": False,
+        }
+        # Gradients stop at what is handed in: none are left on the model's own weights.
+        weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
+        logits: Tensor = torch.func.functional_call(self.model, weights, kwargs=arguments).logits
+        return logits
+
+    def _first_token(self, probe: Probe) -> Any:
+        """The model's answer to a token without a cache."""
+        token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
+        return self.model(
+            input_ids=token,
+            attention_mask=self._masks.one(self.device),
+            position_ids=token,
+            past_key_values=probe,
+            use_cache=True,
+        )
+
+    @property
+    def hidden(self) -> HiddenStates:
+        return HiddenStates(self._hidden_size, self.model.dtype, self.device)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        embeddings: Any = self.model.get_input_embeddings()
+        with torch.no_grad():
+            embedded: Tensor = embeddings(tokens)
+        return embedded
+
+    def head(self, states: Tensor) -> Tensor:
+        head: Any = self.model.get_output_embeddings()
+        logits: Tensor = head(states.to(head.weight.dtype))
+        return self._scale(logits)
+
     @torch.inference_mode()
     def _probe(self) -> None:
         """Find which form of mask the model takes, the shape of each layer's rows, and the vocabulary."""
-        token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
         while True:
             probe = Probe()
             try:
-                output = self.model(
-                    input_ids=token,
-                    attention_mask=self._masks.one(self.device),
-                    position_ids=token,
-                    past_key_values=probe,
-                    use_cache=True,
-                )
+                output = self._first_token(probe)
                 break
             except Exception as error:
                 if self._masks.by_kind and self._masks.kinds == 1:
                     self._masks.by_kind = False
                     continue
+                token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
                 self.model(input_ids=token)  # what fails without us is not the family's fault
                 raise UnsupportedModel(
                     f"{family(self.model)} does not take a 4-D mask, positions and a cache object: {error!r}"
@@ -209,6 +323,19 @@ def device_of(embeddings: Any) -> torch.device:
     if device.type == "meta":  # offloaded: accelerate's hook brings the weights to this device
         device = torch.device(embeddings._hf_hook.execution_device)
     return device
+
+
+def scale_of(config: Any) -> Callable[[Tensor], Tensor]:
+    """What a family does to the logits that come out of its head: a factor, and a soft cap."""
+    # Cohere multiplies, Granite divides.
+    factor = (getattr(config, "logit_scale", None) or 1) / (getattr(config, "logits_scaling", None) or 1)
+    cap = getattr(config, "final_logit_softcapping", None)
+
+    def scale(logits: Tensor) -> Tensor:
+        logits = logits if factor == 1 else logits * factor
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    return scale
 
 
 def positions_of(row: Rows, offset: int, width: int) -> list[int]:

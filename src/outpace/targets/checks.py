@@ -255,6 +255,11 @@ def _spread(vocabulary: int, turn: int) -> list[int]:
     return [(1 + turn + i * stride) % vocabulary for i in range(19)]
 
 
+def agree(dtype: torch.dtype, found: Tensor, expected: Tensor) -> bool:
+    """Whether two ways to the same logits, [n, vocabulary], differ by no more than rounding explains."""
+    return _difference(expected.double(), found.double()) <= _allowed(dtype, math.inf)
+
+
 def _difference(rows: Tensor, others: Tensor) -> float:
     """The largest root mean square over rows, as a share of the spread of a row's logits."""
     difference = (rows - others.to(rows.device)).square().mean(dim=-1).sqrt()

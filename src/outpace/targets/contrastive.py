@@ -23,7 +23,7 @@ from torch import Tensor
 
 from outpace.cache import KVCache, Slot
 from outpace.core import OutpaceError, UnsupportedModel
-from outpace.targets.base import Output, Rows, TargetModel
+from outpace.targets.base import HiddenStates, Output, Rows, TargetModel
 
 
 class PairCache(KVCache):
@@ -63,8 +63,8 @@ class ContrastiveTarget(TargetModel):
     Where e and a are the two models' logits, a token's logit is (1 + beta) e - beta a if the expert finds it
     at least alpha times as probable as its most probable token, else -inf (Li et al. 2022, arXiv 2210.15097,
     section 3, with the strength beta of O'Brien and Lewis 2023, arXiv 2309.09117, and of Yuan et al. 2023).
-    All sampling parameters apply to the contrasted logits. Hidden states and end-of-sequence tokens are the
-    expert's.
+    All sampling parameters apply to the contrasted logits. Hidden states, embeddings, head and
+    end-of-sequence tokens are the expert's, so a drafter that was trained for the expert drafts for the pair.
 
     Args:
         expert: the model whose answer is wanted.
@@ -115,6 +115,20 @@ class ContrastiveTarget(TargetModel):
     @property
     def identity(self) -> str:
         return f"{self.expert.identity} against {self.amateur.identity}"
+
+    @property
+    def layers(self) -> int:
+        return self.expert.layers
+
+    @property
+    def hidden(self) -> HiddenStates:
+        return self.expert.hidden
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.expert.embed(tokens)
+
+    def head(self, states: Tensor) -> Tensor:
+        return self.expert.head(states)
 
     def new_cache(self, slots: int = 1, length: int = 256) -> PairCache:
         return PairCache(self.expert.new_cache(slots, length), self.amateur.new_cache(slots, length))

@@ -61,6 +61,14 @@ class MaskMaker:
         seen = np.ones((1, 1, 1, 1), dtype=np.bool_)
         return self._form(seen, seen, device)
 
+    def given(self, seen: Tensor, positions: Tensor) -> Mask:
+        """The mask of a forward without a cache. ``seen``: [B, N, N]; ``positions``: of each row, [B, N]."""
+        near = seen
+        if self._sliding is not None:
+            near = seen & (positions[:, None, :] > positions[:, :, None] - self._sliding)
+        full, sliding = (mask[:, None].cpu().numpy() for mask in (seen, near))
+        return self._form(full, full if self._sliding is None else sliding, seen.device)
+
     def __call__(
         self, rows: Sequence[Rows], window: Window, positions: Sequence[Sequence[int]], device: torch.device
     ) -> Mask:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from itertools import cycle
@@ -222,23 +223,34 @@ class _Check:
     def distributions(self) -> None:
         """Tokens are drawn from the distributions given, and rejection keeps the target's distribution."""
         prompt = self.prompts[1]
-        params = [SamplingParams(max_new_tokens=2, temperature=1.0, seed=seed) for seed in range(_SEEDS)]
+        # Some draft from the second step on only, so the first two tokens are looked at.
+        params = [SamplingParams(max_new_tokens=4, temperature=1.0, seed=seed) for seed in range(_SEEDS)]
         engine, watch = self.engine("rejection")
         output = engine.generate([prompt] * _SEEDS, params)
         tokens, given = [], []
-        for draft in watch.seen[0]:
-            if draft.distributions is not None:
+        for draft in next((step for step in watch.seen if any(d.distributions for d in step)), []):
+            if draft.distributions:
                 tokens.append(draft.tokens[0])
                 given.append(draft.distributions[-1].double().cpu())
         if given:
             _compare(tokens, torch.stack(given).sum(dim=0), f"{self.name} drafts")
-        cache = self.target.new_cache(1, len(prompt))
-        cache.allocate()
-        logits = self.target.forward(cache, [Rows(prompt)]).logits
-        assert logits is not None
-        expected = logits[0, len(prompt) - 1].double().softmax(dim=-1).cpu() * _SEEDS
-        tokens = [generation.tokens[0] for generation in output]
-        _compare(tokens, expected, f"with the rejection verifier and {self.name} the engine emits")
+        for place in (0, 1):
+            told = [generation.tokens for generation in output if len(generation.tokens) > place]
+            expected = self._expected(prompt, [tuple(tokens[:place]) for tokens in told])
+            emitted = [tokens[place] for tokens in told]
+            _compare(emitted, expected, f"with the rejection verifier and {self.name} the engine emits")
+
+    def _expected(self, prompt: list[int], outputs: list[tuple[int, ...]]) -> Tensor:
+        """How often each token should come next, [vocabulary], after a prompt and so many outputs."""
+        found = torch.zeros(self.target.vocabulary, dtype=torch.float64)
+        for output, count in Counter(outputs).items():
+            text = [*prompt, *output]
+            cache = self.target.new_cache(1, len(text))
+            cache.allocate()
+            logits = self.target.forward(cache, [Rows(text)]).logits
+            assert logits is not None
+            found += count * logits[0, len(text) - 1].double().softmax(dim=-1).cpu()
+        return found
 
 
 def _compare(tokens: Seq[int], expected: Tensor, what: str) -> None:
@@ -302,12 +314,22 @@ class _Watch(Drafter[Any]):
     def reads_references(self) -> bool:
         return self.inner.reads_references
 
+    def attach(self, target: TargetModel) -> TargetModel:
+        return self.inner.attach(target)
+
     def prepare(self, target: TargetModel) -> Any:
         return self.inner.prepare(target)
+
+    def hidden_layers(self, shared: Any) -> tuple[int, ...]:
+        return self.inner.hidden_layers(shared)
 
     def start(self, sequence: Sequence, shared: Any) -> Any:
         with self._named("start"):
             return self.inner.start(sequence, shared)
+
+    def read(self, states: Seq[Any], hidden: Seq[Mapping[int, Tensor]]) -> None:
+        with self._named("read"):
+            self.inner.read(states, hidden)
 
     def propose(self, states: Seq[Any]) -> list[Draft]:
         with self._named("propose"):
@@ -339,7 +361,7 @@ class _Watch(Drafter[Any]):
 
 def _watch(drafter: Drafter[Any], vocabulary: int) -> _Watch:
     """A watch that needs of the target what the drafter needs."""
-    needs = {name: getattr(drafter, name) for name in ("paper", "hidden_layers", "probabilities")}
+    needs = {name: getattr(drafter, name) for name in ("paper", "probabilities")}
     cls: type[_Watch] = type("_Watch", (_Watch,), needs)
     return cls(drafter, vocabulary)
 
@@ -351,7 +373,8 @@ def _check_draft(draft: Any, vocabulary: int, drafter: Drafter[Any]) -> None:
         f"{name} drafts {len(draft.tokens)} tokens with {len(draft.parents)} parents"
     )
     for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
-        assert isinstance(token, int) and 0 <= token < vocabulary, (
+        rides = node >= len(draft) - draft.riders
+        assert isinstance(token, int) and token >= 0 and (token < vocabulary or rides), (
             f"{name} drafts {token!r} at node {node}, which is not a token id below {vocabulary}"
         )
         assert isinstance(parent, int) and -1 <= parent < node, (
@@ -360,6 +383,8 @@ def _check_draft(draft: Any, vocabulary: int, drafter: Drafter[Any]) -> None:
     if draft.distributions is None:
         return
     assert drafter.probabilities, f"{name} brings distributions but does not say `probabilities = True`"
+    draft = draft.guesses
+    assert draft.distributions is not None
     missing = set(draft.parents) - set(draft.distributions)
     assert not missing, f"{name} gives no distribution for the children of nodes {sorted(missing)}"
     for parent, row in draft.distributions.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.cache import KVCache, LayerShape, RowShape, Window
-from outpace.targets.base import Output, Rows, TargetModel
+from outpace.core import OutpaceError
+from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, extra_rows
 from outpace.tree import ancestor_mask, depths
 
 _SIZE = 16
@@ -48,6 +50,7 @@ class ToyTarget(TargetModel):
         self.context = context
         self.eos_token_ids = frozenset(() if eos is None else (eos,))
         self.surprise = surprise
+        self._kept: Seq[int] = range(_LAYERS)
         random = np.random.default_rng(seed)
 
         def weights(*shape: int) -> Tensor:
@@ -70,6 +73,38 @@ class ToyTarget(TargetModel):
         values = RowShape(_HEADS, _VALUE, torch.float64, device)
         return KVCache([LayerShape(keys, values)] * _LAYERS, slots, length)
 
+    @property
+    def layers(self) -> int:
+        return _LAYERS
+
+    def some_layers(self, layers: Seq[int]) -> ToyTarget:
+        if list(layers) != sorted(set(layers)) or any(not 0 <= layer < _LAYERS for layer in layers):
+            raise OutpaceError(
+                f"layers must be ascending numbers from 0 to {_LAYERS - 1}, not {list(layers)}"
+            )
+        part = copy.copy(self)
+        part._kept = tuple(layers)
+        return part
+
+    def with_embeddings(self, table: Tensor | int) -> ToyTarget:
+        more = extra_rows(self._embeddings, table)
+        part = copy.copy(self)
+        part._embeddings = torch.cat([self._embeddings, more])
+        part.extra = len(more)
+        part._habit = torch.cat([self._habit, self._habit.new_zeros(len(more), self.vocabulary)])
+        return part
+
+    @property
+    def hidden(self) -> HiddenStates:
+        return HiddenStates(_SIZE, torch.float64, torch.device("cpu"))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self._embeddings[tokens]
+
+    def head(self, states: Tensor) -> Tensor:
+        """The part of the logits that the context decides; the usual successor is not in the states."""
+        return self.surprise * (states.double() @ self._head)
+
     @torch.inference_mode()
     def forward(
         self,
@@ -83,13 +118,13 @@ class ToyTarget(TargetModel):
         tokens, positions, mask = _arrange(rows, window)
         states = self._embeddings[tokens] + torch.sin(positions[..., None] * self._frequencies)
         hidden = [states]
-        for layer in range(_LAYERS):
+        for layer in self._kept:
             states = states + self._attend(cache, layer, states, mask)
             hidden.append(states)
         found = {layer: hidden[layer] for layer in hidden_layers}
         if logits_from is None:
             return Output(None, found)
-        logits = self._habit[tokens] + self.surprise * (states @ self._head)
+        logits = self._habit[tokens] + self.head(states)
         return Output(logits[:, logits_from:], found)
 
     def _attend(self, cache: KVCache, layer: int, states: Tensor, mask: Tensor) -> Tensor:

@@ -144,7 +144,8 @@ def test_who_cannot_draft_for_the_target_is_refused(draft: Any, message: str) ->
 
 def test_an_inner_drafter_that_needs_hidden_states_is_refused() -> None:
     class Head(NoDraft):
-        hidden_layers = (1,)  # type: ignore[assignment]
+        def hidden_layers(self, shared: None) -> tuple[int, ...]:
+            return (1,)
 
     with pytest.raises(OutpaceError, match="Head needs the target's hidden states"):
-        Cascade(middle(), Head())
+        Engine(ToyTarget(), Cascade(middle(), Head()))

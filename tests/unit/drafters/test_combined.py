@@ -38,8 +38,7 @@ class Recorded(Drafter[Any]):
 
     paper: ClassVar[str] = "none"
 
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
+    def hidden_layers(self, shared: Any) -> tuple[int, ...]:
         return self.layers
 
     @property
@@ -298,8 +297,7 @@ class Probe(SequenceDrafter[Any]):
 
     paper: ClassVar[str] = "none"
 
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
+    def hidden_layers(self, shared: Any) -> tuple[int, ...]:
         return self.layers
 
     @property
@@ -333,7 +331,8 @@ class Probe(SequenceDrafter[Any]):
 def test_parts_are_asked_for_what_they_need() -> None:
     one, two = Probe("one", layers=(2, 0)), Probe("two", layers=(1, 2))
     drafter = Combined((one, two))
-    assert drafter.hidden_layers == (0, 1, 2)
+    again = Combined((Probe("three", layers=(2, 0)), Probe("four", layers=(1, 2))))
+    assert again.hidden_layers(again.prepare(ToyTarget())) == (0, 1, 2)
     assert drafter.trees and not Combined((one,)).trees and Combined((Probe("x", branches=True),)).trees
     Engine(ToyTarget(), drafter).generate([[5]], SamplingParams(max_new_tokens=3))
     assert one.calls == two.calls == ["prepare", "start", "stop"]

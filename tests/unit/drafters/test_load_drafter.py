@@ -10,7 +10,7 @@ import pytest
 
 from outpace import drafters
 from outpace.core import OutpaceError
-from outpace.drafters import DRAFTERS, load_drafter
+from outpace.drafters import DRAFTERS, LEARNED, load_drafter
 from outpace.drafters.draft_model import DraftModel
 from outpace.drafters.jacobi import Jacobi
 from outpace.drafters.none import NoDraft
@@ -20,6 +20,7 @@ WITH_WHAT_IT_NEEDS = {
     "cascade": "cascade:draft=(draft_model),inner=(lookahead)",
     "combined": "combined:(lookahead)",
     "retrieval": "retrieval:datastore=corpus",
+    **{name: f"{name}:path=folder" for name in LEARNED},
 }
 
 

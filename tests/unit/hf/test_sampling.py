@@ -10,7 +10,7 @@ import torch
 from transformers import LogitsProcessorList, SynthIDTextWatermarkingConfig, TopKLogitsWarper
 
 import outpace
-from outpace.drafters import DRAFTERS
+from outpace.drafters import DRAFTERS, LEARNED
 from outpace.index.datastore_writer import DatastoreWriter
 from unit.hf.tiny import make
 
@@ -132,8 +132,17 @@ def test_a_processor_that_a_batch_has_used_before(none: Any, lookahead: Any, bat
 
 OF_OPTIONS = {
     "combined": "combined:(lookahead)+(prompt_lookup)",
+    "early_exit": "early_exit:layers=1,min_confidence=0",
     "retrieval": "retrieval:datastore={datastore},min_match=1",
+    "self_speculative": "self_speculative:skip=1",
 }
+
+
+def untrained(name: str, model: Any, folder: Path) -> str:
+    """The spec of a learned drafter that knows nothing yet."""
+    torch.manual_seed(0)
+    LEARNED[name].new(LEARNED[name].config_type(), outpace.Target(model)).save(folder)
+    return f"{name}:path={folder}"
 
 
 @pytest.mark.parametrize("name", sorted(set(DRAFTERS) - {"draft_model", "cascade"}))
@@ -142,7 +151,10 @@ def test_every_drafter_by_its_spec(name: str, none: Any, batch: Any, tmp_path: P
     greedy = model.generate(**batch, max_new_tokens=20)
     with DatastoreWriter(tmp_path / "datastore", 259) as writer:
         writer.add(greedy[0].tolist())
-    spec = OF_OPTIONS.get(name, name).replace("{datastore}", str(tmp_path / "datastore"))
+    if name in LEARNED.keys() - OF_OPTIONS.keys():
+        spec = untrained(name, model, tmp_path / name)
+    else:
+        spec = OF_OPTIONS.get(name, name).replace("{datastore}", str(tmp_path / "datastore"))
     outpace.accelerate(model, spec)
     assert model.generate(**batch, max_new_tokens=20).tolist() == greedy.tolist()
     assert sample(model, **batch) == sample(none, **batch)

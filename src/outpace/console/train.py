@@ -1,0 +1,165 @@
+"""``outpace train``: a learned drafter for a user's own model and data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from outpace.console import progress, screen
+from outpace.console.models import Loaded
+from outpace.core import OutpaceError, SamplingParams
+from outpace.drafters import LEARNED
+from outpace.drafting.learned import Fit, Learned
+from outpace.spec import load
+from outpace.targets.base import TargetModel
+from outpace.train import data, provenance
+from outpace.train.data import Document
+from outpace.train.distil import answer
+from outpace.train.loop import Training, train
+
+ANSWERS, MADE_FROM = "answers.jsonl", "answers.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """What is learnt from.
+
+    Attributes:
+        source: a JSONL file, or a folder of them.
+        chat: prompts are turns of a chat.
+        distil: the target answers every prompt, also those whose answer is there.
+        max_new_tokens, temperature: of those answers.
+        length: tokens of a packed row.
+        held_out: the share of the documents that is measured on.
+    """
+
+    source: Path
+    chat: bool
+    distil: bool
+    max_new_tokens: int
+    temperature: float
+    length: int
+    held_out: float
+
+
+def module_of(method: str, target: TargetModel) -> Learned:
+    """An untrained module of a method, given as its name and options, as in ``medusa:heads=5``.
+
+    Raises:
+        OutpaceError: no such method or option, or a target that it does not fit.
+    """
+    config = load("method", {name: cls.config_type for name, cls in LEARNED.items()}, method)
+    return LEARNED[method.partition(":")[0].strip()].new(config, target)
+
+
+def run(method: str, model: Loaded, corpus: Corpus, settings: Training, out: Path) -> dict[str, Any]:
+    """Train, and write the drafter and its provenance; what came of it."""
+    began = time.perf_counter()
+    torch_seed(settings.seed)
+    module = module_of(method, model.target)
+    documents = _documents(model, corpus, out)
+    kept, held_out = data.split(documents, corpus.held_out)
+    rows = data.pack(kept, corpus.length)
+    with progress.bar(settings.steps, "steps") as bar:
+        last = {"length": ""}
+
+        def report(entry: Mapping[str, Any]) -> None:
+            if "loss" in entry:
+                bar.advance(f"loss {entry['loss']:.3f}{last['length']}")
+            else:
+                last["length"] = f", {entry['expected_length']:.2f} tokens a step"
+
+        reached = train(module, rows, data.pack(held_out, corpus.length), settings, out, report)
+    found = {
+        "method": module.method,
+        "target": dataclasses.asdict(Fit.of(model.target)),
+        "parameters": sum(weight.numel() for weight in module.parameters()),
+        "documents": len(kept),
+        "held_out_documents": len(held_out),
+        "tokens": sum(len(document.tokens) for document in kept),
+        "steps": reached.step,
+        **reached.measured,
+        "seconds": time.perf_counter() - began,
+    }
+    facts = {
+        "command": sys.argv,
+        "data": {"source": str(corpus.source), "sha256": data.digest(documents)},
+        "corpus": {name: value for name, value in vars(corpus).items() if name != "source"},
+        "settings": dataclasses.asdict(settings),
+        "result": found,
+    }
+    provenance.write(out, facts)
+    return {**found, "out": str(out)}
+
+
+def torch_seed(seed: int) -> None:
+    """Let the first weights depend on the seed alone."""
+    import torch
+
+    torch.manual_seed(seed % 2**63)
+
+
+def _documents(model: Loaded, corpus: Corpus, out: Path) -> list[Document]:
+    """The documents, the target's answers among them."""
+    documents = data.read(corpus.source, model, corpus.chat)
+    context = model.target.context
+    room = corpus.length if context is None else min(corpus.length, context)
+    if room < corpus.length:
+        raise OutpaceError(f"the model's context is {context}; give --length {context} or less")
+    asked = [document for document in documents if corpus.distil or document.open]
+    given = [document for document in documents if not (corpus.distil or document.open)]
+    fits = [document for document in asked if document.prompt < room and len(document.tokens) < room]
+    if len(fits) < len(asked):
+        screen.note(f"left out, as longer than {room} tokens: {len(asked) - len(fits)} prompts")
+    return [*given, *_answers(model, fits, corpus, out)] if fits else given
+
+
+def _answers(model: Loaded, prompts: list[Document], corpus: Corpus, out: Path) -> list[Document]:
+    """The target's answers; they are kept in ``out``, with what they were made from.
+
+    Raises:
+        OutpaceError: those in ``out`` are to other prompts, or were made with other options.
+    """
+    file, note = out / ANSWERS, out / MADE_FROM
+    facts = {
+        "target": Fit.of(model.target).name,
+        "prompts": data.digest(prompts),
+        "max_new_tokens": corpus.max_new_tokens,
+        "temperature": corpus.temperature,
+    }
+    if file.is_file() and note.is_file():
+        if json.loads(note.read_text("utf-8")) != facts:
+            raise OutpaceError(
+                f"{file} has other prompts' answers, or with other options; give another --out"
+            )
+        screen.note(f"the target's answers are in {file} already")
+        return data.read(file, model)
+    params = SamplingParams(max_new_tokens=corpus.max_new_tokens, temperature=corpus.temperature, seed=0)
+    with progress.bar(len(prompts), "prompts answered") as bar:
+        answers = answer(model.target, prompts, params, report=lambda done: bar.advance(steps=done))
+    out.mkdir(parents=True, exist_ok=True)
+    data.write(answers, file)
+    note.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+    return answers
+
+
+def table(found: Mapping[str, Any]) -> Table:
+    """What came of a training, for a person."""
+    made = Table(show_header=False, box=None)
+    for name, value in found.items():
+        shown = value
+        if isinstance(value, float):
+            shown = f"{value:.3f}"
+        elif isinstance(value, list):
+            shown = " ".join(f"{part:.3f}" for part in value)
+        elif isinstance(value, dict):
+            shown = value.get("name", "")
+        made.add_row(name.replace("_", " "), str(shown))
+    return made

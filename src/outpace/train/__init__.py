@@ -1,0 +1,1 @@
+"""Training of learned drafters: data, objectives, the loop, and the metric that counts."""

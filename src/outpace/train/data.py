@@ -1,0 +1,189 @@
+"""Texts to learn from: documents of JSONL files, a held-out split, and rows of documents packed together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from outpace.core import OutpaceError
+
+LINES = (".jsonl", ".ndjson")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text as token ids.
+
+    Attributes:
+        prompt: its first so many tokens are not to be learnt.
+        open: there is nothing after them yet: an answer is wanted.
+    """
+
+    tokens: tuple[int, ...]
+    prompt: int = 0
+    open: bool = False
+
+    @property
+    def digest(self) -> bytes:
+        """Of its prompt, or of the text where there is none: answers of one prompt stay together."""
+        content = self.tokens[: self.prompt] or self.tokens
+        return hashlib.sha256(json.dumps(list(content)).encode()).digest()
+
+
+class Encoder(Protocol):
+    """How a model's tokenizer is used."""
+
+    def tokens(self, text: str) -> list[int]: ...
+
+    def plain_tokens(self, text: str) -> list[int]: ...
+
+    def encode_chat(self, messages: Seq[dict[str, str]]) -> list[int]: ...
+
+
+def read(source: str | Path, encoder: Encoder, chat: bool = False) -> list[Document]:
+    """The documents of a JSONL file, or of all of a folder, in the order of their names.
+
+    A line is a text, or an object with ``text``; with ``prompt`` or ``question`` and, where it is there,
+    ``response`` or ``answer``; with ``messages``, a chat, whose last turn is learnt if it is the assistant's;
+    or with ``tokens`` and ``prompt_length``, as ``write`` writes them.
+
+    Args:
+        chat: prompts are turns of a chat.
+
+    Raises:
+        OutpaceError: no such file, no line in any, or one that cannot be read; the message names it.
+    """
+    path = Path(source)
+    files = sorted(file for file in path.rglob("*") if file.suffix in LINES) if path.is_dir() else [path]
+    found = [document for file in files for document in _read(file, encoder, chat)]
+    if not found:
+        raise OutpaceError(f"there is no document in {source}; give a JSONL file, or a folder of them")
+    return found
+
+
+def _read(file: Path, encoder: Encoder, chat: bool) -> Iterator[Document]:
+    try:
+        lines = file.read_text("utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OutpaceError(f"cannot read {file}: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            yield _document(json.loads(line), encoder, chat)
+        except json.JSONDecodeError as error:
+            raise OutpaceError(f"{file}, line {number}: not JSON: {error.msg}") from None
+        except OutpaceError as error:
+            raise OutpaceError(f"{file}, line {number}: {error}") from None
+
+
+def _document(value: Any, encoder: Encoder, chat: bool) -> Document:
+    if isinstance(value, str):
+        value = {"text": value}
+    if not isinstance(value, dict):
+        raise OutpaceError("neither a text nor an object")
+    if "tokens" in value:
+        tokens = value["tokens"]
+        if not (isinstance(tokens, list) and all(type(token) is int for token in tokens)):
+            raise OutpaceError('"tokens" is not a list of token ids')
+        return _checked(tokens, int(value.get("prompt_length", 0)))
+    if "text" in value:
+        return _checked(encoder.tokens(_string(value, "text")), 0)
+    if "messages" in value:
+        return _chat(value["messages"], encoder)
+    for name in ("prompt", "question"):
+        if name in value:
+            text = _string(value, name)
+            prompt = (
+                encoder.encode_chat([{"role": "user", "content": text}]) if chat else encoder.tokens(text)
+            )
+            answer = next((_string(value, key) for key in ("response", "answer") if key in value), None)
+            return _answered(prompt, answer, encoder)
+    raise OutpaceError('no "text", "prompt", "question", "messages" or "tokens"')
+
+
+def _chat(messages: Any, encoder: Encoder) -> Document:
+    if not isinstance(messages, list) or not all(
+        isinstance(turn, dict) and isinstance(turn.get("content"), str) and isinstance(turn.get("role"), str)
+        for turn in messages
+    ):
+        raise OutpaceError('"messages" is not a list of objects with "role" and "content"')
+    answered = bool(messages) and messages[-1]["role"] == "assistant"
+    before = messages[:-1] if answered else messages
+    if not before:
+        raise OutpaceError('"messages" holds no turn of a user')
+    return _answered(encoder.encode_chat(before), messages[-1]["content"] if answered else None, encoder)
+
+
+def _answered(prompt: list[int], answer: str | None, encoder: Encoder) -> Document:
+    if answer is None:
+        return _checked(prompt, len(prompt), open=True)
+    return _checked([*prompt, *encoder.plain_tokens(answer)], len(prompt))
+
+
+def _string(value: dict[str, Any], name: str) -> str:
+    if not isinstance(value[name], str):
+        raise OutpaceError(f'"{name}" is not a string')
+    return str(value[name])
+
+
+def _checked(tokens: Seq[int], prompt: int, open: bool = False) -> Document:
+    if not tokens:
+        raise OutpaceError("the text is empty")
+    return Document(tuple(tokens), prompt, open)
+
+
+def write(documents: Seq[Document], file: Path) -> None:
+    """Documents as token ids, for ``read``."""
+    lines = (json.dumps({"tokens": d.tokens, "prompt_length": d.prompt}) + "\n" for d in documents)
+    file.write_text("".join(lines), encoding="utf-8")
+
+
+def split(documents: Seq[Document], share: float) -> tuple[list[Document], list[Document]]:
+    """Documents to learn from and held-out ones, about this share of all.
+
+    Which are held out depends on each alone, by a hash: the same ones whatever else is in the data.
+
+    Raises:
+        OutpaceError: one of the two is empty.
+    """
+    parts: tuple[list[Document], list[Document]] = ([], [])
+    for document in documents:
+        parts[int.from_bytes(document.digest[:8], "big") < share * 2**64].append(document)
+    if not all(parts):
+        raise OutpaceError(
+            f"{len(documents)} documents, of which a share of {share} is to be held out, leave one side "
+            "empty; give more documents, or another share"
+        )
+    return parts
+
+
+def digest(documents: Seq[Document]) -> str:
+    """SHA-256 of all documents, in their order."""
+    total = hashlib.sha256()
+    for document in documents:
+        total.update(json.dumps([document.prompt, *document.tokens]).encode())
+    return total.hexdigest()
+
+
+def pack(documents: Seq[Document], length: int) -> list[list[Document]]:
+    """Rows of at most ``length`` tokens: each document in the first that has room, longer ones cut."""
+    rows: list[list[Document]] = []
+    room: list[int] = []
+    for document in documents:
+        cut = Document(document.tokens[:length], document.prompt)
+        size = len(cut.tokens)
+        # Rows that are nearly full would make the search long; only the last few are looked at.
+        first = max(0, len(rows) - 64)
+        place = next((at for at in range(first, len(rows)) if room[at] >= size), len(rows))
+        if place == len(rows):
+            rows.append([])
+            room.append(length)
+        rows[place].append(cut)
+        room[place] -= size
+    return rows

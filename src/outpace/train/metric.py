@@ -1,0 +1,78 @@
+"""What counts of a drafter: tokens a step, replayed on held-out text as decoding would go through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outpace.drafting.learned import Batch, Learned, Objective
+
+
+@dataclass
+class Replay:
+    """Counts of steps that decoding would take through a text, were it the target's own.
+
+    Attributes:
+        steps: forwards of the target.
+        tokens: tokens out, the target's own at the end of each path included.
+        accepted: of each position in the draft, from the first: steps that accepted it.
+    """
+
+    steps: int = 0
+    tokens: int = 0
+    accepted: list[int] = field(default_factory=list)
+
+    @property
+    def expected_length(self) -> float:
+        """Mean accepted length (tau) to be expected: 1 without a draft."""
+        return self.tokens / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance(self) -> list[float]:
+        """The share of steps that accept each position of the draft, as ``accepted_per_position`` counts."""
+        return [count / self.steps for count in self.accepted]
+
+    def add(self, batch: Batch, accepted: Tensor) -> None:
+        """Go through a batch's documents, each from the last token of its prompt on.
+
+        Args:
+            accepted: [B, T], tokens of a draft at each place that stand.
+        """
+        for documents, counted, lengths in zip(
+            batch.documents.tolist(), batch.counted.tolist(), accepted.tolist(), strict=True
+        ):
+            place = 0
+            while place < len(documents):
+                end = place
+                while end < len(documents) and documents[end] == documents[place]:
+                    end += 1
+                if documents[place] >= 0:
+                    self._walk(counted[place:end], lengths[place:end])
+                place = end
+
+    def _walk(self, counted: list[bool], lengths: list[int]) -> None:
+        first = next((place for place, learnt in enumerate(counted) if learnt), len(counted))
+        root = max(first - 1, 0)
+        last = len(counted) - 1
+        while root < last:
+            # As in the engine: a path may take all but the last token still to come.
+            path = min(lengths[root], last - root - 1)
+            self.steps += 1
+            self.tokens += path + 1
+            self.accepted += [0] * (path - len(self.accepted))
+            for position in range(path):
+                self.accepted[position] += 1
+            root += path + 1
+
+
+@torch.no_grad()
+def evaluate(module: Learned, batches: Iterable[Batch], objective: Objective) -> tuple[Replay, float]:
+    """A module on held-out text: its replay, and its mean loss by batch."""
+    replay, losses = Replay(), []
+    for batch in batches:
+        replay.add(batch, module.accepted(batch))
+        losses.append(float(module.loss(batch, objective).total))
+    return replay, sum(losses) / max(len(losses), 1)

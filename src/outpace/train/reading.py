@@ -1,0 +1,48 @@
+"""The target reads packed text: what it says at each place, and its hidden states there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+
+from outpace.drafting.learned import Batch
+from outpace.targets.base import Rows, TargetModel
+from outpace.train.data import Document
+
+
+def read_batch(target: TargetModel, rows: Seq[Seq[Document]], layers: Seq[int]) -> Batch:
+    """Packed rows as a batch.
+
+    Documents of a row are kept apart as branches of a tree are: each is a chain of its own from position 0,
+    and the target's own mask does the rest.
+    """
+    width = max(sum(len(document.tokens) for document in row) for row in rows)
+    fed, tokens, positions, documents, counted = [], [], [], [], []
+    for row in rows:
+        parents: list[int] = []
+        for document in row:
+            first = len(parents)
+            parents += [-1, *range(first, first + len(document.tokens) - 1)]
+        text = [token for document in row for token in document.tokens]
+        fed.append(Rows(text, parents))
+        gap = width - len(text)
+        tokens.append(text + [0] * gap)
+        positions.append([place for d in row for place in range(len(d.tokens))] + [0] * gap)
+        documents.append([at for at, d in enumerate(row) for _ in d.tokens] + [-1] * gap)
+        counted.append([place >= d.prompt for d in row for place in range(len(d.tokens))] + [False] * gap)
+    cache = target.new_cache(len(rows), width)
+    for _ in rows:
+        cache.allocate()
+    output = target.forward(cache, fed, hidden_layers=layers)
+    assert output.logits is not None
+    device = output.logits.device
+    # Cloned out of inference mode, so that a module may be trained on them.
+    return Batch(
+        tokens=torch.tensor(tokens, device=device),
+        positions=torch.tensor(positions, device=device),
+        documents=torch.tensor(documents, device=device),
+        counted=torch.tensor(counted, device=device),
+        hidden={layer: states.clone() for layer, states in output.hidden.items()},
+        logits=output.logits.clone(),
+    )

@@ -1,0 +1,27 @@
+"""For tests of learned drafters: a little training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from outpace.drafting.learned import Batch, Learned, Losses
+from outpace.train.objectives import ground_truth
+
+
+def train(module: Learned, batch: Batch, steps: int, rate: float = 5e-3) -> list[Losses]:
+    """The losses of some steps on one batch; the module is ready to draft afterwards."""
+    seen = []
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        optimizer = torch.optim.Adam(module.parameters(), rate)
+        for _ in range(steps):
+            losses = module.loss(batch, ground_truth)
+            optimizer.zero_grad()
+            losses.total.backward()
+            optimizer.step()
+            seen.append(replace(losses, total=losses.total.detach()))
+    module.requires_grad_(False).eval()
+    module.calibrate([batch])
+    return seen

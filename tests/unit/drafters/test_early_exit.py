@@ -1,0 +1,153 @@
+"""Early exit: the target's first layers draft, and the verification goes on from what they computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from learning import train
+from models import tiny_llama
+from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
+from outpace.drafters.combined import Combined
+from outpace.drafters.early_exit import Adapter, AdapterConfig, EarlyExit
+from outpace.drafters.prompt_lookup import PromptLookup
+from outpace.drafting.learned import Batch
+from outpace.engine import Engine
+from outpace.targets import CausalTarget
+from outpace.testing import ToyTarget, check_drafter
+from outpace.train.data import Document
+from outpace.train.reading import read_batch
+
+PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6], [*range(1, 12), *range(1, 12)]]
+LONG = SamplingParams(max_new_tokens=41, ignore_eos=True)
+SAMPLED = SamplingParams(max_new_tokens=41, temperature=0.8, seed=3, ignore_eos=True)
+
+
+def target(still: tuple[int, ...] = (), static: bool = False) -> CausalTarget:
+    """A tiny Llama of four layers, some of which do nothing."""
+    model = tiny_llama(vocabulary=40, layers=4, context=96)
+    with torch.no_grad():
+        for layer in still:
+            model.model.layers[layer].self_attn.o_proj.weight.zero_()
+            model.model.layers[layer].mlp.down_proj.weight.zero_()
+    return CausalTarget(model, static=static)
+
+
+def test_it_keeps_the_contract() -> None:
+    check_drafter(EarlyExit(None, 3, 3, min_confidence=0.05), target())
+
+
+@pytest.mark.parametrize("params", [LONG, SAMPLED])
+@pytest.mark.parametrize("static", [False, True])
+def test_where_the_rest_does_nothing_every_draft_stands(params: SamplingParams, static: bool) -> None:
+    model = target((2, 3), static)
+    plain = Engine(model, slots=4, length=72).generate(PROMPTS, params)
+    for count in (1, 5):
+        drafter = EarlyExit(None, 2, count, min_confidence=0.0)
+        found = Engine(model, drafter, slots=4, length=72).generate(PROMPTS, params)
+        assert [g.tokens for g in found] == [g.tokens for g in plain]
+        for generation in found:
+            assert generation.stats.accepted == generation.stats.drafted
+            assert generation.stats.steps == -(-41 // (count + 1))
+
+
+def test_a_prompt_that_goes_in_with_the_first_step_is_not_drafted_from() -> None:
+    (found,) = Engine(target((2, 3)), EarlyExit(None, 2, 3, min_confidence=0.0)).generate(PROMPTS[1:2], LONG)
+    assert found.stats.accepted == found.stats.drafted
+    assert found.stats.steps == 1 + 40 // 4
+
+
+@pytest.mark.parametrize("least", [0.0, 0.3])
+def test_tokens_are_those_of_plain_decoding(least: float) -> None:
+    model = target()
+    for params in (LONG, SAMPLED):
+        plain = Engine(model).generate(PROMPTS, params)
+        found = Engine(model, EarlyExit(None, 3, 4, min_confidence=least)).generate(PROMPTS, params)
+        assert [g.tokens for g in found] == [g.tokens for g in plain]
+        assert 0 < sum(g.stats.accepted for g in found) < sum(g.stats.drafted for g in found)
+
+
+def test_low_confidence_ends_a_chain() -> None:
+    model = target()
+    drafted = [
+        sum(g.stats.drafted for g in Engine(model, EarlyExit(None, 3, 4, least)).generate(PROMPTS, LONG))
+        for least in (0.0, 0.3, 1.0)
+    ]
+    assert drafted[0] > drafted[1] > drafted[2] == 0
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "block"])
+def test_its_distributions_serve_the_verifiers_that_weigh(verifier: str) -> None:
+    model = target((2, 3))
+    found = Engine(model, EarlyExit(layers=2, min_confidence=0.0), verifier).generate(PROMPTS, SAMPLED)
+    assert all(g.stats.accepted == g.stats.drafted > 0 for g in found)
+
+
+def test_engines_share_a_target() -> None:
+    model = target()
+    plain = Engine(model).generate(PROMPTS, LONG)
+    engines = [Engine(model, EarlyExit(None, depth, 3, min_confidence=0.0)) for depth in (1, 3)]
+    for engine in engines:
+        for prompt in PROMPTS:
+            engine.add(prompt, LONG)
+    sequences = [engine.sequences for engine in engines]
+    while any(engine.sequences for engine in engines):
+        for engine in engines:
+            engine.step()
+    for own in sequences:
+        assert [sequence.output for sequence in own] == [g.tokens for g in plain]
+    assert not any(engine.target._held for engine in engines)
+
+
+def test_an_adapter_is_trained_saved_and_drafts(tmp_path: Path) -> None:
+    model = target()
+    plain = Engine(model).generate(PROMPTS, LONG)
+    texts = [[*prompt, *g.tokens][:42] for prompt, g in zip(PROMPTS, plain, strict=True)]
+    batch = read_batch(model, [[Document(tuple(text))] for text in texts], (3,))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        adapter = Adapter.new(AdapterConfig(3, num_draft_tokens=4, min_confidence=0.0), model)
+    losses = train(adapter, batch, 100, 0.01)
+    assert float(losses[-1].loss[0]) < float(losses[0].loss[0]) / 2
+    assert float(losses[-1].acceptance[0]) > float(losses[0].acceptance[0]) + 0.2
+    adapter.save(tmp_path)
+    drafter = EarlyExit(str(tmp_path), num_draft_tokens=4, min_confidence=0.0)
+    found = Engine(model, drafter).generate(PROMPTS, LONG)
+    assert [g.tokens for g in found] == [g.tokens for g in plain]
+    bare = Engine(model, EarlyExit(layers=3, num_draft_tokens=4, min_confidence=0.0)).generate(PROMPTS, LONG)
+    assert sum(g.stats.steps for g in found) < 0.8 * sum(g.stats.steps for g in bare)
+    with pytest.raises(OutpaceError, match="adapter is for 3 layers, not 2"):
+        Engine(model, EarlyExit(str(tmp_path), layers=2))
+
+
+def test_the_metric_counts_the_chain_that_would_stand() -> None:
+    model = target()
+    adapter = Adapter.new(AdapterConfig(1, num_draft_tokens=2, min_confidence=0.5), model)
+    tokens = torch.tensor([[3, 4, 5, 6, 7]])
+    rows = torch.full((1, 5, 40), 0.0)
+    for place, (token, score) in enumerate([(4, 9.0), (5, 9.0), (6, 2.0), (7, 9.0), (8, 9.0)]):
+        rows[0, place, token] = score  # 2.0 is right, and not sure enough
+    adapter.rows = lambda states: rows  # type: ignore[method-assign]
+    batch = Batch(
+        tokens=tokens,
+        positions=torch.arange(5)[None],
+        documents=torch.zeros_like(tokens),
+        counted=torch.ones_like(tokens, dtype=torch.bool),
+        hidden={1: rows},
+        logits=rows,
+    )
+    assert adapter.accepted(batch).tolist() == [[2, 1, 0, 1, 0]]
+
+
+def test_it_drafts_alone_and_for_stacks_only() -> None:
+    with pytest.raises(OutpaceError, match="drafts alone"):
+        Engine(target(), Combined((EarlyExit(layers=1), PromptLookup())))
+    with pytest.raises(UnsupportedModel, match="cannot be split"):
+        Engine(ToyTarget(), EarlyExit(layers=1))
+    with pytest.raises(OutpaceError, match="1 to 3 of them"):
+        Engine(target(), EarlyExit(layers=4))
+    for options in ({"layers": 0}, {"num_draft_tokens": 0}, {"min_confidence": 2.0}, {"draws": "wild"}):
+        with pytest.raises(OutpaceError, match=next(iter(options))):
+            EarlyExit(**options)  # type: ignore[arg-type]

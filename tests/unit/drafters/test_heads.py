@@ -1,0 +1,136 @@
+"""Drafters of heads: what they draft, what they learn, and what training predicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from learning import train
+from outpace.core import OutpaceError, SamplingParams
+from outpace.drafters import Blockwise, Hydra, Medusa
+from outpace.drafters.blockwise import BlockwiseConfig, BlockwiseHeads
+from outpace.drafters.hydra import HydraConfig, HydraHeads
+from outpace.drafters.medusa import MedusaConfig, MedusaHeads
+from outpace.drafting.heads import Heads, best_tree
+from outpace.drafting.learned import Batch
+from outpace.engine import Engine
+from outpace.testing import ToyTarget, check_drafter
+from outpace.train.data import Document
+from outpace.train.reading import read_batch
+from outpace.tree import depths
+
+TARGET = ToyTarget()
+PROMPT = [3, 9, 2, 7]
+KINDS: dict[str, tuple[type[Heads], Any, Any]] = {
+    "medusa": (MedusaHeads, MedusaConfig(heads=3, own_head=True), lambda h: Medusa(h, nodes=9)),
+    "blockwise": (BlockwiseHeads, BlockwiseConfig(heads=3), Blockwise),
+    "hydra": (HydraHeads, HydraConfig(heads=3), lambda h: Hydra(h, nodes=9)),
+}
+
+
+def heads(name: str, target: ToyTarget = TARGET) -> Heads:
+    """Heads with weights large enough to say something of their own."""
+    cls, config, _ = KINDS[name]
+    made = cls.new(config, target).double()
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.add_(torch.randn(weight.shape, generator=random, dtype=weight.dtype) / 4)
+    return made
+
+
+def batch_of(text: list[int], prompt: int) -> Batch:
+    return read_batch(TARGET, [[Document(tuple(text), prompt)]], (-1,))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_contract(name: str) -> None:
+    check_drafter(KINDS[name][2](heads(name)), TARGET)
+
+
+@pytest.mark.parametrize("verifier", ["match", "rejection"])
+def test_replay_predicts_what_decoding_accepts(verifier: str) -> None:
+    """Heads that learnt this very text; each step of decoding accepts what ``accepted`` says at its root."""
+    params = SamplingParams(max_new_tokens=60, ignore_eos=True)
+    (plain,) = Engine(TARGET).generate([PROMPT], params)
+    batch = batch_of(PROMPT + plain.tokens, len(PROMPT))
+    for name in KINDS:
+        made = heads(name)
+        losses = train(made, batch, 20, 0.01)
+        assert losses[-1].total < losses[0].total, name
+        accepted = made.accepted(batch)[0].tolist()
+        engine = Engine(TARGET, type(KINDS[name][2](made))(made), verifier)
+        sequence = engine.add(PROMPT, params)
+        seen = []
+        while engine.sequences:
+            root = len(sequence.tokens) - 1
+            engine.step()
+            if sequence.room > made.depth:
+                assert len(sequence.tokens) - root - 2 == accepted[root], (name, root)
+                seen.append(accepted[root])
+        assert len(set(seen)) > 1, (name, seen)
+        assert sequence.output == plain.tokens
+
+
+def test_the_best_tree_has_the_likeliest_nodes() -> None:
+    accuracies = [[0.6, 0.2, 0.1], [0.5, 0.3]]
+    parents = best_tree(accuracies, 5)
+    # Chances: .6, .6 * .5 = .3, .2, .6 * .3 = .18, .1 and .2 * .5 (offered later).
+    assert parents == [-1, 0, -1, 0, -1]
+    assert len(best_tree(accuracies, 99)) == 3 + 3 * 2
+    assert max(depths(best_tree(accuracies, 99))) == 1
+    assert best_tree([[0.5, 0.0], [0.0]], 9) == [-1]
+
+
+def test_heads_of_their_own_begin_as_the_targets() -> None:
+    shared = MedusaHeads.new(MedusaConfig(heads=2), TARGET).double()
+    own = MedusaHeads.new(MedusaConfig(heads=2, own_head=True), TARGET).double()
+    states, one = torch.randn(3, 16, dtype=torch.float64), torch.arange(3)
+    for path in (torch.zeros(3, 1, dtype=torch.long), torch.zeros(3, 2, dtype=torch.long)):
+        found = own.rows(states, one, path)
+        assert torch.allclose(found, shared.rows(states, one, path), atol=1e-4)
+        assert torch.allclose(found, TARGET.head(states), atol=1e-4)
+
+
+def test_hydra_sees_what_was_drafted_and_medusa_does_not() -> None:
+    states, one = torch.randn(1, 16, dtype=torch.float64), torch.zeros(1, dtype=torch.long)
+    paths = torch.tensor([[1, 2]]), torch.tensor([[1, 3]])
+    for name, same in (("medusa", True), ("blockwise", True), ("hydra", False)):
+        made = heads(name)
+        assert torch.equal(*(made.rows(states, one, path) for path in paths)) is same
+
+
+def test_accuracies_are_counted_by_rank() -> None:
+    made = MedusaHeads.new(MedusaConfig(heads=2), TARGET).double()
+    batch = batch_of([3, 9, 2, 7, 1, 4, 8], 2)
+    made.calibrate([batch])
+    ranks = []
+    for place in range(1, 5):  # the head of depth 1 at this place guesses the token three places on
+        row = TARGET.head(batch.hidden[-1][0, place - 1])
+        ranks.append(int((row > row[batch.tokens[0, place + 2]]).sum()))
+    expected = torch.tensor([ranks.count(rank) / 4 for rank in range(10)], dtype=torch.float64)
+    assert torch.equal(made.accuracies[1], expected)
+    with pytest.raises(OutpaceError, match="shorter than its draft"):
+        made.calibrate([])
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: Medusa("x", nodes=0), "nodes must be at least 1"),
+        (lambda: Medusa("x", nodes=3, branching="2x2"), "without branching"),
+        (lambda: Medusa("x", branching="2x0"), "at least 1, not '2x0'"),
+        (lambda: Medusa("x", branching="2xa"), "medusa: branching must be numbers"),
+        (lambda: Hydra("x", draws="mine"), "hydra: draws must be 'coupled'"),  # type: ignore[arg-type]
+        (lambda: MedusaConfig(heads=0), "at least 1"),
+        (lambda: HydraConfig(layers=0), "at least 1"),
+        (lambda: BlockwiseConfig(width=0), "above 0"),
+        (lambda: Engine(TARGET, Medusa(heads("medusa"), branching="2x2x2x2")), "there are 3 heads"),
+        (lambda: Engine(TARGET, Medusa("/nowhere")), "outpace train medusa"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make: Any, match: str) -> None:
+    with pytest.raises(OutpaceError, match=match):
+        make()

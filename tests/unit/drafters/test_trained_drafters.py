@@ -1,0 +1,201 @@
+"""EAGLE, DFlash and SpecDec's drafter: exact with any weights, learning, with held-out figures that hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from learning import train
+from models import tiny_llama
+from outpace.core import OutpaceError, SamplingParams
+from outpace.drafters.base import Drafter
+from outpace.drafters.dflash import DFlash, DFlashConfig, DFlashModule
+from outpace.drafters.eagle import Eagle
+from outpace.drafters.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
+from outpace.drafting.eagle_module import EagleConfig, EagleModule
+from outpace.drafting.learned import Learned
+from outpace.engine import Engine
+from outpace.targets import Target, TargetModel
+from outpace.testing import ToyTarget, check_drafter
+from outpace.train.data import Document
+from outpace.train.metric import Replay
+from outpace.train.reading import read_batch
+
+PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6]]
+GREEDY = SamplingParams(max_new_tokens=24, ignore_eos=True)
+SAMPLED = SamplingParams(max_new_tokens=24, temperature=0.7, seed=3, ignore_eos=True)
+STEPS = 50
+
+
+def eagle1(target: TargetModel) -> EagleModule:
+    return EagleModule.new(EagleConfig(version=1, steps=5), target)
+
+
+def eagle3(target: TargetModel) -> EagleModule:
+    return EagleModule.new(
+        EagleConfig(layers=(0, 1, 2), depth=2, draft_vocabulary=target.vocabulary - 5), target
+    )
+
+
+def dflash(target: TargetModel) -> DFlashModule:
+    return DFlashModule.new(DFlashConfig(layers=(1, 2), tokens=5, anchors=16), target)
+
+
+def spec_drafter(target: TargetModel) -> SpecDrafterModule:
+    return SpecDrafterModule.new(SpecDrafterConfig(tokens=5, hidden_size=48), target)
+
+
+MAKERS: dict[str, tuple[Callable[[TargetModel], Learned], type[Drafter[Any]]]] = {
+    "eagle1": (eagle1, Eagle),
+    "eagle3": (eagle3, Eagle),
+    "dflash": (dflash, DFlash),
+    "spec_drafter": (spec_drafter, SpecDrafter),
+}
+RATES = {"spec_drafter": 1e-2}  # it has the language to learn, not the target's states to go on with
+TREES = {"eagle1": {"expand": 3, "nodes": 9}, "eagle3": {"expand": 3, "nodes": 9}}
+
+
+class Silent(ToyTarget):
+    layers = TargetModel.layers
+
+
+@lru_cache
+def llama() -> TargetModel:
+    return Target(tiny_llama())
+
+
+@lru_cache
+def plain(params: SamplingParams) -> list[list[int]]:
+    return [found.tokens for found in Engine(llama()).generate(PROMPTS, params)]
+
+
+def module(name: str, target: TargetModel) -> Learned:
+    """With random weights."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return MAKERS[name][0](target).double()
+
+
+@lru_cache
+def trained(name: str) -> tuple[Learned, list[Any], Any]:
+    """A module after some steps on the target's own greedy text, the losses on the way, and the batch."""
+    answers = zip(PROMPTS, plain(GREEDY), strict=True)
+    texts = [Document((*prompt, *answer), len(prompt)) for prompt, answer in answers]
+    made = module(name, llama())
+    batch = read_batch(llama(), [texts], made.hidden_layers)
+    return made, train(made, batch, STEPS, RATES.get(name, 5e-3)), batch
+
+
+def options(name: str) -> list[dict[str, Any]]:
+    return [{}, TREES[name]] if name in TREES else [{}]
+
+
+CASES = [(name, own) for name in MAKERS for own in options(name)]
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+@pytest.mark.parametrize(("name", "own"), CASES)
+def test_tokens_are_those_of_plain_decoding(name: str, own: dict[str, Any], params: SamplingParams) -> None:
+    for made in (module(name, llama()), trained(name)[0]):
+        found = Engine(llama(), MAKERS[name][1](made, **own)).generate(PROMPTS, params)
+        assert [g.tokens for g in found] == plain(params)
+    # It has learnt the greedy text; the sampled one is another.
+    assert sum(g.stats.accepted for g in found) > (20 if params is GREEDY else 0)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_training_lowers_the_loss_and_raises_acceptance(name: str) -> None:
+    _, losses, _ = trained(name)
+    assert losses[-1].total.item() < 0.7 * losses[0].total.item()
+    assert bool((losses[-1].acceptance > losses[0].acceptance + 0.1).all())
+    assert len(losses[0].acceptance) == 5
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_decoding_accepts_what_the_replay_says(name: str) -> None:
+    """Steps are those that the held-out figure foretells: caches, positions and masks are as in training."""
+    made, _, batch = trained(name)
+    found = Engine(llama(), MAKERS[name][1](made)).generate(PROMPTS, GREEDY)
+    tau = sum(g.stats.tokens for g in found) / sum(g.stats.steps for g in found)
+    assert tau > 1.3
+    replay = Replay()
+    replay.add(batch, made.accepted(batch))
+    assert replay.expected_length == pytest.approx(tau)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_nothing_looks_across_documents(name: str) -> None:
+    """A text alone in a batch has the losses and acceptance that it has behind another."""
+    made = module(name, llama())
+    texts = [Document((7, 7, 2, 9, 1, 4, 3, 8)), Document((3, 9, 2, 7, 11, 12, 13, 14))]
+    both, alone = (read_batch(llama(), [row], made.hidden_layers) for row in (texts, texts[1:]))
+    if isinstance(made, EagleModule):
+        outputs = [list(made.unroll(batch, 3)) for batch in (both, alone)]
+        for packed, own in zip(*outputs, strict=True):
+            torch.testing.assert_close(packed[:, 8:13], own[:, :5])
+    else:
+        packed, own = made.blocks(both, torch.tensor([[8, 10]])), made.blocks(alone, torch.tensor([[0, 2]]))
+        torch.testing.assert_close(packed, own)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_contract_holds(name: str) -> None:
+    target = ToyTarget()
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        check_drafter(MAKERS[name][1](MAKERS[name][0](target).double()), target)
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "block"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_drafts_are_drawn_from_the_distributions_they_bring(name: str, verifier: str) -> None:
+    found = Engine(llama(), MAKERS[name][1](trained(name)[0]), verifier).generate(PROMPTS, SAMPLED)
+    assert [len(g.tokens) for g in found] == [24] * 3
+    assert sum(g.stats.accepted for g in found) > 0
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_folder_drafts_as_the_module_did(name: str, tmp_path: Path) -> None:
+    made, drafter = trained(name)[0], MAKERS[name][1]
+    made.save(tmp_path)
+    again = drafter(str(tmp_path))
+    assert again.hidden_layers(again.prepare(llama())) == made.hidden_layers
+    found = [Engine(llama(), own).generate(PROMPTS, SAMPLED) for own in (drafter(made), again)]
+    assert [g.stats.accepted for g in found[0]] == [g.stats.accepted for g in found[1]]
+    assert [g.tokens for g in found[1]] == plain(SAMPLED)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_long_prompt_is_read_in_pieces(name: str) -> None:
+    prompt = [(7 * place + place // 5) % 90 + 1 for place in range(1100)]
+    target = Target(tiny_llama(context=2048))
+    params = SamplingParams(max_new_tokens=6, ignore_eos=True)
+    made = module(name, target)
+    found = Engine(target, MAKERS[name][1](made)).generate([prompt, [5]], params)
+    assert [g.tokens for g in found] == [g.tokens for g in Engine(target).generate([prompt, [5]], params)]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Eagle("x", draws="none"), "draws"),
+        (lambda: Eagle("x", expand=3), "nodes"),
+        (lambda: Eagle("x", expand=3, nodes=9, draws="independent"), "independent"),
+        (lambda: Eagle("x", min_confidence=2.0), "min_confidence"),
+        (lambda: DFlash("x", num_draft_tokens=0), "num_draft_tokens"),
+        (lambda: SpecDrafter("x", draws="none"), "draws"),
+        (lambda: EagleConfig(version=2), "version"),
+        (lambda: DFlashConfig(tokens=0), "tokens"),
+        (lambda: DFlashConfig(heads=4, kv_heads=3).sized(32), "kv_heads"),
+        (lambda: EagleModule.new(EagleConfig(), Silent()), "how many layers"),
+        (lambda: Engine(ToyTarget(), DFlash("/nowhere")), "outpace train dflash"),
+    ],
+)
+def test_what_is_not_possible_is_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(OutpaceError, match=message):
+        make()

@@ -1,0 +1,267 @@
+"""Training: what the target reads, what is learnt, what replay predicts, and runs that are interrupted."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from learning import train as learn
+from models import tiny_llama
+from outpace.core import OutpaceError, SamplingParams
+from outpace.drafters import LEARNED, Medusa
+from outpace.drafters.medusa import MedusaConfig, MedusaHeads
+from outpace.engine import Engine
+from outpace.targets import Target
+from outpace.targets.base import Rows
+from outpace.testing import ToyTarget
+from outpace.train import data
+from outpace.train.data import Document
+from outpace.train.distil import answer
+from outpace.train.loop import Training, train
+from outpace.train.metric import evaluate
+from outpace.train.objectives import OBJECTIVES, objective
+from outpace.train.reading import read_batch
+
+TARGET = ToyTarget()
+GREEDY = SamplingParams(max_new_tokens=30, ignore_eos=True)
+PROMPTS = [Document((token, token + 3, token + 1), 3, open=True) for token in range(1, 25)]
+SETTINGS = Training(steps=8, rows=2, accumulate=2, learning_rate=0.01, evaluate_every=2)
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[Document]:
+    return answer(TARGET, PROMPTS, GREEDY)
+
+
+def heads() -> MedusaHeads:
+    torch.manual_seed(0)
+    return MedusaHeads.new(MedusaConfig(heads=3, own_head=True, nodes=6), TARGET)
+
+
+def test_documents_of_a_row_do_not_see_each_other() -> None:
+    rows = [[Document((5, 6, 7), 1), Document((3, 9), 0)], [Document((8, 2, 4, 1), 2)]]
+    batch = read_batch(TARGET, rows, (-1, 1))
+    assert batch.documents.tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 0, -1]]
+    assert batch.positions.tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]
+    assert batch.counted.int().tolist() == [[0, 1, 1, 1, 1], [0, 0, 1, 1, 0]]
+    for row, first, text in ((0, 0, [5, 6, 7]), (0, 3, [3, 9]), (1, 0, [8, 2, 4, 1])):
+        cache = TARGET.new_cache()
+        cache.allocate()
+        plain = TARGET.forward(cache, [Rows(text)], hidden_layers=(-1, 1))
+        places = slice(first, first + len(text))
+        assert batch.tokens[row, places].tolist() == text
+        assert plain.logits is not None and torch.allclose(batch.logits[row, places], plain.logits[0])
+        for layer in (-1, 1):
+            assert torch.allclose(batch.hidden[layer][row, places], plain.hidden[layer][0])
+    assert not batch.logits.is_inference() and not batch.hidden[-1].is_inference()
+
+
+def test_answers_are_those_of_plain_decoding(documents: list[Document]) -> None:
+    plain = Engine(TARGET).generate([prompt.tokens for prompt in PROMPTS], GREEDY)
+    assert [d.tokens[3:] for d in documents] == [tuple(g.tokens) for g in plain]
+    assert all(d.prompt == 3 and not d.open for d in documents)
+    sampled = replace(GREEDY, temperature=1.0, seed=2**64 - 2)
+    (one, _, other) = answer(TARGET, [PROMPTS[0]] * 3, sampled, together=2)
+    assert one != other
+
+
+def test_replay_counts_the_steps_of_decoding(documents: list[Document]) -> None:
+    module = heads().double()
+    batch = read_batch(TARGET, [documents[:2], documents[2:4]], (-1,))
+    learn(module, batch, 60, 0.01)
+    replay, _ = evaluate(module, [batch], objective("ground_truth"))
+    stats = [
+        Engine(TARGET, Medusa(module)).generate([d.tokens[: d.prompt]], GREEDY)[0].stats
+        for d in documents[:4]
+    ]
+    assert (replay.steps, replay.tokens) == (sum(s.steps for s in stats), sum(s.tokens for s in stats))
+    counts = [
+        sum(s.accepted_per_position[p] for s in stats if p < len(s.accepted_per_position)) for p in range(3)
+    ]
+    assert replay.accepted == [count for count in counts if count] and len(replay.accepted) > 1
+    assert 1.2 < replay.expected_length < 4
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_objectives_are_what_they_say(name: str) -> None:
+    random = torch.Generator().manual_seed(0)
+    draft, target = torch.randn(2, 3, 5, generator=random).unbind()
+    labels = torch.tensor([0, 4, 2])
+    found = objective(name)(draft, target, labels).tolist()
+    for place in range(3):
+        p, q = draft[place].softmax(-1).tolist(), target[place].softmax(-1).tolist()
+        pairs = list(zip(p, q, strict=True))
+        expected = {
+            "ground_truth": -math.log(p[labels[place]]),
+            "forward_kl": sum(b * math.log(b / a) for a, b in pairs),
+            "reverse_kl": sum(a * math.log(a / b) for a, b in pairs),
+            "jensen_shannon": sum(
+                a * math.log(2 * a / (a + b)) / 2 + b * math.log(2 * b / (a + b)) / 2 for a, b in pairs
+            ),
+            "total_variation": sum(max(b - a, 0) for a, b in pairs),
+        }[name]
+        assert found[place] == pytest.approx(expected, abs=1e-5)
+    if name != "ground_truth":
+        assert objective(name)(draft, draft, labels).abs().max() < 1e-6
+
+
+def run(
+    documents: list[Document], out: Path, stop: int | None = None, **changes: Any
+) -> dict[str, torch.Tensor]:
+    """Train; interrupted after the step ``stop``. The weights at the end."""
+    module = heads()
+
+    def report(entry: Mapping[str, Any]) -> None:
+        if entry["step"] == stop and "loss" in entry:
+            raise KeyboardInterrupt
+
+    rows = data.pack(documents, 70)
+    train(module, rows[:-2], rows[-2:], replace(SETTINGS, **changes), out, report)
+    return module.state_dict()
+
+
+def test_an_interrupted_run_ends_with_the_same_weights(documents: list[Document], tmp_path: Path) -> None:
+    whole = run(documents, tmp_path / "whole")
+    for stop in (5, 7):
+        with pytest.raises(KeyboardInterrupt):
+            run(documents, tmp_path / "parts", stop)
+    parts = run(documents, tmp_path / "parts")
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    logs = [(tmp_path / name / "log.jsonl").read_text() for name in ("whole", "parts")]
+    assert logs[0] == logs[1]
+    entries = [json.loads(line) for line in logs[0].splitlines()]
+    assert [entry["step"] for entry in entries if "loss" in entry] == list(range(1, 9))
+    lengths = [entry["expected_length"] for entry in entries if "expected_length" in entry]
+    assert len(lengths) == 4 and lengths[-1] > lengths[0] >= 1
+    best = MedusaHeads.load(tmp_path / "whole", TARGET)
+    assert len(best.tree()) == 6
+    with pytest.raises(OutpaceError, match="of a run with other settings"):
+        run(documents, tmp_path / "parts", learning_rate=0.5)
+
+
+@pytest.mark.parametrize("method", LEARNED)
+def test_every_method_is_trained_and_goes_on_where_it_was(method: str, tmp_path: Path) -> None:
+    target = Target(tiny_llama(dtype=torch.float32, layers=3))
+    rows = [[Document(tuple((7 * place + row) % 90 + 1 for place in range(20)), 3)] for row in range(6)]
+    settings = Training(steps=3, rows=2, evaluate_every=1, learning_rate=0.01)
+    cls = LEARNED[method]
+
+    def weights(out: Path, stop: int | None = None) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        module = cls.new(cls.config_type(), target)
+
+        def report(entry: Mapping[str, Any]) -> None:
+            if entry["step"] == stop:
+                raise KeyboardInterrupt
+
+        progress = train(module, rows[2:], rows[:2], settings, out, report)
+        assert progress.best >= 1 and math.isfinite(progress.measured["held_out_loss"])
+        return dict(module.state_dict())
+
+    torch.manual_seed(0)
+    before = dict(cls.new(cls.config_type(), target).state_dict())
+    whole = weights(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        weights(tmp_path / "parts", stop=2)
+    parts = weights(tmp_path / "parts")
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert any(not torch.equal(whole[name], before[name]) for name in whole)
+    assert cls.load(tmp_path / "whole", target).config == cls.new(cls.config_type(), target).config
+
+
+def test_training_stops_when_nothing_is_gained(documents: list[Document], tmp_path: Path) -> None:
+    run(documents, tmp_path, learning_rate=1e-12, patience=1)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert steps[-1] == 4
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    for changes, match in (({"steps": 0}, "steps"), ({"objective": "none"}, "there are: ground_truth")):
+        with pytest.raises(OutpaceError, match=match):
+            replace(SETTINGS, **changes)  # type: ignore[arg-type]
+
+
+class Letters:
+    """A tokenizer of letters; a chat is its roles and words."""
+
+    def tokens(self, text: str) -> list[int]:
+        return [1, *self.plain_tokens(text)]
+
+    def plain_tokens(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def encode_chat(self, messages: Any) -> list[int]:
+        return self.plain_tokens("".join(turn["role"][0] + turn["content"] for turn in messages) + "a")
+
+
+def test_every_kind_of_line_is_read(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "r"}]
+    lines: list[Any] = [
+        "xy",
+        {"text": "z"},
+        {"prompt": "p"},
+        {"question": "p", "answer": "rs"},
+        {"messages": chat},
+        {"messages": chat[:1]},
+        {"tokens": [7, 8, 9], "prompt_length": 2},
+    ]
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(line) + "\n\n" for line in lines))
+    found = data.read(tmp_path, Letters())
+    texts = [("xy", 0, True), ("z", 0, True)]
+    assert found[:2] == [Document((1, *map(ord, text)), prompt) for text, prompt, _ in texts]
+    assert found[2] == Document((1, ord("p")), 2, open=True)
+    assert found[3] == Document((1, *map(ord, "prs")), 2)
+    assert found[4] == Document(tuple(map(ord, "uqar")), 3)
+    assert found[5] == Document(tuple(map(ord, "uqa")), 3, open=True)
+    assert found[6] == Document((7, 8, 9), 2)
+    assert data.read(tmp_path, Letters(), chat=True)[2].tokens == tuple(map(ord, "upa"))
+    data.write(found, tmp_path / "again.jsonl")
+    again = data.read(tmp_path / "again.jsonl", Letters())
+    assert [(d.tokens, d.prompt) for d in again] == [(d.tokens, d.prompt) for d in found]
+    assert data.digest(again) == data.digest(found) != data.digest(found[::-1])
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        ("{", "line 1: not JSON"),
+        ("3", "line 1: neither a text nor an object"),
+        ('{"words": "x"}', 'no "text"'),
+        ('{"text": 3}', '"text" is not a string'),
+        ('{"tokens": ["x"]}', "not a list of token ids"),
+        ('{"tokens": []}', "the text is empty"),
+        ('{"messages": [{"role": "assistant", "content": "x"}]}', "no turn of a user"),
+        ('{"messages": ["x"]}', '"messages" is not'),
+        ("", "there is no document"),
+    ],
+)
+def test_lines_that_cannot_be_read_are_named(line: str, match: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(line)
+    with pytest.raises(OutpaceError, match=match):
+        data.read(tmp_path, Letters())
+
+
+def test_what_is_held_out_does_not_depend_on_the_rest() -> None:
+    documents = [Document((place, 1, 2), 1) for place in range(400)]
+    kept, held = data.split(documents, 0.2)
+    assert 50 < len(held) < 110 and len(kept) + len(held) == 400
+    assert set(data.split(documents[::3], 0.2)[1]) == set(held) & set(documents[::3])
+    # Answers to one prompt stay together.
+    assert set(data.split([replace(d, tokens=(*d.tokens, 3)) for d in documents], 0.2)[1]) == {
+        replace(d, tokens=(*d.tokens, 3)) for d in held
+    }
+    with pytest.raises(OutpaceError, match="leave one side empty"):
+        data.split(documents[:3], 0.0)
+
+
+def test_rows_are_filled_and_long_documents_cut() -> None:
+    sizes = [5, 3, 2, 9, 4]
+    rows = data.pack([Document((1,) * size, 1) for size in sizes], 6)
+    assert [[len(d.tokens) for d in row] for row in rows] == [[5], [3, 2], [6], [4]]
