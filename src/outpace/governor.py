@@ -8,9 +8,11 @@ governor takes the n with the most tokens per second,
     B (1 + a_1 + ... + a_n) / (V(B) + sum_i e_i (V(B (1 + i)) - V(B i)) + D(n)),
 
 or none where plain decoding, B / V(B), is faster: Leviathan et al. 2023 (arXiv 2211.17192), theorem 3.8, with
-measured quantities for assumed ones, and for trees. A drafter is on while its drafts pay. It is off else,
-and then tried for a step or a few from time to time: later and later while that is in vain, and never so
-often that the trials take more than a hundredth of the time. So it comes back when the text changes.
+measured quantities for assumed ones, and for trees. A drafter is on while its drafts pay, and a little
+longer: some of the time that it has gained may be lost again before it is turned off, for many texts are easy
+in places. It is off else, and then tried for a step or a few from time to time: later and later while that is
+in vain, and, once what it had gained is spent, never so often that the trials take more than a hundredth of
+the time. So it comes back when the text changes.
 
 Nothing here knows a model, an engine or a clock: whoever steps asks for a plan and tells the outcome.
 """
@@ -36,6 +38,7 @@ _DOUBT = 0.1  # steps that the assumed acceptance of nodes never tried counts fo
 _FIRST, _CEILING = 4, 64  # steps from a vain trial to the next, at first and at most
 _SHARE = 0.01  # of the time, that vain trials may take
 _ALLOWANCE = 10.0  # plain steps that one trial may lose
+_SAVINGS = 10.0  # plain steps of the time gained that may be lost again, half of them before it is turned off
 _BARREN = 8  # steps of a trial without any draft, after which it is over
 _REACH = 2  # widths past the widest tried that may be tried next
 _RETURN = 1.1  # speed over plain decoding, measured before, at which a drafter that is off is tried at once
@@ -205,6 +208,7 @@ class Governor:
         self._mode = _Mode.OFF
         self._wait, self._pause = 0, _FIRST  # steps to the next trial, and between trials
         self._left, self._barren, self._lost = 0, 0, 0.0  # of a trial: steps, those without a draft, seconds
+        self._saved = 0.0  # plain steps of the time gained that may be lost again
         self._measured = False  # whether a plain step was, not counting the first
         self._refresh = 0  # plain steps to come, to measure them
 
@@ -263,7 +267,7 @@ class Governor:
 
     def _turn(self, gain: float) -> None:
         """On, off, or to a trial, by the speed over plain decoding that drafting promises."""
-        if self._mode is _Mode.ON and gain <= 1:
+        if self._mode is _Mode.ON and gain <= 1 and self._saved <= _SAVINGS / 2:
             self._stop()
         elif self._mode is _Mode.TRIAL and self._over():
             if gain > 1:
@@ -288,7 +292,9 @@ class Governor:
             plain = self._verify.curve(self._batch).at(self._batch)
             if self._barren > 0:
                 self._pause = min(2 * self._pause, _CEILING)
-            self._wait = max(self._pause, math.ceil(self._lost / (_SHARE * plain)))
+            self._wait = self._pause
+            if self._saved <= 0:
+                self._wait = max(self._pause, math.ceil(self._lost / (_SHARE * plain)))
         self._mode = _Mode.OFF
         self.acceptance.loosen()
 
@@ -329,7 +335,9 @@ class Governor:
             seconds = verify.at(batch * (1 + max(outcome.drafted)))
             if draft:
                 seconds += draft.at(batch * outcome.budget)
-            self._lost += seconds - plain * (1 + sum(map(len, outcome.paths)) / batch)
+            lost = seconds - plain * (1 + sum(map(len, outcome.paths)) / batch)
+            self._lost += lost
+            self._saved = min(_SAVINGS, max(0.0, self._saved - lost / plain))
 
     # -- measured costs ----------------------------------------------------------------------------------
 

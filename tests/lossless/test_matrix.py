@@ -35,6 +35,8 @@ SPECS = {
     "parallel_tokens": "parallel_tokens:path={trained},num_lookahead=2",
 }
 NEAR_TIE = 1e-4
+FEW = 16
+"""Prompts on which the learned drafters meet float32, to save time. In float64 they meet all."""
 
 
 def test_every_drafter_is_in_the_matrix() -> None:
@@ -54,10 +56,11 @@ def test_float64_tokens_are_those_of_plain_decoding(exact: Lab, drafter: str, sa
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("drafter", SPECS)
 def test_float32_tokens_differ_at_near_ties_only(single: Lab, drafter: str, sampling: str) -> None:
-    plain = single.plain(sampling)
-    found = single.decode(SPECS[drafter], sampling)
-    params = single.params(sampling)
-    wrong = explain_differences(single.target, single.prompts, params, plain, found, NEAR_TIE)
+    first = FEW if "{trained}" in SPECS[drafter] else None
+    plain = single.plain(sampling)[:first]
+    found = single.decode(SPECS[drafter], sampling, first)
+    params = single.params(sampling)[:first]
+    wrong = explain_differences(single.target, single.prompts[:first], params, plain, found, NEAR_TIE)
     assert not wrong
 
 
