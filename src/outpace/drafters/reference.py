@@ -113,7 +113,7 @@ class Reference(SequenceDrafter[ReferenceState]):
             argument for references.)
     """
 
-    num_tokens: int = 24
+    num_tokens: int = 16
     max_tokens: int = 96
     max_ngram: int = 4
     branches: int = 3
