@@ -195,7 +195,7 @@ class EarlyExit(Drafter[Within]):
             least=math.log(self.min_confidence) if self.min_confidence else -math.inf,
             by_path=False,
             target=target,
-            adapter=None if self.path is None else Adapter.of(self.path, target.whole),
+            adapter=None if self.path is None else Adapter.of(self.path, target.inner),
         )
 
     def start(self, sequence: Sequence, shared: ExitShared) -> Within:

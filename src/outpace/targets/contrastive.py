@@ -23,7 +23,8 @@ from torch import Tensor
 
 from outpace.cache import KVCache, Slot
 from outpace.core import OutpaceError, UnsupportedModel
-from outpace.targets.base import HiddenStates, Output, Rows, TargetModel
+from outpace.targets.around import AroundTarget
+from outpace.targets.base import Output, Rows, TargetModel
 
 
 class PairCache(KVCache):
@@ -57,7 +58,7 @@ class PairCache(KVCache):
         self.amateur.keep(paths)
 
 
-class ContrastiveTarget(TargetModel):
+class ContrastiveTarget(AroundTarget):
     """Two models over the same text, the one's logits held against the other's.
 
     Where e and a are the two models' logits, a token's logit is (1 + beta) e - beta a if the expert finds it
@@ -98,7 +99,7 @@ class ContrastiveTarget(TargetModel):
             raise UnsupportedModel("expert and amateur must be models of one cache each, not pairs again")
         if empty[0].static != empty[1].static:
             raise OutpaceError("make both targets with static=True, or neither")
-        self.expert = expert
+        self.expert = self.inner = expert
         self.amateur = amateur
         self.alpha = alpha
         self.beta = beta
@@ -115,20 +116,6 @@ class ContrastiveTarget(TargetModel):
     @property
     def identity(self) -> str:
         return f"{self.expert.identity} against {self.amateur.identity}"
-
-    @property
-    def layers(self) -> int:
-        return self.expert.layers
-
-    @property
-    def hidden(self) -> HiddenStates:
-        return self.expert.hidden
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        return self.expert.embed(tokens)
-
-    def head(self, states: Tensor) -> Tensor:
-        return self.expert.head(states)
 
     def new_cache(self, slots: int = 1, length: int = 256) -> PairCache:
         return PairCache(self.expert.new_cache(slots, length), self.amateur.new_cache(slots, length))

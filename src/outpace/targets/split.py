@@ -14,7 +14,8 @@ from torch import Tensor
 
 from outpace.cache import KVCache, Slot
 from outpace.core import OutpaceError, UnsupportedModel
-from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, rows_of
+from outpace.targets.around import AroundTarget
+from outpace.targets.base import Output, Rows, TargetModel, rows_of
 from outpace.targets.causal import CausalTarget
 from outpace.targets.checks import agree, family
 from outpace.targets.layers import stack_of
@@ -43,7 +44,7 @@ class Held:
         return count
 
 
-class SplitTarget(TargetModel):
+class SplitTarget(AroundTarget):
     """A decoder-only model, split below one of its layers; its logits are those of the whole.
 
     One engine uses it, for it remembers what its lower layers are ahead by.
@@ -57,6 +58,8 @@ class SplitTarget(TargetModel):
             parts do not say what the whole says.
     """
 
+    inner: CausalTarget
+
     def __init__(self, target: TargetModel, depth: int) -> None:
         if not isinstance(target, CausalTarget):
             raise UnsupportedModel(f"a {type(target).__name__} cannot be split; pass a transformers model")
@@ -65,7 +68,7 @@ class SplitTarget(TargetModel):
                 f"the model has {target.layers} layers: the lower ones are 1 to {target.layers - 1} of them, "
                 f"not {depth}"
             )
-        self.whole = target
+        self.inner = target
         self.depth = depth
         self.model = target.model
         self.vocabulary = target.vocabulary
@@ -76,25 +79,11 @@ class SplitTarget(TargetModel):
         self._held: dict[Slot, Held] = {}
         self._check()
 
-    @property
-    def layers(self) -> int:
-        return self.whole.layers
-
     def some_layers(self, layers: Sequence[int]) -> TargetModel:
-        return self.whole.some_layers(layers)
-
-    @property
-    def hidden(self) -> HiddenStates:
-        return self.whole.hidden
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        return self.whole.embed(tokens)
-
-    def head(self, states: Tensor) -> Tensor:
-        return self.whole.head(states)
+        return self.inner.some_layers(layers)
 
     def new_cache(self, slots: int = 1, length: int = 256) -> KVCache:
-        return self.whole.new_cache(slots, length)
+        return self.inner.new_cache(slots, length)
 
     # -- ahead of the verification -----------------------------------------------------------------------
 
@@ -157,7 +146,7 @@ class SplitTarget(TargetModel):
         ids = [1 + place % (self.vocabulary - 1) for place in range(12)]
         prompts, tree = [ids[:3], ids[3:5]], Rows(ids[5:9], (-1, 0, 1, 0))
         answers = []
-        for target in (self.whole, self):
+        for target in (self.inner, self):
             cache = target.new_cache(slots=2, length=16)
             slots = [cache.allocate(), cache.allocate()]
             target.forward(cache, [Rows(prompt) for prompt in prompts], logits_from=None)
@@ -169,7 +158,7 @@ class SplitTarget(TargetModel):
         expected, found = answers
         assert expected is not None and found is not None
         for place, width in enumerate((4, 3)):
-            if not agree(self.whole.model.dtype, found[place, :width], expected[place, :width]):
+            if not agree(self.inner.model.dtype, found[place, :width], expected[place, :width]):
                 raise UnsupportedModel(
                     f"{family(self.model)} gives other logits when it goes on from the hidden states of its "
                     f"layer {self.depth}: something happens to embeddings or logits besides its layers, "

@@ -11,21 +11,13 @@ from outpace.sampling import Key
 from outpace.sequence import Sequence
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import is_chain
+from paths import distinct_paths
 
 
 def draft(text: list[int], eos: frozenset[int] = frozenset(), **options: float) -> Draft:
     sequence = Sequence(text, SamplingParams(), Key(0), limit=100, eos_token_ids=eos)
     drafter = PromptLookup(**options)  # type: ignore[arg-type]
     return drafter.draft(drafter.start(sequence, None))
-
-
-def paths(found: Draft) -> set[tuple[int, ...]]:
-    """The text on the way to each node."""
-    texts: list[tuple[int, ...]] = []
-    for token, parent in zip(found.tokens, found.parents, strict=True):
-        texts.append((*(texts[parent] if parent >= 0 else ()), token))
-    assert len(set(texts)) == len(texts), "equal siblings"
-    return set(texts)
 
 
 @pytest.mark.parametrize(
@@ -61,20 +53,20 @@ def test_branches_where_matches_differ() -> None:
     found = draft(text, threshold=0.15)
     # The latest of two matches of one length comes first and is followed further.
     assert found.tokens[0] == 70
-    assert {(50,), (70,), (70, 80)} <= paths(found)
+    assert {(50,), (70,), (70, 80)} <= distinct_paths(found)
     assert list(draft(text, branches=1).tokens[:5]) == [70, 80, 1, 2, 3]
 
 
 def test_matches_that_agree_are_one_branch() -> None:
     found = draft([1, 2, 3, 4, 8, 1, 2, 3, 4, 9, 1, 2], threshold=0.1)
     assert found.tokens[:2] == [3, 4]
-    assert {(3, 4, 8), (3, 4, 9)} <= paths(found)
+    assert {(3, 4, 8), (3, 4, 9)} <= distinct_paths(found)
 
 
 def test_a_longer_match_comes_before_a_later_one() -> None:
     found = draft([1, 2, 3, 50, 9, 3, 60, 8, 1, 2, 3])
     assert found.tokens[0] == 50
-    assert (60,) not in paths(draft([1, 2, 3, 50, 9, 3, 60, 8, 1, 2, 3], threshold=0.2))
+    assert (60,) not in distinct_paths(draft([1, 2, 3, 50, 9, 3, 60, 8, 1, 2, 3], threshold=0.2))
 
 
 def test_a_weak_match_deserves_few_tokens() -> None:

@@ -21,6 +21,7 @@ from outpace.sampling import Key
 from outpace.sequence import Sequence
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import is_chain
+from paths import paths
 
 TARGET = ToyTarget()
 LONG = SamplingParams(max_new_tokens=100, ignore_eos=True)
@@ -57,14 +58,6 @@ def draft(
     drafter = Retrieval(write(file, documents), **options)
     sequence = Sequence(text, SamplingParams(), Key(0), limit=100, eos_token_ids=eos)
     return drafter.draft(drafter.start(sequence, drafter.prepare(TARGET)))
-
-
-def tree(found: Draft) -> list[tuple[int, ...]]:
-    """The text on the way to each node."""
-    texts: list[tuple[int, ...]] = []
-    for token, parent in zip(found.tokens, found.parents, strict=True):
-        texts.append((*(texts[parent] if parent >= 0 else ()), token))
-    return texts
 
 
 @pytest.mark.parametrize(
@@ -111,10 +104,10 @@ def test_a_chain_for_the_verifier_of_chains(corpus: Path) -> None:
 def test_the_most_frequent_continuation_comes_first(tmp_path: Path) -> None:
     documents = [[1, 2, 3, 4]] * 3 + [[1, 2, 5, 6]] * 2 + [[9, 2, 7]]
     found = draft(tmp_path / "d", documents, [8, 1, 2])
-    assert tree(found) == [(3,), (3, 4), (5,), (5, 6)]
-    assert tree(draft(tmp_path / "d", documents, [8, 1, 2], num_tokens=3)) == tree(found)[:3]
-    assert tree(draft(tmp_path / "d", documents, [8, 1, 2], depth=1)) == [(3,), (5,)]
-    assert tree(draft(tmp_path / "d", documents, [8, 1, 2], max_match=1, min_match=1, depth=1)) == [
+    assert paths(found) == [(3,), (3, 4), (5,), (5, 6)]
+    assert paths(draft(tmp_path / "d", documents, [8, 1, 2], num_tokens=3)) == paths(found)[:3]
+    assert paths(draft(tmp_path / "d", documents, [8, 1, 2], depth=1)) == [(3,), (5,)]
+    assert paths(draft(tmp_path / "d", documents, [8, 1, 2], max_match=1, min_match=1, depth=1)) == [
         (3,),
         (5,),
         (7,),
@@ -124,12 +117,12 @@ def test_the_most_frequent_continuation_comes_first(tmp_path: Path) -> None:
 def test_drafts_nothing_where_nothing_matches(tmp_path: Path) -> None:
     assert len(draft(tmp_path / "d", [[1, 2, 3]], [4])) == 0
     assert len(draft(tmp_path / "d", [[1, 2, 3]], [9, 1])) == 0
-    assert tree(draft(tmp_path / "d", [[1, 2, 3]], [9, 1], min_match=1)) == [(2,), (2, 3)]
+    assert paths(draft(tmp_path / "d", [[1, 2, 3]], [9, 1], min_match=1)) == [(2,), (2, 3)]
 
 
 def test_goes_no_further_than_a_token_that_ends_the_text(tmp_path: Path) -> None:
     documents = [[1, 2, 0, 4], [1, 2, 3, 0, 5]]
-    assert tree(draft(tmp_path / "d", documents, [1, 2], eos=frozenset([0]))) == [(0,), (3,), (3, 0)]
+    assert paths(draft(tmp_path / "d", documents, [1, 2], eos=frozenset([0]))) == [(0,), (3,), (3, 0)]
     assert len(draft(tmp_path / "d", documents, [1, 2])) == 5
 
 

@@ -14,6 +14,7 @@ from outpace.sampling import Key
 from outpace.sequence import Sequence
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import is_chain
+from paths import distinct_paths
 
 TEXT = list(range(200, 260))
 
@@ -22,15 +23,6 @@ def draft(text: list[int], eos: frozenset[int] = frozenset(), **options: float) 
     drafter = Suffix(**options)  # type: ignore[arg-type]
     sequence = Sequence(text, SamplingParams(), Key(0), limit=100, eos_token_ids=eos)
     return drafter.draft(drafter.start(sequence, drafter.prepare(ToyTarget())))
-
-
-def paths(found: Draft) -> set[tuple[int, ...]]:
-    """The text on the way to each node."""
-    texts: list[tuple[int, ...]] = []
-    for token, parent in zip(found.tokens, found.parents, strict=True):
-        texts.append((*(texts[parent] if parent >= 0 else ()), token))
-    assert len(set(texts)) == len(texts), "equal siblings"
-    return set(texts)
 
 
 @pytest.mark.parametrize(
@@ -59,16 +51,16 @@ def test_the_most_frequent_comes_first() -> None:
     text = [1, 2, 50, 8, 1, 2, 60, 8, 1, 2, 60, 9, 1, 2]
     found = draft(text, threshold=0.05)
     assert found.tokens[0] == 60
-    assert {(60,), (50,)} <= paths(found)
+    assert {(60,), (50,)} <= distinct_paths(found)
     # The share of 50 is a third of what the match is trusted with.
-    assert (50,) not in paths(draft(text, threshold=0.3))
+    assert (50,) not in distinct_paths(draft(text, threshold=0.3))
 
 
 def test_a_longer_match_comes_before_a_more_frequent_one() -> None:
     text = [3, 60, 8, 3, 60, 9, 3, 60, 7, 1, 2, 3, 50, 8, 1, 2, 3]
     found = draft(text, threshold=0.0)
     assert found.tokens[0] == 50
-    assert (60,) in paths(found)
+    assert (60,) in distinct_paths(found)
     assert len(draft(text, threshold=0.0, max_spec_factor=1.0)) == 3, "as many as the longest match has"
 
 

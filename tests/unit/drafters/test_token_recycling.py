@@ -17,6 +17,7 @@ from outpace.sampling import Key
 from outpace.sequence import Sequence, Step
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import path_to
+from paths import distinct_paths
 
 PARAMS = SamplingParams(max_new_tokens=60, temperature=0.6, seed=4, ignore_eos=True)
 
@@ -79,10 +80,6 @@ def state(follow: dict[int, list[int]], text: list[int], **params: object) -> To
     return TokenRecyclingState(Sequence(text, SamplingParams(**params), Key(0), limit=100), known)  # type: ignore[arg-type]
 
 
-def paths(draft: Draft) -> set[tuple[int, ...]]:
-    return {tuple(draft.tokens[n] for n in path_to(draft.parents, node)) for node in range(len(draft.tokens))}
-
-
 def test_it_drafts_candidates_of_candidates() -> None:
     random = np.random.default_rng(0)
     follow = {token: random.permutation(20)[:3].tolist() for token in range(20)}
@@ -93,7 +90,7 @@ def test_it_drafts_candidates_of_candidates() -> None:
         for rank in ranks:
             text.append(follow[text[-1]][rank])
         expected.add(tuple(text[1:]))
-    assert paths(found) == expected
+    assert distinct_paths(found) == expected
     assert len(found) == 25
 
 
@@ -101,10 +98,10 @@ def test_nothing_follows_what_is_not_known_or_ends_the_text() -> None:
     follow = {3: [4, 5], 4: [6, 7], 6: [4, 5]}
     drafter = TokenRecycling(nodes=14, top_k=2)
     assert (3 in follow) and len(drafter.draft(state(follow, [9]))) == 0
-    found = paths(drafter.draft(state(follow, [3])))
+    found = distinct_paths(drafter.draft(state(follow, [3])))
     assert {(4,), (5,), (4, 6), (4, 7), (4, 6, 4)} <= found
     assert not any(path[0] == 5 and len(path) > 1 for path in found)
-    stopped = paths(drafter.draft(state(follow, [3], stop_token_ids=[6])))
+    stopped = distinct_paths(drafter.draft(state(follow, [3], stop_token_ids=[6])))
     assert stopped == {(4,), (5,), (4, 6), (4, 7)}
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.core import Draft
 from outpace.index.frequent import most_frequent
+from paths import paths
 
 DEPTH = 4
 
@@ -17,14 +17,6 @@ DEPTH = 4
 def padded(texts: list[list[int]]) -> np.ndarray:
     rows = [(text + [-1] * DEPTH)[:DEPTH] for text in texts]
     return np.array(rows, np.int64).reshape(len(rows), DEPTH)
-
-
-def paths(draft: Draft) -> list[tuple[int, ...]]:
-    """The text on the way to each node."""
-    found: list[tuple[int, ...]] = []
-    for token, parent in zip(draft.tokens, draft.parents, strict=True):
-        found.append((*(found[parent] if parent >= 0 else ()), token))
-    return found
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=DEPTH), max_size=12), st.integers(1, 15))

@@ -1,0 +1,31 @@
+"""A target around another, which answers for it in what the two have in common."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from outpace.targets.base import HiddenStates, TargetModel
+
+
+class AroundTarget(TargetModel):
+    """Layers, hidden states, embeddings and head are those of the target inside.
+
+    Attributes:
+        inner: that target.
+    """
+
+    inner: TargetModel
+
+    @property
+    def layers(self) -> int:
+        return self.inner.layers
+
+    @property
+    def hidden(self) -> HiddenStates:
+        return self.inner.hidden
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.inner.embed(tokens)
+
+    def head(self, states: Tensor) -> Tensor:
+        return self.inner.head(states)
