@@ -201,9 +201,9 @@ class Combined(Drafter[CombinedState]):
             return draft
         if not sequence.key.coupled:
             raise OutpaceError(
-                f"combined: {type(self.parts[place]).__name__} samples its tokens, which this verifier weighs "
-                "by their distributions, and a merged tree has none; use verifier='match', or let it draft "
-                "greedily (draft_model:draws=greedy)"
+                f"combined: {type(self.parts[place]).__name__} samples its tokens, which this verifier "
+                "weighs by their distributions, and a merged tree has none; use verifier='match', or let "
+                "it draft greedily (draft_model:draws=greedy)"
             )
         return Draft(draft.tokens, draft.parents)
 
