@@ -78,9 +78,8 @@ class Recording:
         if len(self._tokens) < self._length:
             return None
         whole = self.end()
-        self._begin(
-            self._tokens, {layer: rows[: root + len(visited)] for layer, rows in whole.hidden.items()}
-        )
+        rows = len(self._tokens) - 1
+        self._begin(self._tokens, {layer: states[:rows] for layer, states in whole.hidden.items()})
         return whole
 
     def end(self) -> Record:

@@ -1,9 +1,9 @@
-"""Online speculative decoding: a drafter learns from what it got wrong while it is used (OSD, Liu et al. 2023).
+"""Online speculative decoding: a drafter learns from what it got wrong while it is used.
 
-arXiv 2310.07177. Where a draft fails, the target's logits are there already; they go into a buffer, and from
-time to time a copy of the drafter's weights learns from it. It takes the drafter's place only where it would
-have had as many tokens accepted, on text that it has not learnt from. The drafter can only propose, so no
-token of the output changes.
+Liu et al. 2023 (OSD, arXiv 2310.07177). Where a draft fails, the target's logits are there already; they go
+into a buffer, and from time to time a copy of the drafter's weights learns from it. It takes the drafter's
+place only where it would have had as many tokens accepted, on text that it has not learnt from. The drafter
+can only propose, so no token of the output changes.
 
 What differs from the paper: what is learnt is measured before it is used, and undone where it is worse; the
 buffer keeps what it has, the oldest excepted, where the paper empties it at each update; heads and other
@@ -33,7 +33,7 @@ from outpace.drafters.base import Drafter
 from outpace.drafting.learned import Learned
 from outpace.sequence import Sequence, Step
 from outpace.targets import Target, TargetModel
-from outpace.train.buffer import Buffer, Recording
+from outpace.train.buffer import Buffer, Record, Recording
 from outpace.train.trainee import Learning, Round, Trainee, Weights
 
 ROUNDS = "online.json"
@@ -61,7 +61,7 @@ class Online:
         error: what ended the thread before its time; ``close`` raises it.
 
     Raises:
-        OutpaceError: the drafter has no weights to learn, or not ones of its own; the message says which have.
+        OutpaceError: the drafter has no weights to learn, or not ones of its own.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Online:
         self._trainee = Trainee(self._module, self.learning)
         self._buffer = Buffer(self.learning.tokens, self.learning.held_back)
         self._open: dict[Sequence, Recording] = {}
-        self._fresh = 0  # tokens decoded since the last round began
+        self._fresh = 0  # tokens decoded that have come into the buffer since the last round began
         self._learnt: Weights | None = None  # what is to be drafted with from the next step on
         self._changed = threading.Condition()  # guards all of these
         self._thread: threading.Thread | None = None
@@ -102,20 +102,23 @@ class Online:
         self._open[sequence] = Recording(sequence.tokens, own, self.learning.length, everywhere)
 
     def stepped(self, steps: Seq[Step]) -> None:
-        full = [self._open[step.sequence].add(step, self.hidden_layers) for step in steps]
+        for step in steps:
+            full = self._open[step.sequence].add(step, self.hidden_layers)
+            if full is not None:
+                self._keep(full)
         with self._changed:
-            for record in full:
-                if record is not None:
-                    self._buffer.add(record)
-            self._fresh += sum(len(step.tokens) for step in steps)
-            self._changed.notify()
             self._swap()
 
     def left(self, sequence: Sequence) -> None:
         recording = self._open.pop(sequence, None)
         if recording is not None:
-            with self._changed:
-                self._buffer.add(recording.end())
+            self._keep(recording.end())
+
+    def _keep(self, record: Record) -> None:
+        with self._changed:
+            self._buffer.add(record)
+            self._fresh += len(record.tokens) - record.context
+            self._changed.notify()
 
     def _swap(self) -> None:
         """Draft with what was learnt. Only where no draft is being made."""
@@ -185,7 +188,9 @@ class Online:
             self.error = error
 
     def close(self) -> None:
-        """End the thread, if there is one; a round in the middle is given up. Not during a step of the engine.
+        """End the thread, if there is one; a round in the middle is given up.
+
+        Not during a step of the engine.
 
         Raises:
             OutpaceError: learning had failed. Decoding went on with what had been learnt until then.
@@ -237,7 +242,8 @@ def own_weights(drafter: Drafter[Any] | str, target: TargetModel) -> tuple[Draft
     if name not in LEARNED:
         inside = "" if name not in ("combined", "cascade") else "; make it with the drafter of an Online"
         raise OutpaceError(
-            f"online: {name} has no weights of its own to learn{inside}. Those that have: {', '.join(LEARNED)}"
+            f"online: {name} has no weights of its own to learn{inside}. Those that have: "
+            f"{', '.join(LEARNED)}"
         )
     field = "model" if name == "draft_model" else "path"
     place = getattr(given, field)
