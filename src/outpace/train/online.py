@@ -255,4 +255,5 @@ def own_weights(drafter: Drafter[Any] | str, target: TargetModel) -> tuple[Draft
             f"outpace train {name}"
         )
     module = LEARNED[name].of(place, target)
+    module.requires_grad_(False).eval()
     return replace(given, **{field: module}), module
