@@ -216,9 +216,12 @@ class Online:
     ) -> None:
         self.close()
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, tokenizer: Any = None) -> None:
         """Write the drafter as it is now, for ``path`` (a draft model: ``model``), and ``online.json``, what
         came of each round.
+
+        Args:
+            tokenizer: the target's, for a drafter whose folder has one.
 
         Raises:
             OutpaceError: it learns in the background.
@@ -226,6 +229,8 @@ class Online:
         if self._thread is not None:
             raise OutpaceError("it learns in the background; close() it first")
         self._trainee.module.save(folder)
+        if tokenizer is not None:
+            self._trainee.module.accompany(Path(folder), tokenizer)
         rounds = [asdict(found) for found in self.rounds]
         (Path(folder) / ROUNDS).write_text(json.dumps(rounds, indent=2) + "\n", encoding="utf-8")
 

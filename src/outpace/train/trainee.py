@@ -45,7 +45,7 @@ class Learning:
     tokens: int = 16384
     length: int = 256
     places: Literal["rejected", "all"] = "rejected"
-    every: int = 2048
+    every: int = 1024
     updates: int = 16
     rows: int = 8
     learning_rate: float = 1e-4
