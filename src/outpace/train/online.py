@@ -5,9 +5,8 @@ into a buffer, and from time to time a copy of the drafter's weights learns from
 place only where it would have had as many tokens accepted, on text that it has not learnt from. The drafter
 can only propose, so no token of the output changes.
 
-What differs from the paper: what is learnt is measured before it is used, and undone where it is worse; the
-buffer keeps what it has, the oldest excepted, where the paper empties it at each update; heads and other
-trained drafters learn as draft models do. A draft model keeps the keys and values that older weights made
+What differs from the paper: what is learnt is measured before it is used, and undone where it is worse; heads
+and other trained drafters learn as draft models do. A draft model keeps the keys and values that older weights made
 until its request ends; they make guesses a little worse, and nothing else.
 """
 
