@@ -6,8 +6,8 @@ place only where it would have had as many tokens accepted, on text that it has 
 can only propose, so no token of the output changes.
 
 What differs from the paper: what is learnt is measured before it is used, and undone where it is worse; heads
-and other trained drafters learn as draft models do. A draft model keeps the keys and values that older weights made
-until its request ends; they make guesses a little worse, and nothing else.
+and other trained drafters learn as draft models do. A draft model keeps the keys and values that older
+weights made until its request ends; they make guesses a little worse, and nothing else.
 """
 
 from __future__ import annotations
