@@ -20,7 +20,7 @@ from outpace.drafters import LEARNED
 from outpace.drafting.learned import Fit, Learned
 from outpace.spec import load
 from outpace.targets.base import TargetModel
-from outpace.train import data, provenance
+from outpace.train import data, hub, provenance
 from outpace.train.boosting import load_earlier
 from outpace.train.data import Document
 from outpace.train.distil import answer
@@ -36,7 +36,7 @@ class Corpus:
     """What is learnt from.
 
     Attributes:
-        source: a JSONL file, or a folder of them.
+        source: a JSONL file, a folder of them, or a data set of the hub, as ``outpace.train.hub`` reads it.
         chat: prompts are turns of a chat.
         distil: the target answers every prompt, also those whose answer is there.
         max_new_tokens, temperature: of those answers.
@@ -44,7 +44,7 @@ class Corpus:
         held_out: the share of the documents that is measured on.
     """
 
-    source: Path
+    source: str
     chat: bool
     distil: bool
     max_new_tokens: int
@@ -122,7 +122,7 @@ def run(
         "command": sys.argv,
         "config": dataclasses.asdict(module.config),
         "boost_after": list(boost_after),
-        "data": {"source": str(corpus.source), "sha256": data.digest(documents)},
+        "data": {"source": corpus.source, "sha256": data.digest(documents)},
         "corpus": {name: value for name, value in vars(corpus).items() if name != "source"},
         "settings": dataclasses.asdict(settings),
         "result": found,
@@ -149,7 +149,8 @@ def torch_seed(seed: int) -> None:
 
 def _documents(model: Loaded, corpus: Corpus, out: Path) -> list[Document]:
     """The documents, the target's answers among them."""
-    documents = data.read(corpus.source, model, corpus.chat)
+    read = hub.read if corpus.source.startswith(hub.PREFIX) else data.read
+    documents = read(corpus.source, model, corpus.chat)
     context = model.target.context
     room = corpus.length if context is None else min(corpus.length, context)
     if room < corpus.length:
