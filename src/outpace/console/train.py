@@ -62,12 +62,10 @@ def module_of(method: str, target: TargetModel, draft: str | None = None) -> Lea
     Raises:
         OutpaceError: no such method or option, or a target that it does not fit.
     """
-    config = load("method", {name: cls.config_type for name, cls in LEARNED.items()}, method)
-    if draft is not None:
-        if not hasattr(config, "draft"):
-            raise OutpaceError(f"{method} is not a model of its own: leave --draft out, or train draft_model")
-        config = dataclasses.replace(config, draft=draft)
-    return LEARNED[method.partition(":")[0].strip()].new(config, target)
+    begins = {name: cls.checkpoint_type or cls.config_type for name, cls in LEARNED.items()}
+    types = {name: cls.config_type for name, cls in LEARNED.items()} if draft is None else begins
+    options, cls = load("method", types, method), LEARNED[method.partition(":")[0].strip()]
+    return cls.new(options, target) if draft is None else cls.begin(draft, options, target)
 
 
 def run(
