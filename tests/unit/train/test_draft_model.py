@@ -190,7 +190,8 @@ def test_each_forward_and_each_process_has_its_own_text(documents: list[Document
     assert sorted(batches[1].tokens.tolist()) != sorted(batches[3].tokens.tolist())
     assert sorted(batches[0].tokens.tolist()) == sorted(list(d.tokens) for d in documents[:4])
     shares = [Feed(module, rows, 2, 1, process=process, processes=2).batch(0) for process in range(2)]
-    assert sorted(sum((share.tokens.tolist() for share in shares), [])) == sorted(batches[0].tokens.tolist())
+    shared = [row for share in shares for row in share.tokens.tolist()]
+    assert sorted(shared) == sorted(batches[0].tokens.tolist())
     same = [[documents[0]]] * 4
     own = [Feed(module, same, 2, 1, 1.0, process=process, processes=2).batch(0) for process in range(2)]
     assert len({tuple(row) for share in own for row in share.tokens.tolist()}) == 4
