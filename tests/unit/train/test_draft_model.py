@@ -14,12 +14,13 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import LEARNED, DraftModel
-from outpace.drafting.draft_module import DraftConfig, DraftModule
+from outpace.drafting.draft_module import CheckpointConfig, DraftConfig, DraftModule
 from outpace.engine import Engine
 from outpace.targets import Target
 from outpace.train import data
 from outpace.train.data import Document
 from outpace.train.distil import answer
+from outpace.train.feed import Feed
 from outpace.train.loop import Training, train
 from outpace.train.metric import evaluate
 from outpace.train.objectives import OBJECTIVES, objective
@@ -104,7 +105,7 @@ def test_its_folder_is_a_transformers_model_that_drafts_as_was_measured(
 def test_a_checkpoint_is_gone_on_from(documents: list[Document], tmp_path: Path) -> None:
     start = draft(seed=3)
     start.save(tmp_path / "start")
-    module = DraftModule.new(DraftConfig(draft=str(tmp_path / "start")), TARGET)
+    module = DraftModule.new(CheckpointConfig(draft=str(tmp_path / "start")), TARGET)
     assert all(torch.equal(a, b) for a, b in zip(start.parameters(), module.parameters(), strict=True))
     assert module.training and all(weight.dtype == torch.float32 for weight in module.parameters())
     rows = data.pack(documents, 40)
@@ -113,21 +114,19 @@ def test_a_checkpoint_is_gone_on_from(documents: list[Document], tmp_path: Path)
     again = DraftModule.load(tmp_path / "out", TARGET)
     assert again.model.config.hidden_size == 16 and not again.training
     # Where nothing is gained, the checkpoint is kept.
-    spoilt = DraftModule.new(DraftConfig(draft=str(tmp_path / "out")), TARGET)
+    spoilt = DraftModule.new(CheckpointConfig(draft=str(tmp_path / "out")), TARGET)
     train(spoilt, rows, rows, replace(SETTINGS, learning_rate=10.0), tmp_path / "kept")
     kept = DraftModule.load(tmp_path / "kept", TARGET)
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), kept.parameters(), strict=True))
-    with pytest.raises(OutpaceError, match="has its own hidden_size; leave that out"):
-        DraftConfig(draft="x", hidden_size=8)
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     draft().save(tmp_path)
     other = Target(tiny_llama(vocabulary=50))
     with pytest.raises(OutpaceError, match="has 41 token ids and the target 50; one is trained in the"):
-        DraftModule.new(DraftConfig(draft=str(tmp_path)), other)
+        DraftModule.new(CheckpointConfig(draft=str(tmp_path)), other)
     with pytest.raises(OutpaceError, match="transformers cannot load 'nowhere/at/all'"):
-        DraftModule.new(DraftConfig(draft="nowhere/at/all"), TARGET)
+        DraftModule.new(CheckpointConfig(draft="nowhere/at/all"), TARGET)
     with pytest.raises(OutpaceError, match="depth must be at least 1"):
         DraftConfig(depth=0)
     with pytest.raises(OutpaceError, match="a text has 30 tokens, and the drafter is made for 24"):
@@ -178,6 +177,24 @@ def test_own_text_is_learnt_from_the_target_alone(documents: list[Document]) -> 
 
     draft().loss(wrong, keep)
     assert torch.equal(labels[0], batch.logits.argmax(dim=-1)[batch.ahead(1)])
+
+
+def test_each_forward_and_each_process_has_its_own_text(documents: list[Document]) -> None:
+    module = draft()
+    rows = [[document] for document in documents[:4]]
+    feed = Feed(module, rows, together=4, seed=1, on_policy=0.5)
+    batches = [feed.batch(forward) for forward in range(4)]
+    assert [batch.sampled for batch in batches] == [False, True, False, True]
+    assert torch.equal(feed.batch(1).tokens, batches[1].tokens)
+    assert sorted(batches[1].tokens[:, :3].tolist()) == sorted(batches[3].tokens[:, :3].tolist())
+    assert sorted(batches[1].tokens.tolist()) != sorted(batches[3].tokens.tolist())
+    assert sorted(batches[0].tokens.tolist()) == sorted(list(d.tokens) for d in documents[:4])
+    shares = [Feed(module, rows, 2, 1, process=process, processes=2).batch(0) for process in range(2)]
+    shared = [row for share in shares for row in share.tokens.tolist()]
+    assert sorted(shared) == sorted(batches[0].tokens.tolist())
+    same = [[documents[0]]] * 4
+    own = [Feed(module, same, 2, 1, 1.0, process=process, processes=2).batch(0) for process in range(2)]
+    assert len({tuple(row) for share in own for row in share.tokens.tolist()}) == 4
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.0, 0), (0.25, 5), (0.5, 10), (0.3, 6), (1.0, 20)])
