@@ -39,7 +39,7 @@ def summary(online: Online) -> str:
     if not rounds:
         return (
             f"online: nothing was learnt; a round begins every {online.learning.every} tokens, "
-            f"once there are {online.learning.held_back} requests to learn from"
+            f"once {online.learning.held_back * online.learning.measured} were decoded"
         )
     kept = Counter(found.kept for found in rounds)
     last = rounds[-1].expected_length

@@ -110,11 +110,13 @@ class Buffer:
     Args:
         tokens: how many it may hold.
         held_back: one record of so many is never learnt from, but measured on; at least 2.
+        measured: tokens of the target's own to measure on.
     """
 
-    def __init__(self, tokens: int, held_back: int) -> None:
+    def __init__(self, tokens: int, held_back: int, measured: int) -> None:
         self._limit = tokens
         self._held_back = held_back
+        self._measured = measured
         self._records: deque[tuple[bool, Record]] = deque()
         self._added = 0
         self.tokens = 0
@@ -136,9 +138,14 @@ class Buffer:
 
     @property
     def held_back(self) -> list[Record]:
-        """Those to measure on: of all that are held back the newer half, at least one if there is any."""
-        found = [record for held, record in self._records if held]
-        return found[len(found) // 2 :]
+        """Those to measure on: the newest of those held back; none where they are too short to tell."""
+        found: list[Record] = []
+        tokens = 0
+        for held, record in reversed(self._records):
+            if held and tokens < self._measured:
+                found.append(record)
+                tokens += len(record.tokens) - record.context
+        return found if tokens >= self._measured else []
 
 
 def batch_of(

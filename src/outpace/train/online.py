@@ -77,7 +77,7 @@ class Online:
         self.error: Exception | None = None
         self._report = report
         self._trainee = Trainee(self._module, self.learning)
-        self._buffer = Buffer(self.learning.tokens, self.learning.held_back)
+        self._buffer = Buffer(self.learning.tokens, self.learning.held_back, self.learning.measured)
         self._open: dict[Sequence, Recording] = {}
         self._fresh = 0  # tokens decoded that have come into the buffer since the last round began
         self._learnt: Weights | None = None  # what is to be drafted with from the next step on

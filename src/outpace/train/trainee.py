@@ -39,6 +39,8 @@ class Learning:
         learning_rate: of AdamW; the same in all updates.
         objective: a name in ``outpace.train.objectives``.
         held_back: one stretch of so many is measured on, not learnt from; at least 2.
+        measured: tokens of output to measure on, the newest of those held back. There is no round before
+            there are as many: on fewer, luck would decide what is kept.
         seed: of the order.
     """
 
@@ -51,15 +53,26 @@ class Learning:
     learning_rate: float = 1e-4
     objective: str = "forward_kl"
     held_back: int = 4
+    measured: int = 512
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("length", 8), ("every", 1), ("updates", 1), ("rows", 1), ("held_back", 2)):
+        for name, least in (
+            ("length", 8),
+            ("every", 1),
+            ("updates", 1),
+            ("rows", 1),
+            ("held_back", 2),
+            ("measured", 1),
+            ("tokens", 2 * self.length),
+        ):
             if getattr(self, name) < least:
                 raise OutpaceError(f"online: {name} must be at least {least}, not {getattr(self, name)}")
-        if self.tokens < 2 * self.length:
+        if 2 * self.measured * self.held_back > self.tokens:
             raise OutpaceError(
-                f"online: tokens must be at least twice the length of {self.length}, not {self.tokens}"
+                f"online: a buffer of tokens={self.tokens} does not hold measured={self.measured} of output "
+                f"at one in held_back={self.held_back}; it must be at least "
+                f"{2 * self.measured * self.held_back}"
             )
         if self.places not in ("rejected", "all"):
             raise OutpaceError(f"online: places must be 'rejected' or 'all', not {self.places!r}")

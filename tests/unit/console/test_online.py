@@ -14,7 +14,7 @@ from outpace.cli import app
 from outpace.console.models import Loaded
 from outpace.core import SamplingParams
 from outpace.drafters.medusa import MedusaConfig, MedusaHeads
-from outpace.train import Online
+from outpace.train import Learning, Online
 
 Run = Callable[..., Any]
 PROMPTS = [f"say {number}" for number in range(8)]
@@ -22,6 +22,9 @@ PROMPTS = [f"say {number}" for number in range(8)]
 
 class Thorough(Online):
     """Whatever the clock says, there is a round."""
+
+    def __init__(self, target: Any, drafter: str) -> None:
+        super().__init__(target, drafter, Learning(measured=20))
 
     def close(self) -> None:
         super().close()

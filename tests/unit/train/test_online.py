@@ -28,7 +28,7 @@ from outpace.train.trainee import Round, Trainee
 PROMPTS = [[place, place + 3, place + 1] for place in range(1, 13)]
 GREEDY = SamplingParams(max_new_tokens=24, ignore_eos=True)
 SAMPLED = SamplingParams(max_new_tokens=24, temperature=0.8, seed=5, ignore_eos=True)
-LEARNING = Learning(tokens=4096, length=64, updates=12, rows=4, learning_rate=5e-3)
+LEARNING = Learning(tokens=4096, length=64, updates=12, rows=4, learning_rate=5e-3, measured=20)
 SMALL: dict[str, dict[str, Any]] = {
     "dflash": {"tokens": 3, "anchors": 8, "depth": 1},
     "spec_drafter": {"tokens": 3, "anchors": 8, "depth": 1},
@@ -458,7 +458,9 @@ def test_what_cannot_learn_is_refused(drafter: Any, message: str) -> None:
         ({"updates": 0}, "updates"),
         ({"rows": 0}, "rows"),
         ({"held_back": 1}, "held_back must be at least 2"),
-        ({"tokens": 100}, "twice the length of 64"),
+        ({"tokens": 100}, "tokens must be at least 128"),
+        ({"measured": 0}, "measured must be at least 1"),
+        ({"measured": 600}, "it must be at least 4800"),
         ({"places": "some"}, "'rejected' or 'all'"),
         ({"learning_rate": 0.0}, "learning_rate must be above 0"),
         ({"objective": "luck"}, "there is no objective 'luck'"),

@@ -153,7 +153,7 @@ def record(length: int, context: int = 1, places: Seq[int] = (1,), first: int = 
 
 
 def test_the_oldest_goes() -> None:
-    buffer = Buffer(tokens=20, held_back=3)
+    buffer = Buffer(tokens=20, held_back=3, measured=5)
     every = [record(6, first=10 * number) for number in range(1, 10)]
     for number, one in enumerate(every, start=1):
         buffer.add(one)
@@ -166,12 +166,14 @@ def test_the_oldest_goes() -> None:
     assert buffer.tokens == 20 and len(buffer.learnt) == 2
 
 
-def test_the_newer_half_is_measured_on() -> None:
-    buffer = Buffer(tokens=1000, held_back=2)
+def test_the_newest_are_measured_on_where_they_are_enough() -> None:
+    buffer = Buffer(tokens=1000, held_back=2, measured=12)
     every = [record(6, first=10 * number) for number in range(10)]
-    for one in every:
+    for number, one in enumerate(every, start=1):
         buffer.add(one)
-    assert buffer.learnt == every[::2] and buffer.held_back == every[1::2][2:]
+        # Five tokens of each are the target's own.
+        assert buffer.held_back == (every[1:number:2][:-4:-1] if number > 5 else [])
+    assert buffer.learnt == every[::2] and len(buffer.held_back) == 3
 
 
 def test_records_as_a_batch() -> None:
