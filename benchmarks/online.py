@@ -100,7 +100,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--drafter", default="draft_model:num_draft_tokens=4")
     plain = Learning()
-    for name in ("tokens", "length", "updates", "rows", "seed"):
+    for name in ("tokens", "length", "updates", "rows", "measured", "seed"):
         parser.add_argument(f"--learning-{name}", type=int, default=getattr(plain, name))
     parser.add_argument("--learning-rate", type=float, default=plain.learning_rate)
     parser.add_argument("--places", default=plain.places, choices=("rejected", "all"))
@@ -116,7 +116,7 @@ def main() -> None:
         objective=options.objective,
         **{
             name: getattr(options, f"learning_{name}")
-            for name in ("tokens", "length", "updates", "rows", "seed")
+            for name in ("tokens", "length", "updates", "rows", "measured", "seed")
         },
     )
     tokenizer = AutoTokenizer.from_pretrained(outpace.nano_path())

@@ -282,7 +282,7 @@ def test_what_is_worse_is_undone(rate: float, finite: bool) -> None:
 
 
 def test_a_drafter_that_has_become_bad_begins_anew() -> None:
-    learner = online("medusa", replace(LEARNING, learning_rate=1e-9, updates=1))
+    learner = online("medusa", replace(LEARNING, learning_rate=1e-9, updates=1, measured=72))
     first = weights(learner)
     running = engine(learner)
     running.generate(PROMPTS, GREEDY)
