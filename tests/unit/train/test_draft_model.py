@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -185,6 +186,11 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         DraftModule.new(CheckpointConfig(draft=str(tmp_path)), other)
     with pytest.raises(OutpaceError, match="transformers cannot load 'nowhere/at/all'"):
         DraftModule.new(CheckpointConfig(draft="nowhere/at/all"), TARGET)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights.pop("model.norm.weight")
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(OutpaceError, match=r"are not complete: there is no model\.norm\.weight"):
+        DraftModule.new(CheckpointConfig(draft=str(tmp_path)), TARGET)
     with pytest.raises(OutpaceError, match="a target of the class ToyTarget cannot be trained"):
         ToyTarget().read(*[torch.zeros(1, 1)] * 3)
     with pytest.raises(OutpaceError, match="depth must be at least 1"):
