@@ -101,7 +101,6 @@ class DraftModule(Learned):
 
     @property
     def writer(self) -> TargetModel:
-        # Made anew where the module was cast or moved.
         like = self.model.dtype, self.model.device
         # Made anew where the module was cast or moved.
         if self._writer is None or self._writer[0] != like:

@@ -23,6 +23,7 @@ from outpace.train import data
 from outpace.train.boosting import accepted_together, fingerprint, load_earlier, still_wrong
 from outpace.train.data import Document
 from outpace.train.distil import answer
+from outpace.train.feed import Feed
 from outpace.train.loop import Training, train
 from outpace.train.metric import replay
 from outpace.train.reading import read_batch
@@ -82,6 +83,17 @@ def test_places_that_an_earlier_drafter_gets_right_do_not_count(
     both = still_wrong(batch, [earlier, other])
     assert torch.equal(both.counted, found.counted & still_wrong(batch, [other]).counted)
     assert torch.equal(found.tokens, batch.tokens)
+
+
+def test_training_is_fed_what_is_still_wrong(documents: list[Document], first: Path) -> None:
+    rows = [documents[5:7], documents[20:22]]
+    earlier = loaded(first)
+    plain = Feed(draft(1), rows, together=2, seed=0).batch(0)
+    fed = Feed(draft(1), rows, together=2, seed=0, earlier=[earlier])
+    assert torch.equal(fed.batch(0).counted, still_wrong(plain, [earlier]).counted)
+    assert fed.batch(0).counted.sum() < plain.counted.sum()
+    # What is measured on is whole.
+    assert next(iter(fed.each(rows))).counted.sum() == plain.counted.sum()
 
 
 def test_what_is_learnt_is_drafted_together_as_was_measured(
