@@ -249,7 +249,11 @@ RowLength = Annotated[
 ]
 HeldOut = Annotated[
     float,
-    typer.Option("--held-out", help="Share of the documents to measure on.", rich_help_panel=_DATA),
+    typer.Option(
+        "--held-out",
+        help="Share of the documents to report on; half as many more are for calibration.",
+        rich_help_panel=_DATA,
+    ),
 ]
 Steps = Annotated[int, typer.Option("--steps", help="Updates of the weights.", rich_help_panel=_TRAINING)]
 BatchRows = Annotated[int, typer.Option("--rows", help="Rows to a forward.", rich_help_panel=_TRAINING)]

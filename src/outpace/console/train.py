@@ -37,7 +37,7 @@ class Corpus:
         distil: the target answers every prompt, also those whose answer is there.
         max_new_tokens, temperature: of those answers.
         length: tokens of a packed row.
-        held_out: the share of the documents that is measured on.
+        held_out: the share of the documents that is reported on; half as many more are for calibration.
     """
 
     source: Path
@@ -65,8 +65,10 @@ def run(method: str, model: Loaded, corpus: Corpus, settings: Training, out: Pat
     torch_seed(settings.seed)
     module = module_of(method, model.target)
     documents = _documents(model, corpus, out)
-    kept, held_out = data.split(documents, corpus.held_out)
-    rows = data.pack(kept, corpus.length)
+    parts = data.split(documents, corpus.held_out)
+    rows, calibration, held_out = (
+        data.pack(part, corpus.length) for part in (parts.learnt, parts.calibration, parts.held_out)
+    )
     with progress.bar(settings.steps, "steps") as bar:
         last = {"length": ""}
 
@@ -76,14 +78,15 @@ def run(method: str, model: Loaded, corpus: Corpus, settings: Training, out: Pat
             else:
                 last["length"] = f", {entry['expected_length']:.2f} tokens a step"
 
-        reached = train(module, rows, data.pack(held_out, corpus.length), settings, out, report)
+        reached = train(module, rows, held_out, settings, out, report, calibration)
     found = {
         "method": module.method,
         "target": dataclasses.asdict(Fit.of(model.target)),
         "parameters": sum(weight.numel() for weight in module.parameters()),
-        "documents": len(kept),
-        "held_out_documents": len(held_out),
-        "tokens": sum(len(document.tokens) for document in kept),
+        "documents": len(parts.learnt),
+        "calibration_documents": len(parts.calibration),
+        "held_out_documents": len(parts.held_out),
+        "tokens": sum(len(document.tokens) for document in parts.learnt),
         "steps": reached.step,
         **reached.measured,
         "seconds": time.perf_counter() - began,

@@ -51,6 +51,12 @@ class Batch:
     hidden: Mapping[int, Tensor]
     logits: Tensor
 
+    @property
+    def seen(self) -> Tensor:
+        """[B, T, T]: whether each place, of those in the second axis, sees another: its document's, so far."""
+        order = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return (self.documents[:, :, None] == self.documents[:, None]) & (order[:, None] >= order)
+
     def ahead(self, distance: int) -> Tensor:
         """[B, T]: whether the place so far ahead is of the same document, and its token counted."""
         found = torch.zeros_like(self.counted)
@@ -197,8 +203,23 @@ class Learned(nn.Module, ABC):
         """
 
     def calibrate(self, batches: Iterable[Batch]) -> None:
-        """Measure on held-out text what it drafts by, once it is trained. (By default nothing.)"""
+        """Measure what it drafts by, once it is trained, on text of its own. (By default nothing.)"""
         del batches
+
+    def figures(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """What else is to be known of it on held-out text, by name. (By default nothing.)"""
+        del batches
+        return {}
+
+    # -- how it is trained -------------------------------------------------------------------------------
+
+    def begin(self, step: int, steps: int) -> None:
+        """The update ``step`` of ``steps`` is about to begin, from 0. (By default each is like the others.)"""
+        del step, steps
+
+    def groups(self) -> list[tuple[float, list[nn.Parameter]]]:
+        """Its weights, and the learning rate of each group of them, relative to the run's."""
+        return [(1.0, list(self.parameters()))]
 
     # -- with a target -----------------------------------------------------------------------------------
 

@@ -96,6 +96,7 @@ def train(
     settings: Training,
     out: Path,
     report: Callable[[Mapping[str, Any]], None] = lambda entry: None,
+    calibration: Seq[Row] = (),
 ) -> Progress:
     """Train a module on packed rows; the best weights by the held-out expected length end up in ``out``.
 
@@ -105,14 +106,15 @@ def train(
     Args:
         module: bound to its target.
         report: called with each entry of the log, ``log.jsonl`` in ``out``.
+        calibration: rows that a module measures on what it drafts by, such as how often each head is right;
+            neither learnt nor held out. Heads need some.
 
     Raises:
         OutpaceError: accelerate is missing, or the checkpoint is of other data or settings.
     """
     accelerator = _accelerator(module.target, settings)
-    optimizer = torch.optim.AdamW(
-        module.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
-    )
+    groups = [{"params": weights, "relative": rate} for rate, weights in module.groups()]
+    optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
     prepared, optimizer = accelerator.prepare(module, optimizer)
     checkpoints = Checkpoints(out, accelerator, _signature(module, rows, settings))
     progress = Progress(**checkpoints.load())
@@ -121,7 +123,8 @@ def train(
     while progress.step < settings.steps and not (settings.patience and progress.waited >= settings.patience):
         torch.manual_seed(key(settings.seed, progress.step))
         for group in optimizer.param_groups:
-            group["lr"] = settings.rate(progress.step)
+            group["lr"] = settings.rate(progress.step) * group["relative"]
+        module.begin(progress.step, settings.steps)
         batches = (
             [rows[place] for place in order.places(progress.step * settings.accumulate + turn)]
             for turn in range(settings.accumulate)
@@ -130,7 +133,7 @@ def train(
         progress.step += 1
         log.write(_entry(progress.step, parts, settings.rate(progress.step - 1)))
         if progress.step % settings.evaluate_every == 0 or progress.step == settings.steps:
-            log.write(_measure(module, held_out, settings, progress))
+            log.write(_measure(module, held_out, calibration, settings, progress))
             if progress.waited == 0 and accelerator.is_main_process:
                 module.save(out)
             checkpoints.save(asdict(progress))
@@ -180,16 +183,19 @@ def _signature(module: Learned, rows: Seq[Row], settings: Training) -> dict[str,
     }
 
 
-def _measure(module: Learned, held_out: Seq[Row], settings: Training, progress: Progress) -> dict[str, Any]:
+def _measure(
+    module: Learned, held_out: Seq[Row], calibration: Seq[Row], settings: Training, progress: Progress
+) -> dict[str, Any]:
     """What the module is worth on held-out text; a better one is noted in the progress."""
     module.eval()
-    module.calibrate(_batches(module, held_out, settings.rows))
+    module.calibrate(_batches(module, calibration, settings.rows))
     replay, loss = evaluate(module, _batches(module, held_out, settings.rows), objective(settings.objective))
     module.train()
     found = {
         "held_out_loss": loss,
         "expected_length": replay.expected_length,
         "accepted_per_position": replay.acceptance,
+        **module.figures(_batches(module, held_out, settings.rows)),
     }
     if replay.expected_length > progress.best:
         progress.best, progress.waited, progress.measured = replay.expected_length, 0, found
