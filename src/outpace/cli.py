@@ -310,6 +310,7 @@ def train_drafter(
     out: o.DrafterOut,
     model: o.ModelName = None,
     objective: o.ObjectiveName = "ground_truth",
+    tune: o.Tune = "",
     distil: o.Distil = False,
     chat: o.ChatPrompts = False,
     steps: o.Steps = 1000,
@@ -336,6 +337,7 @@ def train_drafter(
     chats. Prompts without an answer are answered by the model itself; with
     --distil all of them are. A run that was interrupted goes on where the same
     command is given again. The drafter is then `METHOD:path=OUT`.
+    With --tune lora the model learns too, and decodes as --model OUT/target.
     """
     with screen.busy(f"loading {model or 'the embedded model'} ..."):
         from outpace.console import train
@@ -355,7 +357,7 @@ def train_drafter(
         )
         loaded = load(model, device, dtype, trust_remote_code)
     corpus = train.Corpus(data, chat, distil, max_new_tokens, temperature, length, held_out)
-    found = train.run(method, loaded, corpus, settings, out)
+    found = train.run(method, loaded, corpus, settings, out, tune)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:

@@ -236,6 +236,15 @@ ObjectiveName = Annotated[
         rich_help_panel=_TRAINING,
     ),
 ]
+Tune = Annotated[
+    str,
+    typer.Option(
+        "--tune",
+        metavar="SPEC",
+        help="Train the model as well, as in lora:rank=8,alpha=16,warmup=0.25: its tokens change.",
+        rich_help_panel=_TRAINING,
+    ),
+]
 Distil = Annotated[
     bool,
     typer.Option("--distil", help="Let the model answer all prompts anew.", rich_help_panel=_DATA),

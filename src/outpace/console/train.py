@@ -22,7 +22,9 @@ from outpace.targets.base import TargetModel
 from outpace.train import data, provenance
 from outpace.train.data import Document
 from outpace.train.distil import answer
+from outpace.train.joint import TARGET, Joint
 from outpace.train.loop import Training, train
+from outpace.train.lora import LoRA
 
 ANSWERS, MADE_FROM = "answers.jsonl", "answers.json"
 
@@ -59,11 +61,19 @@ def module_of(method: str, target: TargetModel) -> Learned:
     return LEARNED[method.partition(":")[0].strip()].new(config, target)
 
 
-def run(method: str, model: Loaded, corpus: Corpus, settings: Training, out: Path) -> dict[str, Any]:
-    """Train, and write the drafter and its provenance; what came of it."""
+def run(
+    method: str, model: Loaded, corpus: Corpus, settings: Training, out: Path, tune: str = ""
+) -> dict[str, Any]:
+    """Train, and write the drafter and its provenance; what came of it.
+
+    Args:
+        tune: how the model itself is trained too, as in ``lora:rank=16``; empty leaves it as it is.
+    """
     began = time.perf_counter()
     torch_seed(settings.seed)
     module = module_of(method, model.target)
+    if tune:
+        module = Joint(module, load("way to train a model", {"lora": LoRA}, tune))
     documents = _documents(model, corpus, out)
     parts = data.split(documents, corpus.held_out)
     rows, calibration, held_out = (
@@ -80,7 +90,7 @@ def run(method: str, model: Loaded, corpus: Corpus, settings: Training, out: Pat
 
         reached = train(module, rows, held_out, settings, out, report, calibration)
     found = {
-        "method": module.method,
+        "method": method.partition(":")[0].strip(),
         "target": dataclasses.asdict(Fit.of(model.target)),
         "parameters": sum(weight.numel() for weight in module.parameters()),
         "documents": len(parts.learnt),
@@ -95,11 +105,12 @@ def run(method: str, model: Loaded, corpus: Corpus, settings: Training, out: Pat
         "command": sys.argv,
         "data": {"source": str(corpus.source), "sha256": data.digest(documents)},
         "corpus": {name: value for name, value in vars(corpus).items() if name != "source"},
-        "settings": dataclasses.asdict(settings),
+        "settings": dataclasses.asdict(settings) | {"tune": tune},
         "result": found,
     }
     provenance.write(out, facts)
-    return {**found, "out": str(out)}
+    tuned = {"tuned_model": str(out / TARGET)} if tune else {}
+    return {**found, "out": str(out), **tuned}
 
 
 def torch_seed(seed: int) -> None:

@@ -53,7 +53,7 @@ class Batch:
 
     @property
     def seen(self) -> Tensor:
-        """[B, T, T]: whether each place, of those in the second axis, sees another: its document's, so far."""
+        """[B, T, T]: whether a place (second axis) sees another: its document's, up to itself."""
         order = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         return (self.documents[:, :, None] == self.documents[:, None]) & (order[:, None] >= order)
 
@@ -214,7 +214,7 @@ class Learned(nn.Module, ABC):
     # -- how it is trained -------------------------------------------------------------------------------
 
     def begin(self, step: int, steps: int) -> None:
-        """The update ``step`` of ``steps`` is about to begin, from 0. (By default each is like the others.)"""
+        """The update ``step`` of ``steps``, from 0, is about to begin. (By default all are alike.)"""
         del step, steps
 
     def groups(self) -> list[tuple[float, list[nn.Parameter]]]:
