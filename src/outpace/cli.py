@@ -18,7 +18,7 @@ import typer
 from outpace import __version__
 from outpace.console import options as o
 from outpace.console import prompts, screen
-from outpace.console.writer import Writer
+from outpace.console.writer import Writer, check_out
 from outpace.core import OutpaceError, SamplingParams
 
 if TYPE_CHECKING:
@@ -364,6 +364,53 @@ def train_drafter(
         screen.out().print(train.table(found))
 
 
+@app.command(
+    epilog="Example: [bold]outpace search --data prompts.jsonl --trials 100 --out layers.json[/bold]"
+)
+@guarded
+def search(
+    data: o.TrainingData,
+    out: o.LayersOut = None,
+    overwrite: o.Overwrite = False,
+    model: o.ModelName = None,
+    trials: o.Trials = 100,
+    num_draft_tokens: o.DraftTokens = 4,
+    measure: o.MeasureName = "counts",
+    prompts: o.PromptCount = 16,
+    chat: o.ChatPrompts = False,
+    max_new_tokens: o.MaxNewTokens = 128,
+    temperature: o.Temperature = 0.0,
+    seed: o.SearchSeed = 0,
+    device: o.Device = None,
+    dtype: o.Dtype = "auto",
+    trust_remote_code: o.Trust = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """Search for the layers that the drafter `self_speculative` had best skip.
+
+    The data are those of `outpace train`; their prompts are decoded once for
+    each set of layers. Ctrl-C ends the search with the best set so far.
+    """
+    params = sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    if out is not None:
+        if out.suffix != ".json":
+            raise OutpaceError(f"--out must end in .json, as layers are told from files by it; not {out}")
+        check_out(out, overwrite)
+    with screen.busy(f"loading {model or 'the embedded model'} ..."):
+        from outpace.console import search as runner
+        from outpace.console.models import load
+        from outpace.console.train import table
+
+        settings = runner.Search(trials, num_draft_tokens, measure, prompts, seed)
+        loaded = load(model, device, dtype, trust_remote_code)
+    found, whole = runner.run(loaded, data, chat, params, settings, out)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        screen.out().print(table(found))
+    finish(whole)
+
+
 @datastores.command(
     "build", epilog="Example: [bold]outpace datastore build texts/ --out texts.datastore[/bold]"
 )
@@ -390,7 +437,6 @@ def build_datastore(
     if model is not None and vocabulary is not None:
         raise OutpaceError("give --model or --vocabulary, not both")
     from outpace.console import datastore
-    from outpace.console.writer import check_out
 
     check_out(out, overwrite)
     found = datastore.sources(sources, field, end_token)

@@ -292,3 +292,29 @@ TrainingSeed = Annotated[
 Bf16 = Annotated[
     bool, typer.Option("--bf16", help="Forwards of the drafter in bfloat16.", rich_help_panel=_TRAINING)
 ]
+
+_SEARCH = "Search"
+
+LayersOut = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Write the layers to this .json file.", rich_help_panel=_OUTPUT),
+]
+Trials = Annotated[int, typer.Option("--trials", help="Sets to try.", min=1, rich_help_panel=_SEARCH)]
+DraftTokens = Annotated[
+    int,
+    typer.Option("--num-draft-tokens", help="Tokens in a draft.", min=1, rich_help_panel=_SEARCH),
+]
+MeasureName = Annotated[
+    str,
+    typer.Option(
+        "--measure",
+        help="counts: tokens for the layers that ran, the same in every run; seconds: on this machine.",
+        rich_help_panel=_SEARCH,
+    ),
+]
+PromptCount = Annotated[
+    int, typer.Option("--prompts", help="Prompts of the data at most.", min=1, rich_help_panel=_DATA)
+]
+SearchSeed = Annotated[
+    int, typer.Option("--seed", help="Of the search, and of draws.", min=0, rich_help_panel=_SEARCH)
+]

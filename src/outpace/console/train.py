@@ -57,6 +57,8 @@ def module_of(method: str, target: TargetModel) -> Learned:
     Raises:
         OutpaceError: no such method or option, or a target that it does not fit.
     """
+    if method.partition(":")[0].strip() == "self_speculative":
+        raise OutpaceError("self_speculative is not trained; `outpace search` finds the layers it skips")
     config = load("method", {name: cls.config_type for name, cls in LEARNED.items()}, method)
     return LEARNED[method.partition(":")[0].strip()].new(config, target)
 
@@ -166,13 +168,14 @@ def _answers(model: Loaded, prompts: list[Document], corpus: Corpus, out: Path) 
 
 def table(found: Mapping[str, Any]) -> Table:
     """What came of a training, for a person."""
-    made = Table(show_header=False, box=None)
+    made = Table("", "", show_header=False, box=None)
+    made.columns[1].overflow = "fold"  # a path is there to be copied
     for name, value in found.items():
         shown = value
         if isinstance(value, float):
             shown = f"{value:.3f}"
-        elif isinstance(value, list):
-            shown = " ".join(f"{part:.3f}" for part in value)
+        elif isinstance(value, list | tuple):
+            shown = " ".join(f"{part:.3f}" if isinstance(part, float) else str(part) for part in value)
         elif isinstance(value, dict):
             shown = value.get("name", "")
         made.add_row(name.replace("_", " "), str(shown))

@@ -79,7 +79,7 @@ def test_a_model_is_trained_too_and_decodes(run: Run, folder: Path, model: Loade
     facts = json.loads((out / "target" / "adapter_config.json").read_text())
     moved = json.dumps(facts | {"base_model_name_or_path": "/nowhere/at/all"})
     (out / "target" / "adapter_config.json").write_text(moved)
-    with pytest.raises(OutpaceError, match="no such folder: /nowhere/at/all. If that lies elsewhere now"):
+    with pytest.raises(OutpaceError, match=r"no such folder: /nowhere/at/all\. If that lies elsewhere now"):
         load(str(out / "target"), device="cpu")
 
 
