@@ -213,7 +213,7 @@ class Learned(nn.Module, ABC):
 
     # -- how it is trained -------------------------------------------------------------------------------
 
-    def begin(self, step: int, steps: int) -> None:
+    def at_step(self, step: int, steps: int) -> None:
         """The update ``step`` of ``steps``, from 0, is about to begin. (By default all are alike.)"""
         del step, steps
 

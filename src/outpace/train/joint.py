@@ -81,9 +81,9 @@ class Joint(Learned):
         """The updates, by the names that the target's model has for them."""
         return dict(zip(self._updates.names, self.updates, strict=True))
 
-    def begin(self, step: int, steps: int) -> None:
+    def at_step(self, step: int, steps: int) -> None:
         self._alone = step < round(self.lora.warmup * steps)
-        self.module.begin(step, steps)
+        self.module.at_step(step, steps)
 
     def groups(self) -> list[tuple[float, list[nn.Parameter]]]:
         return [*self.module.groups(), (self.lora.rate, list(self.updates))]

@@ -124,7 +124,7 @@ def train(
         torch.manual_seed(key(settings.seed, progress.step))
         for group in optimizer.param_groups:
             group["lr"] = settings.rate(progress.step) * group["relative"]
-        module.begin(progress.step, settings.steps)
+        module.at_step(progress.step, settings.steps)
         batches = (
             [rows[place] for place in order.places(progress.step * settings.accumulate + turn)]
             for turn in range(settings.accumulate)
