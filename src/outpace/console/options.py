@@ -219,9 +219,12 @@ Method = Annotated[
     typer.Argument(metavar="METHOD", help="With its options, as in medusa:heads=4.", show_default=False),
 ]
 TrainingData = Annotated[
-    Path,
+    str,
     typer.Option(
-        "--data", help="A .jsonl file, or a folder of them.", rich_help_panel=_DATA, show_default=False
+        "--data",
+        help="A .jsonl file, a folder of them, or hub:name=openai/gsm8k,config=main,split=train.",
+        rich_help_panel=_DATA,
+        show_default=False,
     ),
 ]
 DrafterOut = Annotated[
@@ -243,6 +246,32 @@ Tune = Annotated[
         metavar="SPEC",
         help="Train the model as well, as in lora:rank=8,alpha=16,warmup=0.25: its tokens change.",
         rich_help_panel=_TRAINING,
+    ),
+]
+OnPolicy = Annotated[
+    float,
+    typer.Option(
+        "--on-policy",
+        help="Share of forwards on a draft model's own answers to the prompts, scored by the model.",
+        rich_help_panel=_TRAINING,
+    ),
+]
+DraftToTrain = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        help="For draft_model: go on from this folder or name on the hub. [default: from scratch]",
+        rich_help_panel=_TRAINING,
+        show_default=False,
+    ),
+]
+BoostAfter = Annotated[
+    str | None,
+    typer.Option(
+        "--boost-after",
+        help="Folders of trained drafters, between commas: learn what they get wrong.",
+        rich_help_panel=_TRAINING,
+        show_default=False,
     ),
 ]
 Distil = Annotated[

@@ -11,7 +11,7 @@ from outpace.console import progress, screen
 from outpace.console.interrupt import Interrupt
 from outpace.console.models import Loaded
 from outpace.core import OutpaceError, SamplingParams
-from outpace.train import data
+from outpace.train import data, hub
 from outpace.train.skipping import Measure, SkippedLayers, find_skipped_layers
 
 
@@ -39,7 +39,7 @@ class Search:
 
 
 def run(
-    model: Loaded, source: Path, chat: bool, params: SamplingParams, search: Search, out: Path | None
+    model: Loaded, source: str, chat: bool, params: SamplingParams, search: Search, out: Path | None
 ) -> tuple[dict[str, Any], bool]:
     """Search; what was found, and whether the search ran to its end. The best so far is there if not.
 
@@ -83,9 +83,10 @@ def _spelled(found: SkippedLayers) -> str:
     return "+".join(map(str, found.skip))
 
 
-def _prompts(model: Loaded, source: Path, chat: bool, most: int) -> Seq[Seq[int]]:
+def _prompts(model: Loaded, source: str, chat: bool, most: int) -> Seq[Seq[int]]:
     """The first prompts of the data that leave room for an answer; a text without one is a prompt."""
-    documents = data.read(source, model, chat)
+    read = hub.read if source.startswith(hub.PREFIX) else data.read
+    documents = read(source, model, chat)
     given = [document.tokens[: document.prompt] or document.tokens for document in documents]
     context = model.target.context
     fits = [prompt for prompt in given if context is None or len(prompt) < context]

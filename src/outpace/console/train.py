@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from outpace.drafters import LEARNED
 from outpace.drafting.learned import Fit, Learned
 from outpace.spec import load
 from outpace.targets.base import TargetModel
-from outpace.train import data, provenance
+from outpace.train import data, hub, provenance
+from outpace.train.boosting import load_earlier
 from outpace.train.data import Document
 from outpace.train.distil import answer
+from outpace.train.feed import Feed
 from outpace.train.joint import TARGET, Joint
 from outpace.train.loop import Training, train
 from outpace.train.lora import LoRA
+from outpace.train.metric import replay
 
 ANSWERS, MADE_FROM = "answers.jsonl", "answers.json"
 
@@ -34,7 +38,7 @@ class Corpus:
     """What is learnt from.
 
     Attributes:
-        source: a JSONL file, or a folder of them.
+        source: a JSONL file, a folder of them, or a data set of the hub, as ``outpace.train.hub`` reads it.
         chat: prompts are turns of a chat.
         distil: the target answers every prompt, also those whose answer is there.
         max_new_tokens, temperature: of those answers.
@@ -42,7 +46,7 @@ class Corpus:
         held_out: the share of the documents that is reported on; half as many more are for calibration.
     """
 
-    source: Path
+    source: str
     chat: bool
     distil: bool
     max_new_tokens: int
@@ -51,36 +55,53 @@ class Corpus:
     held_out: float
 
 
-def module_of(method: str, target: TargetModel) -> Learned:
-    """An untrained module of a method, given as its name and options, as in ``medusa:heads=5``.
+def module_of(method: str, target: TargetModel, draft: str | None = None) -> Learned:
+    """A module of a method that is to be trained, the method given as in ``medusa:heads=5``.
+
+    Args:
+        draft: a model to go on from, where the method begins with one.
 
     Raises:
         OutpaceError: no such method or option, or a target that it does not fit.
     """
     if method.partition(":")[0].strip() == "self_speculative":
         raise OutpaceError("self_speculative is not trained; `outpace search` finds the layers it skips")
-    config = load("method", {name: cls.config_type for name, cls in LEARNED.items()}, method)
-    return LEARNED[method.partition(":")[0].strip()].new(config, target)
+    begins = {name: cls.checkpoint_type or cls.config_type for name, cls in LEARNED.items()}
+    types = {name: cls.config_type for name, cls in LEARNED.items()} if draft is None else begins
+    options, cls = load("method", types, method), LEARNED[method.partition(":")[0].strip()]
+    return cls.new(options, target) if draft is None else cls.begin(draft, options, target)
 
 
 def run(
-    method: str, model: Loaded, corpus: Corpus, settings: Training, out: Path, tune: str = ""
+    method: str,
+    model: Loaded,
+    corpus: Corpus,
+    settings: Training,
+    out: Path,
+    draft: str | None = None,
+    boost_after: Seq[str] = (),
+    tune: str = "",
 ) -> dict[str, Any]:
     """Train, and write the drafter and its provenance; what came of it.
 
     Args:
+        draft: a model to go on from.
+        boost_after: folders of drafters whose mistakes are to be learnt.
         tune: how the model itself is trained too, as in ``lora:rank=16``; empty leaves it as it is.
     """
     began = time.perf_counter()
+    _check_places(out, [draft, *boost_after])
     torch_seed(settings.seed)
-    module = module_of(method, model.target)
+    module = module_of(method, model.target, draft)
     if tune:
         module = Joint(module, load("way to train a model", {"lora": LoRA}, tune))
+    earlier = [load_earlier(folder, model.target) for folder in boost_after]
     documents = _documents(model, corpus, out)
     parts = data.split(documents, corpus.held_out)
     rows, calibration, held_out = (
         data.pack(part, corpus.length) for part in (parts.learnt, parts.calibration, parts.held_out)
     )
+    module.accompany(out, model.tokenizer)
     with progress.bar(settings.steps, "steps") as bar:
         last = {"length": ""}
 
@@ -90,7 +111,7 @@ def run(
             else:
                 last["length"] = f", {entry['expected_length']:.2f} tokens a step"
 
-        reached = train(module, rows, held_out, settings, out, report, calibration)
+        reached = train(module, rows, held_out, settings, out, report, earlier, calibration)
     found = {
         "method": method.partition(":")[0].strip(),
         "target": dataclasses.asdict(Fit.of(model.target)),
@@ -103,9 +124,14 @@ def run(
         **reached.measured,
         "seconds": time.perf_counter() - began,
     }
+    if earlier:
+        feed = Feed(earlier[0], held_out, settings.rows, settings.seed, earlier=earlier[1:])
+        found["earlier_expected_length"] = replay(earlier, feed.each(held_out)).expected_length
     facts = {
         "command": sys.argv,
-        "data": {"source": str(corpus.source), "sha256": data.digest(documents)},
+        "config": dataclasses.asdict(module.config),
+        "boost_after": list(boost_after),
+        "data": {"source": corpus.source, "sha256": data.digest(documents)},
         "corpus": {name: value for name, value in vars(corpus).items() if name != "source"},
         "settings": dataclasses.asdict(settings) | {"tune": tune},
         "result": found,
@@ -113,6 +139,15 @@ def run(
     provenance.write(out, facts)
     tuned = {"tuned_model": str(out / TARGET)} if tune else {}
     return {**found, "out": str(out), **tuned}
+
+
+def _check_places(out: Path, read: Seq[str | None]) -> None:
+    """Raises:
+    OutpaceError: what is read would be written over.
+    """
+    for folder in read:
+        if folder is not None and Path(folder).resolve() == out.resolve():
+            raise OutpaceError(f"{out} is read and would be written over; give another --out")
 
 
 def torch_seed(seed: int) -> None:
@@ -124,7 +159,8 @@ def torch_seed(seed: int) -> None:
 
 def _documents(model: Loaded, corpus: Corpus, out: Path) -> list[Document]:
     """The documents, the target's answers among them."""
-    documents = data.read(corpus.source, model, corpus.chat)
+    read = hub.read if corpus.source.startswith(hub.PREFIX) else data.read
+    documents = read(corpus.source, model, corpus.chat)
     context = model.target.context
     room = corpus.length if context is None else min(corpus.length, context)
     if room < corpus.length:

@@ -257,15 +257,22 @@ class CausalTarget(TargetModel):
     ) -> Output:
         arguments = {
             "inputs_embeds": states,
-            "attention_mask": self._masks.given(seen, positions),
-            "position_ids": positions,
-            "use_cache": False,
             "output_hidden_states": bool(hidden_layers),
+            **self._whole(positions, seen),
         }
         # Gradients stop at what is handed in: none are left on the model's own weights.
         own = {name: weight.detach() for name, weight in self.model.named_parameters()}
         output = torch.func.functional_call(self.model, own | dict(weights or {}), kwargs=arguments)
         return Output(output.logits, {layer: output.hidden_states[layer] for layer in hidden_layers})
+
+    def read(self, tokens: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+        logits: Tensor = self.model(input_ids=tokens, **self._whole(positions, seen)).logits
+        return logits
+
+    def _whole(self, positions: Tensor, seen: Tensor) -> dict[str, Any]:
+        """Arguments of a forward without a cache, all but what goes in."""
+        mask = self._masks.given(seen, positions)
+        return {"attention_mask": mask, "position_ids": positions, "use_cache": False}
 
     def _first_token(self, probe: Probe) -> Any:
         """The model's answer to a token without a cache."""
