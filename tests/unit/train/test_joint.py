@@ -80,7 +80,7 @@ def learn(
         if entry["step"] == stop and "loss" in entry:
             raise KeyboardInterrupt
 
-    train(made, rows, rows[:2], replace(SETTINGS, **changes), out, report, rows[2:])
+    train(made, rows, rows[:2], replace(SETTINGS, **changes), out, report, calibration=rows[2:])
     return {name: weight.clone() for name, weight in made.state_dict().items()}
 
 

@@ -123,7 +123,7 @@ def run(
             raise KeyboardInterrupt
 
     rows = data.pack(documents, 70)
-    train(module, rows[:-3], rows[-2:], replace(SETTINGS, **changes), out, report, rows[-3:-2])
+    train(module, rows[:-3], rows[-2:], replace(SETTINGS, **changes), out, report, calibration=rows[-3:-2])
     return module.state_dict()
 
 
@@ -177,7 +177,7 @@ def test_every_method_is_trained_and_goes_on_where_it_was(method: str, tmp_path:
             if entry["step"] == stop:
                 raise KeyboardInterrupt
 
-        progress = train(module, rows[3:], rows[:2], settings, out, report, rows[2:3])
+        progress = train(module, rows[3:], rows[:2], settings, out, report, calibration=rows[2:3])
         assert progress.best >= 1 and math.isfinite(progress.measured["held_out_loss"])
         return dict(module.state_dict())
 
