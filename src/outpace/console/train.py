@@ -111,7 +111,7 @@ def run(
             else:
                 last["length"] = f", {entry['expected_length']:.2f} tokens a step"
 
-        reached = train(module, rows, held_out, settings, out, report, earlier, calibration)
+        reached = train(module, rows, held_out, settings, out, report, earlier, calibration=calibration)
     found = {
         "method": method.partition(":")[0].strip(),
         "target": dataclasses.asdict(Fit.of(model.target)),
