@@ -26,13 +26,17 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that passed the target's self-test, its tokenizer, and how to say what it is."""
+    """A model that passed the target's self-test, its tokenizer, and how to say what it is.
+
+    ``source`` is the folder or the hub's name that it was loaded from.
+    """
 
     name: str
     target: TargetModel
     tokenizer: Any
     dtype: str
     device: str
+    source: str = ""
 
     def __str__(self) -> str:
         return f"{self.name}, {self.dtype} on {self.device}"
@@ -116,7 +120,7 @@ def load(
     except Exception as error:  # whatever transformers, the hub and a model's own code may raise
         raise OutpaceError(_explain(error, source, shown)) from error
     kind = str(model.dtype).removeprefix("torch.")
-    return Loaded(shown, Target(model), tokenizer, kind, str(place))
+    return Loaded(shown, Target(model), tokenizer, kind, str(place), source)
 
 
 def load_tokenizer(name: str | None = None, trust_remote_code: bool = False) -> tuple[str, Any]:
