@@ -18,10 +18,11 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; m
 h1 { font-size: 1.6rem } h2 { font-size: 1.3rem; border-bottom: 1px solid #ccc; margin-top: 2.5rem }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem }
 caption { text-align: left; color: #555; padding-bottom: .3rem }
-th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid #ddd }
+th, td { padding: .2rem .5rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
+thead th { white-space: normal; vertical-align: bottom }
 th:first-child, td:first-child { text-align: left }
 .plot { display: flex; flex-wrap: wrap; gap: 2rem; align-items: flex-start; margin: 1.5rem 0 }
-.plot figure { flex: 1 1 30rem; margin: 0 } .plot img { width: 100%; height: auto }
+.plot figure { flex: 1 1 30rem; max-width: 50rem; margin: 0 } .plot img { width: 100%; height: auto }
 .scroll { overflow-x: auto } figcaption { color: #333 } .failed { color: #a40000 }
 """
 
@@ -170,8 +171,8 @@ def _machine(rows: Seq[Row], roof: Roof) -> str:
     return "\n".join(
         [
             "<section>\n<h2>The machine</h2>",
-            f"<p>Measured here: {limits.bandwidth / 1e9:.1f} GB/s reading {limits.buffer_bytes / 1e6:.0f} MB, "
-            f"as much as the weights, and {limits.operations / 1e9:.0f} billion operations per second.</p>",
+            f"<p>Measured here: {limits.bandwidth / 1e9:.1f} GB/s reading {limits.buffer_bytes / 1e6:.0f} MB "
+            f"(as much as the weights), and {limits.operations / 1e9:.0f} billion operations per second.</p>",
             _plot(
                 plots.time_by_width(roof),
                 f"Line chart of the time of one forward by its tokens: {1000 * one.seconds:.2f} ms for "
@@ -216,7 +217,8 @@ def _table(caption: str, head: Seq[str], body: Seq[Seq[str]]) -> str:
         for row in body
     )
     return (
-        f'<div class="scroll"><table>\n<caption>{escape(caption)}</caption>\n<thead><tr>{titles}</tr></thead>\n'
+        f'<div class="scroll"><table>\n<caption>{escape(caption)}</caption>\n'
+        f"<thead><tr>{titles}</tr></thead>\n"
         f"<tbody>\n{rows}\n</tbody>\n</table></div>"
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -87,7 +88,7 @@ def time_by_width(roof: Roof) -> str:
 
 
 def roofline(rows: Seq[Row], roof: Roof) -> str:
-    """Operations a second over operations per byte: the roof, forwards by width, and each method's mean step."""
+    """Operations a second over operations per byte: the roof, forwards by width, each method's mean step."""
     axes, save = _figure(7.0, 4.2)
     limits, work = roof.limits, roof.work
     ridge = limits.operations / limits.bandwidth
@@ -141,7 +142,7 @@ def _look(number: int) -> dict[str, Any]:
     }
 
 
-def _figure(width: float, height: float) -> tuple[Axes, Any]:
+def _figure(width: float, height: float) -> tuple[Axes, Callable[[], str]]:
     """Axes to draw on, and what makes a data URI of them."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -156,7 +157,7 @@ def _figure(width: float, height: float) -> tuple[Axes, Any]:
         if handles:
             figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
         written = io.BytesIO()
-        # Letters as shapes, which look the same everywhere; no date, so that the same data make the same file.
+        # Letters as shapes look the same everywhere; without a date the same data make the same file.
         with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "outpace"}):
             figure.savefig(written, format="svg", metadata={"Date": None})
         return "data:image/svg+xml;base64," + base64.b64encode(written.getvalue()).decode()
