@@ -100,7 +100,8 @@ def test_version(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["demo", "generate", "chat", "drafters", "datastore build", "datastore info"]
+    "command",
+    ["demo", "generate", "chat", "drafters", "datastore build", "datastore info", "bench", "bench compare"],
 )
 def test_help_has_an_example(run: Run, command: str) -> None:
     shown = run(*command.split(), "--help").stdout
