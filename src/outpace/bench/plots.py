@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from outpace.bench.roof import Roof
 from outpace.bench.rows import Row
+from outpace.bench.scaling import Point, Scaling
 from outpace.core import OutpaceError
 
 if TYPE_CHECKING:
@@ -127,6 +128,50 @@ def roofline(rows: Seq[Row], roof: Roof) -> str:
     axes.set_ylabel("billion operations per second")
     axes.set_title("Roofline of the mean step")
     return save()
+
+
+def scaling_compression(found: Scaling) -> str:
+    """Tokens per step over the FLOPs of a step: measured points, and the fitted law's, for each N."""
+    axes, save = _figure(7.0, 4.6)
+    for number, (ngram, points) in enumerate(_by_ngram(found)):
+        x = [point.flops / found.plain_flops for point in points]
+        look = _look(number + 1)
+        axes.plot(x, [point.tau for point in points], **{**look, "ls": ""}, label=f"N = {ngram}, measured")
+        law = [found.fit.predict(point.setting) for point in points]
+        axes.plot(x, law, color=look["color"], ls="--", label=f"N = {ngram}, the fitted law")
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("FLOPs of a step, in those of a plain step")
+    axes.set_ylabel("tokens per step")
+    axes.set_title("The scaling law of lookahead decoding")
+    return save()
+
+
+def scaling_steps(found: Scaling) -> str:
+    """Steps over the FLOPs of a step, as shares of plain decoding's: on a line, if the claim holds."""
+    axes, save = _figure(7.0, 4.6)
+    for number, (ngram, points) in enumerate(_by_ngram(found)):
+        x = [point.flops / found.plain_flops for point in points]
+        axes.plot(x, [p.steps / found.plain_steps for p in points], label=f"N = {ngram}", **_look(number + 1))
+    axes.axhline(1, color=_COLOURS[0], lw=1, ls="--", label="plain decoding")
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("FLOPs of a step, in those of a plain step")
+    axes.set_ylabel("steps, in plain decoding's")
+    axes.set_title("Steps over the logarithm of the FLOPs per step")
+    return save()
+
+
+def _by_ngram(found: Scaling) -> list[tuple[int, list[Point]]]:
+    sizes = sorted({point.setting.ngram for point in found.points})
+    return [
+        (
+            size,
+            sorted(
+                (point for point in found.points if point.setting.ngram == size),
+                key=lambda point: point.flops,
+            ),
+        )
+        for size in sizes
+    ]
 
 
 def _label(row: Row) -> str:
