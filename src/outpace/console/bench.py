@@ -99,7 +99,7 @@ def plan(
         load_drafter(spec)
     load_verifier(verifier)
     return Plan(
-        suites=tuple(load_suite(name, data).first(limit) for name in names),
+        suites=tuple(load_suite(name, data) for name in names),
         limit=limit,
         drafters=tuple(specs),
         verifier=verifier,
@@ -172,7 +172,7 @@ def _measure_all(chosen: Plan, model: Loaded) -> Record:
             notes.append(
                 f"{suite.name}: {fits.left_out} prompts left out, too long for the model or not there"
             )
-        suites.append(fits)
+        suites.append(fits.first(chosen.limit))
     assistant = chosen.assistant
     if assistant is None and model.source == str(nano_path()):
         assistant = str(nano_draft_path())

@@ -46,6 +46,7 @@ def _numbers(option: str, text: str, least: int) -> list[int]:
 def run(
     model: Loaded,
     suite: Suite,
+    limit: int | None,
     settings: Settings,
     grid: list[Setting],
     from_text: bool,
@@ -59,7 +60,7 @@ def run(
         OutpaceError: no prompt fits, or the model's work per step is not known.
     """
     work = work_of(model.target)
-    fits = fitting(model, suite, settings.max_new_tokens)
+    fits = fitting(model, suite, settings.max_new_tokens).first(limit)
     groups = -(-len(fits.items) // batch)
     with Interrupt() as interrupt, bar(groups, "groups of prompts") as progress:
         found = measure_scaling(
