@@ -13,7 +13,7 @@ import torch
 
 from outpace import nano_draft_path, nano_path
 from outpace.bench import record as records
-from outpace.bench.items import Suite
+from outpace.bench.items import Suite, counted
 from outpace.bench.machine import machine
 from outpace.bench.methods import (
     Peer,
@@ -170,7 +170,7 @@ def _measure_all(chosen: Plan, model: Loaded) -> Record:
         fits = fitting(model, suite, tokens)
         if fits.left_out:
             notes.append(
-                f"{suite.name}: {fits.left_out} prompts left out, too long for the model or not there"
+                f"{suite.name}: {counted(fits.left_out)} left out, too long for the model or not there"
             )
         suites.append(fits.first(chosen.limit))
     assistant = chosen.assistant

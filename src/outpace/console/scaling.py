@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from outpace.bench.items import Suite
+from outpace.bench.items import Suite, counted
 from outpace.bench.machine import machine
 from outpace.bench.roof import work_of
 from outpace.bench.run import Settings
@@ -96,7 +96,7 @@ def run(
 
 def show(found: Scaling, console: Console) -> None:
     """The points, and what they say."""
-    console.print(f"{found.suite}: {found.prompts} prompts", style="bold")
+    console.print(f"{found.suite}: {counted(found.prompts)}", style="bold")
     table = Table("W = G", "N", "rows", "FLOPs", "steps", "tau", "law")
     for column in table.columns:
         column.justify = "right"
