@@ -26,6 +26,7 @@ from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
 from outpace.governor import Governor, Outcome, Plan, Policy
+from outpace.observer import Observer
 from outpace.request import (
     adapts,
     check_ids,
@@ -73,6 +74,7 @@ class Engine:
             on how many were drafted, so there a request with a seed is refused. A policy of your own decides
             itself; ``outpace.governor.Pinned(8)`` drafts 8 nodes.
         costs: a file that ``save_costs`` wrote, for the governor to begin with.
+        observer: is shown every step after the drafter has seen it: ``outpace.train.Online``.
         clock: what seconds are read from.
         prefill_chunk: prompt tokens fed in one forward.
         slots: sequences to make room for at once (the cache grows, unless the target is static).
@@ -91,6 +93,7 @@ class Engine:
         *,
         adaptive: bool | Policy | None = None,
         costs: str | Path | None = None,
+        observer: Observer | None = None,
         clock: Callable[[], float] = time.perf_counter,
         prefill_chunk: int = 512,
         slots: int = 1,
@@ -120,7 +123,9 @@ class Engine:
         self.target = self.drafter.attach(self.target)
         self._cache = self.target.new_cache(slots, length)
         self._shared = self.drafter.prepare(self.target)
-        self._layers = self.drafter.hidden_layers(self._shared)
+        self.observer = observer
+        watched = () if observer is None else observer.hidden_layers
+        self._layers = tuple(dict.fromkeys((*self.drafter.hidden_layers(self._shared), *watched)))
         self._active: list[_Active] = []  # the one at place b sits in slot b
         self._waiting: list[Sequence] = []
 
@@ -265,6 +270,8 @@ class Engine:
         self._cache.keep([[*range(ahead + 1), *(ahead + 1 + node for node in step.path)] for step in steps])
         kept = self._clock()
         self.drafter.observe([a.state for a in active], steps)
+        if self.observer is not None:
+            self.observer.stepped(steps)
         learnt = self._clock()
         if self.governor is not None and plan is not None:
             sizes, paths = _judged(plan, proposals, steps)
@@ -366,7 +373,7 @@ class Engine:
         check_prompt(tokens, target)
         check_ids(params, target)
         check_processors(params, self.verifier)
-        check_seed(params, self.verifier, self.governor)
+        check_seed(params, self.verifier, self.governor, self.observer)
         if params.stop and self.tokenizer is None:
             raise OutpaceError("stop strings need a tokenizer: Engine(target, drafter, tokenizer=tokenizer)")
         room = params.max_new_tokens
@@ -432,6 +439,9 @@ class Engine:
         read = [place for place, a in enumerate(joined) if self._layers and len(a.sequence.tokens) > 1]
         if read:
             self.drafter.read([joined[place].state for place in read], [hidden[place] for place in read])
+        if self.observer is not None:
+            for place, active in enumerate(joined):
+                self.observer.joined(active.sequence, hidden[place] if place in read else {})
         seconds = self._clock() - began
         for sequence in waiting:
             sequence.stats.seconds_prefill += seconds
@@ -472,6 +482,8 @@ class Engine:
                 self._cache.free(gone.slot)
                 if gone.started:
                     self.drafter.stop(gone.state)
+                    if self.observer is not None:
+                        self.observer.left(sequence)
             if sequence.finish_reason is None:
                 sequence.finish_reason = "removed"
 
