@@ -105,7 +105,18 @@ def test_it_runs_as_a_module() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["demo", "generate", "chat", "drafters", "datastore build", "datastore info"]
+    "command",
+    [
+        "demo",
+        "generate",
+        "chat",
+        "drafters",
+        "datastore build",
+        "datastore info",
+        "bench",
+        "bench compare",
+        "bench scaling",
+    ],
 )
 def test_help_has_an_example(run: Run, command: str) -> None:
     shown = run(*command.split(), "--help").stdout

@@ -28,13 +28,17 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that passed the target's self-test, its tokenizer, and how to say what it is."""
+    """A model that passed the target's self-test, its tokenizer, and how to say what it is.
+
+    ``source`` is the folder or the hub's name that it was loaded from.
+    """
 
     name: str
     target: TargetModel
     tokenizer: Any
     dtype: str
     device: str
+    source: str = ""
 
     def __str__(self) -> str:
         return f"{self.name}, {self.dtype} on {self.device}"
@@ -123,11 +127,12 @@ def load(
     place = _device(device)
     wanted = _dtype(dtype, place)
     _silence()
-    shown = Path(_source(name)).name if name is None else name
+    source = _source(name)
+    shown = Path(source).name if name is None else name
     model, tokenizer = _parts(name, wanted, trust_remote_code)
     model = model.to(place)
     kind = str(model.dtype).removeprefix("torch.")
-    return Loaded(shown, Target(model), tokenizer, kind, str(place))
+    return Loaded(shown, Target(model), tokenizer, kind, str(place), source)
 
 
 def _parts(name: str | None, dtype: torch.dtype | str, trust_remote_code: bool) -> tuple[Any, Any]:
