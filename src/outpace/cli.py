@@ -362,6 +362,31 @@ def train_drafter(
         screen.out().print(train.table(found))
 
 
+@app.command("grow", epilog="Example: [bold]outpace grow --like llama-0.1b --out nano-0.1b[/bold]")
+@guarded
+def grow_model(
+    like: o.ShapeName,
+    out: o.ModelOut,
+    model: o.ModelName = None,
+    dtype: o.GrownDtype = "float32",
+    seed: o.NoiseSeed = 0,
+    trust_remote_code: o.Trust = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """A model that says what a small one says, at the cost of a larger Llama shape.
+
+    For measuring: it has the steps and tokens of the small one, and the step
+    times of the large one. Ctrl-C leaves nothing behind.
+    """
+    with screen.busy(f"loading {model or 'the embedded model'} ..."):
+        from outpace.console import grow
+    found = grow.run(model, like, out, dtype, seed, trust_remote_code)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        screen.out().print(grow.table(found))
+
+
 @datastores.command(
     "build", epilog="Example: [bold]outpace datastore build texts/ --out texts.datastore[/bold]"
 )

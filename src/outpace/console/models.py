@@ -15,6 +15,8 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from outpace import nano_path
+from outpace.bench.growth import grow
+from outpace.bench.llama_shapes import load_shape
 from outpace.core import ContextOverflow, OutpaceError, UnsupportedModel
 from outpace.drafters.base import Drafter
 from outpace.engine import Engine
@@ -89,7 +91,11 @@ class Loaded:
 
 
 def load(
-    name: str | None = None, device: str | None = None, dtype: str = "auto", trust_remote_code: bool = False
+    name: str | None = None,
+    device: str | None = None,
+    dtype: str = "auto",
+    trust_remote_code: bool = False,
+    like: str | None = None,
 ) -> Loaded:
     """Load a model for decoding.
 
@@ -98,25 +104,41 @@ def load(
         device: as torch writes it; None is cuda where there is one.
         dtype: ``auto`` is the model's own on a GPU and float32 on a CPU.
         trust_remote_code: run code that comes with the model.
+        like: the name of a shape that the model is grown to, on the device itself.
 
     Raises:
         OutpaceError: it cannot be loaded; the message says why and what to do.
     """
     place = _device(device)
     wanted = _dtype(dtype, place)
+    shape = None if like is None else load_shape(like)
+    shown, model, tokenizer = load_weights(name, wanted, trust_remote_code)
+    if shape is None:
+        model = model.to(place)
+    else:
+        model = grow(model, shape, place)
+        shown = f"{shown} grown to {like}"
+    kind = str(model.dtype).removeprefix("torch.")
+    return Loaded(shown, Target(model), tokenizer, kind, str(place))
+
+
+def load_weights(name: str | None, dtype: torch.dtype | str, trust_remote_code: bool) -> tuple[str, Any, Any]:
+    """A model's name, the transformers model itself, on the CPU, and its tokenizer.
+
+    Raises:
+        OutpaceError: as ``load``.
+    """
     _silence()
     source = _source(name)
     shown = Path(source).name if name is None else name
     try:
         _check_family(source, shown, trust_remote_code)
-        model = _weights(source, shown, wanted, trust_remote_code).to(place)
-        tokenizer = _tokenizer(source, shown, trust_remote_code)
+        model = _weights(source, shown, dtype, trust_remote_code)
+        return shown, model, _tokenizer(source, shown, trust_remote_code)
     except (OutpaceError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever transformers, the hub and a model's own code may raise
         raise OutpaceError(_explain(error, source, shown)) from error
-    kind = str(model.dtype).removeprefix("torch.")
-    return Loaded(shown, Target(model), tokenizer, kind, str(place))
 
 
 def load_tokenizer(name: str | None = None, trust_remote_code: bool = False) -> tuple[str, Any]:

@@ -279,3 +279,25 @@ TrainingSeed = Annotated[
 Bf16 = Annotated[
     bool, typer.Option("--bf16", help="Forwards of the drafter in bfloat16.", rich_help_panel=_TRAINING)
 ]
+
+ShapeName = Annotated[
+    str,
+    typer.Option(
+        "--like",
+        help="llama-0.1b, llama-0.5b, llama-1b, llama-7b, llama-13b, llama-34b, llama-70b.",
+        show_default=False,
+    ),
+]
+ModelOut = Annotated[
+    Path,
+    typer.Option("--out", "-o", help="The model's folder.", rich_help_panel=_OUTPUT, show_default=False),
+]
+GrownDtype = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        help="float32 keeps every token; in bfloat16 and float16 near-ties may go the other way. Or float64.",
+        rich_help_panel=_MODEL,
+    ),
+]
+NoiseSeed = Annotated[int, typer.Option("--seed", help="Of the noise that no output depends on.", min=0)]
