@@ -64,6 +64,7 @@ OPTIONAL: dict[str, set[str]] = {
     "ray": {"serve", "train"},
     "bm25s": {"ralm"},
     "faiss": {"ralm"},
+    "gguf": set(),
     "optuna": {"bench", "train"},
     "peft": {"train"},
     "pydivsufsort": set(),
