@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"verify", "targets", "governor"},
     {"drafting"},
     {"drafters", "request", "drift"},
-    {"engine"},
+    {"engine", "profile"},
     {"hf", "serve", "bench", "train", "ralm", "testing"},
     {"console"},
     {"cli"},

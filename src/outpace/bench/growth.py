@@ -172,7 +172,7 @@ class Growth:
         grown = torch.empty(self.names[name], dtype=self.dtype, device=device)
         if kind.scale == "norm":
             return grown.fill_(self._scales["norm"])
-        if not kind.noise or name.endswith("bias"):
+        if not kind.noise:
             return grown.zero_()
         generator = torch.Generator(grown.device).manual_seed(zlib.crc32(name.encode()) + self._seed)
         return grown.normal_(0.0, _NOISE, generator=generator)

@@ -102,11 +102,13 @@ def test_heads_of_64_become_heads_of_128() -> None:
     assert_same(grow(model, replace(own, hidden_size=256, head_dim=128)), model)
 
 
+@pytest.mark.parametrize("own_kv_heads", [1, 2])
 @pytest.mark.parametrize("kv_heads", [2, 4, 8])
-def test_heads_find_room_where_fewer_or_more_share(kv_heads: int) -> None:
-    """Four heads of two groups, where one, two or four share a key and value head."""
-    model = llama()
-    assert_same(grow(model, replace(OWN, heads=8, kv_heads=kv_heads)), model)
+def test_heads_find_room_where_fewer_or_more_share(own_kv_heads: int, kv_heads: int) -> None:
+    """Four heads of one group or two, where one, two or four share a key and value head."""
+    own = replace(OWN, kv_heads=own_kv_heads)
+    model = llama(own)
+    assert_same(grow(model, replace(own, heads=8, kv_heads=kv_heads)), model)
 
 
 @pytest.mark.parametrize(
