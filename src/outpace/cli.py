@@ -44,6 +44,8 @@ datastores = typer.Typer(
     help="Datastores for the drafter [bold]retrieval[/bold]: build one, look at one.", no_args_is_help=True
 )
 app.add_typer(datastores, name="datastore")
+benchmarks = typer.Typer()
+app.add_typer(benchmarks, name="bench")
 
 
 def fail(message: str) -> None:
@@ -443,6 +445,83 @@ def show(found: dict[str, Any], as_json: bool) -> None:
         typer.echo(json.dumps(found, indent=2))
     else:
         screen.out().print(datastore.table(found))
+
+
+@benchmarks.callback(
+    invoke_without_command=True,
+    epilog="Example: [bold]outpace bench --suite builtin --json result.json --html report.html[/bold]",
+)
+@guarded
+def bench(
+    context: typer.Context,
+    suite: o.Suites = "builtin",
+    data: o.Data = None,
+    limit: o.Limit = None,
+    drafters: o.Drafters = "none,lookahead,prompt_lookup",
+    verifier: o.VerifierName = "match",
+    adaptive: o.Adaptive = None,
+    peers: o.Peers = "transformers:plain,transformers:prompt_lookup",
+    assistant: o.Assistant = None,
+    gguf: o.Gguf = None,
+    batch: o.Batches = "1",
+    repeats: o.BenchRepeats = 1,
+    model: o.ModelName = None,
+    device: o.Device = None,
+    dtype: o.Dtype = "auto",
+    trust_remote_code: o.Trust = False,
+    max_new_tokens: o.MaxNewTokens = 64,
+    temperature: o.Temperature = 0.0,
+    seed: o.BenchSeed = 0,
+    eos: o.Ends = False,
+    json_to: o.JsonTo = None,
+    html: o.Html = None,
+) -> None:
+    """Measure methods on suites of prompts: speed, steps, acceptance, equality.
+
+    All methods decode the same prompts in turns, with the same stop rule.
+    Ends with exit code 1 if one fails, or says what plain decoding does not.
+    """
+    if context.invoked_subcommand is not None:
+        return refuse_given(context)
+    sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    if max_new_tokens < 2:
+        raise OutpaceError("--max-new-tokens must be at least 2: the first token comes with the prompt")
+    with screen.busy("reading the prompts ..."):
+        from outpace.bench.run import Settings
+        from outpace.console import bench as runner
+
+        runner.check_outputs(json_to, html)
+        settings = Settings(max_new_tokens, temperature, seed, repeats, eos)
+        methods = (drafters, verifier, adaptive, peers, assistant, gguf)
+        chosen = runner.plan(suite, data, limit, *methods, batch, settings)
+    loaded = parts("none", verifier, model, device, dtype, trust_remote_code)
+    found = runner.run(chosen, loaded, json_to, html)
+    finish(found.whole, equal=not found.failed and not found.broken)
+
+
+def refuse_given(context: typer.Context) -> None:
+    """Refuse options before a subcommand, which would not read them."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise OutpaceError(f"--{name.replace('_', '-')} does not go with {context.invoked_subcommand}")
+
+
+@benchmarks.command("compare", epilog="Example: [bold]outpace bench compare monday.json friday.json[/bold]")
+@guarded
+def compare_benchmarks(first: o.FirstResult, second: o.SecondResult, as_json: o.AsJson = False) -> None:
+    """Two results of `outpace bench --json FILE` side by side, and whether they agree."""
+    with screen.busy("reading ..."):
+        from outpace.bench import comparison
+        from outpace.bench.record import read_rows
+        from outpace.console import bench_report
+
+        (one, rows), (two, others) = read_rows(first), read_rows(second)
+        found = comparison.compare(one, two, (rows, others))
+    if as_json:
+        typer.echo(json.dumps(comparison.as_json(found), indent=2))
+    else:
+        bench_report.compared(found, screen.out())
 
 
 def main() -> None:

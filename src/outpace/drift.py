@@ -83,6 +83,35 @@ def measure_drift(
     )
 
 
+def parting(plain: Seq[int], output: Seq[int]) -> int | None:
+    """The first place where two outputs of one prompt differ, or where one has ended; None if equal."""
+    if list(plain) == list(output):
+        return None
+    pairs = zip(plain, output, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(plain), len(output)))
+
+
+def margin(target: TargetModel, text: Seq[int], source: Any = None) -> float:
+    """How far apart the logits of the two best tokens after a text are: a near-tie is close to 0.
+
+    Args:
+        text: token ids of prompt and output so far, at least one.
+        source: what the encoder reads, for a target that has one.
+    """
+    cache = target.new_cache(1, len(text))
+    target.open(cache, target.encode(source))
+    rows = None
+    for start in range(0, len(text), _CHUNK):
+        chunk = text[start : start + _CHUNK]
+        last = len(chunk) - 1 if start + _CHUNK >= len(text) else None
+        rows = target.forward(cache, [Rows(chunk)], logits_from=last).logits
+        cache.keep([range(len(chunk))])
+    if rows is None:
+        raise OutpaceError("the prompt is empty: it needs at least one token")
+    best, second = rows[0, -1].double().topk(2).values.tolist()
+    return float(best - second)
+
+
 def negative_log_likelihood(
     target: TargetModel, prompt: Seq[int], output: Seq[int], source: Any = None
 ) -> float:

@@ -1,1 +1,1 @@
-"""Tasks to measure drafters on."""
+"""The benchmark: suites of prompts, methods run in turns, statistics, the roof, the report."""

@@ -17,7 +17,7 @@ from outpace.console.progress import bar
 from outpace.console.runs import Job, rate, run_one, stats_json
 from outpace.console.writer import Writer
 from outpace.core import Generation, SamplingParams
-from outpace.drift import Drift, measure_drift
+from outpace.drift import Drift, margin, measure_drift, parting
 from outpace.engine import Engine
 
 _WARM_UP_TOKENS = 8
@@ -139,22 +139,12 @@ def drift_json(drift: Drift) -> dict[str, Any]:
 
 def first_difference(model: Loaded, plain: Generation, other: Generation) -> Difference | None:
     """Where two outputs of one prompt part, or None if they are equal."""
-    if plain.tokens == other.tokens:
+    index = parting(plain.tokens, other.tokens)
+    if index is None:
         return None
-    pairs = zip(plain.tokens, other.tokens, strict=False)
-    least = min(len(plain.tokens), len(other.tokens))
-    index = next((i for i, (a, b) in enumerate(pairs) if a != b), least)
     a, b = (tokens[index] if index < len(tokens) else None for tokens in (plain.tokens, other.tokens))
     texts = ["the end" if token is None else repr(model.tokenizer.decode([token])) for token in (a, b)]
     return Difference(index, a, b, texts[0], texts[1])
-
-
-def margin_at(model: Loaded, job: Job, tokens: Seq[int]) -> float:
-    """Log probability between the two best tokens that follow a prompt and these tokens."""
-    params = SamplingParams(max_new_tokens=1, logprobs=2, ignore_eos=True)
-    (generation,) = model.engine().generate([[*job.ids, *tokens]], params)
-    best, second = sorted((generation.logprobs or [])[0].top.values(), reverse=True)
-    return best - second
 
 
 def compare(
@@ -180,8 +170,8 @@ def compare(
         return None
     different = first_difference(model, plain.generation, other.generation)
     if different is not None and params.greedy and different.plain is not None:
-        margin = margin_at(model, job, plain.generation.tokens[: different.index])
-        different = replace(different, margin=margin)
+        text = [*job.ids, *plain.generation.tokens[: different.index]]
+        different = replace(different, margin=margin(model.target, text))
     drift = None
     if engines[1].verifier.lossy:
         drift = measure_drift(model.target, job.ids, plain.answer.tokens, other.answer.tokens)

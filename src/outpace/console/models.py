@@ -28,13 +28,17 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that passed the target's self-test, its tokenizer, and how to say what it is."""
+    """A model that passed the target's self-test, its tokenizer, and how to say what it is.
+
+    ``source`` is the folder or the hub's name that it can be loaded from; "" for one that is in memory alone.
+    """
 
     name: str
     target: TargetModel
     tokenizer: Any
     dtype: str
     device: str
+    source: str = ""
 
     def __str__(self) -> str:
         return f"{self.name}, {self.dtype} on {self.device}"
@@ -113,13 +117,14 @@ def load(
     wanted = _dtype(dtype, place)
     shape = None if like is None else load_shape(like)
     shown, model, tokenizer = load_weights(name, wanted, trust_remote_code)
+    source = _source(name)
     if shape is None:
         model = model.to(place)
     else:
         model = grow(model, shape, place)
-        shown = f"{shown} grown to {like}"
+        shown, source = f"{shown} grown to {like}", ""
     kind = str(model.dtype).removeprefix("torch.")
-    return Loaded(shown, Target(model), tokenizer, kind, str(place))
+    return Loaded(shown, Target(model), tokenizer, kind, str(place), source)
 
 
 def load_weights(name: str | None, dtype: torch.dtype | str, trust_remote_code: bool) -> tuple[str, Any, Any]:

@@ -301,3 +301,92 @@ GrownDtype = Annotated[
     ),
 ]
 NoiseSeed = Annotated[int, typer.Option("--seed", help="Of the noise that no output depends on.", min=0)]
+
+_METHODS = "Methods"
+
+Suites = Annotated[
+    str,
+    typer.Option(
+        "--suite",
+        metavar="LIST",
+        help="builtin, rewriting, retrieval, spec_bench, mt_bench, humaneval, gsm8k, speed_bench, "
+        "file:PATH (a .jsonl of prompts, turns or token ids).",
+        rich_help_panel=_DATA,
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        envvar="OUTPACE_DATA",
+        help="A folder with public sets. Without it they come from the hub.",
+        rich_help_panel=_DATA,
+    ),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option("--limit", help="Prompts of each suite, at most.", min=1, rich_help_panel=_DATA),
+]
+Drafters = Annotated[
+    str,
+    typer.Option(
+        "--drafters",
+        metavar="LIST",
+        help="Drafters and their options; none, plain decoding, is always measured.",
+        rich_help_panel=_METHODS,
+    ),
+]
+Peers = Annotated[
+    str,
+    typer.Option(
+        "--peers",
+        metavar="LIST",
+        help="transformers (plain, prompt_lookup, assisted), vllm=VENV (plain, ngram, suffix), "
+        "llama.cpp=VENV (plain, prompt_lookup), one method as in transformers:plain; or none.",
+        rich_help_panel=_METHODS,
+    ),
+]
+Assistant = Annotated[
+    str | None,
+    typer.Option(
+        "--assistant",
+        help="Draft model of transformers:assisted. Default: the embedded one, for the embedded model.",
+        rich_help_panel=_METHODS,
+    ),
+]
+Gguf = Annotated[
+    Path | None,
+    typer.Option("--gguf", help="The model's weights for llama.cpp.", rich_help_panel=_METHODS),
+]
+Batches = Annotated[
+    str,
+    typer.Option("--batch", metavar="LIST", help="Prompts decoded together.", rich_help_panel=_METHODS),
+]
+BenchRepeats = Annotated[
+    int,
+    typer.Option("--repeats", help="Measure so often, after a warm-up.", min=1, rich_help_panel=_METHODS),
+]
+BenchSeed = Annotated[int, typer.Option("--seed", help="Of the first prompt.", rich_help_panel=_SAMPLING)]
+Ends = Annotated[
+    bool,
+    typer.Option(
+        "--eos",
+        help="Answers end at the model's end tokens; else all have the same length.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+JsonTo = Annotated[
+    str | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Write results as JSON; - is standard output, the tables then go to standard error.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", help="Write a report with plots.", rich_help_panel=_OUTPUT),
+]
+FirstResult = Annotated[Path, typer.Argument(metavar="A.json", show_default=False)]
+SecondResult = Annotated[Path, typer.Argument(metavar="B.json", show_default=False)]

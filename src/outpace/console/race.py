@@ -20,12 +20,13 @@ from rich.table import Table
 from rich.text import Text
 
 from outpace.console import screen
-from outpace.console.compare import first_difference, kept, margin_at, promises, warm_up
+from outpace.console.compare import first_difference, kept, promises, warm_up
 from outpace.console.interrupt import Interrupt
 from outpace.console.models import Loaded
 from outpace.console.prompts import Prompt
 from outpace.console.runs import Job, rate
 from outpace.core import SamplingParams
+from outpace.drift import margin
 from outpace.engine import Engine
 from outpace.stopping import TextStream
 
@@ -190,8 +191,8 @@ def verdict(model: Loaded, job: Job, lanes: Seq[Lane]) -> tuple[str, bool]:
             f"{plain.stats.steps}, {ratio:.2f} times as fast"
         ), True
     if plain.stats.tokens and different.plain is not None and lanes[0].sequence.params.greedy:
-        margin = margin_at(model, job, plain.tokens[: different.index])
-        different = replace(different, margin=margin)
+        text = [*job.ids, *plain.tokens[: different.index]]
+        different = replace(different, margin=margin(model.target, text))
     if not promises(lanes[1].engine, lanes[1].sequence.params):
         return f"equal: no, {different} ({kept(lanes[1].engine)})", True
     return f"equal: no, {different}", False

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-
 from outpace.bench.tasks import TASKS, load_tasks
+
 from outpace.core import OutpaceError
 
 

@@ -1,0 +1,113 @@
+"""Two benchmarks side by side: which figures agree. Pure functions of their JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Key = tuple[str, str, int]
+# What makes two runs comparable besides the model.
+_SETTINGS = ("max_new_tokens", "temperature", "verifier", "adaptive", "ends", "limit")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A row of both benchmarks.
+
+    Attributes:
+        overlap: whether the intervals of the speed relative to plain decoding overlap; None where one has
+            none.
+    """
+
+    suite: str
+    drafter: str
+    batch: int
+    first: Mapping[str, Any]
+    second: Mapping[str, Any]
+
+    @property
+    def overlap(self) -> bool | None:
+        one, two = self.first["speedup_interval"], self.second["speedup_interval"]
+        if one is None or two is None:
+            return None
+        return bool(one[0] <= two[1] and two[0] <= one[1])
+
+    @property
+    def change(self) -> float | None:
+        """The second's speed relative to plain decoding, over the first's."""
+        one, two = self.first["speedup"], self.second["speedup"]
+        return two / one if one and two else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Attributes:
+    pairs: rows that both have.
+    only_first, only_second: rows that one has.
+    differing: what is not the same in how they were measured.
+    """
+
+    pairs: list[Pair]
+    only_first: list[Key]
+    only_second: list[Key]
+    differing: list[str]
+
+    @property
+    def comparable(self) -> list[Pair]:
+        """Pairs that are not plain decoding, whose ratio to itself is 1, and that have intervals."""
+        return [pair for pair in self.pairs if pair.overlap is not None and pair.drafter != "none"]
+
+    @property
+    def agreeing(self) -> int:
+        return sum(bool(pair.overlap) for pair in self.comparable)
+
+
+def compare(
+    first: Mapping[str, Any],
+    second: Mapping[str, Any],
+    rows: tuple[Mapping[Key, Mapping[str, Any]], Mapping[Key, Mapping[str, Any]]],
+) -> Comparison:
+    """Two benchmarks' JSON objects, and the rows of each by suite, drafter and batch."""
+    mine, theirs = rows
+    pairs = [Pair(*key, mine[key], theirs[key]) for key in mine if key in theirs]
+    differing = [
+        f"{part} {name}: {first[part].get(name)} and {second[part].get(name)}"
+        for part, names in (
+            ("model", ("name", "dtype", "device")),
+            ("settings", _SETTINGS),
+            ("machine", ("processor", "device", "threads", "torch", "transformers", "outpace", "commit")),
+        )
+        for name in names
+        if first[part].get(name) != second[part].get(name)
+    ]
+    return Comparison(
+        pairs,
+        [key for key in mine if key not in theirs],
+        [key for key in theirs if key not in mine],
+        differing,
+    )
+
+
+def as_json(found: Comparison) -> dict[str, Any]:
+    """One object, with a row for each pair."""
+    names = ("tokens_per_second", "speedup", "speedup_interval", "tau", "acceptance_rate", "equal", "error")
+    return {
+        "rows": [
+            {
+                "suite": pair.suite,
+                "drafter": pair.drafter,
+                "batch": pair.batch,
+                "first": {name: pair.first.get(name) for name in names},
+                "second": {name: pair.second.get(name) for name in names},
+                "change": pair.change,
+                "overlap": pair.overlap,
+            }
+            for pair in found.pairs
+        ],
+        "only_first": [list(key) for key in found.only_first],
+        "only_second": [list(key) for key in found.only_second],
+        "differing": found.differing,
+        "agreeing": found.agreeing,
+        "comparable": len(found.comparable),
+    }

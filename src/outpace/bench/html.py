@@ -1,0 +1,236 @@
+"""The report as one HTML file that needs nothing besides: tables, and plots with their data beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from html import escape
+from itertools import groupby
+
+from outpace.bench import plots
+from outpace.bench.record import Record
+from outpace.bench.roof import Roof
+from outpace.bench.rows import Row, Speed
+from outpace.bench.runs import BASELINE
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; margin: 2rem auto;
+       max-width: 75rem; padding: 0 1rem; }
+h1 { font-size: 1.6rem } h2 { font-size: 1.3rem; border-bottom: 1px solid #ccc; margin-top: 2.5rem }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem }
+caption { text-align: left; color: #555; padding-bottom: .3rem }
+th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid #ddd }
+th:first-child, td:first-child { text-align: left }
+.plot { display: flex; flex-wrap: wrap; gap: 2rem; align-items: flex-start; margin: 1.5rem 0 }
+.plot figure { flex: 1 1 30rem; margin: 0 } .plot img { width: 100%; height: auto }
+.scroll { overflow-x: auto } figcaption { color: #333 } .failed { color: #a40000 }
+"""
+
+
+def page(record: Record) -> str:
+    """The whole report.
+
+    Raises:
+        OutpaceError: matplotlib is not installed.
+    """
+    plots.check_installed()
+    parts = [_head(record)]
+    for (suite, batch), found in groupby(record.rows, key=lambda row: (row.suite, row.batch)):
+        parts.append(_suite(suite, batch, list(found)))
+    if record.roof is not None:
+        parts.append(_machine(record.rows, record.roof))
+    body = "\n".join(parts)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>outpace bench: {escape(str(record.model['name']))}</title>\n<style>{_STYLE}</style>\n"
+        f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _head(record: Record) -> str:
+    machine, model, settings = record.machine, record.model, record.settings
+    facts = [
+        ("model", f"{model['name']}, {model['dtype']} on {model['device']}"),
+        ("machine", f"{machine.get('device') or machine['processor']}, {machine['threads']} threads"),
+        ("versions", ", ".join(f"{name} {machine[name]}" for name in ("outpace", "torch", "transformers"))),
+        ("new tokens", settings["max_new_tokens"]),
+        ("temperature", settings["temperature"]),
+        ("repeats after a warm-up", settings["repeats"]),
+        ("command", record.command),
+    ]
+    items = "".join(f"<li>{escape(name)}: {escape(str(value))}</li>" for name, value in facts)
+    notes = "".join(f"<li>{escape(note)}</li>" for note in record.notes)
+    interrupted = "" if record.whole else "<p class=failed>Interrupted: not all prompts were measured.</p>"
+    return (
+        f"<h1>How fast {escape(str(model['name']))} decodes</h1>\n{interrupted}"
+        "<p>All methods decoded the same prompts in turns, with the same weights and the same stop rule. "
+        "Speed is the median over prompts of the ratio to plain decoding, with a 95% interval by a bootstrap "
+        f"over the prompts.</p>\n<ul>{items}</ul>\n" + (f"<p>Notes:</p><ul>{notes}</ul>" if notes else "")
+    )
+
+
+def _suite(suite: str, batch: int, rows: list[Row]) -> str:
+    at_once = f", {batch} at once" if batch > 1 else ""
+    failed = "".join(
+        f"<p class=failed>{escape(row.drafter)} failed: {escape(row.error)}</p>" for row in rows if row.error
+    )
+    parts = [
+        f"<section>\n<h2>{escape(suite)}: {rows[0].prompts} prompts{at_once}</h2>",
+        failed,
+        _figures(rows),
+        _speed_plot(suite, rows),
+    ]
+    if any(row.acceptance_by_position for row in rows):
+        parts.append(_acceptance_plot(suite, rows))
+    return "\n".join([*parts, "</section>"])
+
+
+def _figures(rows: Seq[Row]) -> str:
+    head = ["method", "tokens/s", "speed", "95%", "decode speed", "prefill ms", "steps", "tau", "accepted"]
+    head += ["draft ms", "verify ms", "rest ms", "of the roof", "repeated 4-grams", "equal outputs"]
+    body = []
+    for row in rows:
+        speed, each = row.speed, row.milliseconds_per_step
+        if speed is None:
+            continue
+        body.append(
+            [
+                row.drafter if row.verifier in ("", "match") else f"{row.drafter}, {row.verifier}",
+                _number(speed.tokens_per_second, 1),
+                _number(speed.speedup),
+                _span(speed),
+                _number(speed.decode_speedup),
+                _number(1000 * speed.prefill_seconds, 1),
+                "" if row.steps is None else str(row.steps),
+                _number(row.tau),
+                _number(row.acceptance_rate) if row.drafted else "",
+                _number(each.draft if each else None),
+                _number(each.verify if each else None),
+                _number((each.rest if each.rest is not None else each.total) if each else None),
+                "" if row.roof is None else f"{row.roof.share:.0%}",
+                _number(row.repeated_4grams),
+                f"{row.outputs - row.different}/{row.outputs}",
+            ]
+        )
+    return _table("Milliseconds are those of one step.", head, body)
+
+
+def _speed_plot(suite: str, rows: Seq[Row]) -> str:
+    shown = [row for row in rows if row.speed is not None and row.drafter != BASELINE]
+    names = [*rows[0].categories] if len(rows[0].categories) > 1 else []
+    head = ["category", *(row.drafter for row in shown)]
+    body = [["all", *(_with_span(row.speed) for row in shown)]]
+    body += [[name, *(_with_span(row.categories[name]) for row in shown)] for name in names]
+    told = "; ".join(f"{row.drafter} {_number(row.speed.speedup)}" for row in shown if row.speed is not None)
+    return _plot(
+        plots.speed_by_category(rows),
+        f"Bar chart of the speed over plain decoding on {suite}, by category. Over all prompts: {told}.",
+        "A bar above the dashed line is faster than plain decoding. The thin lines are 95% intervals.",
+        _table("Speed over plain decoding, and its 95% interval.", head, body),
+    )
+
+
+def _acceptance_plot(suite: str, rows: Seq[Row]) -> str:
+    shown = [row for row in rows if row.acceptance_by_position]
+    depth = max(len(row.acceptance_by_position) for row in shown)
+    body = [
+        [
+            str(place + 1),
+            *(
+                _number(row.acceptance_by_position[place]) if place < len(row.acceptance_by_position) else ""
+                for row in shown
+            ),
+        ]
+        for place in range(depth)
+    ]
+    told = "; ".join(f"{row.drafter} {_number(row.acceptance_by_position[0])}" for row in shown)
+    return _plot(
+        plots.acceptance_by_depth(rows),
+        f"Line chart of acceptance by depth on {suite}. At the first place: {told}.",
+        "How many of the steps kept the drafted token at each place. All lines fall: a token stands only "
+        "where those before it do.",
+        _table("Share of steps that accepted a token.", ["place", *(row.drafter for row in shown)], body),
+    )
+
+
+def _machine(rows: Seq[Row], roof: Roof) -> str:
+    limits = roof.limits
+    widths = [
+        [str(width.rows), _number(1000 * width.seconds), _number(1000 * width.least),
+         f"{width.least / width.seconds:.0%}"]
+        for width in roof.widths
+    ]  # fmt: skip
+    reached = [
+        [f"{row.suite}, {row.drafter}" + (f", {row.batch} at once" if row.batch > 1 else ""),
+         _number(row.roof.bytes_per_step / 1e6, 1), _number(row.roof.operations_per_step / 1e6, 1),
+         _number(row.roof.least_milliseconds), row.roof.bound_by, f"{row.roof.share:.0%}"]
+        for row in rows if row.roof is not None
+    ]  # fmt: skip
+    one, last = roof.widths[0], roof.widths[-1]
+    return "\n".join(
+        [
+            "<section>\n<h2>The machine</h2>",
+            f"<p>Measured here: {limits.bandwidth / 1e9:.1f} GB/s reading {limits.buffer_bytes / 1e6:.0f} MB, "
+            f"as much as the weights, and {limits.operations / 1e9:.0f} billion operations per second.</p>",
+            _plot(
+                plots.time_by_width(roof),
+                f"Line chart of the time of one forward by its tokens: {1000 * one.seconds:.2f} ms for "
+                f"{one.rows}, {1000 * last.seconds:.2f} ms for {last.rows}; and the least possible.",
+                "What a step costs that verifies a draft. Where the line is flat, drafted tokens are free. "
+                f"With {roof.context} tokens read before.",
+                _table("One forward.", ["tokens", "ms", "least ms", "reached"], widths),
+            ),
+            _plot(
+                plots.roofline(rows, roof),
+                "Roofline: operations per second over operations per byte. "
+                + "; ".join(f"{line[0]} reaches {line[-1]} of the limit" for line in reached),
+                "No step can lie above the line: on its slope the memory is the limit, on its flat part "
+                "arithmetic is. Drafting moves a step to the right, where more is done for each byte.",
+                _table(
+                    "The mean step's forward.",
+                    ["row", "MB moved", "million operations", "least ms", "limit", "reached"],
+                    reached,
+                ),
+            ),
+            "</section>",
+        ]
+    )
+
+
+# -- pieces ----------------------------------------------------------------------------------------------
+
+
+def _plot(source: str, alt: str, caption: str, table: str) -> str:
+    return (
+        f'<div class="plot">\n<figure><img src="{source}" alt="{escape(alt)}">\n'
+        f"<figcaption>{escape(caption)}</figcaption></figure>\n{table}\n</div>"
+    )
+
+
+def _table(caption: str, head: Seq[str], body: Seq[Seq[str]]) -> str:
+    titles = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
+    rows = "\n".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+        + "</tr>"
+        for row in body
+    )
+    return (
+        f'<div class="scroll"><table>\n<caption>{escape(caption)}</caption>\n<thead><tr>{titles}</tr></thead>\n'
+        f"<tbody>\n{rows}\n</tbody>\n</table></div>"
+    )
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _span(speed: Speed) -> str:
+    return "" if speed.interval is None else f"{speed.interval[0]:.2f} to {speed.interval[1]:.2f}"
+
+
+def _with_span(speed: Speed | None) -> str:
+    if speed is None:
+        return ""
+    span = _span(speed)
+    return _number(speed.speedup) + (f" ({span})" if span else "")

@@ -1,0 +1,146 @@
+"""One prompt of a suite, and the JSONL files that suites are read from. Imports no torch."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+from outpace.core import OutpaceError
+
+
+@dataclass(frozen=True)
+class Item:
+    """One prompt.
+
+    Attributes:
+        turns: what the user says. One turn that is no chat is a text to be continued, as it is.
+        tokens: token ids, in place of turns.
+        chat: the turns are those of a conversation, with the model's answers between them.
+        references: texts that the output may repeat.
+        ends: an end-of-sequence token ends the output, which is as long as the text it repeats.
+    """
+
+    id: str
+    category: str
+    turns: tuple[str, ...] = ()
+    tokens: tuple[int, ...] = ()
+    chat: bool = False
+    references: tuple[str, ...] = ()
+    ends: bool = False
+
+    @property
+    def rounds(self) -> int:
+        """How many answers it asks for."""
+        return len(self.turns) or 1
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Prompts under a name; ``source`` says where they came from, ``left_out`` how many were not usable."""
+
+    name: str
+    items: tuple[Item, ...]
+    source: str
+    left_out: int = 0
+
+    def first(self, count: int | None) -> Suite:
+        """The suite with so many prompts at most, taken from each category in turn; None for all."""
+        if count is None or count >= len(self.items):
+            return self
+        by_category: dict[str, list[Item]] = {}
+        for item in self.items:
+            by_category.setdefault(item.category, []).append(item)
+        spread = chain.from_iterable(zip_longest(*by_category.values()))
+        kept = {item.id for item in [one for one in spread if one is not None][:count]}
+        return Suite(
+            self.name, tuple(item for item in self.items if item.id in kept), self.source, self.left_out
+        )
+
+
+def read_values(file: Path) -> list[Any]:
+    """The values of a JSONL file, one to a line, which may be packed with gzip.
+
+    Raises:
+        OutpaceError: it cannot be read, or a line is not JSON.
+    """
+    try:
+        raw = file.read_bytes()
+        text = (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode("utf-8-sig")
+    except (OSError, EOFError) as error:
+        raise OutpaceError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+    except UnicodeDecodeError as error:
+        raise OutpaceError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    values = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            values.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise OutpaceError(f"{file}, line {number}: not JSON: {error.msg}") from None
+    if not values:
+        raise OutpaceError(f"{file} holds no prompt; give a file with one to the line")
+    return values
+
+
+def read_items(file: Path, name: str) -> list[Item]:
+    """The prompts of a JSONL file of ours or of a user's.
+
+    A line is a string, or an object with ``prompt``, ``question``, ``turns`` (a list: a conversation) or
+    ``tokens`` (a list of token ids), and, where wanted, ``id``, ``category``, ``chat`` and ``references``.
+
+    Raises:
+        OutpaceError: it cannot be read, or a line is no prompt.
+    """
+    items = []
+    for number, value in enumerate(read_values(file), start=1):
+        try:
+            items.append(item_of(value, f"{name}-{number}"))
+        except OutpaceError as error:
+            raise OutpaceError(f"{file}, prompt {number}: {error}") from None
+    doubles = len(items) - len({item.id for item in items})
+    if doubles:
+        raise OutpaceError(f"{file}: {doubles} prompts have the id of another; give each its own, or none")
+    return items
+
+
+def item_of(value: Any, default: str) -> Item:
+    """The prompt in a line's value.
+
+    Args:
+        default: its id where it has none.
+
+    Raises:
+        OutpaceError: it is none.
+    """
+    if isinstance(value, str):
+        value = {"prompt": value}
+    if not isinstance(value, Mapping):
+        raise OutpaceError("neither a string nor an object")
+    tokens, turns = value.get("tokens"), value.get("turns")
+    if tokens is not None:
+        if not isinstance(tokens, list) or not tokens or not all(type(one) is int for one in tokens):
+            raise OutpaceError('"tokens" is not a list of token ids')
+        turns = []
+    elif turns is None:
+        turns = [value.get("prompt", value.get("question"))]
+    if not isinstance(turns, list) or not all(isinstance(turn, str) and turn for turn in turns):
+        raise OutpaceError('no "prompt", "question", "turns" or "tokens" with a text in it')
+    if not turns and tokens is None:
+        raise OutpaceError('"turns" is empty')
+    references = value.get("references", [])
+    if not isinstance(references, list) or not all(isinstance(text, str) and text for text in references):
+        raise OutpaceError('"references" is not a list of strings that are not empty')
+    return Item(
+        id=str(value.get("id", default)),
+        category=str(value.get("category", "all")),
+        turns=tuple(turns),
+        tokens=tuple(tokens or ()),
+        chat=bool(value.get("chat", "turns" in value and tokens is None)),
+        references=tuple(references),
+    )

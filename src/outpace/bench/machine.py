@@ -1,0 +1,60 @@
+"""What a benchmark ran on, for the record."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import numpy
+import torch
+import transformers
+
+from outpace import __version__
+
+
+def machine() -> dict[str, object]:
+    """The processor or the device, the versions, and the commit of a checkout where this is one."""
+    found: dict[str, object] = {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "outpace": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "numpy": numpy.__version__,
+        "commit": commit(),
+    }
+    if torch.cuda.is_available():
+        found["device"] = torch.cuda.get_device_name()
+    return found
+
+
+def processor() -> str:
+    """The processor's name, as far as the system says it."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this package lies in; None where it is installed."""
+    here = Path(__file__)
+    try:
+        tracked = _git("ls-files", "--error-unmatch", here.name)
+        return _git("rev-parse", "--short", "HEAD") if tracked else None
+    except OSError:
+        return None  # no git here
+
+
+def _git(*words: str) -> str | None:
+    done = subprocess.run(
+        ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,176 @@
+"""The methods that a benchmark is asked to compare: our drafters, and peers by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+
+from outpace.bench.ours import Ours
+from outpace.bench.peers import worker_of
+from outpace.bench.runs import BASELINE, Method
+from outpace.bench.stock import KINDS, Stock, load_assistant
+from outpace.bench.subject import Subject
+from outpace.core import OutpaceError
+
+LIBRARIES = {
+    "transformers": KINDS,
+    "vllm": ("plain", "ngram", "suffix"),
+    "llama.cpp": ("plain", "prompt_lookup"),
+}
+_OPTION = re.compile(r"\s*\w+\s*=")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another library's method; ``environment`` is where it is installed, None for this one."""
+
+    library: str
+    kind: str
+    environment: Path | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.library}:{self.kind}"
+
+
+@dataclass(frozen=True)
+class PeerOptions:
+    """What peers need besides the model.
+
+    Attributes:
+        assistant: the draft model of transformers' assisted generation: hub name or folder.
+        gguf: the model's weights as llama.cpp reads them.
+        length: the longest prompt with its answer, in tokens, that they make room for.
+        temperature: of the requests to come: sampled, no peer draws as we do.
+    """
+
+    assistant: str | None = None
+    gguf: Path | None = None
+    length: int = 2048
+    temperature: float = 0.0
+
+
+def split_drafters(text: str) -> list[str]:
+    """Drafters' specs from a list with commas, which the options of a spec have too.
+
+    A comma within parentheses, or before ``name=``, belongs to a spec. Plain decoding comes first, asked for
+    or not: all others are compared with it.
+
+    Raises:
+        OutpaceError: a spec is empty, or given twice.
+    """
+    specs: list[str] = []
+    depth = 0
+    for piece in text.split(","):
+        if specs and (depth > 0 or _OPTION.match(piece)):
+            specs[-1] += "," + piece
+        else:
+            specs.append(piece)
+        depth += piece.count("(") - piece.count(")")
+    specs = [spec.strip() for spec in specs]
+    if not all(specs):
+        raise OutpaceError(f"--drafters has an empty name in {text!r}; write none,lookahead,prompt_lookup")
+    others = [spec for spec in specs if spec != BASELINE]
+    twice = sorted({spec for spec in others if others.count(spec) > 1})
+    if twice:
+        raise OutpaceError(f"--drafters has {twice[0]} twice")
+    return [BASELINE, *others]
+
+
+def split_peers(text: str) -> list[Peer]:
+    """Peers from a list such as ``transformers:plain,vllm=/path/to/venv``; ``none`` for no peer.
+
+    A library's name alone stands for all of its methods.
+
+    Raises:
+        OutpaceError: no such library or method, or a path that is no environment.
+    """
+    found: list[Peer] = []
+    for piece in text.split(","):
+        name, _, place = piece.strip().partition("=")
+        library, _, kind = name.partition(":")
+        if name in ("", "none"):
+            continue
+        if library not in LIBRARIES:
+            raise OutpaceError(f"there is no peer {library!r}; there are: {', '.join(LIBRARIES)}")
+        if kind and kind not in LIBRARIES[library]:
+            raise OutpaceError(f"{library} has no method {kind!r}; it has: {', '.join(LIBRARIES[library])}")
+        if place and library == "transformers":
+            raise OutpaceError("transformers runs in this process; leave its path out")
+        environment = Path(place).expanduser() if place else None
+        found += [Peer(library, one, environment) for one in ((kind,) if kind else LIBRARIES[library])]
+    names = [peer.name for peer in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise OutpaceError(f"--peers has {twice[0]} twice")
+    return found
+
+
+def make_methods(
+    subject: Subject,
+    drafters: Seq[str],
+    verifier: str,
+    adaptive: bool | None,
+    peers: Seq[Peer],
+    options: PeerOptions,
+) -> list[Method]:
+    """Every method, plain decoding first.
+
+    Raises:
+        OutpaceError: one cannot be made; the message names it.
+    """
+    methods: list[Method] = []
+    try:
+        for spec in drafters:
+            try:
+                methods.append(Ours(subject.target, spec, verifier, adaptive, options.temperature))
+            except OutpaceError as error:
+                raise type(error)(f"{spec}: {error}") from None
+        assistant = None
+        for peer in peers:
+            if peer.library != "transformers":
+                methods.append(_worker(subject, peer, options))
+                continue
+            if peer.kind == "assisted" and options.assistant is not None and assistant is None:
+                assistant = load_assistant(options.assistant, subject.dtype, subject.device)
+            model = getattr(subject.target, "model", None)
+            if model is None:
+                raise OutpaceError("transformers as a peer needs a transformers model; use --peers none")
+            methods.append(Stock(model, peer.kind, assistant, options.temperature))
+    except BaseException:
+        close_all(methods)
+        raise
+    return methods
+
+
+def _worker(subject: Subject, peer: Peer, options: PeerOptions) -> Method:
+    source = subject.source
+    if peer.library == "llama.cpp":
+        if options.gguf is None:
+            raise OutpaceError(
+                "llama.cpp reads GGUF files: add --gguf FILE, of the same model; or leave llama.cpp out"
+            )
+        if not options.gguf.is_file():
+            raise OutpaceError(f"no such file: {options.gguf}; --gguf is the model's weights for llama.cpp")
+        source = str(options.gguf)
+    return worker_of(
+        peer.library,
+        peer.kind,
+        peer.environment,
+        {
+            "model": source,
+            "dtype": subject.dtype,
+            "device": subject.device,
+            "length": options.length,
+            "eos": sorted(subject.target.eos_token_ids),
+        },
+        promised=options.temperature == 0,
+    )
+
+
+def close_all(methods: Seq[Method]) -> None:
+    """Give back what methods hold: other processes end."""
+    for method in methods:
+        method.close()

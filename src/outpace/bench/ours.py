@@ -1,0 +1,117 @@
+"""Our own engine with a drafter, as a method of the benchmark."""
+
+from __future__ import annotations
+
+import time
+from itertools import zip_longest
+
+from outpace.bench.runs import BASELINE, Request, Run
+from outpace.core import SamplingParams
+from outpace.engine import Engine
+from outpace.sequence import Sequence
+from outpace.targets.base import TargetModel
+
+
+class Ours:
+    """A drafter and a verifier.
+
+    Args:
+        adaptive: whether a governor decides how much is drafted; None: as ``Engine`` does by default.
+
+    Raises:
+        OutpaceError: unknown drafter or verifier, or parts that do not fit each other.
+    """
+
+    peer = False
+    lone = False
+
+    def __init__(
+        self,
+        target: TargetModel,
+        spec: str,
+        verifier: str = "match",
+        adaptive: bool | None = None,
+        temperature: float = 0.0,
+    ) -> None:
+        self.name = spec
+        # Plain decoding drafts nothing: there is nothing to verify.
+        verifier = "match" if spec == BASELINE else verifier
+        self._target = target
+        self._engine = Engine(target, spec, verifier, adaptive=adaptive)
+        chosen = self._engine.verifier
+        self.verifier = str(chosen)
+        self.lossy = chosen.lossy
+        self.promised = chosen.invariant or (temperature == 0 and not chosen.lossy)
+        # Where the tokens of a seed would depend on the clock, the engine refuses a seed.
+        governor = self._engine.governor
+        self._seeded = governor is None or not governor.timed or chosen.invariant
+
+    def begin(self) -> None:
+        """A new engine, which remembers no output. The governor keeps what it has measured."""
+        before = self._engine
+        self._engine = Engine(
+            self._target, before.drafter, before.verifier, adaptive=before.governor or False
+        )
+
+    def run(self, request: Request) -> Run:
+        """Decode, step by step."""
+        engine = self._engine
+        reads = engine.drafter.reads_references
+        sequences: list[Sequence] = []
+        first: Run | None = None
+        forwards = 0
+        began = time.perf_counter()
+        try:
+            for prompt, texts, seed in zip(request.prompts, request.references, request.seeds, strict=True):
+                params = SamplingParams(
+                    max_new_tokens=request.max_new_tokens,
+                    temperature=request.temperature,
+                    seed=seed if self._seeded else None,
+                    ignore_eos=not request.ends,
+                )
+                sequences.append(engine.add(prompt, params, references=texts if reads else ()))
+            while any(sequence.finish_reason is None for sequence in sequences):
+                engine.step()
+                forwards += 1
+                if first is None:
+                    first = _told(sequences, time.perf_counter() - began, forwards)
+            seconds = time.perf_counter() - began
+        finally:
+            for sequence in sequences:
+                engine.remove(sequence)
+        return _told(sequences, seconds, forwards, first)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _told(sequences: list[Sequence], seconds: float, forwards: int, first: Run | None = None) -> Run:
+    """A run so far, from the counts of its sequences.
+
+    All joined at once, and a step's seconds count in full for each that took part: the one that stayed
+    longest has them all.
+
+    Args:
+        first: the run as it was after its first step.
+    """
+    stats = [sequence.stats for sequence in sequences]
+    depths = [one.accepted_per_position for one in stats]
+    drafting = max(one.seconds_draft for one in stats)
+    verifying = max(one.seconds_verify for one in stats)
+    if first is not None:
+        drafting -= first.draft_seconds or 0.0
+        verifying -= first.verify_seconds or 0.0
+    outputs = [list(sequence.output) for sequence in sequences]
+    return Run(
+        outputs=outputs,
+        seconds=seconds,
+        first_seconds=seconds if first is None else first.seconds,
+        first_tokens=sum(map(len, outputs)) if first is None else first.tokens,
+        forwards=forwards,
+        steps=sum(one.steps for one in stats),
+        drafted=sum(one.drafted for one in stats),
+        accepted=sum(one.accepted for one in stats),
+        accepted_at=[sum(column) for column in zip_longest(*depths, fillvalue=0)],
+        draft_seconds=drafting,
+        verify_seconds=verifying,
+    )

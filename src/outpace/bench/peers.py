@@ -1,0 +1,206 @@
+"""Other engines as methods of the benchmark, each in a process and an environment of its own.
+
+A worker script of ours is run by the environment's Python. It knows nothing of outpace: it reads one JSON
+object a line and answers with one. The first says what to load, the others what to decode. The times are the
+worker's own, so the pipe between the processes is not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any
+
+from outpace.bench.runs import Method, Request, Run
+from outpace.core import OutpaceError
+
+_SCRIPT = Path(__file__).parent / "workers" / "worker.py"
+_DECODER = {"vllm": "vllm_worker", "llama.cpp": "llama_cpp_worker"}
+_MODULE = {"vllm": "vllm", "llama.cpp": "llama_cpp"}
+_PACKAGE = {"vllm": "vllm", "llama.cpp": "llama-cpp-python"}
+_OURS = ("PYTHONPATH", "PYTHONHOME")  # of this environment, not of the worker's
+_SECONDS_TO_END = 10.0
+
+
+class Worker:
+    """A method of another library.
+
+    Args:
+        name: in the report.
+        command: what starts the worker.
+        load: what it is told first.
+        promised: whether its outputs are to equal those of plain decoding.
+
+    Raises:
+        OutpaceError: it did not start; the message is its own.
+    """
+
+    peer = True
+    lossy = False
+    lone = False
+    verifier = ""
+
+    def __init__(self, name: str, command: list[str], load: Mapping[str, Any], promised: bool) -> None:
+        self.name = name
+        self.promised = promised
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the worker)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env={name: value for name, value in os.environ.items() if name not in _OURS},
+            start_new_session=True,  # Ctrl-C is for us; the worker ends when its input does
+        )
+        try:
+            self.version = str(self._ask(load)["version"])
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self) -> None:
+        """Nothing is kept from one prompt to the next: prefixes are not cached."""
+
+    def run(self, request: Request) -> Run:
+        """Decode.
+
+        Raises:
+            OutpaceError: the worker failed; the message is its own.
+        """
+        answer = self._ask(
+            {
+                "prompts": [list(prompt) for prompt in request.prompts],
+                "max_new_tokens": request.max_new_tokens,
+                "temperature": request.temperature,
+                "seed": request.seeds[0] % 2**31,
+                "ends": request.ends,
+            }
+        )
+        return Run(
+            outputs=answer["outputs"],
+            seconds=answer["seconds"],
+            first_seconds=answer["first_seconds"],
+            first_tokens=answer["first_tokens"],
+            steps=answer.get("steps"),
+            drafted=answer.get("drafted"),
+            accepted=answer.get("accepted"),
+            accepted_at=answer.get("accepted_at") or [],
+        )
+
+    def close(self) -> None:
+        """End the process: its input is closed, and it is stopped if that is not enough."""
+        process = self._process
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
+        try:
+            process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._log.close()
+
+    def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """One line to the worker, one line back."""
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(question).encode() + b"\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = b""
+        if not line:
+            raise OutpaceError(f"{self.name} ended: {self._last_words()}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise OutpaceError(f"{self.name}: {answer['error']}")
+        return answer
+
+    def _last_words(self) -> str:
+        """The last line that it wrote to standard error."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SECONDS_TO_END)
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"exit code {self._process.returncode}, without a word"
+
+
+class Failed:
+    """A method that could not be started: its row says why."""
+
+    peer = True
+    promised = False
+    lossy = False
+    lone = False
+    verifier = ""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self._reason = reason
+
+    def begin(self) -> None:
+        """Nothing to forget."""
+
+    def run(self, request: Request) -> Run:
+        """Raises:
+        OutpaceError: always, with the reason.
+        """
+        raise OutpaceError(self._reason)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def worker_of(
+    library: str, kind: str, environment: Path | None, load: Mapping[str, Any], promised: bool
+) -> Method:
+    """Start a library's worker.
+
+    A library that is there and does not start, or lacks what one of its methods needs, fails its row.
+
+    Args:
+        environment: a virtual environment or its Python; None is this one.
+
+    Raises:
+        OutpaceError: the library is not installed there.
+    """
+    command = [str(python_of(library, environment)), str(_SCRIPT), _DECODER[library]]
+    name = f"{library}:{kind}"
+    try:
+        return Worker(name, command, {**load, "kind": kind}, promised)
+    except OutpaceError as error:
+        return Failed(name, str(error))
+
+
+def python_of(library: str, environment: Path | None) -> Path:
+    """The Python that a library is installed for.
+
+    Raises:
+        OutpaceError: there is none, or the library is not installed for it.
+    """
+    package, remedy = _PACKAGE[library], f"give its environment, --peers {library}=/path/to/venv"
+    if environment is None:
+        if find_spec(_MODULE[library]) is None:
+            raise OutpaceError(f"{library} is not installed here; pip install {package}, or {remedy}")
+        return Path(sys.executable)
+    python = environment / "bin" / "python" if environment.is_dir() else environment
+    if environment.is_dir() and os.name == "nt":
+        python = environment / "Scripts" / "python.exe"
+    if not python.is_file():
+        raise OutpaceError(f"{environment} is no environment: there is no {python}; {remedy}")
+    probe = f"import importlib.util as u, sys; sys.exit(u.find_spec({_MODULE[library]!r}) is None)"
+    try:
+        done = subprocess.run([python, "-c", probe], capture_output=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise OutpaceError(f"{python} does not run: {error}; {remedy}") from None
+    if done.returncode:
+        raise OutpaceError(f"{library} is not installed in {environment}; {python} -m pip install {package}")
+    return python

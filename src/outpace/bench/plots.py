@@ -1,0 +1,164 @@
+"""The plots of the report, each as an SVG image, by matplotlib."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence as Seq
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from outpace.bench.roof import Roof
+from outpace.bench.rows import Row
+from outpace.core import OutpaceError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's colours, which people with any kind of colour vision tell apart; black is plain decoding's.
+_COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
+_MARKERS = "osD^vP*X"
+
+
+def check_installed() -> None:
+    """Refuse to plan a report that cannot be drawn.
+
+    Raises:
+        OutpaceError: matplotlib is not installed.
+    """
+    if find_spec("matplotlib") is None:
+        raise OutpaceError("--html draws with matplotlib: pip install 'outpace[bench]', or leave it out")
+
+
+def speed_by_category(rows: Seq[Row]) -> str:
+    """Bars of the speed over plain decoding, a group for each category, with the 95% intervals."""
+    shown = [row for row in rows if row.speed is not None and row.drafter != "none"]
+    first = next((row for row in rows if row.categories), None)
+    names = [*first.categories] if first is not None and len(first.categories) > 1 else []
+    places = ["all", *names]
+    axes, save = _figure(max(7.0, 1.1 * len(places)), 4.2)
+    width = 0.8 / max(1, len(shown))
+    for number, row in enumerate(shown):
+        speeds = [row.speed, *(row.categories[name] for name in names)]
+        left = [place - 0.4 + (number + 0.5) * width for place in range(len(places))]
+        heights = [speed.speedup for speed in speeds if speed is not None]
+        spans = [speed.interval or (speed.speedup, speed.speedup) for speed in speeds if speed is not None]
+        errors = [
+            [max(0.0, height - low) for height, (low, _) in zip(heights, spans, strict=True)],
+            [max(0.0, high - height) for height, (_, high) in zip(heights, spans, strict=True)],
+        ]
+        colour = _COLOURS[(number + 1) % len(_COLOURS)]
+        axes.bar(left, heights, width, yerr=errors, label=row.drafter, color=colour, error_kw={"lw": 1})
+    axes.axhline(1, color=_COLOURS[0], lw=1, ls="--", label="none (plain decoding)")
+    axes.set_xticks(range(len(places)), places, rotation=0 if len(places) < 6 else 20)
+    axes.set_ylabel("times plain decoding's speed")
+    axes.set_title("Speed by category")
+    return save()
+
+
+def acceptance_by_depth(rows: Seq[Row]) -> str:
+    """Lines: the share of the steps that accepted a token at each place of the draft."""
+    axes, save = _figure(7.0, 4.2)
+    for number, row in enumerate(rows):
+        shares = row.acceptance_by_position
+        if shares:
+            axes.plot(range(1, len(shares) + 1), shares, label=row.drafter, **_look(number))
+    axes.set_ylim(0, 1)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("place in the draft (1 is the next token)")
+    axes.set_ylabel("share of steps that accepted it")
+    axes.set_title("Acceptance by depth")
+    return save()
+
+
+def time_by_width(roof: Roof) -> str:
+    """Lines: milliseconds of a forward by its rows, measured, and the least possible."""
+    axes, save = _figure(7.0, 4.2)
+    rows = [width.rows for width in roof.widths]
+    axes.plot(rows, [1000 * width.seconds for width in roof.widths], label="measured", **_look(1))
+    axes.plot(rows, [1000 * width.least for width in roof.widths], label="least possible", **_look(0))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(rows, [str(row) for row in rows])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("tokens in one forward (1 is plain decoding)")
+    axes.set_ylabel("milliseconds")
+    axes.set_title("Step time by width")
+    return save()
+
+
+def roofline(rows: Seq[Row], roof: Roof) -> str:
+    """Operations a second over operations per byte: the roof, forwards by width, and each method's mean step."""
+    axes, save = _figure(7.0, 4.2)
+    limits, work = roof.limits, roof.work
+    ridge = limits.operations / limits.bandwidth
+    widths = [
+        (work.operations(width.rows, roof.context), work.bytes(1, roof.context), width.seconds)
+        for width in roof.widths
+    ]
+    reached = [
+        (row, row.roof, row.milliseconds_per_step.verify / 1000)
+        for row in rows
+        if row.roof is not None and row.milliseconds_per_step is not None and row.milliseconds_per_step.verify
+    ]
+    places = [operations / moved for operations, moved, _ in widths]
+    places += [one.operations_per_step / one.bytes_per_step for _, one, _ in reached]
+    ends = [min([*places, ridge]) / 2, ridge, max([*places, ridge]) * 2]
+    axes.plot(
+        ends,
+        [min(limits.operations, limits.bandwidth * x) / 1e9 for x in ends],
+        color=_COLOURS[0],
+        label="the roof: memory, then arithmetic",
+    )
+    axes.plot(
+        [operations / moved for operations, moved, _ in widths],
+        [operations / seconds / 1e9 for operations, _, seconds in widths],
+        ls=":",
+        marker=".",
+        color="#777777",
+        label="forwards of 1 to 128 tokens",
+    )
+    for number, (row, one, seconds) in enumerate(reached):
+        x, y = one.operations_per_step / one.bytes_per_step, one.operations_per_step / seconds / 1e9
+        axes.plot([x], [y], **{**_look(number), "ls": "", "ms": 8}, label=_label(row))
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("operations per byte moved")
+    axes.set_ylabel("billion operations per second")
+    axes.set_title("Roofline of the mean step")
+    return save()
+
+
+def _label(row: Row) -> str:
+    return row.drafter if row.batch == 1 else f"{row.drafter}, {row.batch} at once"
+
+
+def _look(number: int) -> dict[str, Any]:
+    return {
+        "color": _COLOURS[number % len(_COLOURS)],
+        "marker": _MARKERS[number % len(_MARKERS)],
+        "ms": 5,
+        "lw": 1.5,
+    }
+
+
+def _figure(width: float, height: float) -> tuple[Axes, Any]:
+    """Axes to draw on, and what makes a data URI of them."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.grid(axis="y", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+    def save() -> str:
+        handles, labels = axes.get_legend_handles_labels()
+        if handles:
+            figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+        written = io.BytesIO()
+        # Letters as shapes, which look the same everywhere; no date, so that the same data make the same file.
+        with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "outpace"}):
+            figure.savefig(written, format="svg", metadata={"Date": None})
+        return "data:image/svg+xml;base64," + base64.b64encode(written.getvalue()).decode()
+
+    return axes, save

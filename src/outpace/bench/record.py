@@ -1,0 +1,116 @@
+"""A benchmark as a whole, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outpace.bench.roof import Roof
+from outpace.bench.rows import Row
+from outpace.core import OutpaceError
+
+FORMAT, VERSION = "outpace bench", 1
+NEAR_TIE = 1e-4
+
+
+@dataclass
+class Record:
+    """What was measured, on what, and how.
+
+    Attributes:
+        model: name, dtype and device.
+        settings: the options that figures depend on.
+        roof: None where it is not known.
+        notes: what a reader must know besides: prompts and peers left out, and why.
+        whole: false where it was interrupted.
+    """
+
+    machine: Mapping[str, Any]
+    model: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    command: str
+    rows: list[Row] = field(default_factory=list)
+    roof: Roof | None = None
+    notes: list[str] = field(default_factory=list)
+    whole: bool = True
+
+    @property
+    def failed(self) -> list[Row]:
+        """Rows with an error."""
+        return [row for row in self.rows if row.error is not None]
+
+    @property
+    def broken(self) -> list[Row]:
+        """Rows of ours whose outputs differ from plain decoding's against the promise.
+
+        In float32 a near-tie may go either way. In smaller dtypes near-ties are common: nothing is promised.
+        """
+        if self.model["dtype"] not in ("float32", "float64"):
+            return []
+        return [
+            row for row in self.rows if row.promised and not row.peer and any(map(_wide, row.differences))
+        ]
+
+
+def _wide(difference: Any) -> bool:
+    return difference.margin is None or bool(difference.margin >= NEAR_TIE)
+
+
+def as_json(record: Record) -> dict[str, Any]:
+    """One object; each row has its main figures at the top."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "whole": record.whole,
+        "command": record.command,
+        "machine": dict(record.machine),
+        "model": dict(record.model),
+        "settings": dict(record.settings),
+        "notes": list(record.notes),
+        "roof": None if record.roof is None else asdict(record.roof),
+        "rows": [row_json(row, record.settings) for row in record.rows],
+    }
+
+
+def row_json(row: Row, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A row's figures; those of a row that failed are null."""
+    found = asdict(row)
+    speed = found.pop("speed") or {}
+    return {
+        "suite": row.suite,
+        "drafter": row.drafter,
+        "batch": row.batch,
+        "temperature": settings.get("temperature"),
+        "tokens_per_second": speed.get("tokens_per_second"),
+        "speedup": speed.get("speedup"),
+        "speedup_interval": speed.get("interval"),
+        "tokens_per_second_quartiles": speed.get("quartiles"),
+        "decode_tokens_per_second": speed.get("decode_tokens_per_second"),
+        "decode_speedup": speed.get("decode_speedup"),
+        "prefill_seconds": speed.get("prefill_seconds"),
+        **{name: value for name, value in found.items() if name not in ("suite", "drafter", "batch")},
+    }
+
+
+def read_rows(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str, int], dict[str, Any]]]:
+    """A benchmark's JSON, and its rows by suite, drafter and batch.
+
+    Raises:
+        OutpaceError: no such file, or one of something else.
+    """
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise OutpaceError(
+            f"{file} is no benchmark's JSON ({error}); outpace bench --json {file} writes one"
+        ) from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT or found.get("version") != VERSION:
+        raise OutpaceError(
+            f"{file} is no benchmark's JSON of this version; outpace bench --json {file} writes one"
+        )
+    rows: Seq[dict[str, Any]] = found["rows"]
+    return found, {(row["suite"], row["drafter"], row["batch"]): row for row in rows}

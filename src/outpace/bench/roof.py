@@ -1,0 +1,196 @@
+"""Where the roof is: the least time a step can take on this machine, and what steps do take by width.
+
+A step moves every weight once and the keys and values of what came before, and multiplies each weight with
+each of its rows. It takes at least as long as the memory needs for the one, or the processor for the other
+(the roofline of Williams, Waterman and Patterson 2009). Both limits are measured here, not read from a data
+sheet: reading a buffer as large as the weights, so that a model that fits a cache is held to the speed of
+that cache, and a product of large matrices in the model's dtype.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from outpace.core import OutpaceError
+from outpace.targets.base import Rows, TargetModel
+
+WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
+_ROUNDS = 7
+_LEAST_BUFFER = 1 << 20
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step must do at the least.
+
+    Attributes:
+        weight_bytes: of all weights that a step reads.
+        row_bytes: of the keys and values of one row of the cache, all layers.
+        weight_numbers: numbers that each row is multiplied with.
+        attention_numbers: of the keys and values of one row: what a row is multiplied with for each row it
+            sees.
+    """
+
+    weight_bytes: int
+    row_bytes: int
+    weight_numbers: int
+    attention_numbers: int
+
+    def bytes(self, batch: float, context: float) -> float:
+        """Bytes that a step over ``batch`` sequences moves, each with ``context`` rows in the cache."""
+        return self.weight_bytes + batch * context * self.row_bytes
+
+    def operations(self, rows: float, context: float) -> float:
+        """Multiplications and additions of a step over so many rows in all."""
+        return 2 * rows * (self.weight_numbers + context * self.attention_numbers)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the machine was measured to do: bytes a second over a buffer of so many bytes, operations a
+    second."""
+
+    bandwidth: float
+    buffer_bytes: int
+    operations: float
+
+    def seconds(self, moved: float, operations: float) -> float:
+        """The least time that so much takes."""
+        return max(moved / self.bandwidth, operations / self.operations)
+
+
+@dataclass(frozen=True)
+class Width:
+    """A forward of one sequence over so many rows: median seconds, and the least possible."""
+
+    rows: int
+    seconds: float
+    least: float
+
+
+@dataclass(frozen=True)
+class Roof:
+    """The work of a model's step, the machine's limits, and measured steps by width."""
+
+    work: Work
+    limits: Limits
+    widths: tuple[Width, ...]
+    context: int
+
+
+def work_of(target: TargetModel) -> Work:
+    """What a step of a target must do.
+
+    The input embeddings are looked up, not read, except where the head shares them.
+
+    Raises:
+        OutpaceError: the target is no transformers model, or one whose steps do not read all weights
+            (experts).
+    """
+    model: Any = getattr(target, "model", None)
+    if model is None:
+        raise OutpaceError(f"no roof is known for a {type(target).__name__}")
+    config = model.config.get_text_config(decoder=True)
+    if any(getattr(config, name, None) for name in _EXPERTS):
+        raise OutpaceError("no roof is known for experts: a step reads those that its tokens choose")
+    table = model.get_input_embeddings().weight
+    tied = model.get_output_embeddings().weight is table
+    weights = [weight for weight in model.parameters() if tied or weight is not table]
+    matrices = [weight for weight in weights if weight.dim() > 1]
+    layers = target.new_cache(1, 1).layers
+    rows = [
+        (kind.heads * kind.size, kind.dtype.itemsize) for one in layers for kind in (one.keys, one.values)
+    ]
+    return Work(
+        weight_bytes=sum(weight.numel() * weight.element_size() for weight in weights),
+        row_bytes=sum(numbers * size for numbers, size in rows),
+        weight_numbers=sum(weight.numel() for weight in matrices),
+        attention_numbers=_attended(config, [numbers for numbers, _ in rows]),
+    )
+
+
+def _attended(config: Any, rows: list[int]) -> int:
+    """Keys and values count once for each head of the queries that shares them."""
+    heads = getattr(config, "num_attention_heads", 1)
+    shared = getattr(config, "num_key_value_heads", None) or heads
+    return sum(rows) * max(1, heads // shared)
+
+
+def measure_roof(target: TargetModel, context: int, device: str, dtype: torch.dtype) -> Roof:
+    """Measure the machine and the model's step by width; ``context`` rows are in the cache.
+
+    Raises:
+        OutpaceError: no roof is known for this target.
+    """
+    work = work_of(target)
+    limits = measure_limits(work.weight_bytes, device, dtype)
+    room = 2 * max(WIDTHS) if target.context is None else target.context
+    context = max(1, min(context, room - max(WIDTHS)))
+    widths = tuple(width for width in WIDTHS if target.context is None or context + width <= target.context)
+    seconds = measure_widths(target, context, widths)
+    found = tuple(
+        Width(rows, took, limits.seconds(work.bytes(1, context), work.operations(rows, context)))
+        for rows, took in zip(widths, seconds, strict=True)
+    )
+    return Roof(work, limits, found, context)
+
+
+def measure_limits(buffer_bytes: int, device: str, dtype: torch.dtype) -> Limits:
+    """The machine's limits: the best of some rounds, since whatever disturbs one makes it slower."""
+    size = max(buffer_bytes, _LEAST_BUFFER)
+    cuda = torch.device(device).type == "cuda"
+    columns = 1024
+    # In float32 whatever the model's dtype: reading is what counts, and some dtypes are slow to multiply.
+    matrix = torch.ones(size // 4 // columns, columns, device=device)
+    vector = torch.ones(columns, device=device)
+    side = 8192 if cuda else 1024
+    square = torch.ones(side, side, dtype=dtype, device=device)
+    with torch.inference_mode():
+        reading = min(_rounds(lambda: torch.mv(matrix, vector), device))
+        multiplying = min(_rounds(lambda: torch.mm(square, square), device))
+    return Limits(matrix.numel() * 4 / reading, size, 2 * side**3 / multiplying)
+
+
+def measure_widths(target: TargetModel, context: int, widths: tuple[int, ...]) -> list[float]:
+    """Median seconds of a forward over so many rows of one sequence, the widths in turns."""
+    cache = target.new_cache(1, context + max(widths))
+    target.open(cache)
+    target.forward(cache, [Rows([0] * context)], logits_from=None)
+    cache.keep([range(context)])
+    model: Any = getattr(target, "model", None)
+    device = str(next(model.parameters()).device)
+
+    def step(rows: int) -> float:
+        began = time.perf_counter()
+        target.forward(cache, [Rows([0] * rows)])
+        _wait(device)
+        took = time.perf_counter() - began
+        cache.keep([()])
+        return took
+
+    found: list[list[float]] = [[step(rows) for rows in widths] for _ in range(_ROUNDS + 1)][1:]
+    return [statistics.median(column) for column in zip(*found, strict=True)]
+
+
+def _rounds(work: Callable[[], object], device: str) -> list[float]:
+    """Seconds of each round, after one that warms up."""
+    found = []
+    for _ in range(_ROUNDS + 1):
+        began = time.perf_counter()
+        work()
+        _wait(device)
+        found.append(time.perf_counter() - began)
+    return found[1:]
+
+
+def _wait(device: str) -> None:
+    """Until the device has done what it was asked."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,334 @@
+"""The figures of one method over one suite: pure functions of what was measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from outpace.bench.roof import Roof
+from outpace.bench.run import Measured, Trace
+from outpace.bench.runs import Run
+from outpace.bench.statistics import interval, quartiles, ratio, repeated_4grams
+from outpace.drift import parting
+
+Margin = Callable[[Seq[int]], float]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where an output first differs from plain decoding's.
+
+    A token is None where that output has ended. ``margin`` is the difference of the two best logits there,
+    where decoding is greedy.
+    """
+
+    item: str
+    turn: int
+    index: int
+    plain: int | None
+    other: int | None
+    margin: float | None
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Tokens per second of some prompts, and the ratio to plain decoding's on the same ones.
+
+    Attributes:
+        tokens_per_second: all tokens over all seconds, the prompts' included; of repeats the median counts.
+        quartiles: of the groups' own tokens per second.
+        speedup: the median over groups of the ratio to plain decoding, whole answers.
+        interval: its 95% interval; None for a single group.
+        decode_tokens_per_second, decode_speedup: the same after the first step; None where
+            there was no other.
+        prefill_seconds: the median time to the end of the first step.
+    """
+
+    prompts: int
+    tokens_per_second: float
+    quartiles: tuple[float, float, float]
+    speedup: float
+    interval: tuple[float, float] | None
+    decode_tokens_per_second: float | None
+    decode_speedup: float | None
+    prefill_seconds: float
+
+
+@dataclass(frozen=True)
+class PerStep:
+    """Milliseconds of a step after the first one; parts are None where they are not known."""
+
+    total: float
+    draft: float | None
+    verify: float | None
+    rest: float | None
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The least time of the target's forward in a mean step, and the share of it that was reached."""
+
+    bytes_per_step: float
+    operations_per_step: float
+    least_milliseconds: float
+    bound_by: str
+    share: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method over one suite. Counts are those of all repeats; None where they are not known.
+
+    Attributes:
+        drafter: the method's name.
+        prompts: prompts of the suite, turns not counted; ``outputs`` counts answers.
+        tau: tokens per step and sequence, the target's own included.
+        acceptance_by_position: the share of the steps that accepted a token at each depth.
+        repeated_4grams: the mean share of 4-grams that occurred before in the same output.
+        equal: whether all outputs equal plain decoding's; ``different`` counts those that do not.
+        promised: whether they were to.
+        error: why the method failed; there are no figures then.
+    """
+
+    suite: str
+    drafter: str
+    batch: int
+    peer: bool
+    verifier: str
+    promised: bool
+    lossy: bool
+    prompts: int
+    outputs: int = 0
+    tokens: int = 0
+    speed: Speed | None = None
+    categories: dict[str, Speed] = field(default_factory=dict)
+    steps: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    tau: float | None = None
+    acceptance_rate: float | None = None
+    acceptance_by_position: list[float] = field(default_factory=list)
+    milliseconds_per_step: PerStep | None = None
+    repeated_4grams: float = 0.0
+    equal: bool = False
+    different: int = 0
+    differences: tuple[Difference, ...] = ()
+    roof: Reached | None = None
+    error: str | None = None
+
+
+def rows_of(measured: Measured, margin: Margin, roof: Roof | None) -> list[Row]:
+    """A row for each method, plain decoding first.
+
+    Args:
+        margin: how far apart the two best logits after a text are.
+        roof: of the machine and the model, where it is known.
+    """
+    return [_row(measured, trace, margin, roof) for trace in measured.traces]
+
+
+def _row(measured: Measured, trace: Trace, margin: Margin, roof: Roof | None) -> Row:
+    head = Row(
+        suite=measured.suite.name,
+        drafter=trace.name,
+        batch=measured.batch,
+        peer=trace.peer,
+        verifier=trace.verifier,
+        promised=trace.promised,
+        lossy=trace.lossy,
+        prompts=sum(map(len, measured.groups)),
+        error=trace.error,
+    )
+    if trace.error is not None or not measured.groups:
+        return head
+    runs = [run for group in trace.runs for repeat in group for run in repeat]
+    outputs = [output for run in runs for output in run.outputs]
+    steps = _total([run.steps for run in runs])
+    drafted = _total([run.drafted for run in runs])
+    accepted = _total([run.accepted for run in runs])
+    tokens = sum(map(len, outputs))
+    differences = _differences(measured, trace, margin)
+    places = range(len(measured.groups))
+    return Row(
+        **{
+            **vars(head),
+            "outputs": len(outputs),
+            "tokens": tokens,
+            "speed": _speed(measured, trace, places),
+            "categories": _categories(measured, trace),
+            "steps": steps,
+            "drafted": drafted,
+            "accepted": accepted,
+            "tau": None if steps is None else ratio(tokens, steps),
+            "acceptance_rate": None if drafted is None or accepted is None else ratio(accepted, drafted),
+            "acceptance_by_position": _by_position(runs, steps),
+            "milliseconds_per_step": _per_step(runs),
+            "repeated_4grams": statistics.fmean(map(repeated_4grams, outputs)),
+            "equal": not differences,
+            "different": len(differences),
+            "differences": tuple(differences),
+            "roof": None if roof is None or trace.peer else _reached(measured, runs, roof),
+        }
+    )
+
+
+def _total(counts: Seq[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+# -- speed -----------------------------------------------------------------------------------------------
+
+
+def _speed(measured: Measured, trace: Trace, places: Seq[int]) -> Speed:
+    """The speed over some groups."""
+    plain = measured.traces[0]
+    mine = [_whole(trace.runs[place]) for place in places]
+    ratios = _ratios(mine, [_whole(plain.runs[place]) for place in places])
+    later = [(_later(trace.runs[place]), _later(plain.runs[place])) for place in places]
+    # A group whose answers came whole with the first step has nothing to compare after it.
+    decoding = [(one, two) for one, two in later if one.tokens and two.tokens]
+    decode = _ratios([one for one, _ in decoding], [two for _, two in decoding])
+    low, middle, high = quartiles([one.tokens / statistics.median(one.seconds) for one in mine])
+    first = [run.first_seconds for place in places for repeat in trace.runs[place] for run in repeat]
+    return Speed(
+        prompts=sum(len(measured.groups[place]) for place in places),
+        tokens_per_second=_rate(mine),
+        quartiles=(low, middle, high),
+        speedup=statistics.median(ratios),
+        interval=interval(ratios),
+        decode_tokens_per_second=_rate([one for one, _ in decoding]) if decode else None,
+        decode_speedup=statistics.median(decode) if decode else None,
+        prefill_seconds=statistics.median(first),
+    )
+
+
+class _Timed(NamedTuple):
+    """Tokens of a group, of a repeat on average (they may not be the same), and each repeat's seconds."""
+
+    tokens: float
+    seconds: list[float]
+
+
+def _whole(repeats: Seq[Seq[Run]]) -> _Timed:
+    return _Timed(
+        statistics.fmean(sum(run.tokens for run in turns) for turns in repeats),
+        [sum(run.seconds for run in turns) for turns in repeats],
+    )
+
+
+def _later(repeats: Seq[Seq[Run]]) -> _Timed:
+    """Without the first step of each answer."""
+    return _Timed(
+        statistics.fmean(sum(run.tokens - run.first_tokens for run in turns) for turns in repeats),
+        [sum(run.seconds - run.first_seconds for run in turns) for turns in repeats],
+    )
+
+
+def _rate(groups: Seq[_Timed]) -> float:
+    """Tokens per second of all groups together; of repeats the median counts."""
+    seconds = sum(statistics.median(group.seconds) for group in groups)
+    return ratio(sum(group.tokens for group in groups), seconds)
+
+
+def _ratios(mine: Seq[_Timed], theirs: Seq[_Timed]) -> list[float]:
+    """For each group, how many times as many tokens a second: the median over repeats, paired."""
+    return [
+        statistics.median(
+            (one.tokens / took) / (two.tokens / other)
+            for took, other in zip(one.seconds, two.seconds, strict=True)
+        )
+        for one, two in zip(mine, theirs, strict=True)
+    ]
+
+
+def _categories(measured: Measured, trace: Trace) -> dict[str, Speed]:
+    """The speed in each category; none where prompts of several were decoded together."""
+    found: dict[str, list[int]] = {}
+    for place, group in enumerate(measured.groups):
+        names = {item.category for item in group}
+        if len(names) > 1:
+            return {}
+        found.setdefault(names.pop(), []).append(place)
+    return {name: _speed(measured, trace, places) for name, places in found.items()}
+
+
+# -- steps -----------------------------------------------------------------------------------------------
+
+
+def _by_position(runs: Seq[Run], steps: int | None) -> list[float]:
+    depth = max((len(run.accepted_at) for run in runs), default=0)
+    totals = [
+        sum(run.accepted_at[place] for run in runs if place < len(run.accepted_at)) for place in range(depth)
+    ]
+    return [ratio(total, steps) for total in totals] if steps else []
+
+
+def _per_step(runs: Seq[Run]) -> PerStep | None:
+    """Means over all steps but the first of each run."""
+    if any(run.forwards is None for run in runs):
+        return None
+    steps = sum((run.forwards or 0) - 1 for run in runs)
+    if steps < 1:
+        return None
+    total = 1000 * sum(run.seconds - run.first_seconds for run in runs) / steps
+    draft = _milliseconds([run.draft_seconds for run in runs], steps)
+    verify = _milliseconds([run.verify_seconds for run in runs], steps)
+    rest = None if verify is None else max(0.0, total - verify - (draft or 0.0))
+    return PerStep(total, draft, verify, rest)
+
+
+def _milliseconds(seconds: Seq[float | None], steps: int) -> float | None:
+    known = [one for one in seconds if one is not None]
+    return 1000 * sum(known) / steps if len(known) == len(seconds) else None
+
+
+def _reached(measured: Measured, runs: Seq[Run], roof: Roof) -> Reached | None:
+    """The least time of the mean step beside what its forward took."""
+    per_step = _per_step(runs)
+    forwards = sum(run.forwards or 0 for run in runs)
+    if per_step is None or not per_step.verify or not forwards:
+        return None
+    rows = sum((run.steps or 0) + (run.drafted or 0) for run in runs) / forwards
+    sequences = sum(run.steps or 0 for run in runs) / forwards
+    asked = [len(prompt) for group in measured.prompts for turn in group for prompt in turn]
+    written = sum(run.tokens for run in runs) / sum(len(run.outputs) for run in runs)
+    context = statistics.fmean(asked) + written / 2
+    moved = roof.work.bytes(sequences, context)
+    operations = roof.work.operations(rows, context)
+    least = 1000 * roof.limits.seconds(moved, operations)
+    memory = moved / roof.limits.bandwidth >= operations / roof.limits.operations
+    bound = "memory" if memory else "arithmetic"
+    return Reached(moved, operations, least, bound, least / per_step.verify)
+
+
+# -- equality --------------------------------------------------------------------------------------------
+
+
+def _differences(measured: Measured, trace: Trace, margin: Margin) -> list[Difference]:
+    """Every output, of every repeat, that is not plain decoding's of the first repeat."""
+    found = []
+    greedy = measured.settings.temperature == 0
+    for place, repeats in enumerate(trace.runs):
+        plain = measured.traces[0].runs[place][0]
+        for turns in repeats:
+            for turn, run in enumerate(turns):
+                items = measured.taking_part(place, turn)
+                for number, item in enumerate(items):
+                    expected, output = plain[turn].outputs[number], run.outputs[number]
+                    index = parting(expected, output)
+                    if index is None:
+                        continue
+                    text = [*measured.prompts[place][turn][number], *expected[:index]]
+                    apart = margin(text) if greedy and index < len(expected) else None
+                    found.append(
+                        Difference(item.id, turn, index, _at(expected, index), _at(output, index), apart)
+                    )
+    return found
+
+
+def _at(tokens: Seq[int], index: int) -> int | None:
+    return tokens[index] if index < len(tokens) else None

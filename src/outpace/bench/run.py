@@ -1,0 +1,199 @@
+"""Every method over the same prompts: warmed up, and in turns, prompt by prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import torch
+
+from outpace.bench.items import Item, Suite
+from outpace.bench.runs import Method, Request, Run
+from outpace.bench.subject import Subject, encode, references
+from outpace.core import OutpaceError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How every method decodes.
+
+    Attributes:
+        max_new_tokens: tokens of each answer.
+        temperature: 0 is greedy.
+        seed: the first prompt's; each other has the next one.
+        repeats: how often everything is measured, after a warm-up.
+        ends: answers end at the model's end tokens. Else all have ``max_new_tokens`` tokens, except in suites
+            whose outputs repeat a text.
+    """
+
+    max_new_tokens: int = 64
+    temperature: float = 0.0
+    seed: int = 0
+    repeats: int = 1
+    ends: bool = False
+
+
+@dataclass
+class Trace:
+    """What one method did over a suite.
+
+    Attributes:
+        runs: its runs, [group][repeat][turn].
+        error: why it failed; it is not asked again then.
+    """
+
+    name: str
+    peer: bool
+    promised: bool
+    lossy: bool
+    verifier: str
+    runs: list[list[list[Run]]] = field(default_factory=list)
+    error: str | None = None
+
+
+@dataclass
+class Measured:
+    """A suite, decoded by every method; the first one is plain decoding.
+
+    Attributes:
+        batch: prompts decoded at once, at most.
+        groups: the items decoded at once.
+        prompts: what was asked, [group][turn][prompt], as token ids.
+    """
+
+    suite: Suite
+    batch: int
+    settings: Settings
+    groups: list[tuple[Item, ...]] = field(default_factory=list)
+    prompts: list[list[list[list[int]]]] = field(default_factory=list)
+    traces: list[Trace] = field(default_factory=list)
+
+    def taking_part(self, group: int, turn: int) -> list[Item]:
+        """The items of a group that ask for an answer in a turn."""
+        return [item for item in self.groups[group] if item.rounds > turn]
+
+
+def measure(
+    subject: Subject,
+    methods: Seq[Method],
+    suite: Suite,
+    batch: int,
+    settings: Settings,
+    advanced: Callable[[], None] = lambda: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Measured:
+    """Decode a suite by every method.
+
+    The answers that a conversation goes on from are those of the first method, for all: so every method
+    is asked the same.
+
+    Args:
+        methods: plain decoding first.
+        advanced: called after each group of prompts.
+        stopped: asked before each run; then only whole groups count.
+
+    Raises:
+        OutpaceError: plain decoding failed.
+    """
+    items = suite.items
+    groups = [items[start : start + batch] for start in range(0, len(items), batch)]
+    traces = [Trace(m.name, m.peer, m.promised, m.lossy, m.verifier) for m in methods]
+    measured = Measured(suite, batch, settings, traces=traces)
+    runner = _Runner(subject, list(zip(methods, traces, strict=True)), settings, stopped)
+    runner.warm_up(groups[0])
+    for repeat in range(settings.repeats):
+        for method in methods:
+            method.begin()
+        for place, group in enumerate(groups):
+            found = runner.group(group, place * batch, place + repeat)
+            if found is None:
+                return measured
+            if repeat == 0:
+                measured.groups.append(group)
+                measured.prompts.append(found.prompts)
+            for trace in traces:
+                if trace.error is None:
+                    if repeat == 0:
+                        trace.runs.append([])
+                    trace.runs[place].append(found.runs[trace.name])
+            advanced()
+    return measured
+
+
+@dataclass
+class _Found:
+    """A group's turns: what was asked, and what each method did."""
+
+    prompts: list[list[list[int]]]
+    runs: dict[str, list[Run]]
+
+
+class _Runner:
+    def __init__(
+        self,
+        subject: Subject,
+        pairs: list[tuple[Method, Trace]],
+        settings: Settings,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._subject = subject
+        self._pairs = pairs
+        self._settings = settings
+        self._stopped = stopped
+
+    def warm_up(self, group: Seq[Item]) -> None:
+        """Whatever is done once in a process, or for this shape of batch, is done before it counts."""
+        for method, trace in self._pairs:
+            if not self._stopped():
+                self._one(method, trace, self._request(group, [[] for _ in group], 0))
+
+    def group(self, group: Seq[Item], place: int, shift: int) -> _Found | None:
+        """All turns of a group by every method, which begins with another one each time; None if stopped."""
+        found = _Found([], {trace.name: [] for _, trace in self._pairs})
+        answers: dict[str, list[list[int]]] = {item.id: [] for item in group}
+        first = shift % len(self._pairs)
+        for turn in range(max(item.rounds for item in group)):
+            asked = [item for item in group if item.rounds > turn]
+            request = self._request(asked, [answers[item.id] for item in asked], place)
+            for method, trace in self._pairs[first:] + self._pairs[:first]:
+                if self._stopped():
+                    return None
+                run = self._one(method, trace, request)
+                if run is not None:
+                    found.runs[trace.name].append(run)
+            found.prompts.append([list(prompt) for prompt in request.prompts])
+            plain = found.runs[self._pairs[0][1].name][turn]
+            for item, output in zip(asked, plain.outputs, strict=True):
+                answers[item.id].append(output)
+        return found
+
+    def _one(self, method: Method, trace: Trace, request: Request) -> Run | None:
+        """One run; an error fails the method's row, and all others go on."""
+        if trace.error is not None:
+            return None
+        try:
+            return method.run(request)
+        except (MemoryError, torch.OutOfMemoryError):
+            if method is self._pairs[0][0]:
+                raise
+            trace.error = "out of memory"
+        except Exception as error:  # whatever another library may raise
+            lines = str(error).strip().splitlines() or [""]
+            trace.error = f"{type(error).__name__}: {lines[0]}"
+            if method is self._pairs[0][0]:
+                raise OutpaceError(f"plain decoding failed: {trace.error}") from error
+        return None
+
+    def _request(self, items: Seq[Item], answers: Seq[Seq[Seq[int]]], place: int) -> Request:
+        settings = self._settings
+        return Request(
+            prompts=[
+                encode(self._subject, item, before) for item, before in zip(items, answers, strict=True)
+            ],
+            references=[references(self._subject, item) for item in items],
+            max_new_tokens=settings.max_new_tokens,
+            ends=settings.ends or all(item.ends for item in items),
+            temperature=settings.temperature,
+            seeds=[(settings.seed + place + i) % 2**64 for i in range(len(items))],
+        )

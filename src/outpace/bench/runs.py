@@ -1,0 +1,100 @@
+"""What a method is asked, and what it did: plain data, from which every figure of the report is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Protocol
+
+BASELINE = "none"
+
+
+@dataclass(frozen=True)
+class Request:
+    """Prompts to be answered at once.
+
+    Attributes:
+        prompts: token ids of each.
+        references: for each prompt, texts that its output may repeat, as token ids.
+        max_new_tokens: tokens of each answer, at most.
+        ends: an end-of-sequence token ends an answer; else it is a token as any other, and every answer has
+            ``max_new_tokens`` tokens.
+        temperature: 0 is greedy.
+        seeds: of each prompt's noise.
+    """
+
+    prompts: Seq[Seq[int]]
+    references: Seq[Seq[Seq[int]]]
+    max_new_tokens: int
+    ends: bool
+    temperature: float
+    seeds: Seq[int]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one method did with one request.
+
+    Attributes:
+        outputs: tokens of each answer.
+        seconds: from the request to the last token of all.
+        first_seconds: until the first step was done: the prompts read, and their first tokens there.
+        first_tokens: how many tokens that step gave.
+        forwards: steps of the batch, each one forward of the target; None where it is not known.
+        steps: steps of each sequence, summed; None where it is not known.
+        drafted, accepted: tokens of drafts, and those of them kept; None where it is not known.
+        accepted_at: how many steps accepted a token at each depth of the draft, the first one first.
+        draft_seconds, verify_seconds: after the first step, those of drafting and those of the target's
+            forwards and the verifier; None where it is not known.
+    """
+
+    outputs: list[list[int]]
+    seconds: float
+    first_seconds: float
+    first_tokens: int
+    forwards: int | None = None
+    steps: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    accepted_at: list[int] = field(default_factory=list)
+    draft_seconds: float | None = None
+    verify_seconds: float | None = None
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.outputs))
+
+
+class Method(Protocol):
+    """A way of decoding.
+
+    Attributes:
+        name: in the report; a method of ours has its drafter's spec.
+        peer: whether it is another library's.
+        promised: whether its outputs are to equal those of plain decoding.
+        lossy: whether it changes the distribution of the output.
+        verifier: what decides about its drafts; "" for a peer.
+        lone: takes one prompt at a time only.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def peer(self) -> bool: ...
+    @property
+    def promised(self) -> bool: ...
+    @property
+    def lossy(self) -> bool: ...
+    @property
+    def verifier(self) -> str: ...
+    @property
+    def lone(self) -> bool: ...
+
+    def begin(self) -> None:
+        """Forget every output so far: a suite begins, or a repeat of it."""
+
+    def run(self, request: Request) -> Run:
+        """Decode."""
+
+    def close(self) -> None:
+        """Give back what it holds."""

@@ -1,0 +1,219 @@
+"""transformers' own generate() as a method of the benchmark, in this process, on the same weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
+
+from outpace.bench.runs import Request, Run
+from outpace.core import OutpaceError
+
+KINDS = ("plain", "prompt_lookup", "assisted")
+LOOKUP_TOKENS = 10
+
+
+class Stock:
+    """transformers' plain decoding, its prompt lookup, or its assisted generation.
+
+    Its generation settings are put aside while it runs, so that it decodes by what was asked alone.
+
+    Args:
+        kind: one of ``KINDS``.
+        assistant: the draft model of assisted generation.
+
+    Raises:
+        OutpaceError: no such kind, or no assistant where one is needed.
+    """
+
+    peer = True
+    lossy = False
+    verifier = ""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        kind: str,
+        assistant: PreTrainedModel | None = None,
+        temperature: float = 0.0,
+    ) -> None:
+        if kind not in KINDS:
+            raise OutpaceError(f"transformers has no method {kind!r} here; there are: {', '.join(KINDS)}")
+        if kind == "assisted" and assistant is None:
+            raise OutpaceError(
+                "transformers' assisted generation needs a draft model: add --assistant MODEL, or name the "
+                "others, --peers transformers:plain,transformers:prompt_lookup"
+            )
+        self.name = f"transformers:{kind}"
+        self.lone = kind != "plain"
+        self.promised = temperature == 0  # sampled, it draws with other noise
+        self._model: Any = model
+        options: dict[str, dict[str, Any]] = {
+            "plain": {},
+            "prompt_lookup": {"prompt_lookup_num_tokens": LOOKUP_TOKENS},
+            "assisted": {"assistant_model": assistant},
+        }
+        self._options = options[kind]
+
+    def begin(self) -> None:
+        """Nothing is kept from one prompt to the next."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def run(self, request: Request) -> Run:
+        """Decode."""
+        prompts, model = [list(prompt) for prompt in request.prompts], self._model
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=model.device)
+        mask = torch.tensor(
+            [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device
+        )
+        torch.manual_seed(request.seeds[0] % 2**63)
+        watch = _Watch()
+        with _settings(model, _config(request, model)), _watched(model, watch):
+            watch.begin()
+            found = model.generate(ids, attention_mask=mask, streamer=watch, **self._options)
+            seconds = watch.now()
+        outputs = _cut(found[:, width:].tolist(), request, model)
+        return watch.run(outputs, seconds, width)
+
+
+class _Watch(BaseStreamer):
+    """Counts forwards and their rows, and hears of each step's tokens as they are chosen."""
+
+    def __init__(self) -> None:
+        self._rows: list[int] = []  # of each forward, without the batch
+        self._given: list[int] = []  # tokens of each step
+        self._first = 0.0
+        self._forward_began = 0.0
+        self._forward_seconds: list[float] = []
+        self._timed = not torch.cuda.is_available()  # elsewhere a forward returns before it is done
+
+    def begin(self) -> None:
+        self._began = time.perf_counter()
+
+    def now(self) -> float:
+        """Seconds since the beginning, whatever was asked of a device done."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter() - self._began
+
+    def put(self, value: torch.Tensor) -> None:
+        if not self._rows:
+            return  # the prompt
+        self._given.append(value.numel())
+        if len(self._given) == 1:
+            self._first = time.perf_counter() - self._began
+
+    def end(self) -> None:
+        pass
+
+    def before(self, module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A hook of the model: a forward begins."""
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        self._rows.append(ids.shape[1] if ids is not None else 1)
+        self._forward_began = time.perf_counter()
+
+    def after(self, module: object, args: tuple[Any, ...], output: object) -> None:
+        """A hook of the model: a forward has returned."""
+        self._forward_seconds.append(time.perf_counter() - self._forward_began)
+
+    def run(self, outputs: list[list[int]], seconds: float, prompt: int) -> Run:
+        """What was seen.
+
+        Args:
+            prompt: tokens of the prompt, padding included.
+        """
+        batch, forwards = len(outputs), len(self._rows)
+        lone = batch == 1
+        given = self._given
+        accepted = [tokens - 1 for tokens in given] if lone else []
+        return Run(
+            outputs=outputs,
+            seconds=seconds,
+            first_seconds=self._first,
+            first_tokens=given[0] if given else 0,
+            forwards=forwards,
+            steps=forwards if lone else sum(map(len, outputs)),
+            drafted=self._rows[0] - prompt + sum(rows - 1 for rows in self._rows[1:]) if lone else 0,
+            accepted=sum(accepted),
+            accepted_at=[sum(one > depth for one in accepted) for depth in range(max(accepted, default=0))],
+            verify_seconds=sum(self._forward_seconds[1:]) if self._timed else None,
+        )
+
+
+def _config(request: Request, model: Any) -> GenerationConfig:
+    ends = model.generation_config.eos_token_id if request.ends else None
+    sampling = {"temperature": request.temperature, "top_k": 0, "top_p": 1.0} if request.temperature else {}
+    return GenerationConfig(
+        max_new_tokens=request.max_new_tokens,
+        do_sample=request.temperature > 0,
+        eos_token_id=ends,
+        pad_token_id=0,
+        bos_token_id=model.generation_config.bos_token_id,
+        **sampling,
+    )
+
+
+def _cut(outputs: list[list[int]], request: Request, model: Any) -> list[list[int]]:
+    """Answers without what pads them: up to the first end token, where one ends them."""
+    if not request.ends:
+        return outputs
+    ends = model.generation_config.eos_token_id
+    known = set(ends if isinstance(ends, list) else [ends])
+    return [
+        output[: next((place + 1 for place, token in enumerate(output) if token in known), len(output))]
+        for output in outputs
+    ]
+
+
+@contextmanager
+def _settings(model: Any, config: GenerationConfig) -> Iterator[None]:
+    """The model with these settings alone; whatever is not given would come from its own."""
+    before = model.generation_config
+    model.generation_config = config
+    try:
+        yield
+    finally:
+        model.generation_config = before
+
+
+@contextmanager
+def _watched(model: Any, watch: _Watch) -> Iterator[None]:
+    hooks = [
+        model.register_forward_pre_hook(watch.before, with_kwargs=True),
+        model.register_forward_hook(watch.after),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def load_assistant(name: str, dtype: str, device: str) -> PreTrainedModel:
+    """The draft model of assisted generation, in the target's dtype, on its device.
+
+    Raises:
+        OutpaceError: it cannot be loaded.
+    """
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            name, dtype=getattr(torch, dtype), use_safetensors=True
+        )
+    except Exception as error:  # whatever transformers and the hub may raise
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise OutpaceError(
+            f"cannot load the assistant {name}: {lines[0]}; give another --assistant"
+        ) from error
+    model.to(device).eval()
+    # An end token is a token as any other where answers have a fixed length, to the assistant too.
+    model.generation_config.eos_token_id = None
+    loaded: PreTrainedModel = model
+    return loaded

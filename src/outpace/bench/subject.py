@@ -1,0 +1,98 @@
+"""The model that is measured, and how a suite's prompts become its token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any, Protocol
+
+from outpace.bench.items import Item, Suite
+from outpace.core import OutpaceError
+from outpace.targets.base import TargetModel
+
+
+class Subject(Protocol):
+    """A loaded model: what is measured.
+
+    Attributes:
+        name: what it is called in the report.
+        source: the folder or the hub's name that other processes load it from.
+        dtype, device: as torch writes them.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def target(self) -> TargetModel: ...
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def has_template(self) -> bool: ...
+    def tokens(self, text: str) -> list[int]: ...
+    def plain_tokens(self, text: str) -> list[int]: ...
+    def encode_chat(self, messages: Seq[dict[str, str]]) -> list[int]: ...
+
+
+def encode(subject: Subject, item: Item, answers: Seq[Seq[int]] = ()) -> list[int]:
+    """Token ids of an item's next turn: all it says up to there, with the answers given so far between.
+
+    A conversation goes into the model's chat template, or, where it has none, into lines that begin with
+    ``User:`` and ``Assistant:``.
+    """
+    if item.tokens:
+        return list(item.tokens)
+    if not item.chat:
+        return subject.tokens(item.turns[0])
+    messages = [{"role": "user", "content": item.turns[0]}]
+    for turn, answer in zip(item.turns[1:], answers, strict=False):
+        messages.append({"role": "assistant", "content": spoken(subject, answer)})
+        messages.append({"role": "user", "content": turn})
+    if subject.has_template:
+        return subject.encode_chat(messages)
+    names = {"user": "User", "assistant": "Assistant"}
+    lines = [f"{names[message['role']]}: {message['content']}" for message in messages]
+    return subject.tokens("\n".join([*lines, "Assistant:"]))
+
+
+def spoken(subject: Subject, answer: Seq[int]) -> str:
+    """The text of an answer up to the first end token."""
+    ends = subject.target.eos_token_ids
+    until = next((place for place, token in enumerate(answer) if token in ends), len(answer))
+    text: str = subject.tokenizer.decode(list(answer[:until]), skip_special_tokens=True)
+    return text.strip()
+
+
+def references(subject: Subject, item: Item) -> list[list[int]]:
+    """Token ids of its references as the output has them: behind a colon a text begins with a space."""
+    return [subject.plain_tokens(" " + text) for text in item.references]
+
+
+def fitting(subject: Subject, suite: Suite, new_tokens: int) -> Suite:
+    """The suite without the items that do not fit the model's context with all their answers.
+
+    Raises:
+        OutpaceError: none fits, an item has no tokens, or one that the model does not have.
+    """
+    context = subject.target.context
+    kept = []
+    for item in suite.items:
+        longest = [[0] * new_tokens] * (item.rounds - 1)
+        prompt = encode(subject, item, [()] * (item.rounds - 1))
+        if not prompt or not all(0 <= token < subject.target.vocabulary for token in prompt):
+            raise OutpaceError(
+                f"{suite.name}, prompt {item.id}: "
+                + ("it has no tokens" if not prompt else "it has token ids outside the model's vocabulary")
+            )
+        if context is None or len(prompt) + sum(map(len, longest)) + new_tokens <= context:
+            kept.append(item)
+    if not kept:
+        raise OutpaceError(
+            f"no prompt of {suite.name} fits the model's context of {context} tokens with {new_tokens} new "
+            "ones; give another --suite or a smaller --max-new-tokens"
+        )
+    return Suite(suite.name, tuple(kept), suite.source, suite.left_out + len(suite.items) - len(kept))

@@ -1,0 +1,1 @@
+"""Scripts that other environments' Pythons run; they import nothing of outpace."""

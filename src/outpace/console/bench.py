@@ -1,0 +1,253 @@
+"""``outpace bench``: a table of methods for a user's model, hardware and prompts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from outpace import nano_draft_path, nano_path
+from outpace.bench import record as records
+from outpace.bench.items import Suite
+from outpace.bench.machine import machine
+from outpace.bench.methods import (
+    Peer,
+    PeerOptions,
+    close_all,
+    make_methods,
+    split_drafters,
+    split_peers,
+)
+from outpace.bench.record import Record
+from outpace.bench.roof import Roof, measure_roof
+from outpace.bench.rows import rows_of
+from outpace.bench.run import Settings, measure
+from outpace.bench.runs import Method
+from outpace.bench.subject import fitting
+from outpace.bench.suites import load_suite
+from outpace.console import screen
+from outpace.console.interrupt import Interrupt
+from outpace.console.models import Loaded
+from outpace.console.progress import Bar, bar
+from outpace.console.writer import check_out
+from outpace.core import OutpaceError
+from outpace.drafters import load_drafter
+from outpace.drift import margin
+from outpace.verify import load_verifier
+
+STANDARD_OUTPUT = "-"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured, as far as it is known without the model."""
+
+    suites: tuple[Suite, ...]
+    limit: int | None
+    drafters: tuple[str, ...]
+    verifier: str
+    adaptive: bool | None
+    peers: tuple[Peer, ...]
+    assistant: str | None
+    gguf: Path | None
+    batches: tuple[int, ...]
+    settings: Settings
+
+    def facts(self) -> dict[str, object]:
+        """What figures depend on, for the record."""
+        return {
+            **asdict(self.settings),
+            "suites": {suite.name: suite.source for suite in self.suites},
+            "limit": self.limit,
+            "drafters": list(self.drafters),
+            "verifier": self.verifier,
+            "adaptive": self.adaptive,
+            "peers": [peer.name for peer in self.peers],
+            "assistant": self.assistant,
+            "batches": list(self.batches),
+        }
+
+
+def plan(
+    suites: str,
+    data: Path | None,
+    limit: int | None,
+    drafters: str,
+    verifier: str,
+    adaptive: bool | None,
+    peers: str,
+    assistant: str | None,
+    gguf: Path | None,
+    batches: str,
+    settings: Settings,
+) -> Plan:
+    """Read the lists of the command line.
+
+    Raises:
+        OutpaceError: a list has something that is not there.
+    """
+    names = [name.strip() for name in suites.split(",")]
+    if len(set(names)) < len(names):
+        raise OutpaceError(f"--suite has a suite twice in {suites!r}")
+    specs = split_drafters(drafters)
+    for spec in specs:
+        load_drafter(spec)
+    load_verifier(verifier)
+    return Plan(
+        suites=tuple(load_suite(name, data).first(limit) for name in names),
+        limit=limit,
+        drafters=tuple(specs),
+        verifier=verifier,
+        adaptive=adaptive,
+        peers=tuple(split_peers(peers)),
+        assistant=assistant,
+        gguf=gguf,
+        batches=_batches(batches),
+        settings=settings,
+    )
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(size) for size in text.split(","))
+    except ValueError:
+        raise OutpaceError(f"--batch takes numbers, as in 1,4,16; not {text!r}") from None
+    if min(sizes) < 1 or len(set(sizes)) < len(sizes):
+        raise OutpaceError(f"--batch takes different numbers of at least 1; not {text!r}")
+    return sizes
+
+
+def check_outputs(as_json: str | None, html: Path | None) -> None:
+    """Refuse, before anything is measured, files that could not be written in the end.
+
+    Raises:
+        OutpaceError: a file cannot be written, or the plots' library is missing.
+    """
+    if as_json is not None and as_json != STANDARD_OUTPUT:
+        check_out(Path(as_json), overwrite=True)
+    if html is not None:
+        check_out(html, overwrite=True)
+        from outpace.bench.plots import check_installed
+
+        check_installed()
+
+
+def run(chosen: Plan, model: Loaded, as_json: str | None, html: Path | None) -> Record:
+    """Measure, and write the table and the files that were asked for.
+
+    Raises:
+        OutpaceError: a method cannot be made, no prompt fits, or plain decoding failed.
+    """
+    found = _measure_all(chosen, model)
+    from outpace.console import bench_report as report
+
+    if found.rows:
+        screen_of = screen.err() if as_json == STANDARD_OUTPUT else screen.out()
+        report.show(found, screen_of)
+    if html is not None and found.rows:
+        from outpace.bench.html import page
+
+        html.write_text(page(found), encoding="utf-8")
+        screen.note(f"report: {html}")
+    text = json.dumps(records.as_json(found))
+    if as_json == STANDARD_OUTPUT:
+        screen.write(text + "\n")
+    elif as_json is not None:
+        Path(as_json).write_text(text + "\n", encoding="utf-8")
+    return found
+
+
+def _measure_all(chosen: Plan, model: Loaded) -> Record:
+    tokens = chosen.settings.max_new_tokens
+    notes: list[str] = []
+    suites = []
+    for suite in chosen.suites:
+        fits = fitting(model, suite, tokens)
+        if fits.left_out:
+            notes.append(
+                f"{suite.name}: {fits.left_out} prompts left out, too long for the model or not there"
+            )
+        suites.append(fits)
+    assistant = chosen.assistant
+    if assistant is None and model.source == str(nano_path()):
+        assistant = str(nano_draft_path())
+    options = PeerOptions(
+        assistant, chosen.gguf, model.target.context or PeerOptions.length, chosen.settings.temperature
+    )
+    with screen.busy("making the methods ready ..."):
+        methods = make_methods(
+            model, chosen.drafters, chosen.verifier, chosen.adaptive, chosen.peers, options
+        )
+    found = Record(
+        machine=machine(),
+        model={"name": model.name, "dtype": model.dtype, "device": model.device},
+        settings=chosen.facts(),
+        command=" ".join(["outpace", *sys.argv[1:]]),
+        notes=notes,
+    )
+    try:
+        found.roof = _roof(model, notes)
+        _measure(chosen, model, suites, methods, found)
+    finally:
+        close_all(methods)
+    return found
+
+
+def _measure(chosen: Plan, model: Loaded, suites: Seq[Suite], methods: Seq[Method], found: Record) -> None:
+    """A row for each method, suite and batch, into the record."""
+    total = chosen.settings.repeats * sum(
+        -(-len(suite.items) // batch) for suite in suites for batch in chosen.batches
+    )
+
+    def apart(text: Seq[int]) -> float:
+        return margin(model.target, text)
+
+    with Interrupt() as interrupt, bar(total, "prompts") as progress:
+        for suite in suites:
+            for batch in chosen.batches:
+                taking_part = _of_batch(methods, batch, found.notes)
+                step = _advance(progress, suite.name, batch)
+                measured = measure(
+                    model,
+                    taking_part,
+                    suite,
+                    batch,
+                    chosen.settings,
+                    step,
+                    lambda: interrupt.raised,
+                )
+                if measured.groups:
+                    found.rows += rows_of(measured, apart, found.roof)
+                if interrupt.raised:
+                    found.whole = False
+                    return
+
+
+def _advance(progress: Bar, suite: str, batch: int) -> Callable[[], None]:
+    name = suite if batch == 1 else f"{suite}, {batch} at once"
+    return lambda: progress.advance(name)
+
+
+def _of_batch(methods: Seq[Method], batch: int, notes: list[str]) -> list[Method]:
+    """Those that can decode so many prompts at once."""
+    if batch == 1:
+        return list(methods)
+    for method in methods:
+        note = f"{method.name}: not with --batch above 1, it takes one prompt at a time"
+        if method.lone and note not in notes:
+            notes.append(note)
+    return [method for method in methods if not method.lone]
+
+
+def _roof(model: Loaded, notes: list[str]) -> Roof | None:
+    with screen.busy("measuring the machine ..."):
+        try:
+            return measure_roof(model.target, 128, model.device, getattr(torch, model.dtype))
+        except OutpaceError as error:
+            notes.append(str(error))
+            return None

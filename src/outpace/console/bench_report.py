@@ -1,0 +1,194 @@
+"""The tables of ``outpace bench`` and ``outpace bench compare`` in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from itertools import groupby
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from outpace.bench.comparison import Comparison
+from outpace.bench.record import Record
+from outpace.bench.rows import Difference, Row
+
+_LOOK: dict[str, Any] = {
+    "box": box.SIMPLE_HEAD,
+    "padding": (0, 1, 0, 0),
+    "title_justify": "left",
+    "title_style": "dim",
+}
+_DEPTHS = 8
+_SHOWN = 5
+
+
+def show(record: Record, console: Console) -> None:
+    """All tables, and what a reader must know besides."""
+    model, machine = record.model, record.machine
+    device = machine.get("device") or f"{machine['processor']}, {machine['threads']} threads"
+    console.print(f"{model['name']}, {model['dtype']} on {model['device']} ({device})", soft_wrap=True)
+    for (suite, batch), found in groupby(record.rows, key=lambda row: (row.suite, row.batch)):
+        rows = list(found)
+        at_once = f", {batch} at once" if batch > 1 else ""
+        console.print(f"\n{suite}: {rows[0].prompts} prompts{at_once}", style="bold")
+        console.print(speeds(rows))
+        console.print(steps(rows))
+        if any(row.acceptance_by_position for row in rows):
+            console.print(acceptance(rows))
+        if any(row.categories for row in rows) and len(rows[0].categories) > 1:
+            console.print(categories(rows))
+        for line in remarks(rows):
+            console.print(line, soft_wrap=True)
+    for note in record.notes:
+        console.print(f"Note: {note}", soft_wrap=True)
+    if not record.whole:
+        console.print("Interrupted: the figures are those of the prompts that every method had decoded.")
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table("method", title=title, **_LOOK)
+    table.columns[0].overflow = "fold"
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A figure, or nothing where it is not known."""
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def span(interval: tuple[float, float] | None) -> str:
+    """An interval of confidence."""
+    return "" if interval is None else f"{interval[0]:.2f}-{interval[1]:.2f}"
+
+
+def said(row: Row) -> str:
+    """What a row's method is called: with its verifier, where that changes tokens."""
+    return f"{row.drafter}, {row.verifier}" if row.verifier not in ("", "match") else row.drafter
+
+
+def speeds(rows: Seq[Row]) -> Table:
+    """Speed, its interval, and equality."""
+    table = _table("speed over plain decoding", "tokens/s", "speed", "95%", "decode", "4-grams", "equal")
+    for row in rows:
+        if row.speed is None:
+            table.add_row(said(row), "failed")
+            continue
+        speed = row.speed
+        table.add_row(
+            said(row),
+            number(speed.tokens_per_second, 1),
+            number(speed.speedup),
+            span(speed.interval),
+            number(speed.decode_speedup),
+            number(row.repeated_4grams),
+            "yes" if row.equal else f"{row.outputs - row.different}/{row.outputs}",
+        )
+    return table
+
+
+def steps(rows: Seq[Row]) -> Table:
+    """Steps, and where their time goes."""
+    table = _table(
+        "steps, and milliseconds of each", "steps", "tau", "kept", "draft", "verify", "rest", "first", "roof"
+    )
+    for row in rows:
+        if row.speed is None:
+            continue
+        each = row.milliseconds_per_step
+        table.add_row(
+            said(row),
+            "" if row.steps is None else str(row.steps),
+            number(row.tau),
+            number(row.acceptance_rate) if row.drafted else "",
+            number(each.draft) if each else "",
+            number(each.verify) if each else "",
+            number(each.rest if each.rest is not None else each.total) if each else "",
+            number(1000 * row.speed.prefill_seconds, 1),
+            "" if row.roof is None else f"{row.roof.share:.0%}",
+        )
+    return table
+
+
+def acceptance(rows: Seq[Row]) -> Table:
+    """The share of the steps that accepted a token at each depth."""
+    deepest = max(len(row.acceptance_by_position) for row in rows)
+    depths = range(min(deepest, _DEPTHS))
+    table = _table("steps that accepted a token, by its place in the draft", *(str(i + 1) for i in depths))
+    for row in rows:
+        if row.acceptance_by_position:
+            shares = row.acceptance_by_position[:_DEPTHS]
+            table.add_row(said(row), *(number(share) for share in shares))
+    return table
+
+
+def categories(rows: Seq[Row]) -> Table:
+    """The speed in each category."""
+    names = list(rows[0].categories)
+    table = Table("category", title="speed by category", **_LOOK)
+    shown = [row for row in rows[1:] if row.categories]
+    for row in shown:
+        table.add_column(said(row), justify="right", overflow="fold")
+    for name in names:
+        table.add_row(name, *(number(row.categories[name].speedup) for row in shown))
+    return table
+
+
+def remarks(rows: Seq[Row]) -> list[str]:
+    """Errors, and the outputs that are not plain decoding's."""
+    lines = []
+    for row in rows:
+        if row.error is not None:
+            lines.append(f"{said(row)} failed: {row.error}")
+        if not row.differences:
+            continue
+        kept = "" if row.promised else " (not promised to be equal)"
+        lines.append(
+            f"{said(row)}: {row.different} of {row.outputs} outputs differ from plain decoding's{kept}"
+        )
+        lines += [f"  {told(one)}" for one in row.differences[:_SHOWN]]
+        if row.different > _SHOWN:
+            lines.append(f"  and {row.different - _SHOWN} more; --json has them all")
+    return lines
+
+
+def told(one: Difference) -> str:
+    """Where an output parts from plain decoding's."""
+    apart = "" if one.margin is None else f"; the two best logits there are {one.margin:.2g} apart"
+    turn = f", turn {one.turn + 1}" if one.turn else ""
+    plain, other = (("the end" if token is None else token) for token in (one.plain, one.other))
+    return f"{one.item}{turn}: token {one.index + 1} is {plain} plainly and {other} here{apart}"
+
+
+def compared(found: Comparison, console: Console) -> None:
+    """Two benchmarks side by side."""
+    table = _table("speed over plain decoding", "first", "95%", "second", "95%", "change", "overlap")
+    for pair in found.pairs:
+        name = f"{pair.suite}, {pair.drafter}" + (f", {pair.batch} at once" if pair.batch > 1 else "")
+        one, two = pair.first, pair.second
+        words = {None: "", True: "yes", False: "no"}
+        table.add_row(
+            name,
+            "failed" if one["error"] else number(one["speedup"]),
+            span(one["speedup_interval"]),
+            "failed" if two["error"] else number(two["speedup"]),
+            span(two["speedup_interval"]),
+            number(pair.change),
+            words[pair.overlap],
+        )
+    console.print(table)
+    if found.comparable:
+        share = found.agreeing / len(found.comparable)
+        console.print(
+            f"The intervals of {found.agreeing} of {len(found.comparable)} rows overlap ({share:.0%}).",
+            soft_wrap=True,
+        )
+    for names, which in ((found.only_first, "first"), (found.only_second, "second")):
+        if names:
+            rows = ", ".join(f"{suite} {drafter} {batch}" for suite, drafter, batch in names)
+            console.print(f"Only in the {which}: {rows}", soft_wrap=True)
+    for line in found.differing:
+        console.print(f"Not the same: {line}", soft_wrap=True)
