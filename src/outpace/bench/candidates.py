@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from outpace.bench.runs import BASELINE
-from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
 
-# A step that takes longer than so many plain ones is left out: hardly any draft without a model gives as much.
+# Steps that take longer than so many plain ones are left out: hardly any draft gives as many tokens.
 COSTLIEST = 4.0
 _WIDTHS = (4, 8, 16, 32, 64)
 _WINDOWS = ((2, 3, 2), (3, 3, 3), (4, 4, 4), (5, 5, 5), (7, 5, 7), (10, 5, 10), (15, 5, 15))
@@ -60,21 +59,16 @@ def _of_widths(name: str) -> Iterator[Candidate]:
             yield Candidate(f"{name}:block={width}", width)
 
 
-def affordable(found: Seq[Candidate], plain: float, seconds: dict[int, float]) -> list[Candidate]:
+def affordable(found: Seq[Candidate], seconds: Mapping[int, float]) -> list[Candidate]:
     """Those whose steps may pay, by what steps were measured to take.
 
     Args:
-        plain: seconds of a plain step.
-        seconds: of a step by the nodes of its draft.
-
-    Raises:
-        OutpaceError: nothing was measured.
+        seconds: of a step, by the rows of each prompt; that of 1 row is a plain step's.
     """
-    if not seconds:
-        raise OutpaceError("no step was measured")
 
-    def costs(nodes: int) -> float:
+    def costs(rows: int) -> float:
         """Of the widest measured step that is not wider: a lower bound, so that none is left out wrongly."""
-        return seconds[max((width for width in seconds if width <= nodes), default=min(seconds))]
+        return seconds[max(width for width in seconds if width <= rows)]
 
-    return [one for one in found if one.nodes is None or costs(one.nodes) <= COSTLIEST * plain]
+    limit = COSTLIEST * seconds[1]
+    return [one for one in found if one.nodes is None or costs(1 + one.nodes) <= limit]

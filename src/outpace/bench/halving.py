@@ -60,7 +60,7 @@ class Halving:
         names: the candidates.
         groups: groups of prompts that there are.
         budget: seconds for all of it; infinite for as long as it takes.
-        baseline: a candidate that is measured in every round, so that there is something to compare with.
+        baselines: candidates that are measured in every round, so that there is something to compare with.
         share: one in so many stays after a round.
 
     Raises:
@@ -68,7 +68,7 @@ class Halving:
     """
 
     def __init__(
-        self, names: Seq[str], groups: int, budget: float, baseline: str | None = None, share: int = 2
+        self, names: Seq[str], groups: int, budget: float, baselines: Seq[str] = (), share: int = 2
     ) -> None:
         if not names or len(set(names)) < len(names):
             raise OutpaceError(f"candidates are at least one, and each has its own name, not {list(names)}")
@@ -77,11 +77,12 @@ class Halving:
                 f"halving needs prompts, time, and at least 2 of which one stays; not {groups} groups of "
                 f"prompts, {budget} seconds, {share}"
             )
-        if baseline is not None and baseline not in names:
-            raise OutpaceError(f"the baseline {baseline!r} is no candidate")
+        if not set(baselines) <= set(names):
+            raise OutpaceError(f"baselines are candidates too: {list(baselines)}, {list(names)}")
         self.candidates = {name: Candidate(name) for name in names}
-        self.baseline = baseline
-        self.rounds = max(1, math.ceil(math.log(len(names), share)))
+        self.baselines = frozenset(baselines)
+        self._rivals = len(names) - len(self.baselines)
+        self.rounds = max(1, math.ceil(math.log(max(1, self._rivals), share)))
         self._groups = groups
         self._budget = budget
         self._share = share
@@ -137,7 +138,7 @@ class Halving:
             if extra > 0 and not self.over and done < self._groups:
                 return self._take(done, extra)
         self._halve()
-        rivals = [name for name in self._left if name != self.baseline]
+        rivals = [name for name in self._left if name not in self.baselines]
         if self._round == self.rounds or len(rivals) < 2 or self.over or done == self._groups:
             return None
         if math.isinf(self._budget):
@@ -187,7 +188,7 @@ class Halving:
 
     def _halve(self) -> None:
         """Only the better ones stay, and the baseline."""
-        keep = max(1, math.ceil(len(self.candidates) / self._share**self._round))
-        rivals = [name for name in self.left if name != self.baseline]
-        stay = {*rivals[:keep], self.baseline}
+        keep = max(1, math.ceil(self._rivals / self._share**self._round))
+        rivals = [name for name in self.left if name not in self.baselines]
+        stay = {*rivals[:keep], *self.baselines}
         self._left = [name for name in self._left if name in stay]

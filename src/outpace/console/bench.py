@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -58,6 +58,10 @@ class Plan:
     batches: tuple[int, ...]
     settings: Settings
 
+    def with_drafter(self, spec: str) -> Plan:
+        """The same with one drafter more, that of a profile."""
+        return self if spec in self.drafters else replace(self, drafters=(*self.drafters, spec))
+
     def facts(self) -> dict[str, object]:
         """What figures depend on, for the record."""
         return {
@@ -107,12 +111,17 @@ def plan(
         peers=tuple(split_peers(peers)),
         assistant=assistant,
         gguf=gguf,
-        batches=_batches(batches),
+        batches=batch_sizes(batches),
         settings=settings,
     )
 
 
-def _batches(text: str) -> tuple[int, ...]:
+def batch_sizes(text: str) -> tuple[int, ...]:
+    """Numbers of prompts decoded at once.
+
+    Raises:
+        OutpaceError: not different numbers of at least 1.
+    """
     try:
         sizes = tuple(int(size) for size in text.split(","))
     except ValueError:

@@ -46,6 +46,18 @@ Adaptive = Annotated[
         show_default=False,
     ),
 ]
+DefaultDrafterSpec = Annotated[
+    str,
+    typer.Option(
+        "--drafter",
+        "-d",
+        metavar="SPEC",
+        help="A drafter and its options, as in lookahead:window=7,ngram=5; drafters of drafters in "
+        "parentheses, as in combined:(lookahead)+(prompt_lookup); see `outpace drafters`.",
+        show_default="lookahead",
+        rich_help_panel=_MODEL,
+    ),
+]
 Device = Annotated[
     str | None,
     typer.Option("--device", help="As torch writes it. Default: cuda if there is.", rich_help_panel=_MODEL),
@@ -280,6 +292,29 @@ Bf16 = Annotated[
     bool, typer.Option("--bf16", help="Forwards of the drafter in bfloat16.", rich_help_panel=_TRAINING)
 ]
 
+ProfileFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile",
+        help="What `outpace tune` wrote: its drafter, in place of --drafter.",
+        rich_help_panel=_MODEL,
+    ),
+]
+ProfileToo = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile", help="Measure the drafter of what `outpace tune` wrote, too.", rich_help_panel=_MODEL
+    ),
+]
+GrownLike = Annotated[
+    str | None,
+    typer.Option(
+        "--like",
+        metavar="SHAPE",
+        help="Grow the model to this shape in memory; see `outpace grow`.",
+        rich_help_panel=_MODEL,
+    ),
+]
 ShapeName = Annotated[
     str,
     typer.Option(
@@ -390,3 +425,49 @@ Html = Annotated[
 ]
 FirstResult = Annotated[Path, typer.Argument(metavar="A.json", show_default=False)]
 SecondResult = Annotated[Path, typer.Argument(metavar="B.json", show_default=False)]
+
+TuneDrafters = Annotated[
+    str,
+    typer.Option(
+        "--drafters",
+        metavar="LIST",
+        help="Drafters to try: a name stands for its options of several widths, a spec for itself.",
+        show_default=False,
+        rich_help_panel=_METHODS,
+    ),
+]
+Objective = Annotated[
+    str,
+    typer.Option(
+        "--objective",
+        help="throughput: tokens per second of all prompts together; latency: of each one.",
+        rich_help_panel=_METHODS,
+    ),
+]
+TuneSeed = Annotated[
+    int, typer.Option("--seed", help="Of the order of the prompts.", min=0, rich_help_panel=_SAMPLING)
+]
+TuneBatches = Annotated[
+    str,
+    typer.Option(
+        "--batch",
+        metavar="LIST",
+        help="Prompts decoded together; of several numbers the best is chosen.",
+        rich_help_panel=_METHODS,
+    ),
+]
+Budget = Annotated[
+    float, typer.Option("--budget", help="Seconds to tune in.", min=0.001, rich_help_panel=_METHODS)
+]
+CheckChoice = Annotated[
+    bool,
+    typer.Option(
+        "--verify", help="Keep some prompts, and measure the choice on them.", rich_help_panel=_METHODS
+    ),
+]
+ProfileOut = Annotated[
+    Path,
+    typer.Option(
+        "--out", "-o", help="The profile. Those of other models in it are kept.", rich_help_panel=_OUTPUT
+    ),
+]
