@@ -2,8 +2,8 @@
 
 All candidates are measured on a few prompts, the better half of them on more, until one is left (Karnin,
 Koren, Somekh 2013, *Almost Optimal Exploration in Multi-Armed Bandits*; Jamieson, Talwalkar 2016, arXiv
-1502.07943). Every round takes the same time, so those that are close together at the end have been measured
-most. All that are left have been measured on the same prompts.
+1502.07943). Every round takes about the same time, so those that are close together at the end have been
+measured most. All that are left have been measured on the same prompts.
 
 Nothing here knows a model or a clock: whoever measures asks for a round and tells what came of it.
 """
@@ -125,8 +125,8 @@ class Halving:
     def next(self) -> Round | None:
         """The next round; None where one candidate is left, or time or prompts are used up.
 
-        First all are measured on one group of prompts, to learn what they take. From then on every round has
-        as many groups as fit into its part of the time that is left, and at least one.
+        First all are measured on one group of prompts, to learn what they take. Where no group fits into what
+        a round has, more candidates leave.
         """
         done = self._measured()
         if not self._probed:
@@ -134,20 +134,16 @@ class Halving:
             return self._take(done, 1)
         if self._round == 0:
             self._round = 1
-            extra = 0 if math.isinf(self._budget) else self._fitting(self._budget / self.rounds) - done
-            if extra > 0 and not self.over and done < self._groups:
-                return self._take(done, extra)
-        self._halve()
-        rivals = [name for name in self._left if name not in self.baselines]
-        if self._round == self.rounds or len(rivals) < 2 or self.over or done == self._groups:
-            return None
-        if math.isinf(self._budget):
-            # Without a limit every round costs what the first did: fewer candidates, more prompts.
-            count = self._share**self._round
-        else:
-            count = self._fitting((self._budget - self.spent) / (self.rounds - self._round))
-        self._round += 1
-        return self._take(done, count)
+            if (count := self._count(done)) > 0:
+                return self._take(done, count)
+        while True:
+            self._halve()
+            rivals = [name for name in self._left if name not in self.baselines]
+            if self._round == self.rounds or len(rivals) < 2 or self.over or done == self._groups:
+                return None
+            self._round += 1
+            if (count := self._count(done)) > 0:
+                return self._take(done, count)
 
     def learn(self, name: str, tokens: int, seconds: float) -> None:
         """A candidate has decoded its next group of prompts.
@@ -174,17 +170,19 @@ class Halving:
         """Groups of prompts that those measured most have behind them."""
         return max((self.candidates[name].measured for name in self._left), default=0)
 
-    def _fitting(self, seconds: float) -> int:
-        """Groups of prompts that fit into so many seconds, by what those that are left have taken so far."""
-        means = [
-            sum(one.seconds) / one.measured
-            for one in map(self.candidates.get, self._left)
-            if one and one.measured
-        ]
-        return int(min(seconds / sum(means), self._groups)) if means else 0
+    def _count(self, done: int) -> int:
+        """How many more groups of prompts the round has: as many as fit into its part of the time that is
+        left, by what those that take part have taken so far, and no more than so many that the last round
+        uses up all, each round ``share`` times as many as the one before.
+        """
+        most = math.ceil(self._groups / self._share ** (self.rounds - self._round)) - done
+        seconds = (self._budget - self.spent) / (self.rounds - self._round + 1)
+        known = [self.candidates[name] for name in self._left]
+        each = sum(sum(one.seconds) / one.measured for one in known if one.measured)
+        return most if math.isinf(seconds) or not each else min(most, int(seconds / each))
 
     def _take(self, first: int, count: int) -> Round:
-        return Round(tuple(self.left), first, min(first + max(1, count), self._groups))
+        return Round(tuple(self.left), first, min(first + count, self._groups))
 
     def _halve(self) -> None:
         """Only the better ones stay, and the baseline."""

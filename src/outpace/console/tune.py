@@ -133,8 +133,8 @@ def _apart(suite: Suite, chosen: Plan) -> tuple[Suite, Suite | None]:
     count = max(chosen.goal.unit, len(suite.items) // _HELD_OUT)
     if len(suite.items) < 2 * count:
         raise OutpaceError(
-            f"--verify needs prompts that were not tuned on, and {suite.name} has {len(suite.items)} that fit; "
-            f"give at least {2 * chosen.goal.unit}, or leave --verify out"
+            f"--verify needs prompts that were not tuned on, and {suite.name} has {len(suite.items)} that "
+            f"fit; give at least {2 * chosen.goal.unit}, or leave --verify out"
         )
     return replace(suite, items=suite.items[count:]), replace(suite, items=suite.items[:count])
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, LlamaForCausalLM
 
 from models import tiny_llama
 from outpace.bench.gguf import interleaved, write_gguf
@@ -70,6 +70,16 @@ def test_tensors_are_the_models(tmp_path: Path, dtype: str, kind: str) -> None:
             expected = np.stack([halves[:, 0], halves[:, 1]], axis=2).reshape(expected.shape)
         np.testing.assert_array_equal(found, expected)
     assert list(tmp_path.iterdir()) == [tmp_path / "model.gguf"]
+
+
+def test_another_reader_finds_the_same_model(tmp_path: Path) -> None:
+    """transformers reads GGUF too, and undoes the order of llama.cpp's rotary pairs."""
+    model = tiny_llama(dtype=torch.float32)
+    write_gguf(model, tmp_path / "model.gguf")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32)
+    ids = torch.arange(40)[None] * 7 % 97
+    with torch.no_grad():
+        assert (again(ids).logits - model(ids).logits).abs().max() < 1e-5
 
 
 def test_what_the_file_says_of_the_model(tmp_path: Path) -> None:
