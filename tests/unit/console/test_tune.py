@@ -84,7 +84,7 @@ def test_generate_decodes_with_the_profiles_drafter(folder: Path, model: Loaded,
     plain = json.loads(run(*common, "--drafter", "none").stdout)
     fast = json.loads(run(*common, "--profile", profile).stdout)
     assert fast["tokens"] == plain["tokens"]
-    assert fast["stats"]["drafted"] > 0 and "guesses" in fast["stats"]["extra"]
+    assert fast["stats"]["drafted"] > 0 and fast["stats"]["extra"]["guessed"] > 0
     result = run(*common, "--profile", profile, "--drafter", "none")
     assert result.exit_code == 2 and "give --drafter or --profile, not both" in result.stderr
 
@@ -93,7 +93,7 @@ def test_generate_decodes_with_the_profiles_drafter(folder: Path, model: Loaded,
 def test_other_commands_read_it(folder: Path, profile: Path, command: tuple[str, ...]) -> None:
     common = (*command, "-m", folder, "--device", "cpu", "-n", 4)
     result = CliRunner().invoke(app, list(map(str, (*common, "--profile", profile))), input="/exit\n")
-    assert result.exit_code in (0, 2), result.output
+    assert result.exit_code == 0, result.output
     if command[0] == "demo":
         assert "lookahead:window=2" in result.output
     missing = run(*common, "--profile", profile.with_name("none.toml"))
