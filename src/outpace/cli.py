@@ -592,6 +592,47 @@ def refuse_given(context: typer.Context) -> None:
             raise OutpaceError(f"--{name.replace('_', '-')} does not go with {context.invoked_subcommand}")
 
 
+@benchmarks.command(
+    "scaling", epilog="Example: [bold]outpace bench scaling --suite gsm8k --limit 20 --html law.html[/bold]"
+)
+@guarded
+def scaling_law(
+    suite: o.Suites = "builtin",
+    data: o.Data = None,
+    limit: o.Limit = 14,
+    windows: o.Windows = "1,2,4,8,16",
+    ngrams: o.Ngrams = "3,4,5,6",
+    from_text: o.FromText = False,
+    batch: o.ScalingBatch = 1,
+    model: o.ModelName = None,
+    device: o.Device = None,
+    dtype: o.Dtype = "auto",
+    trust_remote_code: o.Trust = False,
+    max_new_tokens: o.MaxNewTokens = 64,
+    json_to: o.JsonTo = None,
+    html: o.Html = None,
+) -> None:
+    """Steps of lookahead decoding over window and n-gram size, against FLOPs per step.
+
+    Fits the law of Fu et al. 2024, section 4, to what is measured, prints the
+    error of the fit, and says whether steps fall linearly in log FLOPs.
+    """
+    if max_new_tokens < 2:
+        raise OutpaceError("--max-new-tokens must be at least 2: the first token comes with the prompt")
+    with screen.busy("reading the prompts ..."):
+        from outpace.bench.run import Settings
+        from outpace.bench.suites import load_suite
+        from outpace.console import bench as runner
+        from outpace.console import scaling
+
+        grid = scaling.grid_of(windows, ngrams)
+        runner.check_outputs(json_to, html)
+        prompts_of = load_suite(suite, data).first(limit)
+    loaded = parts("none", "match", model, device, dtype, trust_remote_code)
+    settings = Settings(max_new_tokens)
+    finish(scaling.run(loaded, prompts_of, settings, grid, from_text, batch, json_to, html))
+
+
 @benchmarks.command("compare", epilog="Example: [bold]outpace bench compare monday.json friday.json[/bold]")
 @guarded
 def compare_benchmarks(first: o.FirstResult, second: o.SecondResult, as_json: o.AsJson = False) -> None:

@@ -18,10 +18,11 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; m
 h1 { font-size: 1.6rem } h2 { font-size: 1.3rem; border-bottom: 1px solid #ccc; margin-top: 2.5rem }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem }
 caption { text-align: left; color: #555; padding-bottom: .3rem }
-th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid #ddd }
+th, td { padding: .2rem .5rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
+thead th { white-space: normal; vertical-align: bottom }
 th:first-child, td:first-child { text-align: left }
 .plot { display: flex; flex-wrap: wrap; gap: 2rem; align-items: flex-start; margin: 1.5rem 0 }
-.plot figure { flex: 1 1 30rem; margin: 0 } .plot img { width: 100%; height: auto }
+.plot figure { flex: 1 1 30rem; max-width: 50rem; margin: 0 } .plot img { width: 100%; height: auto }
 .scroll { overflow-x: auto } figcaption { color: #333 } .failed { color: #a40000 }
 """
 
@@ -38,11 +39,15 @@ def page(record: Record) -> str:
         parts.append(_suite(suite, batch, list(found)))
     if record.roof is not None:
         parts.append(_machine(record.rows, record.roof))
-    body = "\n".join(parts)
+    return frame(f"outpace bench: {record.model['name']}", "\n".join(parts))
+
+
+def frame(title: str, body: str) -> str:
+    """A whole page around its body."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>outpace bench: {escape(str(record.model['name']))}</title>\n<style>{_STYLE}</style>\n"
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n"
         f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
@@ -96,23 +101,23 @@ def _figures(rows: Seq[Row]) -> str:
         body.append(
             [
                 row.drafter if row.verifier in ("", "match") else f"{row.drafter}, {row.verifier}",
-                _number(speed.tokens_per_second, 1),
-                _number(speed.speedup),
+                number(speed.tokens_per_second, 1),
+                number(speed.speedup),
                 _span(speed),
-                _number(speed.decode_speedup),
-                _number(1000 * speed.prefill_seconds, 1),
+                number(speed.decode_speedup),
+                number(1000 * speed.prefill_seconds, 1),
                 "" if row.steps is None else str(row.steps),
-                _number(row.tau),
-                _number(row.acceptance_rate) if row.drafted else "",
-                _number(each.draft if each else None),
-                _number(each.verify if each else None),
-                _number((each.rest if each.rest is not None else each.total) if each else None),
+                number(row.tau),
+                number(row.acceptance_rate) if row.drafted else "",
+                number(each.draft if each else None),
+                number(each.verify if each else None),
+                number((each.rest if each.rest is not None else each.total) if each else None),
                 "" if row.roof is None else f"{row.roof.share:.0%}",
-                _number(row.repeated_4grams),
+                number(row.repeated_4grams),
                 f"{row.outputs - row.different}/{row.outputs}",
             ]
         )
-    return _table("Milliseconds are those of one step.", head, body)
+    return table("Milliseconds are those of one step.", head, body)
 
 
 def _speed_plot(suite: str, rows: Seq[Row]) -> str:
@@ -121,12 +126,12 @@ def _speed_plot(suite: str, rows: Seq[Row]) -> str:
     head = ["category", *(row.drafter for row in shown)]
     body = [["all", *(_with_span(row.speed) for row in shown)]]
     body += [[name, *(_with_span(row.categories[name]) for row in shown)] for name in names]
-    told = "; ".join(f"{row.drafter} {_number(row.speed.speedup)}" for row in shown if row.speed is not None)
-    return _plot(
+    told = "; ".join(f"{row.drafter} {number(row.speed.speedup)}" for row in shown if row.speed is not None)
+    return plot(
         plots.speed_by_category(rows),
         f"Bar chart of the speed over plain decoding on {suite}, by category. Over all prompts: {told}.",
         "A bar above the dashed line is faster than plain decoding. The thin lines are 95% intervals.",
-        _table("Speed over plain decoding, and its 95% interval.", head, body),
+        table("Speed over plain decoding, and its 95% interval.", head, body),
     )
 
 
@@ -137,56 +142,56 @@ def _acceptance_plot(suite: str, rows: Seq[Row]) -> str:
         [
             str(place + 1),
             *(
-                _number(row.acceptance_by_position[place]) if place < len(row.acceptance_by_position) else ""
+                number(row.acceptance_by_position[place]) if place < len(row.acceptance_by_position) else ""
                 for row in shown
             ),
         ]
         for place in range(depth)
     ]
-    told = "; ".join(f"{row.drafter} {_number(row.acceptance_by_position[0])}" for row in shown)
-    return _plot(
+    told = "; ".join(f"{row.drafter} {number(row.acceptance_by_position[0])}" for row in shown)
+    return plot(
         plots.acceptance_by_depth(rows),
         f"Line chart of acceptance by depth on {suite}. At the first place: {told}.",
         "How many of the steps kept the drafted token at each place. All lines fall: a token stands only "
         "where those before it do.",
-        _table("Share of steps that accepted a token.", ["place", *(row.drafter for row in shown)], body),
+        table("Share of steps that accepted a token.", ["place", *(row.drafter for row in shown)], body),
     )
 
 
 def _machine(rows: Seq[Row], roof: Roof) -> str:
     limits = roof.limits
     widths = [
-        [str(width.rows), _number(1000 * width.seconds), _number(1000 * width.least),
+        [str(width.rows), number(1000 * width.seconds), number(1000 * width.least),
          f"{width.least / width.seconds:.0%}"]
         for width in roof.widths
     ]  # fmt: skip
     reached = [
         [f"{row.suite}, {row.drafter}" + (f", {row.batch} at once" if row.batch > 1 else ""),
-         _number(row.roof.bytes_per_step / 1e6, 1), _number(row.roof.operations_per_step / 1e6, 1),
-         _number(row.roof.least_milliseconds), row.roof.bound_by, f"{row.roof.share:.0%}"]
+         number(row.roof.bytes_per_step / 1e6, 1), number(row.roof.operations_per_step / 1e6, 1),
+         number(row.roof.least_milliseconds), row.roof.bound_by, f"{row.roof.share:.0%}"]
         for row in rows if row.roof is not None
     ]  # fmt: skip
     one, last = roof.widths[0], roof.widths[-1]
     return "\n".join(
         [
             "<section>\n<h2>The machine</h2>",
-            f"<p>Measured here: {limits.bandwidth / 1e9:.1f} GB/s reading {limits.buffer_bytes / 1e6:.0f} MB, "
-            f"as much as the weights, and {limits.operations / 1e9:.0f} billion operations per second.</p>",
-            _plot(
+            f"<p>Measured here: {limits.bandwidth / 1e9:.1f} GB/s reading {limits.buffer_bytes / 1e6:.0f} MB "
+            f"(as much as the weights), and {limits.operations / 1e9:.0f} billion operations per second.</p>",
+            plot(
                 plots.time_by_width(roof),
                 f"Line chart of the time of one forward by its tokens: {1000 * one.seconds:.2f} ms for "
                 f"{one.rows}, {1000 * last.seconds:.2f} ms for {last.rows}; and the least possible.",
                 "What a step costs that verifies a draft. Where the line is flat, drafted tokens are free. "
                 f"With {roof.context} tokens read before.",
-                _table("One forward.", ["tokens", "ms", "least ms", "reached"], widths),
+                table("One forward.", ["tokens", "ms", "least ms", "reached"], widths),
             ),
-            _plot(
+            plot(
                 plots.roofline(rows, roof),
                 "Roofline: operations per second over operations per byte. "
                 + "; ".join(f"{line[0]} reaches {line[-1]} of the limit" for line in reached),
                 "No step can lie above the line: on its slope the memory is the limit, on its flat part "
                 "arithmetic is. Drafting moves a step to the right, where more is done for each byte.",
-                _table(
+                table(
                     "The mean step's forward.",
                     ["row", "MB moved", "million operations", "least ms", "limit", "reached"],
                     reached,
@@ -200,14 +205,16 @@ def _machine(rows: Seq[Row], roof: Roof) -> str:
 # -- pieces ----------------------------------------------------------------------------------------------
 
 
-def _plot(source: str, alt: str, caption: str, table: str) -> str:
+def plot(source: str, alt: str, caption: str, data: str) -> str:
+    """A plot that says in words what it shows, with a table of its data beside it."""
     return (
         f'<div class="plot">\n<figure><img src="{source}" alt="{escape(alt)}">\n'
-        f"<figcaption>{escape(caption)}</figcaption></figure>\n{table}\n</div>"
+        f"<figcaption>{escape(caption)}</figcaption></figure>\n{data}\n</div>"
     )
 
 
-def _table(caption: str, head: Seq[str], body: Seq[Seq[str]]) -> str:
+def table(caption: str, head: Seq[str], body: Seq[Seq[str]]) -> str:
+    """A table whose first column names its rows."""
     titles = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     rows = "\n".join(
         f'<tr><th scope="row">{escape(row[0])}</th>'
@@ -216,12 +223,14 @@ def _table(caption: str, head: Seq[str], body: Seq[Seq[str]]) -> str:
         for row in body
     )
     return (
-        f'<div class="scroll"><table>\n<caption>{escape(caption)}</caption>\n<thead><tr>{titles}</tr></thead>\n'
+        f'<div class="scroll"><table>\n<caption>{escape(caption)}</caption>\n'
+        f"<thead><tr>{titles}</tr></thead>\n"
         f"<tbody>\n{rows}\n</tbody>\n</table></div>"
     )
 
 
-def _number(value: float | None, digits: int = 2) -> str:
+def number(value: float | None, digits: int = 2) -> str:
+    """A figure, or nothing where it is not known."""
     return "" if value is None else f"{value:.{digits}f}"
 
 
@@ -233,4 +242,4 @@ def _with_span(speed: Speed | None) -> str:
     if speed is None:
         return ""
     span = _span(speed)
-    return _number(speed.speedup) + (f" ({span})" if span else "")
+    return number(speed.speedup) + (f" ({span})" if span else "")

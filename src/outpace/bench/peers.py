@@ -99,7 +99,8 @@ class Worker:
         process = self._process
         for stream in (process.stdin, process.stdout):
             if stream is not None:
-                stream.close()
+                with suppress(BrokenPipeError):  # it has ended before
+                    stream.close()
         try:
             process.wait(_SECONDS_TO_END)
         except subprocess.TimeoutExpired:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from outpace.bench.roof import Roof
 from outpace.bench.rows import Row
+from outpace.bench.scaling import Point, Scaling
 from outpace.core import OutpaceError
 
 if TYPE_CHECKING:
@@ -87,7 +89,7 @@ def time_by_width(roof: Roof) -> str:
 
 
 def roofline(rows: Seq[Row], roof: Roof) -> str:
-    """Operations a second over operations per byte: the roof, forwards by width, and each method's mean step."""
+    """Operations a second over operations per byte: the roof, forwards by width, each method's mean step."""
     axes, save = _figure(7.0, 4.2)
     limits, work = roof.limits, roof.work
     ridge = limits.operations / limits.bandwidth
@@ -128,6 +130,50 @@ def roofline(rows: Seq[Row], roof: Roof) -> str:
     return save()
 
 
+def scaling_compression(found: Scaling) -> str:
+    """Tokens per step over the FLOPs of a step: measured points, and the fitted law's, for each N."""
+    axes, save = _figure(7.0, 4.6)
+    for number, (ngram, points) in enumerate(_by_ngram(found)):
+        x = [point.flops / found.plain_flops for point in points]
+        look = _look(number + 1)
+        axes.plot(x, [point.tau for point in points], **{**look, "ls": ""}, label=f"N = {ngram}, measured")
+        law = [found.fit.predict(point.setting) for point in points]
+        axes.plot(x, law, color=look["color"], ls="--", label=f"N = {ngram}, the fitted law")
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("FLOPs of a step, in those of a plain step")
+    axes.set_ylabel("tokens per step")
+    axes.set_title("The scaling law of lookahead decoding")
+    return save()
+
+
+def scaling_steps(found: Scaling) -> str:
+    """Steps over the FLOPs of a step, as shares of plain decoding's: on a line, if the claim holds."""
+    axes, save = _figure(7.0, 4.6)
+    for number, (ngram, points) in enumerate(_by_ngram(found)):
+        x = [point.flops / found.plain_flops for point in points]
+        axes.plot(x, [p.steps / found.plain_steps for p in points], label=f"N = {ngram}", **_look(number + 1))
+    axes.axhline(1, color=_COLOURS[0], lw=1, ls="--", label="plain decoding")
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("FLOPs of a step, in those of a plain step")
+    axes.set_ylabel("steps, in plain decoding's")
+    axes.set_title("Steps over the logarithm of the FLOPs per step")
+    return save()
+
+
+def _by_ngram(found: Scaling) -> list[tuple[int, list[Point]]]:
+    sizes = sorted({point.setting.ngram for point in found.points})
+    return [
+        (
+            size,
+            sorted(
+                (point for point in found.points if point.setting.ngram == size),
+                key=lambda point: point.flops,
+            ),
+        )
+        for size in sizes
+    ]
+
+
 def _label(row: Row) -> str:
     return row.drafter if row.batch == 1 else f"{row.drafter}, {row.batch} at once"
 
@@ -141,7 +187,7 @@ def _look(number: int) -> dict[str, Any]:
     }
 
 
-def _figure(width: float, height: float) -> tuple[Axes, Any]:
+def _figure(width: float, height: float) -> tuple[Axes, Callable[[], str]]:
     """Axes to draw on, and what makes a data URI of them."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -156,7 +202,7 @@ def _figure(width: float, height: float) -> tuple[Axes, Any]:
         if handles:
             figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
         written = io.BytesIO()
-        # Letters as shapes, which look the same everywhere; no date, so that the same data make the same file.
+        # Letters as shapes look the same everywhere; without a date the same data make the same file.
         with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "outpace"}):
             figure.savefig(written, format="svg", metadata={"Date": None})
         return "data:image/svg+xml;base64," + base64.b64encode(written.getvalue()).decode()

@@ -190,7 +190,7 @@ def _speed(measured: Measured, trace: Trace, places: Seq[int]) -> Speed:
     ratios = _ratios(mine, [_whole(plain.runs[place]) for place in places])
     later = [(_later(trace.runs[place]), _later(plain.runs[place])) for place in places]
     # A group whose answers came whole with the first step has nothing to compare after it.
-    decoding = [(one, two) for one, two in later if one.tokens and two.tokens]
+    decoding = [(one, two) for one, two in later if one.told and two.told]
     decode = _ratios([one for one, _ in decoding], [two for _, two in decoding])
     low, middle, high = quartiles([one.tokens / statistics.median(one.seconds) for one in mine])
     first = [run.first_seconds for place in places for repeat in trace.runs[place] for run in repeat]
@@ -211,6 +211,11 @@ class _Timed(NamedTuple):
 
     tokens: float
     seconds: list[float]
+
+    @property
+    def told(self) -> bool:
+        """Whether there is a speed in it."""
+        return self.tokens > 0 and min(self.seconds) > 0
 
 
 def _whole(repeats: Seq[Seq[Run]]) -> _Timed:

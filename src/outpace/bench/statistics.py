@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -43,8 +42,3 @@ def repeated_4grams(tokens: Seq[int]) -> float:
 def ratio(above: float, below: float) -> float:
     """One number over another; 0 where that is 0."""
     return above / below if below else 0.0
-
-
-def mean(values: Seq[float]) -> float:
-    """The mean; nan of nothing."""
-    return sum(values) / len(values) if values else math.nan

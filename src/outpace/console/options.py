@@ -423,6 +423,23 @@ Html = Annotated[
     Path | None,
     typer.Option("--html", help="Write a report with plots.", rich_help_panel=_OUTPUT),
 ]
+Windows = Annotated[
+    str,
+    typer.Option("--windows", metavar="LIST", help="W, and G with it.", rich_help_panel=_METHODS),
+]
+Ngrams = Annotated[str, typer.Option("--ngrams", metavar="LIST", help="N.", rich_help_panel=_METHODS)]
+FromText = Annotated[
+    bool,
+    typer.Option(
+        "--from-text",
+        help="Fill the pool from prompt and output too, beside the window.",
+        rich_help_panel=_METHODS,
+    ),
+]
+ScalingBatch = Annotated[
+    int,
+    typer.Option("--batch", help="Prompts decoded together.", min=1, rich_help_panel=_METHODS),
+]
 FirstResult = Annotated[Path, typer.Argument(metavar="A.json", show_default=False)]
 SecondResult = Annotated[Path, typer.Argument(metavar="B.json", show_default=False)]
 

@@ -1,0 +1,222 @@
+"""Lists of methods, and the methods of this process: same tokens, honest counts, nothing left behind."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outpace.bench.methods import Peer, PeerOptions, make_methods, split_drafters, split_peers
+from outpace.bench.ours import Ours
+from outpace.bench.runs import Request, Run
+from outpace.bench.stock import Stock
+from outpace.console.models import Loaded
+from outpace.core import OutpaceError, SamplingParams
+
+TEXTS = ("abcabcabcabc", "xyz", "aaaaaaab")
+
+
+def request(model: Loaded, texts: tuple[str, ...] = TEXTS[:1], **more: Any) -> Request:
+    given = {"max_new_tokens": 20, "ends": False, "temperature": 0.0, "seeds": list(range(len(texts)))}
+    return Request([model.tokens(text) for text in texts], [[]] * len(texts), **{**given, **more})
+
+
+def plain(model: Loaded, asked: Request) -> list[list[int]]:
+    params = [
+        SamplingParams(
+            max_new_tokens=asked.max_new_tokens,
+            temperature=asked.temperature,
+            seed=seed,
+            ignore_eos=not asked.ends,
+        )
+        for seed in asked.seeds
+    ]
+    return [one.tokens for one in model.engine().generate(asked.prompts, params)]
+
+
+# -- names -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("lookahead", ["none", "lookahead"]),
+        ("suffix,none,jacobi", ["none", "suffix", "jacobi"]),
+        (
+            "none,lookahead:window=7,ngram=5,prompt_lookup:branches=1",
+            ["none", "lookahead:window=7,ngram=5", "prompt_lookup:branches=1"],
+        ),
+        (
+            "combined:(lookahead:window=3,ngram=3)+(prompt_lookup),suffix",
+            ["none", "combined:(lookahead:window=3,ngram=3)+(prompt_lookup)", "suffix"],
+        ),
+    ],
+)
+def test_drafters_are_split_at_their_own_commas(text: str, expected: list[str]) -> None:
+    assert split_drafters(text) == expected
+
+
+@pytest.mark.parametrize(("text", "reason"), [("a,,b", "empty name"), ("", "empty"), ("a,b,a", "a twice")])
+def test_lists_of_drafters_that_are_none(text: str, reason: str) -> None:
+    with pytest.raises(OutpaceError, match=reason):
+        split_drafters(text)
+
+
+def test_peers() -> None:
+    assert split_peers("none") == []
+    assert [peer.name for peer in split_peers("transformers")] == [
+        "transformers:plain",
+        "transformers:prompt_lookup",
+        "transformers:assisted",
+    ]
+    found = split_peers("transformers:plain, vllm=/some/venv,llama.cpp:plain=/other")
+    assert found == [
+        Peer("transformers", "plain"),
+        *(Peer("vllm", kind, Path("/some/venv")) for kind in ("plain", "ngram", "suffix")),
+        Peer("llama.cpp", "plain", Path("/other")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("sglang", "no peer 'sglang'; there are: transformers, vllm, llama.cpp"),
+        ("vllm:eagle", "vllm has no method 'eagle'; it has: plain, ngram, suffix"),
+        ("transformers=/venv", "leave its path out"),
+        ("vllm=/a,vllm:plain=/b", "vllm:plain twice"),
+    ],
+)
+def test_peers_that_are_none(text: str, reason: str) -> None:
+    with pytest.raises(OutpaceError, match=re.escape(reason)):
+        split_peers(text)
+
+
+def test_what_a_peer_lacks_is_named(model: Loaded) -> None:
+    def make(text: str, **options: Any) -> None:
+        make_methods(model, ["none"], "match", None, split_peers(text), PeerOptions(**options))
+
+    with pytest.raises(OutpaceError, match="add --assistant MODEL"):
+        make("transformers:assisted")
+    with pytest.raises(OutpaceError, match=r"cannot load the assistant .*give another --assistant"):
+        make("transformers:assisted", assistant="/no/such/folder")
+    with pytest.raises(OutpaceError, match="add --gguf FILE"):
+        make("llama.cpp")
+    with pytest.raises(OutpaceError, match=r"no such file: missing\.gguf"):
+        make("llama.cpp", gguf=Path("missing.gguf"))
+    with pytest.raises(OutpaceError, match=r"block.*takes chains"):
+        make_methods(model, ["none", "lookahead"], "block", None, [], PeerOptions())
+
+
+# -- ours ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", ["none", "lookahead", "prompt_lookup:branches=1", "suffix"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_ours_says_what_plain_decoding_says(model: Loaded, spec: str, temperature: float) -> None:
+    asked = request(model, TEXTS, temperature=temperature)
+    method = Ours(model.target, spec, temperature=temperature)
+    found = method.run(asked)
+    assert found.outputs == plain(model, asked)
+    assert found.tokens == 60 and method.promised
+    assert found.steps is not None and found.accepted is not None
+    # Of each step one token is the target's own; but the last of an answer may be a drafted one.
+    assert 0 <= found.steps - (found.tokens - found.accepted) <= 3
+    assert found.first_tokens >= 3 and found.forwards is not None and found.forwards <= 20
+    assert sum(found.accepted_at) == found.accepted
+    if spec == "none":
+        assert (found.steps, found.forwards, found.drafted, found.first_tokens) == (60, 20, 0, 3)
+    assert 0 < found.first_seconds < found.seconds
+    assert found.draft_seconds is not None and found.verify_seconds is not None
+    assert found.draft_seconds + found.verify_seconds <= found.seconds - found.first_seconds
+
+
+def test_a_new_beginning_forgets_outputs(model: Loaded) -> None:
+    method, asked = Ours(model.target, "suffix", adaptive=False), request(model, ("qwertz",))
+    before = method.run(asked).steps
+    again = method.run(asked).steps
+    assert before is not None and again is not None and again < before  # it remembers the answer
+    method.begin()
+    assert method.run(asked).steps == before
+
+
+def test_answers_end_at_an_end_token_only_where_asked(model: Loaded) -> None:
+    asked = request(model, ("abcabcabcabc",), ends=True)
+    assert Ours(model.target, "none").run(asked).outputs == plain(model, asked)
+
+
+def test_what_a_verifier_promises(model: Loaded) -> None:
+    def promised(spec: str, verifier: str, temperature: float) -> tuple[bool, bool]:
+        method = Ours(model.target, spec, verifier, temperature=temperature)
+        return method.promised, method.lossy
+
+    assert promised("prompt_lookup", "match", 1.0) == (True, False)
+    assert promised("prompt_lookup", "rejection", 0.0) == (True, False)
+    assert promised("prompt_lookup", "rejection", 1.0) == (False, False)
+    assert promised("prompt_lookup", "typical", 0.0) == (False, True)
+    assert promised("none", "typical", 0.0) == (True, False)
+
+
+def test_references_reach_the_drafter_that_reads_them(model: Loaded) -> None:
+    asked = request(model)
+    answer = plain(model, asked)[0]
+    asked = Request(asked.prompts, [[answer]], 20, False, 0.0, [0])
+    found = Ours(model.target, "reference").run(asked)
+    assert found.outputs == [answer]
+    assert found.steps is not None and found.steps < Ours(model.target, "none").run(asked).steps  # type: ignore[operator]
+    assert Ours(model.target, "prompt_lookup").run(asked).outputs == [answer]
+
+
+# -- transformers ----------------------------------------------------------------------------------------
+
+
+def stock(model: Loaded, kind: str, **more: Any) -> Stock:
+    peer: Any = model.target
+    assistant = copy.deepcopy(peer.model) if kind == "assisted" else None
+    return Stock(peer.model, kind, assistant, **more)
+
+
+@pytest.mark.parametrize("kind", ["plain", "prompt_lookup", "assisted"])
+def test_transformers_says_what_plain_decoding_says(model: Loaded, kind: str) -> None:
+    asked = request(model)
+    found = stock(model, kind).run(asked)
+    assert found.outputs == plain(model, asked)
+    assert found.steps is not None and found.accepted is not None and found.drafted is not None
+    assert found.tokens == 20 == found.steps + found.accepted
+    assert sum(found.accepted_at) == found.accepted <= found.drafted
+    assert (found.drafted > 0) == (kind != "plain")
+    if kind == "assisted":
+        assert found.steps < 20  # the assistant says the same as the model
+    assert 0 < found.first_seconds < found.seconds
+
+
+def test_transformers_with_several_prompts_at_once(model: Loaded) -> None:
+    asked = request(model, TEXTS)
+    found = stock(model, "plain").run(asked)
+    assert found.outputs == plain(model, asked)
+    assert (found.steps, found.forwards, found.first_tokens) == (60, 20, 3)
+
+
+def test_transformers_is_left_as_it_was(model: Loaded) -> None:
+    target: Any = model.target
+    before, hooks = target.model.generation_config, len(target.model._forward_hooks)
+    stock(model, "plain").run(request(model))
+    with pytest.raises(Exception):  # noqa: B017 (whatever transformers raises at a token that it lacks)
+        stock(model, "plain").run(Request([[10**6]], [[]], 4, False, 0.0, [0]))
+    assert target.model.generation_config is before
+    assert len(target.model._forward_hooks) == len(target.model._forward_pre_hooks) == hooks == 0
+
+
+def test_transformers_with_a_draft_that_takes_all_at_once(model: Loaded) -> None:
+    found: Run = stock(model, "prompt_lookup").run(request(model, ("a" * 30,), max_new_tokens=2))
+    assert found.tokens == 2
+
+
+def test_sampled_no_peer_promises_our_tokens(model: Loaded) -> None:
+    assert stock(model, "plain").promised
+    sampled = stock(model, "plain", temperature=1.0)
+    assert not sampled.promised
+    asked = request(model, temperature=1.0)
+    assert sampled.run(asked).outputs == sampled.run(asked).outputs != plain(model, asked)

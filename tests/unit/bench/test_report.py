@@ -1,0 +1,282 @@
+"""The report: JSON, HTML, and how a browser shows it; two results side by side."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outpace.bench import plots
+from outpace.bench.comparison import as_json as comparison_json
+from outpace.bench.comparison import compare
+from outpace.bench.html import page
+from outpace.bench.record import Record, as_json, read_rows
+from outpace.bench.roof import Limits, Roof, Width, Work
+from outpace.bench.rows import Difference, PerStep, Reached, Row, Speed
+from outpace.core import OutpaceError
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+def speed(times: float, spread: float = 0.1) -> Speed:
+    span = (times - spread, times + spread)
+    return Speed(10, 50 * times, (40.0, 50.0, 60.0), times, span, 55 * times, times, 0.01)
+
+
+def row(name: str, times: float, **more: Any) -> Row:
+    found = Row(
+        suite="some",
+        drafter=name,
+        batch=1,
+        peer=False,
+        verifier="match",
+        promised=True,
+        lossy=False,
+        prompts=10,
+        outputs=10,
+        tokens=640,
+        speed=speed(times),
+        categories={"math <&>": speed(times), "code": speed(2 * times)},
+        steps=320,
+        drafted=640,
+        accepted=320,
+        tau=2.0,
+        acceptance_rate=0.5,
+        acceptance_by_position=[0.6, 0.3],
+        milliseconds_per_step=PerStep(10.0, 1.0, 8.0, 1.0),
+        repeated_4grams=0.2,
+        equal=True,
+        roof=Reached(2e7, 4e7, 2.0, "memory", 0.25),
+    )
+    return replace(found, **more)
+
+
+@pytest.fixture
+def record() -> Record:
+    widths = tuple(Width(rows, 0.001 * (4 + rows), 0.001 * rows) for rows in (1, 8, 128))
+    plain = row("none", 1.0, drafted=0, accepted=0, tau=1.0, acceptance_by_position=[])
+    return Record(
+        machine={
+            "processor": "some processor",
+            "threads": 2,
+            "outpace": "1",
+            "torch": "2",
+            "transformers": "5",
+        },
+        model={"name": "a model", "dtype": "float32", "device": "cpu"},
+        settings={"max_new_tokens": 64, "temperature": 0.0, "repeats": 1},
+        command="outpace bench",
+        rows=[plain, row("lookahead", 1.5), row("peer", 0.8, peer=True, roof=None)],
+        roof=Roof(Work(1000, 10, 100, 1), Limits(1e9, 1000, 1e10), widths, 128),
+        notes=["3 prompts left out"],
+    )
+
+
+# -- JSON ------------------------------------------------------------------------------------------------
+
+
+def test_a_row_has_its_main_figures_at_the_top(record: Record) -> None:
+    found = json.loads(json.dumps(as_json(record)))
+    first = found["rows"][1]
+    expected = {
+        "suite": "some",
+        "drafter": "lookahead",
+        "batch": 1,
+        "tokens_per_second": 75.0,
+        "speedup": 1.5,
+        "speedup_interval": [1.4, 1.6],
+        "steps": 320,
+        "tau": 2.0,
+        "acceptance_rate": 0.5,
+        "equal": True,
+        "temperature": 0.0,
+    }
+    assert {name: first[name] for name in expected} == expected
+    assert first["milliseconds_per_step"] == {"total": 10.0, "draft": 1.0, "verify": 8.0, "rest": 1.0}
+    assert found["roof"]["widths"][0] == {"rows": 1, "seconds": 0.005, "least": 0.001}
+
+
+def test_a_failed_row_has_nulls_and_its_error(record: Record) -> None:
+    record.rows[1] = Row("some", "lookahead", 1, False, "match", True, False, 10, error="it broke")
+    found = as_json(record)["rows"][1]
+    assert found["error"] == "it broke" and found["tokens_per_second"] is found["speedup"] is None
+    assert record.failed == [record.rows[1]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "margin", "peer", "promised", "broken"),
+    [
+        ("float32", 1e-3, False, True, True),
+        ("float32", 9e-5, False, True, False),
+        ("float32", None, False, True, True),
+        ("float32", 1e-3, True, True, False),
+        ("float32", 1e-3, False, False, False),
+        ("bfloat16", 1e-3, False, True, False),
+        ("float64", 1e-3, False, True, True),
+    ],
+)
+def test_a_broken_promise_is_no_near_tie(
+    record: Record, dtype: str, margin: float | None, peer: bool, promised: bool, broken: bool
+) -> None:
+    record.model = {**record.model, "dtype": dtype}
+    unequal = Difference("p", 0, 3, 1, 2, margin)
+    record.rows[1] = row("a", 1.0, peer=peer, promised=promised, equal=False, differences=(unequal,))
+    assert bool(record.broken) == broken
+
+
+# -- HTML ------------------------------------------------------------------------------------------------
+
+
+class Reader(HTMLParser):
+    """What a page holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def read(text: str) -> Reader:
+    reader = Reader()
+    reader.feed(text)
+    assert reader.open == []
+    return reader
+
+
+def test_the_page_needs_nothing_besides_and_says_all_in_words(record: Record) -> None:
+    found = read(page(record))
+    images = found.all("img")
+    assert len(images) == 4
+    for image in images:
+        source, alt = image["src"], image["alt"]
+        assert source is not None and source.startswith("data:image/svg+xml;base64,")
+        assert alt is not None and len(alt) > 40
+        drawn = base64.b64decode(source.partition(",")[2]).decode()
+        assert drawn.startswith("<?xml") and "</svg>" in drawn
+    assert len(found.all("table")) == 5 == len(found.all("caption"))
+    assert not found.all("link") and not found.all("script")
+    assert not any("href" in attributes for _, attributes in found.tags)
+    assert [tag for tag, attributes in found.tags if "src" in attributes] == ["img"] * 4
+    for told in ("math <&>", "1.50 (1.40 to 1.60)", "3 prompts left out", "lookahead", "25%", "10/10"):
+        assert told in found.text
+    assert found.all("html")[0]["lang"] == "en"
+
+
+def test_the_page_of_rows_that_failed_or_know_little(record: Record) -> None:
+    record.rows[1] = Row("some", "<b>", 1, False, "match", True, False, 10, error="it <broke>")
+    record.rows[2] = row("peer", 0.8, categories={}, acceptance_by_position=[], milliseconds_per_step=None)
+    record.rows[0] = replace(record.rows[0], categories={})
+    record.roof, record.whole = None, False
+    found = read(page(record))
+    assert len(found.all("img")) == 1
+    assert "<b> failed: it <broke>" in found.text and "Interrupted" in found.text
+
+
+def test_the_same_record_makes_the_same_page(record: Record) -> None:
+    assert page(record) == page(record)
+
+
+def test_what_is_drawn_depends_on_the_figures(record: Record) -> None:
+    rows, roof = record.rows, record.roof
+    assert roof is not None
+    faster = [rows[0], row("lookahead", 1.6, acceptance_by_position=[0.7]), rows[2]]
+    faster[1] = replace(faster[1], roof=Reached(2e7, 4e7, 3.0, "memory", 0.35), milliseconds_per_step=None)
+    assert plots.speed_by_category(rows) != plots.speed_by_category(faster)
+    assert plots.acceptance_by_depth(rows) != plots.acceptance_by_depth(faster)
+    assert plots.roofline(rows, roof) != plots.roofline(faster, roof)
+    slower = replace(roof, widths=roof.widths[:2])
+    assert plots.time_by_width(roof) != plots.time_by_width(slower)
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, record: Record) -> None:
+    monkeypatch.setattr(plots, "find_spec", lambda name: None)
+    with pytest.raises(OutpaceError, match=r"outpace\[bench\]"):
+        page(record)
+
+
+def browser() -> str | None:
+    return next((found for found in map(shutil.which, BROWSERS) if found), None)
+
+
+@pytest.mark.skipif(browser() is None, reason=f"no browser here: none of {', '.join(BROWSERS)}")
+def test_a_browser_shows_every_plot(record: Record, tmp_path: Path) -> None:
+    # A script of the test's own tells what the browser made of the page: the size of every image as drawn.
+    script = (
+        "<script>window.onload = () => { document.title = JSON.stringify([...document.images].map("
+        "image => [image.complete, image.naturalWidth, image.clientWidth, image.clientHeight])) }</script>"
+    )
+    file = tmp_path / "report.html"
+    file.write_text(page(record).replace("</body>", script + "</body>"), "utf-8")
+    program = browser()
+    assert program is not None
+    done = subprocess.run(
+        [program, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+         "--virtual-time-budget=5000", "--window-size=1300,2000", "--dump-dom", file.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )  # fmt: skip
+    title = re.search(r"<title>(.*?)</title>", done.stdout)
+    assert title is not None, done.stderr
+    images = json.loads(title[1])
+    assert len(images) == 4
+    for complete, natural, width, height in images:
+        assert complete and natural > 0 and width > 300 and height > 150
+
+
+# -- two results -----------------------------------------------------------------------------------------
+
+
+def test_comparison(record: Record, tmp_path: Path) -> None:
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    first.write_text(json.dumps(as_json(record)), "utf-8")
+    record.rows[1] = row("lookahead", 1.65)
+    record.rows[2] = row("peer", 1.2)
+    record.rows.append(row("suffix", 2.0))
+    record.settings = {**record.settings, "max_new_tokens": 128}
+    second.write_text(json.dumps(as_json(record)), "utf-8")
+    (one, rows), (two, others) = read_rows(first), read_rows(second)
+    found = compare(one, two, (rows, others))
+    assert [(pair.drafter, pair.overlap) for pair in found.pairs] == [
+        ("none", True),
+        ("lookahead", True),
+        ("peer", False),
+    ]
+    assert found.pairs[1].change == pytest.approx(1.1)
+    assert (found.agreeing, len(found.comparable)) == (1, 2)  # plain decoding agrees with itself always
+    assert found.only_second == [("some", "suffix", 1)] and found.only_first == []
+    assert found.differing == ["settings max_new_tokens: 64 and 128"]
+    told = json.loads(json.dumps(comparison_json(found)))
+    assert told["rows"][2]["overlap"] is False and told["agreeing"] == 1
+
+
+def test_files_that_are_no_benchmark(tmp_path: Path) -> None:
+    with pytest.raises(OutpaceError, match="is no benchmark's JSON"):
+        read_rows(tmp_path / "missing.json")
+    for text in ("{", "[]", "{}", '{"format": "outpace bench", "version": 0, "rows": []}'):
+        (tmp_path / "some.json").write_text(text, "utf-8")
+        with pytest.raises(OutpaceError, match="is no benchmark's JSON"):
+            read_rows(tmp_path / "some.json")

@@ -1,0 +1,166 @@
+"""Every figure of a row, from measurements made up so that it can be computed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from outpace.bench.items import Item, Suite
+from outpace.bench.roof import Limits, Roof, Work
+from outpace.bench.rows import Row, rows_of
+from outpace.bench.run import Measured, Settings, Trace
+from outpace.bench.runs import Run
+
+ITEMS = (Item("p", "x", ("one",)), Item("q", "x", ("two",)), Item("r", "y", ("three",)))
+
+
+def run(output: list[int], seconds: float, first: float = 0.5, **more: object) -> Run:
+    given = Run([output], seconds, first, 1, len(output), len(output), 0, 0, [], 0.0, 0.0)
+    return replace(given, **more)
+
+
+def measured(
+    plain: list[list[list[Run]]], other: list[list[list[Run]]], settings: Settings | None = None
+) -> Measured:
+    groups = [(item,) for item in ITEMS[: len(plain)]]
+    return Measured(
+        Suite("s", ITEMS, "here"),
+        1,
+        settings or Settings(4),
+        groups,
+        [[[[9] * 10]] for _ in groups],
+        [Trace("none", False, True, False, "match", plain), Trace("a", False, True, False, "match", other)],
+    )
+
+
+def rows(found: Measured, roof: Roof | None = None) -> list[Row]:
+    return rows_of(found, lambda text: float(len(text)), roof)
+
+
+TOKENS = [1, 2, 3, 4]
+
+
+def test_speed() -> None:
+    plain = [[[run(TOKENS, 4.5)]], [[run(TOKENS, 8.5)]], [[run(TOKENS, 2.5)]]]
+    other = [[[run(TOKENS, 2.5)]], [[run(TOKENS, 8.5)]], [[run(TOKENS, 1.0)]]]
+    none, row = rows(measured(plain, other))
+    assert none.speed is not None and row.speed is not None
+    assert none.speed.speedup == 1 and none.speed.interval == (1, 1)
+    assert none.speed.tokens_per_second == pytest.approx(12 / 15.5)
+    assert row.speed.tokens_per_second == pytest.approx(12 / 12)
+    assert row.speed.quartiles == pytest.approx(((4 / 8.5 + 4 / 2.5) / 2, 4 / 2.5, (4 / 2.5 + 4) / 2))
+    assert row.speed.speedup == pytest.approx(4.5 / 2.5)  # the median of 1.8, 1 and 2.5
+    assert row.speed.interval is not None
+    assert row.speed.interval[0] == pytest.approx(1) and row.speed.interval[1] == pytest.approx(2.5)
+    # Without the first step: 3 tokens in 2, 8 and 0.5 seconds, plainly in 4, 8 and 2.
+    assert row.speed.decode_speedup == pytest.approx(2)
+    assert row.speed.decode_tokens_per_second == pytest.approx(9 / 10.5)
+    assert row.speed.prefill_seconds == 0.5
+    assert {name: speed.speedup for name, speed in row.categories.items()} == {
+        "x": pytest.approx((1.8 + 1) / 2),
+        "y": pytest.approx(2.5),
+    }
+    assert row.categories["x"].prompts == 2 and row.categories["y"].interval is None
+
+
+def test_of_repeats_the_median_counts_and_pairs_are_of_one_repeat() -> None:
+    plain = [[[run(TOKENS, 1.0)], [run(TOKENS, 10.0)], [run(TOKENS, 2.0)]]]
+    other = [[[run(TOKENS, 0.6)], [run(TOKENS, 10.0)], [run(TOKENS, 4.0)]]]
+    _, row = rows(measured(plain, other))
+    assert row.speed is not None
+    assert row.speed.tokens_per_second == pytest.approx(4 / 4.0)
+    assert row.speed.speedup == pytest.approx(1.0)  # of 1.67, 1 and 0.5
+    assert (row.tokens, row.outputs, row.steps) == (12, 3, 12)
+
+
+def test_turns_of_a_conversation_count_together() -> None:
+    plain = [[[run(TOKENS, 1.0), run(TOKENS, 3.0)]]]
+    other = [[[run(TOKENS, 1.0), run(TOKENS, 1.0)]]]
+    found = measured(plain, other)
+    found.prompts[0].append([[9]])
+    found.groups[0] = (Item("p", "x", ("one", "two"), chat=True),)
+    _, row = rows(found)
+    assert row.speed is not None and row.speed.speedup == pytest.approx(2)
+    assert row.outputs == 2 and row.prompts == 1
+
+
+def test_steps_and_their_milliseconds() -> None:
+    more = {"steps": 2, "forwards": 3, "drafted": 8, "accepted": 2, "accepted_at": [2, 0]}
+    times = {"draft_seconds": 0.2, "verify_seconds": 0.6}
+    plain = [[[run(TOKENS, 4.5)]]]
+    _, row = rows(measured(plain, [[[run(TOKENS, 1.5, **more, **times)]]]))
+    assert row.tau == 2 and row.acceptance_rate == 0.25
+    assert row.acceptance_by_position == [1.0, 0.0]
+    each = row.milliseconds_per_step
+    assert each is not None
+    assert (each.total, each.draft, each.verify, each.rest) == pytest.approx((500, 100, 300, 100))
+
+
+def test_what_is_not_known_stays_unknown() -> None:
+    unknown = dict.fromkeys(("steps", "drafted", "accepted", "forwards", "draft_seconds", "verify_seconds"))
+    _, row = rows(measured([[[run(TOKENS, 4.5)]]], [[[run(TOKENS, 1.5, **unknown)]]]))
+    assert row.steps is row.tau is row.acceptance_rate is row.milliseconds_per_step is None
+    assert row.speed is not None and row.speed.speedup == 3 and row.equal
+
+
+def test_an_answer_that_came_whole_has_no_decode_speed() -> None:
+    whole = run(TOKENS, 1.0, 1.0, first_tokens=4)
+    plain = [[[run(TOKENS, 4.5)]], [[run(TOKENS, 4.5)]]]
+    _, row = rows(measured(plain, [[[whole]], [[run(TOKENS, 2.5)]]]))
+    assert row.speed is not None and row.speed.decode_speedup == 2
+    _, row = rows(measured(plain, [[[whole]], [[whole]]]))
+    assert row.speed is not None and row.speed.decode_speedup is row.speed.decode_tokens_per_second is None
+    # A clock that did not move in between.
+    _, row = rows(measured(plain, [[[run(TOKENS, 1.0, 1.0)]], [[run(TOKENS, 2.5)]]]))
+    assert row.speed is not None and row.speed.decode_speedup == 2
+
+
+def test_differences_of_every_repeat_with_their_margins() -> None:
+    plain = [[[run(TOKENS, 1)], [run(TOKENS, 1)]], [[run(TOKENS, 1)], [run(TOKENS, 1)]]]
+    other = [
+        [[run(TOKENS, 1)], [run([1, 2, 7, 4], 1)]],
+        [[run([1], 1)], [run([*TOKENS, 5], 1)]],
+    ]
+    none, row = rows(measured(plain, other))
+    assert none.equal and none.different == 0
+    assert not row.equal and row.different == 3 and row.outputs == 4
+    told = [(d.item, d.index, d.plain, d.other, d.margin) for d in row.differences]
+    # The margin is that after the prompt's ten tokens and those before; none where plain decoding has ended.
+    assert told == [("p", 2, 3, 7, 12.0), ("q", 1, 2, None, 11.0), ("q", 4, None, 5, None)]
+    _, row = rows(measured(plain, other, Settings(4, temperature=1.0)))
+    assert [d.margin for d in row.differences] == [None] * 3
+
+
+def test_a_failed_row_has_no_figures() -> None:
+    found = measured([[[run(TOKENS, 1)]]], [])
+    found.traces[1].error = "it broke"
+    row = rows(found)[1]
+    assert row.error == "it broke" and row.speed is None and row.tokens == 0 and not row.equal
+
+
+def test_categories_only_where_none_were_decoded_together() -> None:
+    together = run(TOKENS, 1)
+    together = replace(together, outputs=[TOKENS, TOKENS])
+    found = measured([[[together]]], [[[together]]])
+    found.groups = [(ITEMS[0], ITEMS[2])]
+    found.prompts = [[[[1], [2]]]]
+    assert rows(found)[1].categories == {}
+    found.groups = [(ITEMS[0], ITEMS[1])]
+    assert list(rows(found)[1].categories) == ["x"]
+
+
+def test_the_share_of_the_roof() -> None:
+    work = Work(weight_bytes=1000, row_bytes=10, weight_numbers=100, attention_numbers=1)
+    more = {"steps": 2, "forwards": 2, "drafted": 6, "verify_seconds": 0.5}
+    found = measured([[[run(TOKENS, 4.5)]]], [[[run(TOKENS, 1.5, **more)]]])
+    # The mean step: 4 rows after 10 prompt tokens and half of the 4 written.
+    moved, operations = 1000 + 12 * 10, 2 * 4 * (100 + 12 * 1)
+    by_memory = rows(found, Roof(work, Limits(10_000, 0, 10_000), (), 1))[1].roof
+    assert by_memory is not None and by_memory.bound_by == "memory"
+    assert (by_memory.bytes_per_step, by_memory.operations_per_step) == (moved, operations)
+    assert by_memory.least_milliseconds == pytest.approx(1000 * moved / 10_000)
+    assert by_memory.share == pytest.approx(moved / 10_000 / 0.5)
+    by_arithmetic = rows(found, Roof(work, Limits(10_000, 0, 1_000), (), 1))[1].roof
+    assert by_arithmetic is not None and by_arithmetic.bound_by == "arithmetic"
+    assert by_arithmetic.least_milliseconds == pytest.approx(1000 * operations / 1_000)

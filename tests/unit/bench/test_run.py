@@ -1,0 +1,149 @@
+"""Who is asked what, and when: warm-up, turns, conversations, errors, interruptions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outpace.bench.items import Item, Suite
+from outpace.bench.run import Settings, measure
+from outpace.bench.runs import Request, Run
+from outpace.bench.subject import encode, fitting, spoken
+from outpace.console.models import Loaded
+from outpace.core import OutpaceError
+from unit.bench.told import Told
+
+
+def suite(*items: Item) -> Suite:
+    return Suite("some", items, "here")
+
+
+def texts(count: int) -> Suite:
+    return suite(*(Item(str(i), "all", ("a" * (i + 1),)) for i in range(count)))
+
+
+def test_methods_take_turns_and_each_begins_in_turn(model: Loaded) -> None:
+    log: list[tuple[str, Request]] = []
+    methods = [Told(name, log) for name in ("none", "a", "b")]
+    found = measure(model, methods, texts(4), 1, Settings(max_new_tokens=4, repeats=2))
+    assert [name for name, _ in log[:3]] == ["none", "a", "b"]  # the warm-up
+    order = [name for name, _ in log[3:]]
+    rounds = [order[start : start + 3] for start in range(0, len(order), 3)]
+    assert rounds[0] == ["none", "a", "b"] and rounds[1] == ["a", "b", "none"]
+    assert rounds[2] == ["b", "none", "a"] and rounds[4] == ["a", "b", "none"]
+    assert len(rounds) == 8 and all(sorted(one) == ["a", "b", "none"] for one in rounds)
+    # All three are asked the very same at each prompt.
+    for start in range(3, len(log), 3):
+        assert log[start][1] == log[start + 1][1] == log[start + 2][1]
+    assert [method.begun for method in methods] == [2, 2, 2]
+    for trace in found.traces:
+        assert [len(group) for group in trace.runs] == [2, 2, 2, 2]
+
+
+def test_a_conversation_goes_on_from_plain_decodings_answer_for_all(model: Loaded) -> None:
+    log: list[tuple[str, Request]] = []
+    plain = Told("none", log, lambda prompt: model.tokens("yes"))
+    other = Told("a", log, lambda prompt: model.tokens("no"))
+    talk = Item("1", "all", ("first", "second"), chat=True)
+    found = measure(model, [plain, other], suite(talk), 1, Settings(max_new_tokens=4))
+    expected = "User: first\nAssistant: yes\nUser: second\nAssistant:"
+    assert [model.tokenizer.decode(r.prompts[0]) for _, r in log[-2:]] == [expected] * 2
+    assert found.prompts[0][1] == [model.tokens(expected)]
+    assert [len(turns) for turns in found.traces[1].runs[0]] == [2]
+
+
+def test_batches_and_who_takes_part_in_a_turn(model: Loaded) -> None:
+    log: list[tuple[str, Request]] = []
+    items = [Item(str(i), "all", ("x",) * (1 + i % 2), chat=True) for i in range(5)]
+    found = measure(model, [Told("none", log)], suite(*items), 2, Settings(max_new_tokens=4, seed=7))
+    assert [len(r.prompts) for _, r in log[1:]] == [2, 1, 2, 1, 1]
+    assert [len(group) for group in found.groups] == [2, 2, 1]
+    assert [item.id for item in found.taking_part(0, 1)] == ["1"]
+    assert [r.seeds for _, r in log[1:]] == [[7, 8], [7], [9, 10], [9], [11]]
+
+
+def test_an_error_fails_the_row_and_no_other(model: Loaded) -> None:
+    log: list[tuple[str, Request]] = []
+
+    class Fails(Told):
+        def run(self, request: Request) -> Run:
+            if sum(name == self.name for name, _ in self._log) == 2:
+                raise ValueError("it broke\nsomewhere")
+            return super().run(request)
+
+    methods = [Told("none", log), Fails("a", log), Told("b", log)]
+    found = measure(model, methods, texts(4), 1, Settings(max_new_tokens=4))
+    assert found.traces[1].error == "ValueError: it broke"
+    assert sum(name == "a" for name, _ in log) == 2
+    assert found.traces[2].error is None and len(found.traces[2].runs) == 4
+
+
+def test_plain_decoding_must_not_fail(model: Loaded) -> None:
+    def fail(prompt: list[int]) -> list[int]:
+        raise ValueError("it broke")
+
+    with pytest.raises(OutpaceError, match="plain decoding failed: ValueError: it broke"):
+        measure(model, [Told("none", [], fail)], texts(1), 1, Settings(max_new_tokens=4))
+
+    def full(prompt: list[int]) -> list[int]:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        measure(model, [Told("none", [], full)], texts(1), 1, Settings(max_new_tokens=4))
+    found = measure(model, [Told("none", []), Told("a", [], full)], texts(1), 1, Settings(max_new_tokens=4))
+    assert found.traces[1].error == "out of memory"
+
+
+@pytest.mark.parametrize("after", [0, 1, 4, 9, 10])
+def test_only_whole_groups_count_when_stopped(model: Loaded, after: int) -> None:
+    log: list[tuple[str, Request]] = []
+    methods = [Told(name, log) for name in ("none", "a")]
+    found = measure(
+        model, methods, texts(4), 1, Settings(max_new_tokens=4), stopped=lambda: len(log) >= after
+    )
+    assert len(log) == after
+    whole = max(0, after - 2) // 2
+    assert len(found.groups) == len(found.prompts) == min(whole, 4)
+    assert all(len(trace.runs) == whole for trace in found.traces)
+
+
+def test_ends_by_option_or_by_suite(model: Loaded) -> None:
+    def asked(items: Suite, **settings: Any) -> bool:
+        log: list[tuple[str, Request]] = []
+        measure(model, [Told("none", log)], items, 1, Settings(max_new_tokens=4, **settings))
+        return log[0][1].ends
+
+    assert not asked(texts(1))
+    assert asked(texts(1), ends=True)
+    assert asked(suite(Item("1", "all", ("x",), ends=True)))
+
+
+def test_how_prompts_become_tokens(model: Loaded, chat_model: Loaded) -> None:
+    talk = Item("1", "all", ("a", "b"), chat=True)
+    answer = [*model.tokens(" yes "), *model.target.eos_token_ids, *model.tokens("junk")]
+    assert spoken(model, answer) == "yes"
+    decode = chat_model.tokenizer.decode
+    assert decode(encode(chat_model, talk)) == "[user]a[assistant]"
+    assert decode(encode(chat_model, talk, [answer])) == "[user]a[assistant]yes[user]b[assistant]"
+    assert decode(encode(model, talk, [answer])) == "User: a\nAssistant: yes\nUser: b\nAssistant:"
+    assert encode(model, Item("1", "all", ("abc",))) == model.tokens("abc")
+    assert encode(model, Item("1", "all", tokens=(5, 6))) == [5, 6]
+
+
+def test_prompts_that_do_not_fit_are_counted(model: Loaded) -> None:
+    context = model.target.context
+    assert context is not None
+    exact, long = Item("1", "all", ("a" * (context - 8),)), Item("2", "all", ("a" * (context - 7),))
+    found = fitting(model, suite(exact, long), 8)
+    assert found.items == (exact,) and found.left_out == 1
+    with pytest.raises(OutpaceError, match="no prompt of some fits the model's context"):
+        fitting(model, suite(long), 8)
+    # Two answers need room for both.
+    talk = Item("3", "all", ("a" * 20, "b" * 20), chat=True)
+    taken = len(encode(model, talk, [()]))
+    assert fitting(model, suite(talk), (context - taken) // 2).items == (talk,)
+    with pytest.raises(OutpaceError, match="no prompt"):
+        fitting(model, suite(talk), (context - taken) // 2 + 1)
+    with pytest.raises(OutpaceError, match="prompt 4: it has token ids outside"):
+        fitting(model, suite(Item("4", "all", tokens=(10**6,))), 8)
