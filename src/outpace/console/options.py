@@ -391,7 +391,11 @@ Assistant = Annotated[
 ]
 Gguf = Annotated[
     Path | None,
-    typer.Option("--gguf", help="The model's weights for llama.cpp.", rich_help_panel=_METHODS),
+    typer.Option(
+        "--gguf",
+        help="The model's weights for llama.cpp. Default: written from the model, by the extra gguf.",
+        rich_help_panel=_METHODS,
+    ),
 ]
 Batches = Annotated[
     str,

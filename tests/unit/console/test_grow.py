@@ -67,6 +67,20 @@ def test_a_model_loads_grown(folder: Path, model: Loaded) -> None:
     assert torch.get_default_dtype() == torch.float32
 
 
+def test_bench_measures_a_grown_model(folder: Path, tmp_path: Path) -> None:
+    """Peers in other processes could only load the small one."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('"say it, say it"\n')
+    common = ("-m", folder, "--like", "larger", "--device", "cpu", "--suite", f"file:{prompts}", "-n", 4)
+    command = ["bench", *map(str, common), "--drafters", "none", "--json", "-", "--peers"]
+    result = CliRunner().invoke(app, [*command, "transformers:plain"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["model"]["name"] == f"{folder} grown to larger"
+    refused = CliRunner().invoke(app, [*command, "vllm:plain"])
+    assert refused.exit_code == 2 and "is in memory alone" in " ".join(refused.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
