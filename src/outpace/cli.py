@@ -101,31 +101,43 @@ def parts(
     device: str | None,
     dtype: str,
     trust_remote_code: bool,
-    profile: Path | None = None,
+    references: bool = False,
+    like: str | None = None,
+) -> Loaded:
+    """The model asked for. What can be wrong with the drafter and the verifier is said before it loads."""
+    with screen.busy(f"loading {model or 'the embedded model'} ..."):
+        from outpace.console.models import load
+        from outpace.verify import load_verifier
+
+        check_drafter(drafter, references)
+        load_verifier(verifier)
+        return load(model, device, dtype, trust_remote_code, like)
+
+
+def profiled(
+    drafter: str,
+    profile: Path | None,
+    verifier: str,
+    *loading: Any,
     references: bool = False,
     like: str | None = None,
 ) -> tuple[Loaded, str]:
     """The model asked for, and the drafter: the one given, or that of a profile, or the default.
 
-    What can be wrong with them is said before the model loads, as far as it is known then.
+    Args:
+        loading: as ``parts`` takes them: model, device, dtype, and whether to trust its code.
     """
-    if profile is not None and drafter:
-        raise OutpaceError("give --drafter or --profile, not both: a profile names a drafter")
-    with screen.busy(f"loading {model or 'the embedded model'} ..."):
-        from outpace.console.models import load
-        from outpace.profile import load_profile, read_profiles
-        from outpace.verify import load_verifier
-
+    if profile is None:
         spec = drafter or DEFAULT_DRAFTER
-        if profile is None:
-            check_drafter(spec, references)
-        else:
-            read_profiles(profile)
-        load_verifier(verifier)
-        loaded = load(model, device, dtype, trust_remote_code, like)
-        if profile is not None:
-            spec = load_profile(profile, loaded.target).drafter
-            check_drafter(spec, references)
+        return parts(spec, verifier, *loading, references=references, like=like), spec
+    if drafter:
+        raise OutpaceError("give --drafter or --profile, not both: a profile names a drafter")
+    from outpace.profile import load_profile, read_profiles
+
+    read_profiles(profile)  # what is wrong with the file is said before the model loads
+    loaded = parts("none", verifier, *loading, like=like)
+    spec = load_profile(profile, loaded.target).drafter
+    check_drafter(spec, references)
     return loaded, spec
 
 
@@ -190,7 +202,7 @@ def demo(
         raise OutpaceError("the prompt is empty; give --prompt TEXT, or leave it out for the demo's question")
     if profile is None:
         drafter = drafter or DEMO_DRAFTER
-    loaded, spec = parts(drafter, verifier, model, device, dtype, trust_remote_code, profile)
+    loaded, spec = profiled(drafter, profile, verifier, model, device, dtype, trust_remote_code)
     from outpace.console import race
 
     engines = (loaded.engine(), loaded.engine(spec, verifier, adaptive=adaptive))
@@ -242,9 +254,9 @@ def generate(
     check_together(compare, batch, logprobs, as_json)
     params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})
     found = prompts.read(prompt, file, reference or ())
-    loading = (drafter, verifier, model, device, dtype, trust_remote_code, profile)
+    loading = (drafter, profile, verifier, model, device, dtype, trust_remote_code)
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
-        loaded, spec = parts(*loading, references=any(one.references for one in found))
+        loaded, spec = profiled(*loading, references=any(one.references for one in found))
         from outpace.console import generate as runner
         from outpace.console.runs import prepare
 
@@ -310,7 +322,7 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    loaded, spec = parts(drafter, verifier, model, device, dtype, trust_remote_code, profile)
+    loaded, spec = profiled(drafter, profile, verifier, model, device, dtype, trust_remote_code)
     from outpace.console.chat import Chat, talk
 
     talk(Chat(loaded, loaded.engine(spec, verifier, adaptive=adaptive), params))
@@ -523,8 +535,8 @@ def bench(
         settings = Settings(max_new_tokens, temperature, seed, repeats, eos)
         methods = (drafters, verifier, adaptive, peers, assistant, gguf)
         chosen = runner.plan(suite, data, limit, *methods, batch, settings)
-    loading = ("" if profile else "none", verifier, model, device, dtype, trust_remote_code, profile)
-    loaded, spec = parts(*loading, like=like)
+    loading = ("" if profile else "none", profile, verifier, model, device, dtype, trust_remote_code)
+    loaded, spec = profiled(*loading, like=like)
     found = runner.run(chosen.with_drafter(spec), loaded, json_to, html)
     finish(found.whole, equal=not found.failed and not found.broken)
 
@@ -573,7 +585,7 @@ def tune_drafter(
         chosen = tune.plan(
             suite, data, limit, drafters or tune.DRAFTERS, objective, batches, settings, budget, out, verify
         )
-    loaded, _ = parts("none", "match", model, device, dtype, trust_remote_code, like=like)
+    loaded = parts("none", "match", model, device, dtype, trust_remote_code, like=like)
     found = tune.run(chosen, loaded)
     if found is None:
         return finish(False)

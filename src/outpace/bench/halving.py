@@ -175,17 +175,18 @@ class Halving:
         left, by what those that take part have taken so far, and no more than so many that the last round
         uses up all, each round ``share`` times as many as the one before.
         """
-        most = math.ceil(self._groups / self._share ** (self.rounds - self._round)) - done
+        part = float(self._share) ** (self._round - self.rounds)
+        most = math.ceil(self._groups * part) - done
         seconds = (self._budget - self.spent) / (self.rounds - self._round + 1)
         known = [self.candidates[name] for name in self._left]
         each = sum(sum(one.seconds) / one.measured for one in known if one.measured)
         return most if math.isinf(seconds) or not each else min(most, int(seconds / each))
 
     def _take(self, first: int, count: int) -> Round:
-        return Round(tuple(self.left), first, min(first + count, self._groups))
+        return Round(tuple(self.left), first, first + count)
 
     def _halve(self) -> None:
-        """Only the better ones stay, and the baseline."""
+        """Only the better ones stay, and the baselines."""
         keep = max(1, math.ceil(self._rivals / self._share**self._round))
         rivals = [name for name in self.left if name not in self.baselines]
         stay = {*rivals[:keep], *self.baselines}

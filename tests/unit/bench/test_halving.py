@@ -46,9 +46,10 @@ SIXTEEN = {f"c{number}": 10.0 + number for number in range(16)}
 
 def test_the_better_half_stays_and_is_measured_on_twice_as_much() -> None:
     """With time for everything, all prompts go to the last two, half as many to four, and so on."""
-    halving = Halving(list(SIXTEEN), 80, math.inf)
-    rounds = simulate(halving, made_up(SIXTEEN, 80))
-    assert rounds == [(16, 0, 1), (16, 1, 10), (8, 10, 20), (4, 20, 40), (2, 40, 80)]
+    for budget in (1e9, math.inf):
+        halving = Halving(list(SIXTEEN), 80, budget)
+        rounds = simulate(halving, made_up(SIXTEEN, 80))
+        assert rounds == [(16, 0, 1), (16, 1, 10), (8, 10, 20), (4, 20, 40), (2, 40, 80)]
     assert halving.best.name == "c15" and halving.best.measured == 80
     assert halving.best.speed == pytest.approx(25.0)
     assert halving.candidates["c0"].measured == 10
