@@ -639,10 +639,10 @@ def scaling_law(
 
         grid = scaling.grid_of(windows, ngrams)
         runner.check_outputs(json_to, html)
-        prompts_of = load_suite(suite, data).first(limit)
+        prompts_of = load_suite(suite, data)
     loaded = parts("none", "match", model, device, dtype, trust_remote_code)
     settings = Settings(max_new_tokens)
-    finish(scaling.run(loaded, prompts_of, settings, grid, from_text, batch, json_to, html))
+    finish(scaling.run(loaded, prompts_of, limit, settings, grid, from_text, batch, json_to, html))
 
 
 @benchmarks.command("compare", epilog="Example: [bold]outpace bench compare monday.json friday.json[/bold]")

@@ -6,7 +6,7 @@ import pytest
 
 from outpace import drift
 from outpace.core import OutpaceError, SamplingParams
-from outpace.drift import Drift, measure_drift, negative_log_likelihood
+from outpace.drift import Drift, margin, measure_drift, negative_log_likelihood, parting
 from outpace.engine import Engine
 from outpace.testing import ToyTarget
 from outpace.verify import BiLD, TopBeta, Typical, Verifier
@@ -39,6 +39,28 @@ def test_places_are_compared_to_the_end_of_the_longer_output() -> None:
     assert found.plain_loss == pytest.approx(negative_log_likelihood(target, PROMPT, [1, 2, 3, 4]) / 4)
     assert measure_drift(target, PROMPT, [], []) == Drift()
     assert Drift().loss == Drift().plain_loss == Drift().share_changed == 0
+
+
+@pytest.mark.parametrize(
+    ("plain", "output", "index"),
+    [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1, 2], [1], 1), ([1], [1, 2], 1), ([], [], None)],
+)
+def test_where_outputs_part(plain: list[int], output: list[int], index: int | None) -> None:
+    assert parting(plain, output) == index
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 512])
+def test_the_margin_is_between_the_two_best_of_the_next_token(
+    monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    params = SamplingParams(max_new_tokens=1, logprobs=2, ignore_eos=True)
+    (found,) = Engine(ToyTarget()).generate([PROMPT], params)
+    assert found.logprobs is not None
+    best, second = sorted(found.logprobs[0].top.values(), reverse=True)
+    monkeypatch.setattr(drift, "_CHUNK", chunk)
+    assert margin(ToyTarget(), PROMPT) == pytest.approx(best - second, rel=1e-4)
+    with pytest.raises(OutpaceError, match="the prompt is empty"):
+        margin(ToyTarget(), [])
 
 
 def test_drifts_add_up() -> None:

@@ -7,6 +7,7 @@ from html import escape
 from itertools import groupby
 
 from outpace.bench import plots
+from outpace.bench.items import counted
 from outpace.bench.record import Record
 from outpace.bench.roof import Roof
 from outpace.bench.rows import Row, Speed
@@ -80,7 +81,7 @@ def _suite(suite: str, batch: int, rows: list[Row]) -> str:
         f"<p class=failed>{escape(row.drafter)} failed: {escape(row.error)}</p>" for row in rows if row.error
     )
     parts = [
-        f"<section>\n<h2>{escape(suite)}: {rows[0].prompts} prompts{at_once}</h2>",
+        f"<section>\n<h2>{escape(suite)}: {counted(rows[0].prompts)}{at_once}</h2>",
         failed,
         _figures(rows),
         _speed_plot(suite, rows),

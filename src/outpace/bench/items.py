@@ -62,6 +62,11 @@ class Suite:
         )
 
 
+def counted(prompts: int) -> str:
+    """A number of prompts, in words."""
+    return "1 prompt" if prompts == 1 else f"{prompts} prompts"
+
+
 def read_values(file: Path) -> list[Any]:
     """The values of a JSONL file, one to a line, which may be packed with gzip.
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from outpace.bench.ours import Ours
 from outpace.bench.peers import worker_of
 from outpace.bench.runs import BASELINE, Method
@@ -169,6 +171,7 @@ def _worker(subject: Subject, peer: Peer, options: PeerOptions) -> Method:
             "dtype": subject.dtype,
             "device": subject.device,
             "length": options.length,
+            "threads": torch.get_num_threads(),
             "eos": sorted(subject.target.eos_token_ids),
         },
         promised=options.temperature == 0,

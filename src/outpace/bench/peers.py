@@ -56,7 +56,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env={name: value for name, value in os.environ.items() if name not in _OURS},
+            env=_environment(load["threads"]),
             start_new_session=True,  # Ctrl-C is for us; the worker ends when its input does
         )
         try:
@@ -179,6 +179,12 @@ def worker_of(
         return Worker(name, command, {**load, "kind": kind}, promised)
     except OutpaceError as error:
         return Failed(name, str(error))
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """The variables that a worker sees: not where our packages lie, and as many threads as we use."""
+    others = {name: value for name, value in os.environ.items() if name not in _OURS}
+    return {**others, "OMP_NUM_THREADS": str(threads)}
 
 
 def python_of(library: str, environment: Path | None) -> Path:

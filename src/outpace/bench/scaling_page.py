@@ -9,6 +9,7 @@ from typing import Any
 
 from outpace.bench import plots
 from outpace.bench.html import frame, number, plot, table
+from outpace.bench.items import counted
 from outpace.bench.scaling import Line, Scaling
 
 
@@ -85,7 +86,7 @@ def page(found: Scaling, model: str, command: str) -> str:
         "\n".join(
             [
                 f"<h1>The scaling law of lookahead decoding on {escape(model)}</h1>",
-                f"<p>{escape(found.suite)}, {found.prompts} prompts, {found.plain_steps} plain steps. "
+                f"<p>{escape(found.suite)}, {counted(found.prompts)}, {found.plain_steps} plain steps. "
                 f"{escape(command)}</p>",
                 "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in told) + "</ul>",
                 plot(

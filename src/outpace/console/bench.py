@@ -15,7 +15,7 @@ import torch
 from outpace import nano_draft_path, nano_path
 from outpace.bench import record as records
 from outpace.bench.gguf import write_gguf
-from outpace.bench.items import Suite
+from outpace.bench.items import Suite, counted
 from outpace.bench.machine import machine
 from outpace.bench.methods import (
     Peer,
@@ -105,7 +105,7 @@ def plan(
         load_drafter(spec)
     load_verifier(verifier)
     return Plan(
-        suites=tuple(load_suite(name, data).first(limit) for name in names),
+        suites=tuple(load_suite(name, data) for name in names),
         limit=limit,
         drafters=tuple(specs),
         verifier=verifier,
@@ -202,9 +202,9 @@ def _measure_all(chosen: Plan, model: Loaded) -> Record:
         fits = fitting(model, suite, tokens)
         if fits.left_out:
             notes.append(
-                f"{suite.name}: {fits.left_out} prompts left out, too long for the model or not there"
+                f"{suite.name}: {counted(fits.left_out)} left out, too long for the model or not there"
             )
-        suites.append(fits)
+        suites.append(fits.first(chosen.limit))
     assistant = chosen.assistant
     if assistant is None and model.source == str(nano_path()):
         assistant = str(nano_draft_path())

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from outpace.bench.comparison import Comparison
+from outpace.bench.items import counted
 from outpace.bench.record import Record
 from outpace.bench.rows import Difference, Row
 
@@ -32,7 +33,7 @@ def show(record: Record, console: Console) -> None:
     for (suite, batch), found in groupby(record.rows, key=lambda row: (row.suite, row.batch)):
         rows = list(found)
         at_once = f", {batch} at once" if batch > 1 else ""
-        console.print(f"\n{suite}: {rows[0].prompts} prompts{at_once}", style="bold")
+        console.print(f"\n{suite}: {counted(rows[0].prompts)}{at_once}", style="bold")
         console.print(speeds(rows))
         console.print(steps(rows))
         if any(row.acceptance_by_position for row in rows):

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from outpace.bench.items import Suite
+from outpace.bench.items import Suite, counted
 from outpace.bench.machine import machine
 from outpace.bench.roof import work_of
 from outpace.bench.run import Settings
@@ -46,6 +46,7 @@ def _numbers(option: str, text: str, least: int) -> list[int]:
 def run(
     model: Loaded,
     suite: Suite,
+    limit: int | None,
     settings: Settings,
     grid: list[Setting],
     from_text: bool,
@@ -59,7 +60,7 @@ def run(
         OutpaceError: no prompt fits, or the model's work per step is not known.
     """
     work = work_of(model.target)
-    fits = fitting(model, suite, settings.max_new_tokens)
+    fits = fitting(model, suite, settings.max_new_tokens).first(limit)
     groups = -(-len(fits.items) // batch)
     with Interrupt() as interrupt, bar(groups, "groups of prompts") as progress:
         found = measure_scaling(
@@ -95,7 +96,7 @@ def run(
 
 def show(found: Scaling, console: Console) -> None:
     """The points, and what they say."""
-    console.print(f"{found.suite}: {found.prompts} prompts", style="bold")
+    console.print(f"{found.suite}: {counted(found.prompts)}", style="bold")
     table = Table("W = G", "N", "rows", "FLOPs", "steps", "tau", "law")
     for column in table.columns:
         column.justify = "right"

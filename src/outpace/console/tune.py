@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outpace import __version__
-from outpace.bench.items import Suite
+from outpace.bench.items import Suite, counted
 from outpace.bench.methods import split_drafters
 from outpace.bench.run import Settings
 from outpace.bench.runs import BASELINE
@@ -42,6 +42,7 @@ class Plan:
     """What is to be tuned, as far as it is known without the model."""
 
     suite: Suite
+    limit: int | None
     specs: tuple[str, ...]
     goal: Goal
     settings: Settings
@@ -78,9 +79,8 @@ def plan(
     prompts = load_suite(suite, data)
     shuffled = list(prompts.items)
     random.Random(settings.seed).shuffle(shuffled)  # the first are then like the others
-    return Plan(
-        replace(prompts, items=tuple(shuffled)).first(limit), specs, goal, settings, budget, out, check
-    )
+    suited = replace(prompts, items=tuple(shuffled))
+    return Plan(suited, limit, specs, goal, settings, budget, out, check)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,10 @@ def run(chosen: Plan, model: Loaded) -> Found | None:
     Raises:
         OutpaceError: nothing could be measured, or too few prompts are there.
     """
-    seen, unseen = _apart(fitting(model, chosen.suite, chosen.settings.max_new_tokens), chosen)
+    fits = fitting(model, chosen.suite, chosen.settings.max_new_tokens)
+    if fits.left_out:
+        screen.note(f"{fits.name}: {counted(fits.left_out)} left out, too long for the model or not there")
+    seen, unseen = _apart(fits.first(chosen.limit), chosen)
     with Interrupt() as interrupt, bar(max(1, round(chosen.budget)), "seconds") as progress:
         clock = _Seconds(progress, round(chosen.budget))
         tuned = tune(

@@ -142,9 +142,18 @@ def test_a_new_beginning_forgets_outputs(model: Loaded) -> None:
     assert method.run(asked).steps == before
 
 
-def test_answers_end_at_an_end_token_only_where_asked(model: Loaded) -> None:
-    asked = request(model, ("abcabcabcabc",), ends=True)
-    assert Ours(model.target, "none").run(asked).outputs == plain(model, asked)
+def test_answers_end_at_an_end_token_only_where_asked(ending_model: Loaded) -> None:
+    texts = ("abcdef", "xyz")
+    fixed, ending = request(ending_model, texts), request(ending_model, texts, ends=True)
+    whole = Ours(ending_model.target, "none").run(fixed)
+    ended = Ours(ending_model.target, "none").run(ending)
+    assert [len(output) for output in whole.outputs] == [20, 20]
+    assert ended.outputs[0] == whole.outputs[0][:5] and len(ended.outputs[1]) > 5
+    assert ended.outputs == plain(ending_model, ending)
+    assert stock(ending_model, "plain").run(fixed).outputs == whole.outputs
+    assert stock(ending_model, "plain").run(ending).outputs == ended.outputs
+    lone = request(ending_model, texts[:1], ends=True)
+    assert stock(ending_model, "prompt_lookup").run(lone).outputs == ended.outputs[:1]
 
 
 def test_what_a_verifier_promises(model: Loaded) -> None:

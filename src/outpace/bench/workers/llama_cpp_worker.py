@@ -6,7 +6,6 @@ prompt, so that every prompt is read anew, as by all other methods.
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
@@ -26,12 +25,11 @@ class Decoder:
             self._watch(draft)
         self._drafts = draft is not None
         self._eos = set(load["eos"])
-        threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
         self._llama = llama_cpp.Llama(
             model_path=load["model"],
             n_ctx=load["length"],
-            n_threads=threads,
-            n_threads_batch=threads,
+            n_threads=load["threads"],
+            n_threads_batch=load["threads"],
             n_gpu_layers=-1 if str(load["device"]).startswith("cuda") else 0,
             draft_model=draft,
             logits_all=draft is not None,
@@ -88,6 +86,6 @@ class Decoder:
         }
         if not self._drafts:
             return {**found, "steps": len(output), "drafted": 0, "accepted": 0}
-        # A draft is asked for once in each step, so the steps are known and what they accepted follows.
-        steps = max(1, len(self.drafted))
+        # A draft is asked for before each step but the first, which reads the prompt.
+        steps = 1 + len(self.drafted)
         return {**found, "steps": steps, "drafted": sum(self.drafted), "accepted": len(output) - steps}

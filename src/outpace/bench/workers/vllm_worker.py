@@ -14,6 +14,7 @@ from typing import Any
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GB
 
 _TOKENS = 5  # a draft's, as vLLM's own examples have it
 _COUNTERS = {
@@ -81,9 +82,10 @@ class Decoder:
         earlier = before.get("at") or []
         at = [now - (earlier[i] if i < len(earlier) else 0) for i, now in enumerate(after.get("at") or [])]
         accepted = counts.get("accepted", 0)
+        # What a last step accepted past the end counts as accepted, so that steps may be a few too few.
         return {
             **found,
-            "steps": sum(map(len, outputs)) - accepted,
+            "steps": max(len(prompts), sum(map(len, outputs)) - accepted),
             "drafted": counts.get("drafted", 0),
             "accepted": accepted,
             "accepted_at": at,
