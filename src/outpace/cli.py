@@ -118,24 +118,24 @@ def profiled(
     drafter: str,
     profile: Path | None,
     verifier: str,
-    *loading: Any,
+    model: str | None,
+    device: str | None,
+    dtype: str,
+    trust_remote_code: bool,
     references: bool = False,
     like: str | None = None,
 ) -> tuple[Loaded, str]:
-    """The model asked for, and the drafter: the one given, or that of a profile, or the default.
-
-    Args:
-        loading: as ``parts`` takes them: model, device, dtype, and whether to trust its code.
-    """
+    """The model asked for, and the drafter: the one given, or that of a profile, or the default."""
+    loading = (verifier, model, device, dtype, trust_remote_code)
     if profile is None:
         spec = drafter or DEFAULT_DRAFTER
-        return parts(spec, verifier, *loading, references=references, like=like), spec
+        return parts(spec, *loading, references=references, like=like), spec
     if drafter:
         raise OutpaceError("give --drafter or --profile, not both: a profile names a drafter")
     from outpace.profile import load_profile, read_profiles
 
     read_profiles(profile)  # what is wrong with the file is said before the model loads
-    loaded = parts("none", verifier, *loading, like=like)
+    loaded = parts("none", *loading, like=like)
     spec = load_profile(profile, loaded.target).drafter
     check_drafter(spec, references)
     return loaded, spec

@@ -97,11 +97,6 @@ class Halving:
         return self._overhead + sum(sum(one.seconds) for one in self.candidates.values())
 
     @property
-    def over(self) -> bool:
-        """Whether the time is used up."""
-        return self.spent >= self._budget
-
-    @property
     def left(self) -> list[str]:
         """Candidates that may still be the best, the best so far first."""
         return sorted(self._left, key=lambda name: -self.candidates[name].speed)
@@ -139,7 +134,7 @@ class Halving:
         while True:
             self._halve()
             rivals = [name for name in self._left if name not in self.baselines]
-            if self._round == self.rounds or len(rivals) < 2 or self.over or done == self._groups:
+            if self._round == self.rounds or len(rivals) < 2 or done == self._groups:
                 return None
             self._round += 1
             if (count := self._count(done)) > 0:

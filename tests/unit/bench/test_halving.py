@@ -62,7 +62,7 @@ def test_rounds_take_equal_parts_of_the_time() -> None:
     halving = Halving(list(same), 1000, 64.0 * 4)
     # The first group, which tells what groups take, is part of the first round.
     assert simulate(halving, table) == [(16, 0, 1), (16, 1, 4), (8, 4, 12), (4, 12, 28), (2, 28, 60)]
-    assert halving.spent == pytest.approx(256.0) and halving.over
+    assert halving.spent == pytest.approx(256.0)
 
 
 def test_other_work_is_part_of_the_budget() -> None:
