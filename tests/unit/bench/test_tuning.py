@@ -123,6 +123,15 @@ def test_the_best_of_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert alone is not None and alone.way == Way(SPECS[1], 1)
 
 
+def test_batches_count_together_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One prompt at a time was measured when the time ran out, and four at once were not."""
+    clock = Clock()
+    asked = made_up(monkeypatch, ONE, clock)
+    with pytest.raises(OutpaceError, match="20 seconds are not enough"):
+        tune(SUBJECT, SPECS, suite(48), Goal(batches=(1, 4)), SETTINGS, 20.0, clock=clock)
+    assert asked.count(("none", 1)) == 1 + 4 and ("none", 4) in asked
+
+
 def test_latency_counts_the_seconds_of_each_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     def seconds(name: str, request: Request) -> tuple[float, list[float]]:
         """All are done after 2 s; with one drafter three of four prompts are done after 1 s."""
