@@ -224,6 +224,8 @@ def generate(
     profile: o.ProfileFile = None,
     verifier: o.VerifierName = "match",
     adaptive: o.Adaptive = None,
+    online: o.OnlineLearning = False,
+    online_out: o.OnlineOut = None,
     device: o.Device = None,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
@@ -251,34 +253,53 @@ def generate(
     With --compare, ends with exit code 1 if the outputs are not equal.
     """
     given = dict(locals()) | {"stop": stop or ()}
-    check_together(compare, batch, logprobs, as_json)
+    check_together(compare, batch, logprobs, as_json, online)
+    check_online_out(online, online_out)
     params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})
     found = prompts.read(prompt, file, reference or ())
     loading = (drafter, profile, verifier, model, device, dtype, trust_remote_code)
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
         loaded, spec = profiled(*loading, references=any(one.references for one in found))
         from outpace.console import generate as runner
+        from outpace.console.online import learning
         from outpace.console.runs import prepare
 
         jobs = prepare(found, loaded, chat)
-        engine = loaded.engine(spec, verifier, min(batch, len(jobs)), adaptive)
-        if compare:
-            label = labelled(spec, engine)
-            finish(*runner.compare(loaded, engine, label, jobs, params, repeats, writer))
-        elif prompts.is_list(file):
-            finish(runner.generate_many(engine, jobs, params, batch, writer))
-        else:
-            finish(runner.generate_one(engine, jobs[0], params, writer))
+        with learning(loaded, spec, online, online_out) as learner:
+            engine = loaded.engine(spec, verifier, min(batch, len(jobs)), adaptive, learner)
+            if compare:
+                label = labelled(spec, engine)
+                ended = runner.compare(loaded, engine, label, jobs, params, repeats, writer)
+            elif prompts.is_list(file):
+                ended = runner.generate_many(engine, jobs, params, batch, writer), True
+            else:
+                ended = runner.generate_one(engine, jobs[0], params, writer), True
+    finish(*ended)
 
 
-def check_together(compare: bool, batch: int, logprobs: int | None, as_json: bool) -> None:
+def check_together(compare: bool, batch: int, logprobs: int | None, as_json: bool, online: bool) -> None:
     """Refuse options of ``generate`` that do not go together."""
+    if compare and online:
+        raise OutpaceError(
+            "--compare decodes each prompt several times, and a drafter that learns would know it by then; "
+            "leave one of --compare and --online out"
+        )
     if compare and batch > 1:
         raise OutpaceError("--compare measures one prompt at a time; leave --batch out")
     if compare and logprobs is not None:
         raise OutpaceError("--compare reports no --logprobs; leave one of them out")
     if logprobs is not None and not as_json:
         raise OutpaceError("--logprobs are reported in JSON only; add --json")
+
+
+def check_online_out(online: bool, out: Path | None) -> None:
+    """Refuse a folder without anything to write, or with something in it."""
+    if out is None:
+        return
+    if not online:
+        raise OutpaceError("--online-out is where the drafter goes that --online has taught; add --online")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise OutpaceError(f"--online-out {out} is there already; give another folder")
 
 
 def finish(whole: bool, equal: bool = True) -> None:
@@ -298,6 +319,8 @@ def chat(
     profile: o.ProfileFile = None,
     verifier: o.VerifierName = "match",
     adaptive: o.Adaptive = None,
+    online: o.OnlineLearning = False,
+    online_out: o.OnlineOut = None,
     device: o.Device = None,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
@@ -313,6 +336,7 @@ def chat(
 
     /exit or Ctrl-D ends, /reset forgets the conversation, Ctrl-C stops an answer.
     """
+    check_online_out(online, online_out)
     params = sampling(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -324,8 +348,11 @@ def chat(
     )
     loaded, spec = profiled(drafter, profile, verifier, model, device, dtype, trust_remote_code)
     from outpace.console.chat import Chat, talk
+    from outpace.console.online import learning
 
-    talk(Chat(loaded, loaded.engine(spec, verifier, adaptive=adaptive), params))
+    with learning(loaded, spec, online, online_out) as learner:
+        engine = loaded.engine(spec, verifier, adaptive=adaptive, online=learner)
+        talk(Chat(loaded, engine, params))
 
 
 @app.command(epilog="Example: [bold]outpace drafters --json[/bold]")
@@ -350,7 +377,10 @@ def train_drafter(
     data: o.TrainingData,
     out: o.DrafterOut,
     model: o.ModelName = None,
+    draft: o.DraftToTrain = None,
     objective: o.ObjectiveName = "ground_truth",
+    on_policy: o.OnPolicy = 0.0,
+    boost_after: o.BoostAfter = None,
     distil: o.Distil = False,
     chat: o.ChatPrompts = False,
     steps: o.Steps = 1000,
@@ -370,13 +400,14 @@ def train_drafter(
     trust_remote_code: o.Trust = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """Train a drafter for a model: `blockwise`, `dflash`, `eagle`, `early_exit`,
-    `hydra`, `medusa`, `parallel_tokens`, `spec_drafter`.
+    """Train a drafter for a model: `blockwise`, `dflash`, `draft_model`, `eagle`,
+    `early_exit`, `hydra`, `medusa`, `parallel_tokens`, `spec_drafter`.
 
     The data are .jsonl files of texts, prompts with or without answers, or
     chats. Prompts without an answer are answered by the model itself; with
     --distil all of them are. A run that was interrupted goes on where the same
-    command is given again. The drafter is then `METHOD:path=OUT`.
+    command is given again. The drafter is then `METHOD:path=OUT`; a draft model
+    is `draft_model:model=OUT`.
     """
     with screen.busy(f"loading {model or 'the embedded model'} ..."):
         from outpace.console import train
@@ -393,10 +424,12 @@ def train_drafter(
             evaluate_every=evaluate_every,
             patience=patience,
             seed=seed,
+            on_policy=on_policy,
         )
         loaded = load(model, device, dtype, trust_remote_code)
     corpus = train.Corpus(data, chat, distil, max_new_tokens, temperature, length, held_out)
-    found = train.run(method, loaded, corpus, settings, out)
+    earlier = [folder.strip() for folder in (boost_after or "").split(",") if folder.strip()]
+    found = train.run(method, loaded, corpus, settings, out, draft, earlier)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:

@@ -58,6 +58,20 @@ DefaultDrafterSpec = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
+
+OnlineLearning = Annotated[
+    bool,
+    typer.Option(
+        "--online",
+        help="Let the drafter learn in the background from what it gets wrong, where it has trained weights: "
+        "draft_model, or METHOD:path=FOLDER. No token changes.",
+        rich_help_panel=_MODEL,
+    ),
+]
+OnlineOut = Annotated[
+    Path | None,
+    typer.Option("--online-out", help="With --online: a new folder for the drafter at the end."),
+]
 Device = Annotated[
     str | None,
     typer.Option("--device", help="As torch writes it. Default: cuda if there is.", rich_help_panel=_MODEL),
@@ -231,9 +245,12 @@ Method = Annotated[
     typer.Argument(metavar="METHOD", help="With its options, as in medusa:heads=4.", show_default=False),
 ]
 TrainingData = Annotated[
-    Path,
+    str,
     typer.Option(
-        "--data", help="A .jsonl file, or a folder of them.", rich_help_panel=_DATA, show_default=False
+        "--data",
+        help="A .jsonl file, a folder of them, or hub:name=openai/gsm8k,config=main,split=train.",
+        rich_help_panel=_DATA,
+        show_default=False,
     ),
 ]
 DrafterOut = Annotated[
@@ -246,6 +263,32 @@ ObjectiveName = Annotated[
         "--objective",
         help="ground_truth, forward_kl, reverse_kl, jensen_shannon, total_variation.",
         rich_help_panel=_TRAINING,
+    ),
+]
+OnPolicy = Annotated[
+    float,
+    typer.Option(
+        "--on-policy",
+        help="Share of forwards on a draft model's own answers to the prompts, scored by the model.",
+        rich_help_panel=_TRAINING,
+    ),
+]
+DraftToTrain = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        help="For draft_model: go on from this folder or name on the hub. [default: from scratch]",
+        rich_help_panel=_TRAINING,
+        show_default=False,
+    ),
+]
+BoostAfter = Annotated[
+    str | None,
+    typer.Option(
+        "--boost-after",
+        help="Folders of trained drafters, between commas: learn what they get wrong.",
+        rich_help_panel=_TRAINING,
+        show_default=False,
     ),
 ]
 Distil = Annotated[

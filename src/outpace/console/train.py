@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ from outpace.drafters import LEARNED
 from outpace.drafting.learned import Fit, Learned
 from outpace.spec import load
 from outpace.targets.base import TargetModel
-from outpace.train import data, provenance
+from outpace.train import data, hub, provenance
+from outpace.train.boosting import load_earlier
 from outpace.train.data import Document
 from outpace.train.distil import answer
+from outpace.train.feed import Feed
 from outpace.train.loop import Training, train
+from outpace.train.metric import replay
 
 ANSWERS, MADE_FROM = "answers.jsonl", "answers.json"
 
@@ -32,7 +36,7 @@ class Corpus:
     """What is learnt from.
 
     Attributes:
-        source: a JSONL file, or a folder of them.
+        source: a JSONL file, a folder of them, or a data set of the hub, as ``outpace.train.hub`` reads it.
         chat: prompts are turns of a chat.
         distil: the target answers every prompt, also those whose answer is there.
         max_new_tokens, temperature: of those answers.
@@ -40,7 +44,7 @@ class Corpus:
         held_out: the share of the documents that is measured on.
     """
 
-    source: Path
+    source: str
     chat: bool
     distil: bool
     max_new_tokens: int
@@ -49,24 +53,45 @@ class Corpus:
     held_out: float
 
 
-def module_of(method: str, target: TargetModel) -> Learned:
-    """An untrained module of a method, given as its name and options, as in ``medusa:heads=5``.
+def module_of(method: str, target: TargetModel, draft: str | None = None) -> Learned:
+    """A module of a method that is to be trained, the method given as in ``medusa:heads=5``.
+
+    Args:
+        draft: a model to go on from, where the method begins with one.
 
     Raises:
         OutpaceError: no such method or option, or a target that it does not fit.
     """
-    config = load("method", {name: cls.config_type for name, cls in LEARNED.items()}, method)
-    return LEARNED[method.partition(":")[0].strip()].new(config, target)
+    begins = {name: cls.checkpoint_type or cls.config_type for name, cls in LEARNED.items()}
+    types = {name: cls.config_type for name, cls in LEARNED.items()} if draft is None else begins
+    options, cls = load("method", types, method), LEARNED[method.partition(":")[0].strip()]
+    return cls.new(options, target) if draft is None else cls.begin(draft, options, target)
 
 
-def run(method: str, model: Loaded, corpus: Corpus, settings: Training, out: Path) -> dict[str, Any]:
-    """Train, and write the drafter and its provenance; what came of it."""
+def run(
+    method: str,
+    model: Loaded,
+    corpus: Corpus,
+    settings: Training,
+    out: Path,
+    draft: str | None = None,
+    boost_after: Seq[str] = (),
+) -> dict[str, Any]:
+    """Train, and write the drafter and its provenance; what came of it.
+
+    Args:
+        draft: a model to go on from.
+        boost_after: folders of drafters whose mistakes are to be learnt.
+    """
     began = time.perf_counter()
+    _check_places(out, [draft, *boost_after])
     torch_seed(settings.seed)
-    module = module_of(method, model.target)
+    module = module_of(method, model.target, draft)
+    earlier = [load_earlier(folder, model.target) for folder in boost_after]
     documents = _documents(model, corpus, out)
     kept, held_out = data.split(documents, corpus.held_out)
-    rows = data.pack(kept, corpus.length)
+    rows, held_out_rows = data.pack(kept, corpus.length), data.pack(held_out, corpus.length)
+    module.accompany(out, model.tokenizer)
     with progress.bar(settings.steps, "steps") as bar:
         last = {"length": ""}
 
@@ -76,7 +101,7 @@ def run(method: str, model: Loaded, corpus: Corpus, settings: Training, out: Pat
             else:
                 last["length"] = f", {entry['expected_length']:.2f} tokens a step"
 
-        reached = train(module, rows, data.pack(held_out, corpus.length), settings, out, report)
+        reached = train(module, rows, held_out_rows, settings, out, report, earlier)
     found = {
         "method": module.method,
         "target": dataclasses.asdict(Fit.of(model.target)),
@@ -88,15 +113,29 @@ def run(method: str, model: Loaded, corpus: Corpus, settings: Training, out: Pat
         **reached.measured,
         "seconds": time.perf_counter() - began,
     }
+    if earlier:
+        feed = Feed(earlier[0], held_out_rows, settings.rows, settings.seed, earlier=earlier[1:])
+        found["earlier_expected_length"] = replay(earlier, feed.each(held_out_rows)).expected_length
     facts = {
         "command": sys.argv,
-        "data": {"source": str(corpus.source), "sha256": data.digest(documents)},
+        "config": dataclasses.asdict(module.config),
+        "boost_after": list(boost_after),
+        "data": {"source": corpus.source, "sha256": data.digest(documents)},
         "corpus": {name: value for name, value in vars(corpus).items() if name != "source"},
         "settings": dataclasses.asdict(settings),
         "result": found,
     }
     provenance.write(out, facts)
     return {**found, "out": str(out)}
+
+
+def _check_places(out: Path, read: Seq[str | None]) -> None:
+    """Raises:
+    OutpaceError: what is read would be written over.
+    """
+    for folder in read:
+        if folder is not None and Path(folder).resolve() == out.resolve():
+            raise OutpaceError(f"{out} is read and would be written over; give another --out")
 
 
 def torch_seed(seed: int) -> None:
@@ -108,7 +147,8 @@ def torch_seed(seed: int) -> None:
 
 def _documents(model: Loaded, corpus: Corpus, out: Path) -> list[Document]:
     """The documents, the target's answers among them."""
-    documents = data.read(corpus.source, model, corpus.chat)
+    read = hub.read if corpus.source.startswith(hub.PREFIX) else data.read
+    documents = read(corpus.source, model, corpus.chat)
     context = model.target.context
     room = corpus.length if context is None else min(corpus.length, context)
     if room < corpus.length:
