@@ -100,7 +100,7 @@ def page(found: Scaling, model: str, command: str) -> str:
                     "Steps over the logarithm of FLOPs per step. " + " ".join(told[1:]),
                     "If steps fall linearly in the logarithm of the FLOPs, points of one N lie on a line.",
                     table(
-                        "Steps saved by doubling the FLOPs, as a share of plain decoding's.",
+                        "What doubling the FLOPs changes, as a share of plain decoding's steps.",
                         ["N", "slope", "R squared", "cheaper half", "dearer half"],
                         lines,
                     ),

@@ -126,6 +126,7 @@ def test_the_best_of_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_batches_count_together_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """One prompt at a time was measured when the time ran out, and four at once were not."""
     clock = Clock()
+    assert Goal(batches=(2, 3)).unit == 6
     asked = made_up(monkeypatch, ONE, clock)
     with pytest.raises(OutpaceError, match="20 seconds are not enough"):
         tune(SUBJECT, SPECS, suite(48), Goal(batches=(1, 4)), SETTINGS, 20.0, clock=clock)
