@@ -95,6 +95,16 @@ def test_the_fastest_is_chosen_and_what_to_expect_of_it(monkeypatch: pytest.Monk
     assert found.steps[1][1] == 0.001 and found.left_out == []
 
 
+def test_what_is_too_wide_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of 4 rows takes four plain ones here, one of 8 rows eight."""
+    speeds = dict.fromkeys(["none", "jacobi", "jacobi:block=4", "jacobi:block=8", "jacobi:block=16"], 10.0)
+    asked = made_up(monkeypatch, speeds)
+    found = tune(SUBJECT, ["jacobi"], suite(10), Goal(), SETTINGS, 1000.0)
+    assert found is not None
+    assert found.left_out == [Way("jacobi:block=8", 1), Way("jacobi:block=16", 1)]
+    assert {name for name, _ in asked} == {"none", "jacobi", "jacobi:block=4"}
+
+
 def test_plain_decoding_may_be_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
     made_up(monkeypatch, {**ONE, "none": 100.0})
     found = tune(SUBJECT, SPECS, suite(10), Goal(), SETTINGS, 1000.0)
