@@ -102,20 +102,54 @@ def parts(
     dtype: str,
     trust_remote_code: bool,
     references: bool = False,
+    like: str | None = None,
 ) -> Loaded:
     """The model asked for. What can be wrong with the drafter and the verifier is said before it loads."""
     with screen.busy(f"loading {model or 'the embedded model'} ..."):
         from outpace.console.models import load
-        from outpace.drafters import load_drafter
         from outpace.verify import load_verifier
 
-        if references and not load_drafter(drafter).reads_references:
-            raise OutpaceError(
-                f"--drafter {drafter} reads no references; use --drafter reference, or leave them out"
-            )
-        load_drafter(drafter)
+        check_drafter(drafter, references)
         load_verifier(verifier)
-        return load(model, device, dtype, trust_remote_code)
+        return load(model, device, dtype, trust_remote_code, like)
+
+
+def profiled(
+    drafter: str,
+    profile: Path | None,
+    verifier: str,
+    model: str | None,
+    device: str | None,
+    dtype: str,
+    trust_remote_code: bool,
+    references: bool = False,
+    like: str | None = None,
+) -> tuple[Loaded, str]:
+    """The model asked for, and the drafter: the one given, or that of a profile, or the default."""
+    loading = (verifier, model, device, dtype, trust_remote_code)
+    if profile is None:
+        spec = drafter or DEFAULT_DRAFTER
+        return parts(spec, *loading, references=references, like=like), spec
+    if drafter:
+        raise OutpaceError("give --drafter or --profile, not both: a profile names a drafter")
+    from outpace.profile import load_profile, read_profiles
+
+    read_profiles(profile)  # what is wrong with the file is said before the model loads
+    loaded = parts("none", *loading, like=like)
+    spec = load_profile(profile, loaded.target).drafter
+    check_drafter(spec, references)
+    return loaded, spec
+
+
+def check_drafter(spec: str, references: bool) -> None:
+    """Refuse a drafter that there is not, or that does not read the references that were given."""
+    from outpace.drafters import load_drafter
+
+    if references and not load_drafter(spec).reads_references:
+        raise OutpaceError(
+            f"--drafter {spec} reads no references; use --drafter reference, or leave them out"
+        )
+    load_drafter(spec)
 
 
 def labelled(drafter: str, engine: Engine) -> str:
@@ -145,6 +179,7 @@ def root(
 @guarded
 def demo(
     drafter: o.DrafterSpec = "",
+    profile: o.ProfileFile = None,
     prompt: o.Question = None,
     once: o.Once = False,
     model: o.ModelName = None,
@@ -165,8 +200,9 @@ def demo(
     params = sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     if prompt == "":
         raise OutpaceError("the prompt is empty; give --prompt TEXT, or leave it out for the demo's question")
-    spec = drafter or DEMO_DRAFTER
-    loaded = parts(spec, verifier, model, device, dtype, trust_remote_code)
+    if profile is None:
+        drafter = drafter or DEMO_DRAFTER
+    loaded, spec = profiled(drafter, profile, verifier, model, device, dtype, trust_remote_code)
     from outpace.console import race
 
     engines = (loaded.engine(), loaded.engine(spec, verifier, adaptive=adaptive))
@@ -184,7 +220,8 @@ def generate(
     chat: o.InTemplate = False,
     batch: o.Batch = 1,
     model: o.ModelName = None,
-    drafter: o.DrafterSpec = DEFAULT_DRAFTER,
+    drafter: o.DefaultDrafterSpec = "",
+    profile: o.ProfileFile = None,
     verifier: o.VerifierName = "match",
     adaptive: o.Adaptive = None,
     online: o.OnlineLearning = False,
@@ -220,18 +257,18 @@ def generate(
     check_online_out(online, online_out)
     params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})
     found = prompts.read(prompt, file, reference or ())
-    loading = (drafter, verifier, model, device, dtype, trust_remote_code)
+    loading = (drafter, profile, verifier, model, device, dtype, trust_remote_code)
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
-        loaded = parts(*loading, references=any(one.references for one in found))
+        loaded, spec = profiled(*loading, references=any(one.references for one in found))
         from outpace.console import generate as runner
         from outpace.console.online import learning
         from outpace.console.runs import prepare
 
         jobs = prepare(found, loaded, chat)
-        with learning(loaded, drafter, online, online_out) as learner:
-            engine = loaded.engine(drafter, verifier, min(batch, len(jobs)), adaptive, learner)
+        with learning(loaded, spec, online, online_out) as learner:
+            engine = loaded.engine(spec, verifier, min(batch, len(jobs)), adaptive, learner)
             if compare:
-                label = labelled(drafter, engine)
+                label = labelled(spec, engine)
                 ended = runner.compare(loaded, engine, label, jobs, params, repeats, writer)
             elif prompts.is_list(file):
                 ended = runner.generate_many(engine, jobs, params, batch, writer), True
@@ -278,7 +315,8 @@ def finish(whole: bool, equal: bool = True) -> None:
 @guarded
 def chat(
     model: o.ModelName = None,
-    drafter: o.DrafterSpec = DEFAULT_DRAFTER,
+    drafter: o.DefaultDrafterSpec = "",
+    profile: o.ProfileFile = None,
     verifier: o.VerifierName = "match",
     adaptive: o.Adaptive = None,
     online: o.OnlineLearning = False,
@@ -308,12 +346,12 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    loaded = parts(drafter, verifier, model, device, dtype, trust_remote_code)
+    loaded, spec = profiled(drafter, profile, verifier, model, device, dtype, trust_remote_code)
     from outpace.console.chat import Chat, talk
     from outpace.console.online import learning
 
-    with learning(loaded, drafter, online, online_out) as learner:
-        engine = loaded.engine(drafter, verifier, adaptive=adaptive, online=learner)
+    with learning(loaded, spec, online, online_out) as learner:
+        engine = loaded.engine(spec, verifier, adaptive=adaptive, online=learner)
         talk(Chat(loaded, engine, params))
 
 
@@ -447,6 +485,31 @@ def search(
     finish(whole)
 
 
+@app.command("grow", epilog="Example: [bold]outpace grow --like llama-0.1b --out nano-0.1b[/bold]")
+@guarded
+def grow_model(
+    like: o.ShapeName,
+    out: o.ModelOut,
+    model: o.ModelName = None,
+    dtype: o.GrownDtype = "float32",
+    seed: o.NoiseSeed = 0,
+    trust_remote_code: o.Trust = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """A model that says what a small one says, at the cost of a larger Llama shape.
+
+    For measuring: it has the steps and tokens of the small one, and the step
+    times of the large one. Ctrl-C leaves nothing behind.
+    """
+    with screen.busy(f"loading {model or 'the embedded model'} ..."):
+        from outpace.console import grow
+    found = grow.run(model, like, out, dtype, seed, trust_remote_code)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        screen.out().print(grow.table(found))
+
+
 @datastores.command(
     "build", epilog="Example: [bold]outpace datastore build texts/ --out texts.datastore[/bold]"
 )
@@ -515,6 +578,7 @@ def bench(
     data: o.Data = None,
     limit: o.Limit = None,
     drafters: o.Drafters = "none,lookahead,prompt_lookup",
+    profile: o.ProfileToo = None,
     verifier: o.VerifierName = "match",
     adaptive: o.Adaptive = None,
     peers: o.Peers = "transformers:plain,transformers:prompt_lookup",
@@ -523,6 +587,7 @@ def bench(
     batch: o.Batches = "1",
     repeats: o.BenchRepeats = 1,
     model: o.ModelName = None,
+    like: o.GrownLike = None,
     device: o.Device = None,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
@@ -551,9 +616,65 @@ def bench(
         settings = Settings(max_new_tokens, temperature, seed, repeats, eos)
         methods = (drafters, verifier, adaptive, peers, assistant, gguf)
         chosen = runner.plan(suite, data, limit, *methods, batch, settings)
-    loaded = parts("none", verifier, model, device, dtype, trust_remote_code)
-    found = runner.run(chosen, loaded, json_to, html)
+    loading = ("" if profile else "none", profile, verifier, model, device, dtype, trust_remote_code)
+    loaded, spec = profiled(*loading, like=like)
+    found = runner.run(chosen.with_drafter(spec), loaded, json_to, html)
     finish(found.whole, equal=not found.failed and not found.broken)
+
+
+@app.command(
+    "tune",
+    epilog="Example: [bold]outpace tune --suite file:prompts.jsonl --budget 300 --verify --out m.toml[/bold]",
+)
+@guarded
+def tune_drafter(
+    suite: o.Suites = "builtin",
+    data: o.Data = None,
+    limit: o.Limit = None,
+    drafters: o.TuneDrafters = "",
+    objective: o.Objective = "throughput",
+    batch: o.TuneBatches = "1",
+    budget: o.Budget = 300.0,
+    verify: o.CheckChoice = False,
+    out: o.ProfileOut = Path("outpace-profile.toml"),
+    model: o.ModelName = None,
+    like: o.GrownLike = None,
+    device: o.Device = None,
+    dtype: o.Dtype = "auto",
+    trust_remote_code: o.Trust = False,
+    max_new_tokens: o.MaxNewTokens = 64,
+    temperature: o.Temperature = 0.0,
+    seed: o.TuneSeed = 0,
+    as_json: o.AsJson = False,
+) -> None:
+    """Find the fastest drafter and its options for a model, a machine and prompts.
+
+    Writes a profile, which --profile of the other commands and
+    outpace.accelerate(model, profile=...) read. With --verify, ends with exit
+    code 1 if outputs on the prompts kept for it are not equal to plain decoding's.
+    """
+    sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    if max_new_tokens < 2:
+        raise OutpaceError("--max-new-tokens must be at least 2: the first token comes with the prompt")
+    with screen.busy("reading the prompts ..."):
+        from outpace.bench.run import Settings
+        from outpace.console import bench as runner
+        from outpace.console import tune
+
+        settings = Settings(max_new_tokens, temperature, seed)
+        batches = runner.batch_sizes(batch)
+        chosen = tune.plan(
+            suite, data, limit, drafters or tune.DRAFTERS, objective, batches, settings, budget, out, verify
+        )
+    loaded = parts("none", "match", model, device, dtype, trust_remote_code, like=like)
+    found = tune.run(chosen, loaded)
+    if found is None:
+        return finish(False)
+    if as_json:
+        typer.echo(json.dumps(tune.as_json(found, chosen), indent=2))
+    else:
+        tune.show(found, chosen, screen.out())
+    finish(True, equal=found.verified is None or found.verified.equal == found.verified.outputs)
 
 
 def refuse_given(context: typer.Context) -> None:

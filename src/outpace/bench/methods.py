@@ -157,6 +157,11 @@ def _worker(subject: Subject, peer: Peer, options: PeerOptions) -> Method:
         if not options.gguf.is_file():
             raise OutpaceError(f"no such file: {options.gguf}; --gguf is the model's weights for llama.cpp")
         source = str(options.gguf)
+    if not source:
+        raise OutpaceError(
+            f"{peer.library} loads a model from its folder, and {subject.name} is in memory alone; write it "
+            "with `outpace grow --out DIR`, and give --model DIR in place of --like"
+        )
     return worker_of(
         peer.library,
         peer.kind,

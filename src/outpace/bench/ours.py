@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import zip_longest
 
 from outpace.bench.runs import BASELINE, Request, Run
@@ -59,6 +60,7 @@ class Ours:
         reads = engine.drafter.reads_references
         sequences: list[Sequence] = []
         first: Run | None = None
+        last: dict[Sequence, float] = {}
         forwards = 0
         began = time.perf_counter()
         try:
@@ -71,15 +73,17 @@ class Ours:
                 )
                 sequences.append(engine.add(prompt, params, references=texts if reads else ()))
             while any(sequence.finish_reason is None for sequence in sequences):
-                engine.step()
+                took_part = engine.step()
                 forwards += 1
+                last |= dict.fromkeys(took_part, time.perf_counter() - began)
                 if first is None:
                     first = _told(sequences, time.perf_counter() - began, forwards)
             seconds = time.perf_counter() - began
         finally:
             for sequence in sequences:
                 engine.remove(sequence)
-        return _told(sequences, seconds, forwards, first)
+        told = _told(sequences, seconds, forwards, first)
+        return replace(told, last_seconds=[last[sequence] for sequence in sequences])
 
     def close(self) -> None:
         """Nothing is held."""

@@ -66,7 +66,7 @@ def acceptance_by_depth(rows: Seq[Row]) -> str:
         if shares:
             axes.plot(range(1, len(shares) + 1), shares, label=row.drafter, **_look(number))
     axes.set_ylim(0, 1)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="x", integer=True)
     axes.set_xlabel("place in the draft (1 is the next token)")
     axes.set_ylabel("share of steps that accepted it")
     axes.set_title("Acceptance by depth")

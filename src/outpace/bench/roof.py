@@ -158,21 +158,22 @@ def measure_limits(buffer_bytes: int, device: str, dtype: torch.dtype) -> Limits
     return Limits(matrix.numel() * 4 / reading, size, 2 * side**3 / multiplying)
 
 
-def measure_widths(target: TargetModel, context: int, widths: tuple[int, ...]) -> list[float]:
-    """Median seconds of a forward over so many rows of one sequence, the widths in turns."""
-    cache = target.new_cache(1, context + max(widths))
-    target.open(cache)
-    target.forward(cache, [Rows([0] * context)], logits_from=None)
-    cache.keep([range(context)])
+def measure_widths(target: TargetModel, context: int, widths: tuple[int, ...], batch: int = 1) -> list[float]:
+    """Median seconds of a forward over so many rows of each of ``batch`` sequences, the widths in turns."""
+    cache = target.new_cache(batch, context + max(widths))
+    for _ in range(batch):
+        target.open(cache)
+    target.forward(cache, [Rows([0] * context)] * batch, logits_from=None)
+    cache.keep([range(context)] * batch)
     model: Any = getattr(target, "model", None)
     device = str(next(model.parameters()).device)
 
     def step(rows: int) -> float:
         began = time.perf_counter()
-        target.forward(cache, [Rows([0] * rows)])
+        target.forward(cache, [Rows([0] * rows)] * batch)
         _wait(device)
         took = time.perf_counter() - began
-        cache.keep([()])
+        cache.keep([()] * batch)
         return took
 
     found: list[list[float]] = [[step(rows) for rows in widths] for _ in range(_ROUNDS + 1)][1:]

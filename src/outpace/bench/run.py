@@ -82,6 +82,7 @@ def measure(
     settings: Settings,
     advanced: Callable[[], None] = lambda: None,
     stopped: Callable[[], bool] = lambda: False,
+    warm: bool = False,
 ) -> Measured:
     """Decode a suite by every method.
 
@@ -92,6 +93,7 @@ def measure(
         methods: plain decoding first.
         advanced: called after each group of prompts.
         stopped: asked before each run; then only whole groups count.
+        warm: the methods have decoded before in this process, at this batch.
 
     Raises:
         OutpaceError: plain decoding failed.
@@ -101,7 +103,8 @@ def measure(
     traces = [Trace(m.name, m.peer, m.promised, m.lossy, m.verifier) for m in methods]
     measured = Measured(suite, batch, settings, traces=traces)
     runner = _Runner(subject, list(zip(methods, traces, strict=True)), settings, stopped)
-    runner.warm_up(groups[0])
+    if not warm:
+        runner.warm_up(groups[0])
     for repeat in range(settings.repeats):
         for method in methods:
             method.begin()

@@ -44,6 +44,7 @@ class Run:
         steps: steps of each sequence, summed; None where it is not known.
         drafted, accepted: tokens of drafts, and those of them kept; None where it is not known.
         accepted_at: how many steps accepted a token at each depth of the draft, the first one first.
+        last_seconds: until the last token of each answer; empty where it is not known.
         draft_seconds, verify_seconds: after the first step, those of drafting and those of the target's
             forwards and the verifier; None where it is not known.
     """
@@ -59,6 +60,7 @@ class Run:
     accepted_at: list[int] = field(default_factory=list)
     draft_seconds: float | None = None
     verify_seconds: float | None = None
+    last_seconds: list[float] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:

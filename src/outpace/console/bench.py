@@ -6,13 +6,15 @@ import json
 import sys
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
 from outpace import nano_draft_path, nano_path
 from outpace.bench import record as records
+from outpace.bench.gguf import write_gguf
 from outpace.bench.items import Suite, counted
 from outpace.bench.machine import machine
 from outpace.bench.methods import (
@@ -57,6 +59,10 @@ class Plan:
     gguf: Path | None
     batches: tuple[int, ...]
     settings: Settings
+
+    def with_drafter(self, spec: str) -> Plan:
+        """The same with one drafter more, that of a profile."""
+        return self if spec in self.drafters else replace(self, drafters=(*self.drafters, spec))
 
     def facts(self) -> dict[str, object]:
         """What figures depend on, for the record."""
@@ -107,12 +113,17 @@ def plan(
         peers=tuple(split_peers(peers)),
         assistant=assistant,
         gguf=gguf,
-        batches=_batches(batches),
+        batches=batch_sizes(batches),
         settings=settings,
     )
 
 
-def _batches(text: str) -> tuple[int, ...]:
+def batch_sizes(text: str) -> tuple[int, ...]:
+    """Numbers of prompts decoded at once.
+
+    Raises:
+        OutpaceError: not different numbers of at least 1.
+    """
     try:
         sizes = tuple(int(size) for size in text.split(","))
     except ValueError:
@@ -143,7 +154,8 @@ def run(chosen: Plan, model: Loaded, as_json: str | None, html: Path | None) -> 
     Raises:
         OutpaceError: a method cannot be made, no prompt fits, or plain decoding failed.
     """
-    found = _measure_all(chosen, model)
+    with TemporaryDirectory(prefix="outpace-") as folder:
+        found = _measure_all(replace(chosen, gguf=_gguf(chosen, model, Path(folder))), model)
     from outpace.console import bench_report as report
 
     if found.rows:
@@ -160,6 +172,26 @@ def run(chosen: Plan, model: Loaded, as_json: str | None, html: Path | None) -> 
     elif as_json is not None:
         Path(as_json).write_text(text + "\n", encoding="utf-8")
     return found
+
+
+def _gguf(chosen: Plan, model: Loaded, folder: Path) -> Path | None:
+    """The model's weights for llama.cpp: the file given, or one made from the model where it is asked for.
+
+    Raises:
+        OutpaceError: the model cannot be written for llama.cpp.
+    """
+    if chosen.gguf is not None or not any(peer.library == "llama.cpp" for peer in chosen.peers):
+        return chosen.gguf
+    weights = getattr(model.target, "model", None)
+    if weights is None:
+        raise OutpaceError("llama.cpp as a peer needs a transformers model; use --peers none")
+    file = folder / "model.gguf"
+    with screen.busy("writing the model for llama.cpp ..."):
+        try:
+            write_gguf(weights, file, model.dtype)
+        except OutpaceError as error:
+            raise type(error)(f"{error}; or give --gguf FILE, of the same model") from None
+    return file
 
 
 def _measure_all(chosen: Plan, model: Loaded) -> Record:

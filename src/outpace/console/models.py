@@ -15,6 +15,8 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from outpace import nano_path
+from outpace.bench.growth import grow
+from outpace.bench.llama_shapes import load_shape
 from outpace.core import ContextOverflow, OutpaceError, UnsupportedModel
 from outpace.drafters.base import Drafter
 from outpace.engine import Engine
@@ -30,7 +32,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 class Loaded:
     """A model that passed the target's self-test, its tokenizer, and how to say what it is.
 
-    ``source`` is the folder or the hub's name that it was loaded from.
+    ``source`` is the folder or the hub's name that it can be loaded from; "" for one that is in memory alone.
     """
 
     name: str
@@ -110,7 +112,11 @@ class Loaded:
 
 
 def load(
-    name: str | None = None, device: str | None = None, dtype: str = "auto", trust_remote_code: bool = False
+    name: str | None = None,
+    device: str | None = None,
+    dtype: str = "auto",
+    trust_remote_code: bool = False,
+    like: str | None = None,
 ) -> Loaded:
     """Load a model for decoding.
 
@@ -120,19 +126,35 @@ def load(
         device: as torch writes it; None is cuda where there is one.
         dtype: ``auto`` is the model's own on a GPU and float32 on a CPU.
         trust_remote_code: run code that comes with the model.
+        like: the name of a shape that the model is grown to, on the device itself.
 
     Raises:
         OutpaceError: it cannot be loaded; the message says why and what to do.
     """
     place = _device(device)
     wanted = _dtype(dtype, place)
+    shape = None if like is None else load_shape(like)
+    shown, model, tokenizer = load_weights(name, wanted, trust_remote_code)
+    source = _source(name)
+    if shape is None:
+        model = model.to(place)
+    else:
+        model = grow(model, shape, place)
+        shown, source = f"{shown} grown to {like}", ""
+    kind = str(model.dtype).removeprefix("torch.")
+    return Loaded(shown, Target(model), tokenizer, kind, str(place), source)
+
+
+def load_weights(name: str | None, dtype: torch.dtype | str, trust_remote_code: bool) -> tuple[str, Any, Any]:
+    """A model's name, the transformers model itself, on the CPU, and its tokenizer.
+
+    Raises:
+        OutpaceError: as ``load``.
+    """
     _silence()
     source = _source(name)
     shown = Path(source).name if name is None else name
-    model, tokenizer = _parts(name, wanted, trust_remote_code)
-    model = model.to(place)
-    kind = str(model.dtype).removeprefix("torch.")
-    return Loaded(shown, Target(model), tokenizer, kind, str(place), source)
+    return shown, *_parts(name, dtype, trust_remote_code)
 
 
 def _parts(name: str | None, dtype: torch.dtype | str, trust_remote_code: bool) -> tuple[Any, Any]:

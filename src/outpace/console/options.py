@@ -46,6 +46,19 @@ Adaptive = Annotated[
         show_default=False,
     ),
 ]
+DefaultDrafterSpec = Annotated[
+    str,
+    typer.Option(
+        "--drafter",
+        "-d",
+        metavar="SPEC",
+        help="A drafter and its options, as in lookahead:window=7,ngram=5; drafters of drafters in "
+        "parentheses, as in combined:(lookahead)+(prompt_lookup); see `outpace drafters`.",
+        show_default="lookahead",
+        rich_help_panel=_MODEL,
+    ),
+]
+
 OnlineLearning = Annotated[
     bool,
     typer.Option(
@@ -360,6 +373,51 @@ PromptCount = Annotated[
 SearchSeed = Annotated[
     int, typer.Option("--seed", help="Of the search, and of draws.", min=0, rich_help_panel=_SEARCH)
 ]
+ProfileFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile",
+        help="What `outpace tune` wrote: its drafter, in place of --drafter.",
+        rich_help_panel=_MODEL,
+    ),
+]
+ProfileToo = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile", help="Measure the drafter of what `outpace tune` wrote, too.", rich_help_panel=_MODEL
+    ),
+]
+GrownLike = Annotated[
+    str | None,
+    typer.Option(
+        "--like",
+        metavar="SHAPE",
+        help="Grow the model to this shape in memory; see `outpace grow`.",
+        rich_help_panel=_MODEL,
+    ),
+]
+ShapeName = Annotated[
+    str,
+    typer.Option(
+        "--like",
+        help="llama-0.1b, llama-0.5b, llama-1b, llama-7b, llama-13b, llama-34b, llama-70b.",
+        show_default=False,
+    ),
+]
+ModelOut = Annotated[
+    Path,
+    typer.Option("--out", "-o", help="The model's folder.", rich_help_panel=_OUTPUT, show_default=False),
+]
+GrownDtype = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        help="float32 keeps every token; in bfloat16 and float16 near-ties may go the other way. Or float64.",
+        rich_help_panel=_MODEL,
+    ),
+]
+NoiseSeed = Annotated[int, typer.Option("--seed", help="Of the noise that no output depends on.", min=0)]
+
 _METHODS = "Methods"
 
 Suites = Annotated[
@@ -414,7 +472,11 @@ Assistant = Annotated[
 ]
 Gguf = Annotated[
     Path | None,
-    typer.Option("--gguf", help="The model's weights for llama.cpp.", rich_help_panel=_METHODS),
+    typer.Option(
+        "--gguf",
+        help="The model's weights for llama.cpp. Default: written from the model, by the extra gguf.",
+        rich_help_panel=_METHODS,
+    ),
 ]
 Batches = Annotated[
     str,
@@ -465,3 +527,49 @@ ScalingBatch = Annotated[
 ]
 FirstResult = Annotated[Path, typer.Argument(metavar="A.json", show_default=False)]
 SecondResult = Annotated[Path, typer.Argument(metavar="B.json", show_default=False)]
+
+TuneDrafters = Annotated[
+    str,
+    typer.Option(
+        "--drafters",
+        metavar="LIST",
+        help="Drafters to try: a name stands for its options of several widths, a spec for itself.",
+        show_default=False,
+        rich_help_panel=_METHODS,
+    ),
+]
+Objective = Annotated[
+    str,
+    typer.Option(
+        "--objective",
+        help="throughput: tokens per second of all prompts together; latency: of each one.",
+        rich_help_panel=_METHODS,
+    ),
+]
+TuneSeed = Annotated[
+    int, typer.Option("--seed", help="Of the order of the prompts.", min=0, rich_help_panel=_SAMPLING)
+]
+TuneBatches = Annotated[
+    str,
+    typer.Option(
+        "--batch",
+        metavar="LIST",
+        help="Prompts decoded together; of several numbers the best is chosen.",
+        rich_help_panel=_METHODS,
+    ),
+]
+Budget = Annotated[
+    float, typer.Option("--budget", help="Seconds to tune in.", min=0.001, rich_help_panel=_METHODS)
+]
+CheckChoice = Annotated[
+    bool,
+    typer.Option(
+        "--verify", help="Keep some prompts, and measure the choice on them.", rich_help_panel=_METHODS
+    ),
+]
+ProfileOut = Annotated[
+    Path,
+    typer.Option(
+        "--out", "-o", help="The profile. Those of other models in it are kept.", rich_help_panel=_OUTPUT
+    ),
+]

@@ -11,6 +11,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -22,6 +23,7 @@ from outpace.drafters.base import Drafter
 from outpace.hf.checks import refuse_arguments
 from outpace.hf.decoding import Decoder
 from outpace.hf.engines import Engines
+from outpace.profile import load_profile
 from outpace.verify import Verifier, load_verifier
 
 __all__ = ["accelerate", "decode", "restore"]
@@ -31,9 +33,10 @@ Model = TypeVar("Model")
 
 def accelerate(
     model: Model,
-    drafter: str | Drafter[Any] = "lookahead",
+    drafter: str | Drafter[Any] | None = None,
     verifier: str | Verifier = "match",
     adaptive: bool | None = None,
+    profile: str | Path | None = None,
 ) -> Model:
     """Make ``model.generate(...)`` faster, with no change where it is called, and return the model.
 
@@ -62,19 +65,24 @@ def accelerate(
 
     Args:
         model: a loaded decoder-only transformers model.
-        drafter: a drafter or its spec string; "none" decodes plainly.
+        drafter: a drafter or its spec string; "none" decodes plainly. By default "lookahead".
         verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection" or
             "block" (their distribution), or a lossy one.
         adaptive: whether a governor decides, from measured times, how much each step drafts, nothing where
             nothing pays. Default: where the drafter is given by its name alone and the verifier is "match".
             Under another verifier the rows' seeds would not repeat a call, so sampling is refused there.
+        profile: a file that ``outpace tune`` wrote, which names the drafter in place of ``drafter``.
 
     Raises:
         UnsupportedModel: outpace cannot verify drafts with this model; the message names the reason.
-        OutpaceError: unknown drafter or verifier, or parts that do not fit; or ``generate`` of this instance
-            was replaced by someone else.
+        OutpaceError: unknown drafter or verifier, or parts that do not fit; no profile of this model, dtype
+            and machine; or ``generate`` of this instance was replaced by someone else.
     """
-    engines = Engines(drafter, verifier, adaptive)
+    if profile is not None:
+        if drafter is not None:
+            raise OutpaceError("give a drafter or a profile, not both: a profile names a drafter")
+        drafter = load_profile(profile, Engines("none", "match").target(model)).drafter
+    engines = Engines("lookahead" if drafter is None else drafter, verifier, adaptive)
     with engines.lend(engines.target(model)):  # what does not fit is said now, not at the first call
         pass
     _refuse_foreign(model)

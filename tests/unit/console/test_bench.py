@@ -17,6 +17,7 @@ from outpace.bench.stock import Stock
 from outpace.cli import app
 from outpace.console import bench as console
 from outpace.console.interrupt import Interrupt
+from outpace.core import OutpaceError
 
 Bench = Callable[..., Any]
 
@@ -224,3 +225,23 @@ def test_prompts_that_are_too_long_are_told(bench: Bench, prompts: Path) -> None
     result = bench("--drafters", "none", "--peers", "none", "--limit", 1)
     assert result.exit_code == 0 and ": 1 prompt left out" in result.stdout
     assert ": 1 prompt\n" in result.stdout  # the limit counts those that fit
+
+
+def test_llama_cpp_gets_the_model_as_a_file(
+    bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf = pytest.importorskip("gguf", reason="needs outpace[gguf]")
+    read: list[int] = []
+
+    def worker(
+        library: str, kind: str, environment: Path | None, load: dict[str, Any], promised: bool
+    ) -> Any:
+        read.append(len(gguf.GGUFReader(load["model"]).tensors))
+        raise OutpaceError("no llama.cpp in this test")
+
+    monkeypatch.setattr("outpace.bench.methods.worker_of", worker)
+    refused(bench("--peers", "llama.cpp:plain"), "no llama.cpp in this test")
+    assert read == [9 + 3]
+    refused(
+        bench("--peers", "llama.cpp:plain", "--dtype", "float64"), "or give --gguf FILE, of the same model"
+    )

@@ -1,0 +1,74 @@
+"""What ``outpace tune`` tries: drafters by name, each with the options that matter for speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from outpace.bench.runs import BASELINE
+from outpace.drafters import load_drafter
+
+# Steps that take longer than so many plain ones are left out: hardly any draft gives as many tokens.
+COSTLIEST = 4.0
+_WIDTHS = (4, 8, 16, 32, 64)
+_WINDOWS = ((2, 3, 2), (3, 3, 3), (4, 4, 4), (5, 5, 5), (7, 5, 7), (10, 5, 10), (15, 5, 15))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A drafter's spec, and how many nodes its drafts have at most; None where that is for it to say."""
+
+    spec: str
+    nodes: int | None = None
+
+
+def candidates(specs: Seq[str]) -> list[Candidate]:
+    """The candidates that drafters stand for, plain decoding first.
+
+    A name alone stands for itself, which the governor then guides, and for its options of several widths. A
+    spec with options stands for itself.
+
+    Raises:
+        OutpaceError: an unknown drafter or option.
+    """
+    found = [Candidate(BASELINE)]
+    for spec in specs:
+        load_drafter(spec)
+        found.append(Candidate(spec))
+        if ":" not in spec:
+            found.extend(_of_widths(spec))
+    return list({one.spec: one for one in found}.values())
+
+
+def _of_widths(name: str) -> Iterator[Candidate]:
+    """The options of a drafter, narrow to wide."""
+    if name == "lookahead":
+        for window, ngram, guesses in _WINDOWS:
+            nodes = (window + guesses) * (ngram - 1) - 1
+            yield Candidate(f"lookahead:window={window},ngram={ngram},guesses={guesses}", nodes)
+    elif name in ("prompt_lookup", "suffix"):
+        for width in _WIDTHS[:-1]:
+            for branches in (1, 4):
+                yield Candidate(f"{name}:num_tokens={width},branches={branches}", width)
+    elif name == "token_recycling":
+        for width in _WIDTHS:
+            yield Candidate(f"{name}:nodes={width}", width)
+    elif name == "jacobi":
+        for width in _WIDTHS[:3]:
+            yield Candidate(f"{name}:block={width}", width)
+
+
+def affordable(found: Seq[Candidate], seconds: Mapping[int, float]) -> list[Candidate]:
+    """Those whose steps may pay, by what steps were measured to take.
+
+    Args:
+        seconds: of a step, by the rows of each prompt; that of 1 row is a plain step's.
+    """
+
+    def costs(rows: int) -> float:
+        """Of the widest measured step that is not wider: a lower bound, so that none is left out wrongly."""
+        return seconds[max(width for width in seconds if width <= rows)]
+
+    limit = COSTLIEST * seconds[1]
+    return [one for one in found if one.nodes is None or costs(1 + one.nodes) <= limit]

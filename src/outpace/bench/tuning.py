@@ -1,0 +1,333 @@
+"""Which drafter, with which options, is the fastest for a model, a machine and a user's prompts.
+
+Measured are the seconds of a step by its width and by the prompts decoded at once, which leaves out drafts
+too wide to pay; then every candidate on the same prompts, in rounds of successive halving.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from outpace.bench.candidates import affordable, candidates
+from outpace.bench.halving import Halving, Round
+from outpace.bench.items import Suite
+from outpace.bench.ours import Ours
+from outpace.bench.roof import WIDTHS, measure_widths
+from outpace.bench.run import Measured, Settings, Trace, measure
+from outpace.bench.runs import BASELINE
+from outpace.bench.statistics import interval, quartiles
+from outpace.bench.subject import Subject
+from outpace.core import OutpaceError
+
+THROUGHPUT, LATENCY = "throughput", "latency"
+_CONTEXT = 128  # rows in the cache when steps are measured
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is to be fast.
+
+    Attributes:
+        objective: ``throughput``, tokens per second of all prompts together, or ``latency``, tokens per
+            second of one of them.
+        batches: how many prompts are decoded at once; of several numbers the best is chosen.
+    """
+
+    objective: str = THROUGHPUT
+    batches: tuple[int, ...] = (1,)
+
+    def __post_init__(self) -> None:
+        if self.objective not in (THROUGHPUT, LATENCY):
+            raise OutpaceError(
+                f"there is no objective {self.objective!r}; there are: {THROUGHPUT}, {LATENCY}"
+            )
+        if self.objective == LATENCY and len(self.batches) > 1:
+            raise OutpaceError(
+                "latency is least with one prompt at a time; give one --batch, that of the use to come"
+            )
+
+    @property
+    def unit(self) -> int:
+        """Prompts that every batch divides: candidates are compared on so many."""
+        return math.lcm(*self.batches)
+
+
+class Way(NamedTuple):
+    """A way of decoding: a drafter's spec, and how many prompts at once."""
+
+    spec: str
+    batch: int
+
+    def __str__(self) -> str:
+        return self.spec if self.batch == 1 else f"{self.spec}, {self.batch} at once"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a way did with a unit of prompts; the seconds are as the objective counts them."""
+
+    tokens: int
+    seconds: float
+    steps: int
+    outputs: list[list[int]]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a way is on some prompts.
+
+    Attributes:
+        tokens_per_second: by the objective.
+        plain: the same of plain decoding, as many prompts at once.
+        speedup: the median over units of prompts of the one over the other.
+        interval: its 95% interval; None for a single unit.
+        mean_accepted_length: tokens out per step.
+        prompts: how many.
+        equal: how many outputs are those of plain decoding.
+        outputs: of how many.
+    """
+
+    tokens_per_second: float
+    plain: float
+    speedup: float
+    interval: tuple[float, float] | None
+    mean_accepted_length: float
+    prompts: int
+    equal: int
+    outputs: int
+
+
+@dataclass
+class Tuned:
+    """What tuning found.
+
+    Attributes:
+        way: the choice.
+        speed: what to expect of it.
+        halving: how it came about, candidates under ``str(way)``.
+        steps: seconds of a step: prompts at once -> rows of each -> seconds.
+        left_out: ways whose steps take too long to pay.
+        seconds: that tuning took.
+    """
+
+    way: Way
+    speed: Speed
+    halving: Halving
+    steps: dict[int, dict[int, float]]
+    left_out: list[Way]
+    seconds: float
+
+
+def tune(
+    subject: Subject,
+    specs: Seq[str],
+    suite: Suite,
+    goal: Goal,
+    settings: Settings,
+    budget: float,
+    report: Callable[[str], None] = lambda text: None,
+    stopped: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Tuned | None:
+    """Choose a drafter, its options, and of several batches one.
+
+    Args:
+        specs: drafters; see ``candidates``.
+        suite: prompts to measure on; the first of them should be like the others.
+        budget: seconds for all of it.
+        report: called before each run, with what is being measured.
+        stopped: asked before each run.
+        clock: what the budget is read from.
+
+    Returns:
+        None if it was stopped.
+
+    Raises:
+        OutpaceError: an unknown drafter, or one that does not fit the model; too few prompts; or too little
+            time to measure every candidate once.
+    """
+    began = clock()
+    if len(suite.items) < goal.unit:
+        raise OutpaceError(
+            f"{suite.name} has {len(suite.items)} prompts, and {goal.unit} are decoded at a time; give more "
+            "prompts, or another --batch"
+        )
+    report("steps")
+    steps = {batch: measure_steps(subject, batch) for batch in goal.batches}
+    found = candidates(specs)
+    known = {batch: affordable(found, by_rows) for batch, by_rows in steps.items()}
+    ways = [Way(one.spec, batch) for batch in goal.batches for one in known[batch]]
+    everything = [Way(one.spec, batch) for batch in goal.batches for one in found]
+    rounds = _Rounds(subject, suite, goal, settings, {way: _method(subject, way, settings) for way in ways})
+    halving = Halving(
+        [str(way) for way in ways],
+        len(suite.items) // goal.unit,
+        budget,
+        [str(way) for way in ways if way.spec == BASELINE],
+    )
+
+    def over() -> bool:
+        return stopped() or clock() - began >= budget
+
+    halving.spend(clock() - began)
+    while not over() and (todo := halving.next()) is not None:
+        rivals = len(todo.names) - len(halving.baselines)
+        report(f"{rivals} candidates left" if rivals > 1 else f"{todo.names[0]} left")
+        rounds.run(todo, halving, over, report)
+        halving.spend(clock() - began - halving.spent)
+    if stopped():
+        return None
+    if not any(one.measured for one in halving.candidates.values()):
+        _explain(halving, budget)
+    best = next(way for way in ways if str(way) == halving.best.name)
+    left_out = [way for way in everything if way not in ways]
+    return Tuned(best, rounds.speed(best), halving, steps, left_out, clock() - began)
+
+
+def _explain(halving: Halving, budget: float) -> None:
+    reasons = [one.failed for one in halving.candidates.values() if one.failed]
+    if reasons:
+        raise OutpaceError(f"no candidate could be measured: {reasons[0]}")
+    raise OutpaceError(
+        f"{budget:g} seconds are not enough to measure each of {len(halving.candidates)} candidates once; "
+        "give a larger --budget, fewer --drafters, or a smaller --max-new-tokens"
+    )
+
+
+def measure_steps(subject: Subject, batch: int) -> dict[int, float]:
+    """Seconds of a step over ``batch`` prompts, by the rows of each: 1 row is a plain step."""
+    context = subject.target.context
+    room = 2 * max(WIDTHS) if context is None else context
+    before = max(1, min(_CONTEXT, room - max(WIDTHS)))
+    widths = tuple(width for width in WIDTHS if context is None or before + width <= context)
+    return dict(zip(widths, measure_widths(subject.target, before, widths, batch), strict=True))
+
+
+def verify(
+    subject: Subject, way: Way, suite: Suite, goal: Goal, settings: Settings, stopped: Callable[[], bool]
+) -> Speed | None:
+    """How fast a choice is on other prompts, in turns with plain decoding; None if it was stopped.
+
+    Raises:
+        OutpaceError: it failed.
+    """
+    ways = [Way(BASELINE, way.batch), way] if way.spec != BASELINE else [way]
+    rounds = _Rounds(
+        subject,
+        suite,
+        replace(goal, batches=(way.batch,)),
+        settings,
+        {one: _method(subject, one, settings) for one in ways},
+    )
+    count = len(suite.items) // way.batch
+    halving = Halving([str(one) for one in ways], count, math.inf, [str(one) for one in ways])
+    rounds.run(Round(tuple(str(one) for one in ways), 0, count), halving, stopped)
+    if stopped():
+        return None
+    failed = halving.candidates[str(way)].failed
+    if failed:
+        raise OutpaceError(failed)
+    return rounds.speed(way)
+
+
+def _method(subject: Subject, way: Way, settings: Settings) -> Ours:
+    try:
+        return Ours(subject.target, way.spec, temperature=settings.temperature)
+    except OutpaceError as error:
+        raise type(error)(f"{way.spec}: {error}") from None
+
+
+@dataclass
+class _Rounds:
+    """Measures rounds, and keeps what every way did."""
+
+    subject: Subject
+    suite: Suite
+    goal: Goal
+    settings: Settings
+    methods: dict[Way, Ours]
+    found: dict[Way, list[Unit]] = field(default_factory=dict)
+
+    def run(
+        self,
+        todo: Round,
+        halving: Halving,
+        stopped: Callable[[], bool],
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """A round, batch by batch; what only some of the batches were measured on does not count."""
+        # Who has left gives back the memory of its cache.
+        self.methods = {way: method for way, method in self.methods.items() if str(way) in todo.names}
+        unit = self.goal.unit
+        part = replace(self.suite, items=self.suite.items[todo.first * unit : todo.stop * unit])
+        took: dict[Way, list[Unit]] = {}
+        for batch in self.goal.batches:
+            ways = [way for way in self.methods if way.batch == batch]
+            ways.sort(key=lambda way: way.spec != BASELINE)  # plain decoding answers for all
+            measured = measure(
+                self.subject,
+                [self.methods[way] for way in ways],
+                part,
+                batch,
+                self.settings,
+                stopped=lambda: _ticked(stopped, report),
+                warm=todo.first > 0,
+            )
+            for way, trace in zip(ways, measured.traces, strict=True):
+                if trace.error is not None:
+                    halving.fail(str(way), f"{way}: {trace.error}")
+                else:
+                    took[way] = self._units(measured, trace)
+        whole = min(map(len, took.values()), default=0)
+        for way, units in took.items():
+            self.found.setdefault(way, []).extend(units[:whole])
+            for one in units[:whole]:
+                halving.learn(str(way), one.tokens, one.seconds)
+
+    def _units(self, measured: Measured, trace: Trace) -> list[Unit]:
+        each = self.goal.unit // measured.batch
+        found = []
+        for first in range(0, len(trace.runs) - each + 1, each):
+            runs = [run for group in trace.runs[first : first + each] for run in group[0]]
+            throughput = self.goal.objective == THROUGHPUT
+            seconds = sum(run.seconds if throughput else sum(run.last_seconds) for run in runs)
+            outputs = [output for run in runs for output in run.outputs]
+            steps = sum(run.steps or 0 for run in runs)
+            found.append(Unit(sum(run.tokens for run in runs), seconds, steps, outputs))
+        return found
+
+    def speed(self, way: Way) -> Speed:
+        """How fast a way was, beside plain decoding of the same prompts."""
+        units = self.found[way]
+        plain = self.found[Way(BASELINE, way.batch)]  # measured in every round
+        ratios = [
+            (one.tokens / one.seconds) / (other.tokens / other.seconds)
+            for one, other in zip(units, plain, strict=True)
+        ]
+        pairs = [
+            (mine, theirs)
+            for one, other in zip(units, plain, strict=True)
+            for mine, theirs in zip(one.outputs, other.outputs, strict=True)
+        ]
+        tokens = sum(one.tokens for one in units)
+        return Speed(
+            tokens / sum(one.seconds for one in units),
+            sum(one.tokens for one in plain) / sum(one.seconds for one in plain),
+            quartiles(ratios)[1],
+            interval(ratios),
+            tokens / sum(one.steps for one in units),
+            len(units) * self.goal.unit,
+            sum(mine == theirs for mine, theirs in pairs),
+            len(pairs),
+        )
+
+
+def _ticked(stopped: Callable[[], bool], report: Callable[[str], None]) -> bool:
+    """Asked before each run: a chance to show that time goes by."""
+    report("")
+    return stopped()
