@@ -161,9 +161,9 @@ def note(row: Row, tokens: list[int], stats: Stats, reference: list[int]) -> Non
     row.accepted += stats.accepted
 
 
-def finish(rows: list[Row], prompts: int) -> None:
+def finish(rows: list[Row], prompts: int, against: str = PLAIN) -> None:
     """Medians over prompts and rounds."""
-    plain = next(row for row in rows if row.method == PLAIN)
+    plain = next(row for row in rows if row.method == against)
     for row in rows:
         ratios = [
             theirs / mine

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from outpace.targets.base import TargetModel
 from outpace.train import data, provenance
 from outpace.train.data import Document
 from outpace.train.distil import answer
-from outpace.train.loop import Training, train
+from outpace.train.loop import Row, Training, train
 
 ANSWERS, MADE_FROM = "answers.jsonl", "answers.json"
 
@@ -61,7 +61,7 @@ def module_of(method: str, target: TargetModel) -> Learned:
 
 def run(method: str, model: Loaded, corpus: Corpus, settings: Training, out: Path) -> dict[str, Any]:
     """Train, and write the drafter and its provenance; what came of it."""
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), time.process_time()
     torch_seed(settings.seed)
     module = module_of(method, model.target)
     documents = _documents(model, corpus, out)
@@ -85,8 +85,10 @@ def run(method: str, model: Loaded, corpus: Corpus, settings: Training, out: Pat
         "held_out_documents": len(held_out),
         "tokens": sum(len(document.tokens) for document in kept),
         "steps": reached.step,
+        "tokens_seen": _seen(rows, settings, reached.step),
         **reached.measured,
         "seconds": time.perf_counter() - began,
+        "cpu_seconds": time.process_time() - began_cpu,
     }
     facts = {
         "command": sys.argv,
@@ -97,6 +99,12 @@ def run(method: str, model: Loaded, corpus: Corpus, settings: Training, out: Pat
     }
     provenance.write(out, facts)
     return {**found, "out": str(out)}
+
+
+def _seen(rows: Sequence[Row], settings: Training, steps: int) -> int:
+    """Tokens that so many steps read on one device, prompts included: whole passes and a share of one."""
+    every = sum(len(document.tokens) for row in rows for document in row)
+    return round(every * steps * settings.rows * settings.accumulate / len(rows))
 
 
 def torch_seed(seed: int) -> None:

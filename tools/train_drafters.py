@@ -1,0 +1,94 @@
+"""Trains drafters for outpace-nano: those that come with the package, and those of benchmarks/learned.py.
+
+    python tools/train_drafters.py --data DATA --work WORK
+    python tools/train_drafters.py --data DATA --work WORK --ship src/outpace/models
+
+outpace-nano answers prompts (answers.py), then `outpace train` trains each drafter of RUNS on them, in WORK/models.
+A run that is there is left alone, and one that was interrupted goes on. --ship writes those of SHIPPED, in bfloat16
+and with their cards, where the package keeps its models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import answers
+import card_drafters
+from outpace import nano_draft_path
+from outpace.train.provenance import PROVENANCE
+
+COMMON = ["--length", "512", "--rows", "4", "--held-out", "0.02", "--evaluate-every", "100"]
+DRAFT = ["--draft", "before", "--steps", "150", "--learning-rate", "1e-3"]
+SHORT = ["--steps", "120", "--learning-rate", "2e-3"]
+
+RUNS: dict[str, list[str]] = {
+    "medusa": ["medusa:heads=4,layers=2", "--steps", "400", "--learning-rate", "2e-3"],
+    "eagle": [
+        "eagle:own_head=false",
+        *("--steps", "300", "--learning-rate", "1e-3", "--objective", "forward_kl"),
+    ],
+    "draft_model-plain": ["draft_model", *DRAFT],
+    "draft_model-seq_kd": ["draft_model", *DRAFT],
+    "draft_model-forward_kl": ["draft_model", *DRAFT, "--objective", "forward_kl"],
+    "draft_model-reverse_kl": ["draft_model", *DRAFT, "--objective", "reverse_kl"],
+    "draft_model-jensen_shannon": ["draft_model", *DRAFT, "--objective", "jensen_shannon"],
+    "draft_model-total_variation": ["draft_model", *DRAFT, "--objective", "total_variation"],
+    "draft_model-on_policy": ["draft_model", *DRAFT, "--objective", "forward_kl", "--on-policy", "0.5"],
+    "hydra": ["hydra", *SHORT],
+    "blockwise": ["blockwise", *SHORT],
+    "early_exit": ["early_exit", *SHORT],
+    "parallel_tokens": ["parallel_tokens", *SHORT],
+    "dflash": ["dflash", *SHORT],
+    "spec_drafter": ["spec_drafter", *SHORT],
+}
+"""Name of the folder -> arguments of `outpace train`. All learn the target's answers but one."""
+
+ON_TEXTS = "draft_model-plain"
+"""Learns the corpus's own answers to the same prompts: what distillation is to be better than."""
+
+SHIPPED = {
+    "outpace-nano-medusa": "medusa",
+    "outpace-nano-eagle": "eagle",
+}
+
+
+def train(name: str, work: Path) -> None:
+    """One run; its paths are relative to ``work``, so that its provenance names none of this machine's."""
+    source = "texts" if name == ON_TEXTS else "answers"
+    method, *rest = RUNS[name]
+    command = ["train", method, "--data", source, "--out", f"models/{name}", *COMMON, *rest]
+    print(f"outpace {' '.join(command)}", flush=True)
+    subprocess.run([Path(sys.executable).with_name("outpace"), *command], cwd=work, check=True)
+
+
+def main() -> None:
+    """Answer, train, and ship what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, required=True, help="folder with the sources of corpus.py")
+    parser.add_argument("--work", type=Path, required=True, help="folder for answers and drafters")
+    parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS), metavar="NAME")
+    parser.add_argument("--ship", type=Path, metavar="MODELS", help="folder to write the shipped ones to")
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    subprocess.run(
+        [sys.executable, answers.__file__, "--data", options.data, "--out", options.work], check=True
+    )
+    before = options.work / "before"
+    if not before.is_dir():
+        shutil.copytree(nano_draft_path(), before)
+    for name in options.only:
+        if not (options.work / "models" / name / PROVENANCE).is_file():
+            train(name, options.work)
+    if options.ship:
+        sources = json.loads((options.work / "sources.json").read_text(encoding="utf-8"))
+        for folder, name in SHIPPED.items():
+            card_drafters.ship(options.work / "models" / name, options.ship / folder, sources)
+
+
+if __name__ == "__main__":
+    main()
