@@ -2,14 +2,14 @@
 
     python benchmarks/learned.py --data DIR --models DIR --out benchmarks/RESULT.json
 
---data holds gsm8k_test*.jsonl and humaneval.jsonl. Each folder in --models is a drafter with the provenance.json
-that `outpace train` writes (tools/train_drafters.py makes them all), each .json file the layers that
-self_speculative skips; without --models the embedded ones are measured. Outputs are greedy and end at their
-end-of-sequence token, so that all of the text is the target's answer.
+--data holds gsm8k_test*.jsonl and humaneval.jsonl. Each folder in --models is a drafter with the
+provenance.json that `outpace train` writes (tools/train_drafters.py makes them all), each .json file the
+layers that self_speculative skips; without --models the embedded ones are measured. Outputs are greedy and
+end at their end-of-sequence token, so that all of the text is the target's answer.
 
 `predicted` is the expected accepted length, the held-out figure of training, on plain decoding's own outputs;
-`ratio` is that to tau. Speed is relative to `none` prompt by prompt, methods taking turns (see table.py); --rounds
-0 leaves it out.
+`ratio` is that to tau. Speed is relative to `none` prompt by prompt, methods taking turns (see table.py);
+--rounds 0 leaves it out. Tokens are those that training read, minutes those of one core.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import Any
 
 import torch
 import transformers
+from table import Ours, Prompt, Run, finish, from_data, machine, measure
 
 import outpace
 from outpace.core import SamplingParams, Stats
-from outpace.drafters import LEARNED, load_drafter
+from outpace.drafters import LEARNED
 from outpace.targets import TargetModel
 from outpace.train.data import Document
 from outpace.train.metric import Replay
 from outpace.train.provenance import PROVENANCE
 from outpace.train.reading import read_batch
-from table import Ours, Prompt, Run, finish, from_data, load, machine, measure
 
 SUITES = ("gsm8k", "humaneval")
 PLAIN = "none"
@@ -114,7 +114,7 @@ def trained(folder: Path, spec: str | None = None) -> Trained:
     result = facts["result"]
     method = result["method"]
     option = "model" if method == "draft_model" else "path"
-    seconds = result.get("seconds")
+    seconds = result.get("cpu_seconds")
     return Trained(
         folder.name,
         method,
@@ -195,18 +195,8 @@ def time(
 
 def table(found: Sequence[Figures]) -> str:
     places = [f"at {place + 1}" for place in range(PLACES)]
-    head = [
-        "drafter",
-        "tau",
-        *places,
-        "predicted",
-        "ratio",
-        "speed",
-        "parameters",
-        "tokens",
-        "minutes",
-        "equal",
-    ]
+    training = ["parameters", "tokens", "minutes"]
+    head = ["drafter", "tau", *places, "predicted", "ratio", "speed", *training, "equal"]
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
     for figures in found:
         accepted = [f"{share:.2f}" for share in figures.acceptance[:PLACES]]
@@ -262,7 +252,9 @@ def chosen(options: argparse.Namespace) -> list[Trained]:
 def main() -> None:
     options = arguments()
     drafters = chosen(options)
-    target = outpace.Target(load(options.model))
+    target = outpace.Target(
+        transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+    )
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
     params = SamplingParams(max_new_tokens=options.new_tokens)
     result: dict[str, Any] = {"machine": machine(), "command": " ".join(sys.argv), "suites": {}}

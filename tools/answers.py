@@ -2,10 +2,10 @@
 
     python tools/answers.py --data DATA --out WORK
 
-The prompts are cut out of the training split of its own corpus (see corpus.py), so that nothing that was held
-out there is learnt here, nor any benchmark's test. Every other file of answers is greedy, the rest are drawn at
-temperature 1. WORK/answers holds JSONL files for `outpace train --data`, and WORK/texts the same prompts with
-the corpus's own answers, for comparison. A run that was interrupted goes on after the last file.
+The prompts are cut out of the training split of its own corpus (see corpus.py), so that nothing that was
+held out there is learnt here, nor any benchmark's test. Every other file of answers is greedy, the rest are
+drawn at temperature 1. WORK/answers holds JSONL files for `outpace train --data`, and WORK/texts the same
+prompts with the corpus's own answers, for comparison. A run that was interrupted goes on after the last file.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ PROMPT_TOKENS = 256
 """Longer prompts are left out."""
 
 PROMPTS_PER_FILE = 256
-FILES = 14
+FILES = 8
 TOGETHER = 64
 
 
 def cut(corpus: Corpus, count: int, seed: int) -> list[tuple[str, str]]:
-    """So many prompts, of all kinds, in a random order, each with the rest of its text; fewer where a kind has
-    no more texts.
+    """So many prompts, of all kinds, in a random order, each with the rest of its text.
+
+    There are fewer where a kind has no more texts.
     """
     rng = random.Random(seed)
     found = []

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -16,22 +17,23 @@ from outpace.drafting.learned import CONFIG, WEIGHTS
 from outpace.train.provenance import PROVENANCE
 
 TARGET = "outpace-nano"
+WIDTH = 110
 
 INTRODUCTIONS = {
     "medusa": """\
-Medusa's heads (Cai et al. 2024) for outpace-nano, the embedded model of outpace: a head for each of the next
-tokens, residual layers on the target's last hidden state, with the target's own projection to the vocabulary. The
-drafter `medusa` reads them where no path is given.""",
+Medusa's heads (Cai et al. 2024) for outpace-nano, the embedded model of outpace: a head for each of the
+next tokens, residual layers on the target's last hidden state, with the target's own projection to the
+vocabulary. The drafter `medusa` reads them where no path is given.""",
     "eagle": """\
-An EAGLE-3 (Li et al. 2025) for outpace-nano, the embedded model of outpace: one decoder layer that goes on with
-hidden states of three of the target's layers, with the target's own embeddings and head. The drafter `eagle`
-reads it where no path is given.""",
+An EAGLE-3 (Li et al. 2025) for outpace-nano, the embedded model of outpace: one decoder layer that goes on
+with hidden states of three of the target's layers, with the target's own embeddings and head. The drafter
+`eagle` reads it where no path is given.""",
 }
 
 METHOD = """\
-What it learnt are outpace-nano's own answers to prompts out of the training split of its own corpus: half of them
-greedy, half drawn at temperature 1. Nothing of GSM8K's test split or of HumanEval was among them. Tokens are
-counted with the prompts, which are read but not learnt; time is that of one core, shared with other work."""
+What it learnt are outpace-nano's own answers to prompts out of the training split of its own corpus: half of
+them greedy, half drawn at temperature 1. Nothing of GSM8K's test split or of HumanEval was among them. Tokens
+are counted with the prompts, which are read but not learnt; time is that of one core."""
 
 LICENCES = """\
 - GSM8K's train split (openai/grade-school-math): MIT
@@ -82,6 +84,18 @@ def card(name: str, facts: Mapping[str, Any], sources: Mapping[str, Any]) -> str
         [(package["name"], package["version"], package["licence"]) for package in sources["packages"]],
     )
     kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in sources["shares"].items())
+    amount = fill(
+        f"{result['tokens_seen'] / 1e6:.2f} million tokens in {result['steps']:,} steps, "
+        f"{result['cpu_seconds'] / 60:.0f} minutes, in float32, with AdamW; objective: "
+        f"{settings['objective']}.",
+        WIDTH,
+    )
+    held_out = fill(
+        f"On {result['held_out_documents']} answers that were held out, {result['expected_length']:.2f} "
+        "tokens a step are expected of greedy decoding, where plain decoding has 1; the share of steps that "
+        f"accept each position of the draft is {accepted}.",
+        WIDTH,
+    )
     return f"""\
 ---
 license: apache-2.0
@@ -98,21 +112,18 @@ language: en
 
 {METHOD}
 
-{result["tokens_seen"] / 1e6:.2f} million tokens in {result["steps"]:,} steps, {result["cpu_seconds"] / 60:.0f} \
-minutes, in float32, with AdamW; objective: {settings["objective"]}.
+{amount}
 
 ```console
 {" ".join(facts["command"])}
 ```
 
-`python tools/train_drafters.py --data DATA --work WORK --ship src/outpace/models` makes the answers, trains, and
-writes this folder.
+`python tools/train_drafters.py --data DATA --work WORK --ship src/outpace/models` makes the answers, trains,
+and writes this folder.
 
 ## Held-out figures
 
-On {result["held_out_documents"]} answers that were held out: {result["expected_length"]:.2f} tokens a step are \
-expected of greedy decoding, where plain
-decoding has 1; the share of steps that accept each position of the draft is {accepted}.
+{held_out}
 
 ## Data
 

@@ -3,9 +3,9 @@
     python tools/train_drafters.py --data DATA --work WORK
     python tools/train_drafters.py --data DATA --work WORK --ship src/outpace/models
 
-outpace-nano answers prompts (answers.py), then `outpace train` trains each drafter of RUNS on them, in WORK/models.
-A run that is there is left alone, and one that was interrupted goes on. --ship writes those of SHIPPED, in bfloat16
-and with their cards, where the package keeps its models.
+outpace-nano answers prompts (answers.py), then `outpace train` trains each drafter of RUNS on them, in
+WORK/models. A run that is there is left alone, and one that was interrupted goes on. --ship writes those of
+SHIPPED, in bfloat16 and with their cards, where the package keeps its models.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ DRAFT = ["--draft", "before", "--steps", "150", "--learning-rate", "1e-3"]
 SHORT = ["--steps", "120", "--learning-rate", "2e-3"]
 
 RUNS: dict[str, list[str]] = {
-    "medusa": ["medusa:heads=4,layers=2", "--steps", "400", "--learning-rate", "2e-3"],
+    "medusa": ["medusa:heads=4,layers=2", "--steps", "300", "--learning-rate", "2e-3"],
     "eagle": [
         "eagle:own_head=false",
-        *("--steps", "300", "--learning-rate", "1e-3", "--objective", "forward_kl"),
+        *("--steps", "200", "--learning-rate", "1e-3", "--objective", "forward_kl"),
     ],
     "draft_model-plain": ["draft_model", *DRAFT],
     "draft_model-seq_kd": ["draft_model", *DRAFT],
