@@ -18,7 +18,7 @@ from outpace.testing import ToyTarget
 
 # Prompts of the kinds that the embedded model knows, of none of which the drafters have seen the words.
 PROMPTS = [
-    "Question: Nora has 15 pens and buys 9 more. She gives 6 to a friend. How many pens has she left?\nAnswer:",
+    "Question: Nora has 15 pens and buys 9 more. How many pens has she now?\nAnswer:",
     "Question: A train goes 60 miles an hour for 4 hours. How far does it go?\nAnswer:",
     'def count_words(text):\n    """Return how many words a text has."""\n',
     "User: Who are you?\nAssistant:",
