@@ -309,7 +309,10 @@ def train_drafter(
     data: o.TrainingData,
     out: o.DrafterOut,
     model: o.ModelName = None,
+    draft: o.DraftToTrain = None,
     objective: o.ObjectiveName = "ground_truth",
+    on_policy: o.OnPolicy = 0.0,
+    boost_after: o.BoostAfter = None,
     distil: o.Distil = False,
     chat: o.ChatPrompts = False,
     steps: o.Steps = 1000,
@@ -329,13 +332,14 @@ def train_drafter(
     trust_remote_code: o.Trust = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """Train a drafter for a model: `blockwise`, `dflash`, `eagle`, `early_exit`,
-    `hydra`, `medusa`, `parallel_tokens`, `spec_drafter`.
+    """Train a drafter for a model: `blockwise`, `dflash`, `draft_model`, `eagle`,
+    `early_exit`, `hydra`, `medusa`, `parallel_tokens`, `spec_drafter`.
 
     The data are .jsonl files of texts, prompts with or without answers, or
     chats. Prompts without an answer are answered by the model itself; with
     --distil all of them are. A run that was interrupted goes on where the same
-    command is given again. The drafter is then `METHOD:path=OUT`.
+    command is given again. The drafter is then `METHOD:path=OUT`; a draft model
+    is `draft_model:model=OUT`.
     """
     with screen.busy(f"loading {model or 'the embedded model'} ..."):
         from outpace.console import train
@@ -352,10 +356,12 @@ def train_drafter(
             evaluate_every=evaluate_every,
             patience=patience,
             seed=seed,
+            on_policy=on_policy,
         )
         loaded = load(model, device, dtype, trust_remote_code)
     corpus = train.Corpus(data, chat, distil, max_new_tokens, temperature, length, held_out)
-    found = train.run(method, loaded, corpus, settings, out)
+    earlier = [folder.strip() for folder in (boost_after or "").split(",") if folder.strip()]
+    found = train.run(method, loaded, corpus, settings, out, draft, earlier)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:

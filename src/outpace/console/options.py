@@ -236,6 +236,32 @@ ObjectiveName = Annotated[
         rich_help_panel=_TRAINING,
     ),
 ]
+OnPolicy = Annotated[
+    float,
+    typer.Option(
+        "--on-policy",
+        help="Share of forwards on a draft model's own answers to the prompts, scored by the model.",
+        rich_help_panel=_TRAINING,
+    ),
+]
+DraftToTrain = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        help="For draft_model: go on from this folder or name on the hub. [default: from scratch]",
+        rich_help_panel=_TRAINING,
+        show_default=False,
+    ),
+]
+BoostAfter = Annotated[
+    str | None,
+    typer.Option(
+        "--boost-after",
+        help="Folders of trained drafters, between commas: learn what they get wrong.",
+        rich_help_panel=_TRAINING,
+        show_default=False,
+    ),
+]
 Distil = Annotated[
     bool,
     typer.Option("--distil", help="Let the model answer all prompts anew.", rich_help_panel=_DATA),

@@ -6,7 +6,8 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,12 @@ from outpace.drafting.learned import Fit, Learned
 from outpace.spec import load
 from outpace.targets.base import TargetModel
 from outpace.train import data, provenance
+from outpace.train.boosting import load_earlier
 from outpace.train.data import Document
 from outpace.train.distil import answer
-from outpace.train.loop import Row, Training, train
+from outpace.train.feed import Feed, Row
+from outpace.train.loop import Training, train
+from outpace.train.metric import replay
 
 ANSWERS, MADE_FROM = "answers.jsonl", "answers.json"
 
@@ -49,24 +53,47 @@ class Corpus:
     held_out: float
 
 
-def module_of(method: str, target: TargetModel) -> Learned:
-    """An untrained module of a method, given as its name and options, as in ``medusa:heads=5``.
+def module_of(method: str, target: TargetModel, draft: str | None = None) -> Learned:
+    """A module of a method that is to be trained, the method given as in ``medusa:heads=5``.
+
+    Args:
+        draft: a model to go on from, where the method begins with one.
 
     Raises:
         OutpaceError: no such method or option, or a target that it does not fit.
     """
     config = load("method", {name: cls.config_type for name, cls in LEARNED.items()}, method)
+    if draft is not None:
+        if not hasattr(config, "draft"):
+            raise OutpaceError(f"{method} is not a model of its own: leave --draft out, or train draft_model")
+        config = dataclasses.replace(config, draft=draft)
     return LEARNED[method.partition(":")[0].strip()].new(config, target)
 
 
-def run(method: str, model: Loaded, corpus: Corpus, settings: Training, out: Path) -> dict[str, Any]:
-    """Train, and write the drafter and its provenance; what came of it."""
+def run(
+    method: str,
+    model: Loaded,
+    corpus: Corpus,
+    settings: Training,
+    out: Path,
+    draft: str | None = None,
+    boost_after: Seq[str] = (),
+) -> dict[str, Any]:
+    """Train, and write the drafter and its provenance; what came of it.
+
+    Args:
+        draft: a model to go on from.
+        boost_after: folders of drafters whose mistakes are to be learnt.
+    """
     began, began_cpu = time.perf_counter(), time.process_time()
+    _check_places(out, [draft, *boost_after])
     torch_seed(settings.seed)
-    module = module_of(method, model.target)
+    module = module_of(method, model.target, draft)
+    earlier = [load_earlier(folder, model.target) for folder in boost_after]
     documents = _documents(model, corpus, out)
     kept, held_out = data.split(documents, corpus.held_out)
-    rows = data.pack(kept, corpus.length)
+    rows, held_out_rows = data.pack(kept, corpus.length), data.pack(held_out, corpus.length)
+    module.accompany(out, model.tokenizer)
     with progress.bar(settings.steps, "steps") as bar:
         last = {"length": ""}
 
@@ -76,7 +103,7 @@ def run(method: str, model: Loaded, corpus: Corpus, settings: Training, out: Pat
             else:
                 last["length"] = f", {entry['expected_length']:.2f} tokens a step"
 
-        reached = train(module, rows, data.pack(held_out, corpus.length), settings, out, report)
+        reached = train(module, rows, held_out_rows, settings, out, report, earlier)
     found = {
         "method": module.method,
         "target": dataclasses.asdict(Fit.of(model.target)),
@@ -90,8 +117,13 @@ def run(method: str, model: Loaded, corpus: Corpus, settings: Training, out: Pat
         "seconds": time.perf_counter() - began,
         "cpu_seconds": time.process_time() - began_cpu,
     }
+    if earlier:
+        feed = Feed(earlier[0], held_out_rows, settings.rows, settings.seed, earlier=earlier[1:])
+        found["earlier_expected_length"] = replay(earlier, feed.each(held_out_rows)).expected_length
     facts = {
         "command": sys.argv,
+        "config": dataclasses.asdict(module.config),
+        "boost_after": list(boost_after),
         "data": {"source": str(corpus.source), "sha256": data.digest(documents)},
         "corpus": {name: value for name, value in vars(corpus).items() if name != "source"},
         "settings": dataclasses.asdict(settings),
@@ -101,10 +133,19 @@ def run(method: str, model: Loaded, corpus: Corpus, settings: Training, out: Pat
     return {**found, "out": str(out)}
 
 
-def _seen(rows: Sequence[Row], settings: Training, steps: int) -> int:
+def _seen(rows: Seq[Row], settings: Training, steps: int) -> int:
     """Tokens that so many steps read on one device, prompts included: whole passes and a share of one."""
     every = sum(len(document.tokens) for row in rows for document in row)
     return round(every * steps * settings.rows * settings.accumulate / len(rows))
+
+
+def _check_places(out: Path, read: Seq[str | None]) -> None:
+    """Raises:
+    OutpaceError: what is read would be written over.
+    """
+    for folder in read:
+        if folder is not None and Path(folder).resolve() == out.resolve():
+            raise OutpaceError(f"{out} is read and would be written over; give another --out")
 
 
 def torch_seed(seed: int) -> None:

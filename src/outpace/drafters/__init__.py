@@ -25,6 +25,7 @@ from outpace.drafters.self_speculative import SelfSpeculative
 from outpace.drafters.spec_drafter import SpecDrafter, SpecDrafterModule
 from outpace.drafters.suffix import Suffix
 from outpace.drafters.token_recycling import TokenRecycling
+from outpace.drafting.draft_module import DraftModule
 from outpace.drafting.eagle_module import EagleModule
 from outpace.drafting.learned import Learned
 from outpace.spec import load
@@ -86,6 +87,7 @@ LEARNED: dict[str, type[Learned]] = {
     for cls in (
         BlockwiseHeads,
         DFlashModule,
+        DraftModule,
         EagleModule,
         Adapter,
         HydraHeads,

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal, get_args, get_type_hints
 from outpace import nano_draft_path
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
+from outpace.drafting.draft_module import DraftModule
 from outpace.drafting.draws import Draws
 from outpace.drafting.growth import Drafting, Shared, feed_of, grow
 from outpace.drafting.loading import load_model, load_tokenizer
@@ -38,8 +39,8 @@ class DraftModel(Drafter[Drafting]):
     """A smaller model.
 
     Attributes:
-        model: a target, a loaded model, or a name or path for transformers to load (safetensors only), in
-            the target's dtype and on its device. None is the embedded draft model.
+        model: a target, a loaded model, a module in training, or a name or path for transformers to load
+            (safetensors only), in the target's dtype and on its device. None is the embedded draft model.
         num_draft_tokens: K, tokens on a path of the draft, at least 1. The draft is a chain of them, unless
             one of ``branching``, ``acceptance`` and ``expand`` makes it a tree.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
@@ -134,6 +135,8 @@ class DraftModel(Drafter[Drafting]):
 
     def load(self, target: TargetModel) -> TargetModel:
         """The draft model, as a target."""
+        if isinstance(self.model, DraftModule):
+            return DraftModule.of(self.model, target).writer
         return load_model(nano_draft_path() if self.model is None else self.model, target)
 
     def _vocabulary(self, model: TargetModel, target: TargetModel) -> Vocabulary:

@@ -40,6 +40,7 @@ class Batch:
         counted: [B, T], whether the token is to be learnt: the target's own words, not a prompt's.
         hidden: layer -> [B, T, hidden size], for the layers that the module reads.
         logits: [B, T, vocabulary], the target's own: ``logits[:, t]`` is of ``tokens[:, t + 1]``.
+        sampled: the text after the prompts is the drafter's own (on-policy), not the target's.
 
     Hidden states and logits have no graph; a method that trains the target too runs it itself.
     """
@@ -50,6 +51,14 @@ class Batch:
     counted: Tensor
     hidden: Mapping[int, Tensor]
     logits: Tensor
+    sampled: bool = False
+
+    @property
+    def labels(self) -> Tensor:
+        """[B, T]: what is to be learnt after each place: the text's next token, or the one that the target
+        would most probably go on with where the text is the drafter's own. (After the last place: nothing.)
+        """
+        return self.logits.argmax(dim=-1) if self.sampled else self.tokens.roll(-1, dims=1)
 
     def ahead(self, distance: int) -> Tensor:
         """[B, T]: whether the place so far ahead is of the same document, and its token counted."""
@@ -196,6 +205,27 @@ class Learned(nn.Module, ABC):
         being the root. Greedy, the text taken for the target's own.
         """
 
+    @property
+    def context(self) -> int | None:
+        """Positions that it was made for; None for as many as the target."""
+        return None
+
+    @property
+    def writer(self) -> TargetModel:
+        """Itself as a language model, to write the text that on-policy training scores.
+
+        Raises:
+            OutpaceError: it writes none without the target.
+        """
+        raise OutpaceError(
+            f"{self.method} drafts from what the target says of each place, so it writes no text of its own "
+            "to learn from; leave out on_policy, or train a draft_model"
+        )
+
+    def accompany(self, folder: Path, tokenizer: Any) -> None:
+        """Write what else belongs into its folder, before training. (By default nothing.)"""
+        del folder, tokenizer
+
     def calibrate(self, batches: Iterable[Batch]) -> None:
         """Measure on held-out text what it drafts by, once it is trained. (By default nothing.)"""
         del batches
@@ -213,7 +243,18 @@ class Learned(nn.Module, ABC):
         """Hand over what is shared.
 
         Raises:
-            OutpaceError: the target has other sizes, or the module is another target's already.
+            OutpaceError: the target does not fit, or the module is another target's already.
+        """
+        self.check(target)
+        if self._target not in (None, target):
+            raise OutpaceError(f"{self.method}: this module is bound to a target; load one for each")
+        self._target = target
+
+    def check(self, target: TargetModel) -> None:
+        """Whether it fits a target.
+
+        Raises:
+            OutpaceError: the target has other sizes.
         """
         found = Fit.of(target)
         for what in ("vocabulary", "hidden_size"):
@@ -223,9 +264,6 @@ class Learned(nn.Module, ABC):
                     f"{getattr(self.fit, what)}, and this target, {found.name}, has {getattr(found, what)}; "
                     f"train one for it: outpace train {self.method} --model {found.name}"
                 )
-        if self._target not in (None, target):
-            raise OutpaceError(f"{self.method}: this module is bound to a target; load one for each")
-        self._target = target
 
     @property
     def target(self) -> TargetModel:

@@ -54,14 +54,27 @@ def _with_encoder(name: str) -> UnsupportedModel:
 
 
 def _load(name: str, like: Any) -> TargetModel:
+    if like is None:
+        return Target(read_model(name))
+    return Target(read_model(name, dtype=like.dtype).to(like.device))
+
+
+def read_model(name: str, **options: Any) -> Any:
+    """A transformers model of one's own, in evaluation mode, on the CPU.
+
+    Args:
+        options: of ``from_pretrained``.
+
+    Raises:
+        OutpaceError: transformers cannot load it.
+        UnsupportedModel: it is an encoder-decoder model.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    options = {} if like is None else {"dtype": like.dtype}
     # transformers loads the decoder of some alone, which says little without its source.
     if getattr(_read(AutoConfig, name), "is_encoder_decoder", False):
         raise _with_encoder(name)
-    loaded = _read(AutoModelForCausalLM, name, use_safetensors=True, **options)
-    return Target(loaded if like is None else loaded.to(like.device))
+    return _read(AutoModelForCausalLM, name, use_safetensors=True, **options)
 
 
 def _read(kind: Any, name: str, **options: Any) -> Any:

@@ -186,6 +186,18 @@ class TargetModel(ABC):
         """
         raise OutpaceError(f"{_kind(self)} cannot be trained through; use another method")
 
+    def read(self, tokens: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+        """Logits [B, N, vocabulary] of a forward without a cache, through which gradients reach its weights.
+
+        Args:
+            tokens, positions: [B, N].
+            seen: which rows each row sees, [B, N, N], boolean.
+
+        Raises:
+            OutpaceError: the target cannot be trained.
+        """
+        raise OutpaceError(f"{_kind(self)} cannot be trained; use a transformers model")
+
     def encode(self, source: Any) -> Source | None:
         """What a request gives besides its prompt, checked and encoded. None where there is nothing.
 

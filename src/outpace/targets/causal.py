@@ -248,16 +248,20 @@ class CausalTarget(TargetModel):
         return states
 
     def through(self, states: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
-        arguments = {
-            "inputs_embeds": states,
-            "attention_mask": self._masks.given(seen, positions),
-            "position_ids": positions,
-            "use_cache": False,
-        }
+        arguments = {"inputs_embeds": states, **self._whole(positions, seen)}
         # Gradients stop at what is handed in: none are left on the model's own weights.
         weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
         logits: Tensor = torch.func.functional_call(self.model, weights, kwargs=arguments).logits
         return logits
+
+    def read(self, tokens: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+        logits: Tensor = self.model(input_ids=tokens, **self._whole(positions, seen)).logits
+        return logits
+
+    def _whole(self, positions: Tensor, seen: Tensor) -> dict[str, Any]:
+        """Arguments of a forward without a cache, all but what goes in."""
+        mask = self._masks.given(seen, positions)
+        return {"attention_mask": mask, "position_ids": positions, "use_cache": False}
 
     def _first_token(self, probe: Probe) -> Any:
         """The model's answer to a token without a cache."""

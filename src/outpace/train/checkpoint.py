@@ -53,7 +53,8 @@ class Checkpoints:
         if main:
             shutil.rmtree(new, ignore_errors=True)
         self._accelerator.wait_for_everyone()
-        self._accelerator.save_state(str(new))
+        # Safetensors holds no tensor twice, and weights may be tied.
+        self._accelerator.save_state(str(new), safe_serialization=False)
         if main:
             text = json.dumps({"progress": progress, "signature": self._signature}, indent=2)
             (new / _PROGRESS).write_text(text + "\n", encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,14 +16,14 @@ from outpace.core import OutpaceError
 from outpace.drafting.learned import Batch, Learned, Losses
 from outpace.sampling import key
 from outpace.targets.base import TargetModel
+from outpace.train.boosting import fingerprint
 from outpace.train.checkpoint import Checkpoints
-from outpace.train.data import Document
+from outpace.train.feed import Feed, Row
 from outpace.train.metric import evaluate
 from outpace.train.objectives import objective
-from outpace.train.reading import read_batch
+from outpace.train.on_policy import is_on_policy
 
 LOG = "log.jsonl"
-Row = Seq[Document]
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,9 @@ class Training:
         bf16: forwards of the module in bfloat16; its weights stay float32.
         evaluate_every: steps between measurements on the held-out rows; each also writes a checkpoint.
         patience: measurements in a row without a longer expected length, after which training stops; 0 for
-            none.
-        seed: of the order of the rows.
+            none. The first is made before the first step.
+        seed: of the order of the rows, and of own text.
+        on_policy: the fraction of forwards, in [0, 1], whose text after the prompts is the module's own.
     """
 
     steps: int = 1000
@@ -56,6 +57,7 @@ class Training:
     evaluate_every: int = 100
     patience: int = 0
     seed: int = 0
+    on_policy: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("steps", "rows", "accumulate", "evaluate_every"):
@@ -63,6 +65,8 @@ class Training:
                 raise OutpaceError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.patience < 0 or self.learning_rate <= 0 or not 0 <= self.warmup < 1:
             raise OutpaceError("patience must be at least 0, learning_rate above 0, warmup in [0, 1)")
+        if not 0 <= self.on_policy <= 1:
+            raise OutpaceError(f"on_policy is a fraction, from 0 to 1, not {self.on_policy}")
         objective(self.objective)
 
     def rate(self, step: int) -> float:
@@ -96,6 +100,7 @@ def train(
     settings: Training,
     out: Path,
     report: Callable[[Mapping[str, Any]], None] = lambda entry: None,
+    earlier: Seq[Learned] = (),
 ) -> Progress:
     """Train a module on packed rows; the best weights by the held-out expected length end up in ``out``.
 
@@ -105,50 +110,83 @@ def train(
     Args:
         module: bound to its target.
         report: called with each entry of the log, ``log.jsonl`` in ``out``.
+        earlier: drafters that it will draft together with. It learns the places that they get wrong, and the
+            expected length is that of all together.
 
     Raises:
-        OutpaceError: accelerate is missing, or the checkpoint is of other data or settings.
+        OutpaceError: accelerate is missing, the checkpoint is of other data or settings, or the settings do
+            not fit the module.
     """
+    _check(module, [*rows, *held_out], settings, earlier)
     accelerator = _accelerator(module.target, settings)
     optimizer = torch.optim.AdamW(
         module.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
     )
     prepared, optimizer = accelerator.prepare(module, optimizer)
-    checkpoints = Checkpoints(out, accelerator, _signature(module, rows, settings))
+    checkpoints = Checkpoints(out, accelerator, _signature(module, rows, settings, earlier))
     progress = Progress(**checkpoints.load())
     log = _Log(out / LOG, progress.step, report, accelerator.is_main_process)
-    order = _Order(len(rows), settings.rows * accelerator.num_processes, settings.seed)
+    feed = Feed(
+        module,
+        rows,
+        settings.rows,
+        settings.seed,
+        settings.on_policy,
+        earlier,
+        accelerator.process_index,
+        accelerator.num_processes,
+    )
+    if progress.step == 0:
+        # A module that goes on from a checkpoint may not gain anything.
+        log.write(_measure(feed, held_out, settings, progress))
+        if accelerator.is_main_process:
+            module.save(out)
     while progress.step < settings.steps and not (settings.patience and progress.waited >= settings.patience):
         torch.manual_seed(key(settings.seed, progress.step))
         for group in optimizer.param_groups:
             group["lr"] = settings.rate(progress.step)
-        batches = (
-            [rows[place] for place in order.places(progress.step * settings.accumulate + turn)]
-            for turn in range(settings.accumulate)
-        )
-        parts = [_forward(module, prepared, optimizer, accelerator, batch, settings) for batch in batches]
+        forwards = range(progress.step * settings.accumulate, (progress.step + 1) * settings.accumulate)
+        parts = [
+            _forward(prepared, optimizer, accelerator, feed.batch(forward), settings) for forward in forwards
+        ]
+        own = sum(is_on_policy(forward, settings.on_policy) for forward in forwards) / len(forwards)
+        log.write(_entry(progress.step + 1, parts, settings.rate(progress.step), own))
         progress.step += 1
-        log.write(_entry(progress.step, parts, settings.rate(progress.step - 1)))
         if progress.step % settings.evaluate_every == 0 or progress.step == settings.steps:
-            log.write(_measure(module, held_out, settings, progress))
+            log.write(_measure(feed, held_out, settings, progress))
             if progress.waited == 0 and accelerator.is_main_process:
                 module.save(out)
             checkpoints.save(asdict(progress))
     return progress
 
 
-def _forward(
-    module: Learned, prepared: Any, optimizer: Any, accelerator: Any, rows: Seq[Row], settings: Training
-) -> Losses:
-    """One forward and backward over this process's share of some rows; a step's last updates the weights."""
-    own = rows[accelerator.process_index :: accelerator.num_processes]
-    batch = read_batch(module.target, own, module.hidden_layers)
+def _check(module: Learned, rows: Seq[Row], settings: Training, earlier: Seq[Learned]) -> None:
+    """Raises:
+    OutpaceError: the module cannot be trained like this.
+    """
+    if settings.on_policy:
+        _ = module.writer  # says so where it writes no text
+        if earlier:
+            raise OutpaceError(
+                "what earlier drafters get wrong is seen on the target's text, not on a drafter's own: leave "
+                "out on_policy, or the earlier drafters"
+            )
+    longest = max((len(document.tokens) for row in rows for document in row), default=0)
+    if module.context is not None and longest > module.context:
+        raise OutpaceError(
+            f"{module.method}: a text has {longest} tokens, and the drafter is made for {module.context}; "
+            "pack shorter rows"
+        )
+
+
+def _forward(prepared: Any, optimizer: Any, accelerator: Any, batch: Batch, settings: Training) -> Losses:
+    """One forward and backward; a step's last updates the weights."""
     with accelerator.accumulate(prepared):
         with accelerator.autocast():
             losses: Losses = prepared(batch, objective(settings.objective))
         accelerator.backward(losses.total)
         if accelerator.sync_gradients:
-            accelerator.clip_grad_norm_(module.parameters(), settings.clip)
+            accelerator.clip_grad_norm_(prepared.parameters(), settings.clip)
         optimizer.step()
         optimizer.zero_grad()
     return losses
@@ -167,7 +205,7 @@ def _accelerator(target: TargetModel, settings: Training) -> Any:
     )
 
 
-def _signature(module: Learned, rows: Seq[Row], settings: Training) -> dict[str, Any]:
+def _signature(module: Learned, rows: Seq[Row], settings: Training, earlier: Seq[Learned]) -> dict[str, Any]:
     """What a checkpoint must have been made with for a run to go on from it."""
     tokens = sum(len(document.tokens) for row in rows for document in row)
     return {
@@ -177,14 +215,16 @@ def _signature(module: Learned, rows: Seq[Row], settings: Training) -> dict[str,
         "rows": len(rows),
         "tokens": tokens,
         "settings": asdict(settings),
+        "earlier drafters": [fingerprint(drafter) for drafter in earlier],
     }
 
 
-def _measure(module: Learned, held_out: Seq[Row], settings: Training, progress: Progress) -> dict[str, Any]:
+def _measure(feed: Feed, held_out: Seq[Row], settings: Training, progress: Progress) -> dict[str, Any]:
     """What the module is worth on held-out text; a better one is noted in the progress."""
+    module = feed.module
     module.eval()
-    module.calibrate(_batches(module, held_out, settings.rows))
-    replay, loss = evaluate(module, _batches(module, held_out, settings.rows), objective(settings.objective))
+    module.calibrate(feed.each(held_out))
+    replay, loss = evaluate(module, feed.each(held_out), objective(settings.objective), feed.earlier)
     module.train()
     found = {
         "held_out_loss": loss,
@@ -198,12 +238,7 @@ def _measure(module: Learned, held_out: Seq[Row], settings: Training, progress: 
     return {"step": progress.step, **found}
 
 
-def _batches(module: Learned, rows: Seq[Row], together: int) -> Iterator[Batch]:
-    for start in range(0, len(rows), together):
-        yield read_batch(module.target, rows[start : start + together], module.hidden_layers)
-
-
-def _entry(step: int, parts: Seq[Losses], rate: float) -> dict[str, Any]:
+def _entry(step: int, parts: Seq[Losses], rate: float, own: float) -> dict[str, Any]:
     """The means of a step's forwards, places counted alike."""
     places = torch.stack([part.places for part in parts])
     total = places.sum(dim=0).clamp(min=1)
@@ -220,27 +255,8 @@ def _entry(step: int, parts: Seq[Losses], rate: float) -> dict[str, Any]:
         "loss_by_depth": mean("loss"),
         "acceptance_by_depth": mean("acceptance"),
         "learning_rate": rate,
+        "on_policy": own,
     }
-
-
-class _Order:
-    """Which rows each forward reads: all of them in an order of its own in each epoch."""
-
-    def __init__(self, rows: int, together: int, seed: int) -> None:
-        self._rows = rows
-        self._together = together
-        self._seed = seed
-        self._epoch: tuple[int, list[int]] = (-1, [])
-
-    def places(self, forward: int) -> list[int]:
-        return [self._place(at) for at in range(forward * self._together, (forward + 1) * self._together)]
-
-    def _place(self, at: int) -> int:
-        epoch, place = divmod(at, self._rows)
-        if self._epoch[0] != epoch:
-            random = torch.Generator().manual_seed(key(self._seed, epoch) % 2**63)
-            self._epoch = epoch, torch.randperm(self._rows, generator=random).tolist()
-        return self._epoch[1][place]
 
 
 class _Log:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from outpace.drafting.learned import Batch, Learned, Objective
+from outpace.train.boosting import accepted_together
 
 
 @dataclass
@@ -69,10 +71,21 @@ class Replay:
 
 
 @torch.no_grad()
-def evaluate(module: Learned, batches: Iterable[Batch], objective: Objective) -> tuple[Replay, float]:
-    """A module on held-out text: its replay, and its mean loss by batch."""
+def evaluate(
+    module: Learned, batches: Iterable[Batch], objective: Objective, earlier: Seq[Learned] = ()
+) -> tuple[Replay, float]:
+    """A module on held-out text: its replay, together with earlier drafters, and its mean loss by batch."""
     replay, losses = Replay(), []
     for batch in batches:
-        replay.add(batch, module.accepted(batch))
+        replay.add(batch, accepted_together(batch, [module, *earlier]))
         losses.append(float(module.loss(batch, objective).total))
     return replay, sum(losses) / max(len(losses), 1)
+
+
+@torch.no_grad()
+def replay(modules: Seq[Learned], batches: Iterable[Batch]) -> Replay:
+    """What drafters are worth together on held-out text."""
+    found = Replay()
+    for batch in batches:
+        found.add(batch, accepted_together(batch, modules))
+    return found

@@ -60,7 +60,7 @@ def test_a_drafter_is_trained_and_drafts(run: Run, model: Loaded, tmp_path: Path
         (
             "magic",
             (),
-            "there is no method 'magic'. There are: blockwise, dflash, eagle, early_exit, hydra",
+            "there is no method 'magic'. There are: blockwise, dflash, draft_model, eagle, early_exit",
         ),
         ("medusa", ("--objective", "luck"), "there is no objective 'luck'"),
         ("medusa", ("--length", "4000"), "the model's context is 96; give --length 96 or less"),

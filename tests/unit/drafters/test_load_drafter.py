@@ -20,7 +20,7 @@ WITH_WHAT_IT_NEEDS = {
     "cascade": "cascade:draft=(draft_model),inner=(lookahead)",
     "combined": "combined:(lookahead)",
     "retrieval": "retrieval:datastore=corpus",
-    **{name: f"{name}:path=folder" for name in LEARNED},
+    **{name: f"{name}:path=folder" for name in LEARNED if name != "draft_model"},
 }
 
 

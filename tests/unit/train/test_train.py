@@ -139,7 +139,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(documents: list[Document]
     entries = [json.loads(line) for line in logs[0].splitlines()]
     assert [entry["step"] for entry in entries if "loss" in entry] == list(range(1, 9))
     lengths = [entry["expected_length"] for entry in entries if "expected_length" in entry]
-    assert len(lengths) == 4 and lengths[-1] > lengths[0] >= 1
+    assert len(lengths) == 5 and lengths[-1] > lengths[0] >= 1
     best = MedusaHeads.load(tmp_path / "whole", TARGET)
     assert len(best.tree()) == 6
     with pytest.raises(OutpaceError, match="of a run with other settings"):
@@ -173,13 +173,16 @@ def test_every_method_is_trained_and_goes_on_where_it_was(method: str, tmp_path:
     parts = weights(tmp_path / "parts")
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
     assert any(not torch.equal(whole[name], before[name]) for name in whole)
-    assert cls.load(tmp_path / "whole", target).config == cls.new(cls.config_type(), target).config
+    loaded = cls.load(tmp_path / "whole", target).state_dict()
+    assert {name: weight.shape for name, weight in loaded.items()} == {
+        name: weight.shape for name, weight in before.items()
+    }
 
 
 def test_training_stops_when_nothing_is_gained(documents: list[Document], tmp_path: Path) -> None:
     run(documents, tmp_path, learning_rate=1e-12, patience=1)
     steps = [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert steps[-1] == 4
+    assert steps == [0, 1, 2, 2]
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:

@@ -1,0 +1,86 @@
+"""What each forward of a run reads: which rows, whose text, and which of its places count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from outpace.drafting.learned import Batch, Learned
+from outpace.sampling import key
+from outpace.train.boosting import all_layers, still_wrong
+from outpace.train.data import Document
+from outpace.train.on_policy import is_on_policy, own_text
+from outpace.train.reading import read_batch
+
+Row = Seq[Document]
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The batches of a run; each depends on the number of its forward, and on the weights where its text is
+    the module's own.
+
+    Attributes:
+        module: bound to its target.
+        rows: packed, all of them.
+        together: rows to a forward, on each process.
+        seed: of the order of the rows, and of own text.
+        on_policy: the fraction of forwards that read own text.
+        earlier: drafters whose mistakes alone are learnt.
+        process, processes: which of how many this one is.
+    """
+
+    module: Learned
+    rows: Seq[Row]
+    together: int
+    seed: int
+    on_policy: float = 0.0
+    earlier: Seq[Learned] = ()
+    process: int = 0
+    processes: int = 1
+    _order: _Order = field(init=False)
+
+    def __post_init__(self) -> None:
+        order = _Order(len(self.rows), self.together * self.processes, self.seed)
+        object.__setattr__(self, "_order", order)
+
+    def batch(self, forward: int) -> Batch:
+        """This process's share of a forward, counted from 0."""
+        places = self._order.places(forward)[self.process :: self.processes]
+        rows: Seq[Row] = [self.rows[place] for place in places]
+        sampled = is_on_policy(forward, self.on_policy)
+        if sampled:
+            rows = own_text(self.module, rows, key(self.seed, forward, self.process))
+        batch = replace(self._read(rows), sampled=sampled)
+        return still_wrong(batch, self.earlier) if self.earlier else batch
+
+    def each(self, rows: Seq[Row]) -> Iterator[Batch]:
+        """Rows as they are, in their order, all places counted."""
+        for start in range(0, len(rows), self.together):
+            yield self._read(rows[start : start + self.together])
+
+    def _read(self, rows: Seq[Row]) -> Batch:
+        return read_batch(self.module.target, rows, all_layers([self.module, *self.earlier]))
+
+
+class _Order:
+    """Which rows each forward reads: all of them in an order of its own in each epoch."""
+
+    def __init__(self, rows: int, together: int, seed: int) -> None:
+        self._rows = rows
+        self._together = together
+        self._seed = seed
+        self._epoch: tuple[int, list[int]] = (-1, [])
+
+    def places(self, forward: int) -> list[int]:
+        return [self._place(at) for at in range(forward * self._together, (forward + 1) * self._together)]
+
+    def _place(self, at: int) -> int:
+        epoch, place = divmod(at, self._rows)
+        if self._epoch[0] != epoch:
+            random = torch.Generator().manual_seed(key(self._seed, epoch) % 2**63)
+            self._epoch = epoch, torch.randperm(self._rows, generator=random).tolist()
+        return self._epoch[1][place]

@@ -1,0 +1,58 @@
+"""On-policy distillation: the drafter's own text after the prompts, for the target to score.
+
+Agarwal et al. 2023, On-Policy Distillation of Language Models (GKD), arXiv 2306.13649, algorithm 1; for
+drafters Zhou et al. 2023, DistillSpec, arXiv 2310.08461. Drawn at temperature 1 from the drafter as it is at
+this step, so what it learns is what the target would have said after its own mistakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+from outpace.core import SamplingParams
+from outpace.drafting.learned import Learned
+from outpace.engine import Engine
+from outpace.sampling import key
+from outpace.train.data import Document
+
+
+def is_on_policy(forward: int, fraction: float) -> bool:
+    """Whether a forward, counted from 0, reads the drafter's own text: evenly, this fraction of them."""
+    return int((forward + 1) * fraction) > int(forward * fraction)
+
+
+def own_text(module: Learned, rows: Seq[Seq[Document]], seed: int) -> list[list[Document]]:
+    """Rows whose documents go on, after their prompts, as the drafter itself would.
+
+    The first half of a text without a prompt is its prompt. No text becomes longer than it was, so that a row
+    stays as long; the drafter may end it before.
+
+    Args:
+        seed: of the noise of all rows together.
+
+    Raises:
+        OutpaceError: the module is of a method that writes no text of its own.
+    """
+    found = [list(row) for row in rows]
+    places = [(at, place) for at, row in enumerate(rows) for place, d in enumerate(row) if len(d.tokens) > 1]
+    prompts = [_prompt(rows[at][place]) for at, place in places]
+    params = [
+        SamplingParams(len(rows[at][place].tokens) - len(prompt), 1.0, seed=key(seed, at, place))
+        for (at, place), prompt in zip(places, prompts, strict=True)
+    ]
+    training = module.training
+    module.eval()
+    # Without a drafter: one that measures would make the widths of its forwards, and with them the last
+    # digits, depend on the clock, and a run that was interrupted would end with other weights.
+    generations = Engine(module.writer).generate(prompts, params)
+    module.train(training)
+    for (at, place), prompt, generation in zip(places, prompts, generations, strict=True):
+        document = found[at][place]
+        found[at][place] = replace(document, tokens=(*prompt, *generation.tokens), prompt=len(prompt))
+    return found
+
+
+def _prompt(document: Document) -> tuple[int, ...]:
+    length = document.prompt or len(document.tokens) // 2
+    return document.tokens[: min(length, len(document.tokens))]

@@ -1,0 +1,228 @@
+"""A draft model that is trained: its folder, its figures, its own text, and boosting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from models import tiny_llama
+from outpace.core import OutpaceError, SamplingParams
+from outpace.drafters import LEARNED, DraftModel
+from outpace.drafting.draft_module import DraftConfig, DraftModule
+from outpace.engine import Engine
+from outpace.targets import Target
+from outpace.train import data
+from outpace.train.data import Document
+from outpace.train.distil import answer
+from outpace.train.loop import Training, train
+from outpace.train.metric import evaluate
+from outpace.train.objectives import OBJECTIVES, objective
+from outpace.train.on_policy import is_on_policy, own_text
+from outpace.train.reading import read_batch
+
+TARGET = Target(tiny_llama(vocabulary=41, context=64))
+GREEDY = SamplingParams(max_new_tokens=16, ignore_eos=True)
+PROMPTS = [Document((token, token + 3, token + 1), 3, open=True) for token in range(1, 30)]
+SETTINGS = Training(steps=6, rows=2, learning_rate=0.02, evaluate_every=2)
+CONFIG = DraftConfig(hidden_size=16, depth=1, num_draft_tokens=3)
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[Document]:
+    return answer(TARGET, PROMPTS, GREEDY)
+
+
+def draft(seed: int = 0, **changes: Any) -> DraftModule:
+    torch.manual_seed(seed)
+    return DraftModule.new(replace(CONFIG, **changes), TARGET)
+
+
+def run(
+    documents: list[Document], out: Path, stop: int | None = None, **changes: Any
+) -> dict[str, torch.Tensor]:
+    """Train; interrupted after the step ``stop``. The weights at the end."""
+    module = draft()
+
+    def report(entry: Mapping[str, Any]) -> None:
+        if entry["step"] == stop and "loss" in entry:
+            raise KeyboardInterrupt
+
+    rows = data.pack(documents, 40)
+    train(module, rows[:-2], rows[-2:], replace(SETTINGS, **changes), out, report)
+    return dict(module.state_dict())
+
+
+def test_it_reads_each_document_of_a_row_as_decoding_would(documents: list[Document]) -> None:
+    module = draft().double()
+    seen: list[torch.Tensor] = []
+
+    def keep(logits: torch.Tensor, target: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        seen.append(logits)
+        return objective("ground_truth")(logits, target, labels)
+
+    rows = [documents[:2], documents[2:3]]
+    module.loss(read_batch(TARGET, rows, ()), keep)
+    plain = [
+        module.model(input_ids=torch.tensor([d.tokens])).logits[0, d.prompt - 1 : -1]
+        for row in rows
+        for d in row
+    ]
+    assert torch.allclose(seen[0], torch.cat(plain), atol=1e-9)
+
+
+def test_its_folder_is_a_transformers_model_that_drafts_as_was_measured(
+    documents: list[Document], tmp_path: Path
+) -> None:
+    rows = data.pack(documents, 40)
+    settings = replace(SETTINGS, steps=60, evaluate_every=60, learning_rate=0.01)
+    found = train(draft(hidden_size=48), rows, rows, settings, tmp_path)
+    assert isinstance(AutoModelForCausalLM.from_pretrained(tmp_path), LlamaForCausalLM)
+    module = DraftModule.load(tmp_path, TARGET)
+    module.config = replace(module.config, num_draft_tokens=3)
+    replay, _ = evaluate(module, [read_batch(TARGET, rows, ())], objective("ground_truth"))
+    assert replay.expected_length == pytest.approx(found.measured["expected_length"], abs=0.02)
+    prompts = [d.tokens[:3] for d in documents]
+    for drafter in (DraftModel(str(tmp_path), 3), DraftModel(module, 3)):
+        generations = Engine(TARGET, drafter).generate(prompts, GREEDY)
+        assert [tuple(g.tokens) for g in generations] == [d.tokens[3:] for d in documents]
+        stats = [g.stats for g in generations]
+        assert (replay.steps, replay.tokens) == (sum(s.steps for s in stats), sum(s.tokens for s in stats))
+        counts = [
+            sum(s.accepted_per_position[p] for s in stats if p < len(s.accepted_per_position))
+            for p in range(3)
+        ]
+        assert replay.accepted == counts
+    assert replay.expected_length > 1.3
+
+
+def test_a_checkpoint_is_gone_on_from(documents: list[Document], tmp_path: Path) -> None:
+    start = draft(seed=3)
+    start.save(tmp_path / "start")
+    module = DraftModule.new(DraftConfig(draft=str(tmp_path / "start")), TARGET)
+    assert all(torch.equal(a, b) for a, b in zip(start.parameters(), module.parameters(), strict=True))
+    assert module.training and all(weight.dtype == torch.float32 for weight in module.parameters())
+    rows = data.pack(documents, 40)
+    train(module, rows[:-2], rows[-2:], SETTINGS, tmp_path / "out")
+    assert not torch.equal(next(start.parameters()), next(module.parameters()))
+    again = DraftModule.load(tmp_path / "out", TARGET)
+    assert again.model.config.hidden_size == 16 and not again.training
+    # Where nothing is gained, the checkpoint is kept.
+    spoilt = DraftModule.new(DraftConfig(draft=str(tmp_path / "out")), TARGET)
+    train(spoilt, rows, rows, replace(SETTINGS, learning_rate=10.0), tmp_path / "kept")
+    kept = DraftModule.load(tmp_path / "kept", TARGET)
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), kept.parameters(), strict=True))
+    with pytest.raises(OutpaceError, match="has its own hidden_size; leave that out"):
+        DraftConfig(draft="x", hidden_size=8)
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    draft().save(tmp_path)
+    other = Target(tiny_llama(vocabulary=50))
+    with pytest.raises(OutpaceError, match="has 41 token ids and the target 50; one is trained in the"):
+        DraftModule.new(DraftConfig(draft=str(tmp_path)), other)
+    with pytest.raises(OutpaceError, match="transformers cannot load 'nowhere/at/all'"):
+        DraftModule.new(DraftConfig(draft="nowhere/at/all"), TARGET)
+    with pytest.raises(OutpaceError, match="depth must be at least 1"):
+        DraftConfig(depth=0)
+    with pytest.raises(OutpaceError, match="a text has 30 tokens, and the drafter is made for 24"):
+        row = [Document((1,) * 30, 2)]
+        train(draft(context=24), [row], [row], SETTINGS, tmp_path / "out")
+
+
+# -- its own text ----------------------------------------------------------------------------------------
+
+
+def test_own_text_is_what_it_samples_after_the_prompts(documents: list[Document]) -> None:
+    module = draft()
+    rows = [documents[:2], [Document(tuple(range(1, 11)))], [Document((4,))]]
+    found = own_text(module, rows, 7)
+    assert [[d.tokens[: d.prompt] for d in row] for row in found] == [
+        [d.tokens[:3] for d in documents[:2]],
+        [(1, 2, 3, 4, 5)],
+        [()],
+    ]
+    assert all(
+        len(a.tokens) <= len(b.tokens)
+        for x, y in zip(found, rows, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
+    assert found[2] == rows[2] and found[0][0].tokens[3:] != documents[0].tokens[3:]
+    assert found == own_text(module, rows, 7) != own_text(module, rows, 8)
+    assert module.training
+    # A draft model with the target's weights says what the target would.
+    greedy = DraftModule(CONFIG, module.fit, tiny_llama(vocabulary=41, context=64))
+    greedy.bind(TARGET)
+    head: Any = greedy.model.get_output_embeddings()
+    head.weight.data.mul_(1e4)
+    ends = [d for d in documents if 0 not in d.tokens[3:]][:3]
+    assert own_text(greedy, [ends], 1) == [ends]
+
+
+def test_own_text_is_learnt_from_the_target_alone(documents: list[Document]) -> None:
+    batch = read_batch(TARGET, [documents[:2]], ())
+    own = replace(batch, sampled=True)
+    assert batch.labels[0, :5].tolist() == batch.tokens[0, 1:6].tolist()
+    assert torch.equal(own.labels, batch.logits.argmax(dim=-1))
+    wrong = replace(own, tokens=batch.tokens.flip(1))
+    labels: list[torch.Tensor] = []
+
+    def keep(logits: torch.Tensor, target: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+        labels.append(found)
+        return objective("ground_truth")(logits, target, found)
+
+    draft().loss(wrong, keep)
+    assert torch.equal(labels[0], batch.logits.argmax(dim=-1)[batch.ahead(1)])
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(0.0, 0), (0.25, 5), (0.5, 10), (0.3, 6), (1.0, 20)])
+def test_the_fraction_is_kept_evenly(fraction: float, count: int) -> None:
+    turns = [is_on_policy(forward, fraction) for forward in range(20)]
+    assert sum(turns) == count
+    assert fraction != 0.5 or turns[:4] == [False, True, False, True]
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_learns_on_policy(name: str, documents: list[Document], tmp_path: Path) -> None:
+    module = draft()
+    rows = data.pack(documents, 40)
+    entries: list[Mapping[str, Any]] = []
+    settings = replace(SETTINGS, steps=12, evaluate_every=12, objective=name, on_policy=1.0)
+    _, loss = evaluate(draft(), [read_batch(TARGET, rows, ())], objective(name))
+    train(module, rows, rows[:4], settings, tmp_path, entries.append)
+    _, less = evaluate(module.eval(), [read_batch(TARGET, rows, ())], objective(name))
+    assert less < loss * 0.98
+    assert {entry["on_policy"] for entry in entries if "loss" in entry} == {1.0}
+
+
+def test_an_interrupted_run_on_policy_ends_with_the_same_weights(
+    documents: list[Document], tmp_path: Path
+) -> None:
+    changes = {"on_policy": 0.5, "objective": "forward_kl", "accumulate": 2}
+    whole = run(documents, tmp_path / "whole", **changes)
+    for stop in (3, 5):
+        with pytest.raises(KeyboardInterrupt):
+            run(documents, tmp_path / "parts", stop, **changes)
+    parts = run(documents, tmp_path / "parts", **changes)
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert (tmp_path / "whole/log.jsonl").read_text() == (tmp_path / "parts/log.jsonl").read_text()
+    off = run(documents, tmp_path / "off", **{**changes, "on_policy": 0.0})
+    assert any(not torch.equal(whole[name], off[name]) for name in whole)
+    with pytest.raises(OutpaceError, match="of a run with other settings"):
+        run(documents, tmp_path / "parts", **{**changes, "on_policy": 0.25})
+
+
+def test_drafters_without_text_of_their_own_are_refused(documents: list[Document], tmp_path: Path) -> None:
+    rows = data.pack(documents, 40)
+    for method in LEARNED.keys() - {"draft_model"}:
+        cls = LEARNED[method]
+        module = cls.new(cls.config_type(), Target(tiny_llama(vocabulary=41, layers=3)))
+        with pytest.raises(OutpaceError, match=f"{method} drafts from what the target says"):
+            train(module, rows, rows, replace(SETTINGS, on_policy=0.5), tmp_path)
+    with pytest.raises(OutpaceError, match="on_policy is a fraction, from 0 to 1"):
+        replace(SETTINGS, on_policy=1.5)
