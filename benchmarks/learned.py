@@ -2,9 +2,9 @@
 
     python benchmarks/learned.py --data DIR --models DIR --out benchmarks/RESULT.json
 
---data holds gsm8k_test*.jsonl and humaneval.jsonl. Each folder in --models is a drafter with the
-provenance.json that `outpace train` writes (tools/train_drafters.py makes them all), each .json file the
-layers that self_speculative skips; without --models the embedded ones are measured. Outputs are greedy and
+--data holds gsm8k_test*.jsonl and humaneval.jsonl. Each folder in --models is a drafter as `outpace
+train` writes it (tools/train_drafters.py makes them all), each .json file the layers that self_speculative
+skips; without --models the embedded ones are measured. Outputs are greedy and
 end at their end-of-sequence token, so that all of the text is the target's answer.
 
 `predicted` is the expected accepted length, the held-out figure of training, on plain decoding's own outputs;
@@ -29,6 +29,7 @@ from table import Ours, Prompt, Run, finish, from_data, machine, measure
 import outpace
 from outpace.core import SamplingParams, Stats
 from outpace.drafters import LEARNED
+from outpace.drafting.learned import CONFIG
 from outpace.targets import TargetModel
 from outpace.train.data import Document
 from outpace.train.metric import Replay
@@ -96,23 +97,21 @@ def embedded() -> list[Trained]:
 
 def all_in(models: Path) -> list[Trained]:
     """The drafters in the folders of a folder, and files of layers to skip."""
-    found = [trained(place.parent) for place in sorted(models.glob(f"*/{PROVENANCE}"))]
+    found = [trained(place.parent) for place in sorted(models.glob(f"*/{CONFIG}"))]
     for file in sorted(models.glob("*.json")):
         spec = f"self_speculative:skip={file}"
         found.append(Trained(file.stem, "self_speculative", spec, file, parameters=0, tokens=0))
     if not found:
-        raise SystemExit(f"no folder in {models} has a {PROVENANCE}; train some: tools/train_drafters.py")
+        raise SystemExit(f"no folder in {models} has a {CONFIG}; train some: tools/train_drafters.py")
     return found
 
 
 def trained(folder: Path, spec: str | None = None) -> Trained:
-    """A folder that ``outpace train`` wrote."""
+    """A folder that ``outpace train`` wrote, or a draft model that came from elsewhere."""
     file = folder / PROVENANCE
-    if not file.is_file():
-        raise SystemExit(f"there is no {file}; train the drafter with outpace train")
-    facts = json.loads(file.read_text(encoding="utf-8"))
-    result = facts["result"]
-    method = result["method"]
+    facts = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    result = facts.get("result", {})
+    method = result.get("method", "draft_model")
     option = "model" if method == "draft_model" else "path"
     seconds = result.get("cpu_seconds")
     return Trained(

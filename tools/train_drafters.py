@@ -22,29 +22,28 @@ import card_drafters
 from outpace import nano_draft_path
 from outpace.train.provenance import PROVENANCE
 
-COMMON = ["--length", "512", "--rows", "4", "--held-out", "0.02", "--evaluate-every", "100"]
-DRAFT = ["--draft", "before", "--steps", "150", "--learning-rate", "1e-3"]
-SHORT = ["--steps", "120", "--learning-rate", "2e-3"]
+BEFORE = "draft_model-before"
 
-RUNS: dict[str, list[str]] = {
-    "medusa": ["medusa:heads=4,layers=2", "--steps", "300", "--learning-rate", "2e-3"],
-    "eagle": [
-        "eagle:own_head=false",
-        *("--steps", "200", "--learning-rate", "1e-3", "--objective", "forward_kl"),
-    ],
-    "draft_model-plain": ["draft_model", *DRAFT],
-    "draft_model-seq_kd": ["draft_model", *DRAFT],
-    "draft_model-forward_kl": ["draft_model", *DRAFT, "--objective", "forward_kl"],
-    "draft_model-reverse_kl": ["draft_model", *DRAFT, "--objective", "reverse_kl"],
-    "draft_model-jensen_shannon": ["draft_model", *DRAFT, "--objective", "jensen_shannon"],
-    "draft_model-total_variation": ["draft_model", *DRAFT, "--objective", "total_variation"],
-    "draft_model-on_policy": ["draft_model", *DRAFT, "--objective", "forward_kl", "--on-policy", "0.5"],
-    "hydra": ["hydra", *SHORT],
-    "blockwise": ["blockwise", *SHORT],
-    "early_exit": ["early_exit", *SHORT],
-    "parallel_tokens": ["parallel_tokens", *SHORT],
-    "dflash": ["dflash", *SHORT],
-    "spec_drafter": ["spec_drafter", *SHORT],
+COMMON = "--length 512 --held-out 0.02"
+DRAFT = f"draft_model --draft models/{BEFORE} --rows 2 --steps 120 --learning-rate 1e-3 --evaluate-every 60"
+SHORT = "--rows 2 --steps 120 --learning-rate 2e-3 --evaluate-every 60"
+
+RUNS = {
+    "medusa": "medusa:heads=4,layers=2 --rows 4 --steps 300 --learning-rate 2e-3",
+    "eagle": "eagle:own_head=false --rows 4 --steps 200 --learning-rate 1e-3 --objective forward_kl",
+    "draft_model-plain": DRAFT,
+    "draft_model-seq_kd": DRAFT,
+    "draft_model-forward_kl": f"{DRAFT} --objective forward_kl",
+    "draft_model-reverse_kl": f"{DRAFT} --objective reverse_kl",
+    "draft_model-jensen_shannon": f"{DRAFT} --objective jensen_shannon",
+    "draft_model-total_variation": f"{DRAFT} --objective total_variation",
+    "draft_model-on_policy": f"{DRAFT} --objective forward_kl --on-policy 0.5",
+    "hydra": f"hydra {SHORT}",
+    "blockwise": f"blockwise {SHORT}",
+    "early_exit": f"early_exit {SHORT}",
+    "parallel_tokens": f"parallel_tokens {SHORT}",
+    "dflash": f"dflash {SHORT}",
+    "spec_drafter": f"spec_drafter {SHORT}",
 }
 """Name of the folder -> arguments of `outpace train`. All learn the target's answers but one."""
 
@@ -60,8 +59,8 @@ SHIPPED = {
 def train(name: str, work: Path) -> None:
     """One run; its paths are relative to ``work``, so that its provenance names none of this machine's."""
     source = "texts" if name == ON_TEXTS else "answers"
-    method, *rest = RUNS[name]
-    command = ["train", method, "--data", source, "--out", f"models/{name}", *COMMON, *rest]
+    method, *rest = RUNS[name].split()
+    command = ["train", method, "--data", source, "--out", f"models/{name}", *COMMON.split(), *rest]
     print(f"outpace {' '.join(command)}", flush=True)
     subprocess.run([Path(sys.executable).with_name("outpace"), *command], cwd=work, check=True)
 
@@ -71,6 +70,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, required=True, help="folder with the sources of corpus.py")
     parser.add_argument("--work", type=Path, required=True, help="folder for answers and drafters")
+    parser.add_argument(
+        "--before", type=Path, default=nano_draft_path(), help="the draft model, as train_nano.py leaves it"
+    )
     parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS), metavar="NAME")
     parser.add_argument("--ship", type=Path, metavar="MODELS", help="folder to write the shipped ones to")
     options = parser.parse_args()
@@ -78,9 +80,9 @@ def main() -> None:
     subprocess.run(
         [sys.executable, answers.__file__, "--data", options.data, "--out", options.work], check=True
     )
-    before = options.work / "before"
+    before = options.work / "models" / BEFORE
     if not before.is_dir():
-        shutil.copytree(nano_draft_path(), before)
+        shutil.copytree(options.before, before)
     for name in options.only:
         if not (options.work / "models" / name / PROVENANCE).is_file():
             train(name, options.work)
