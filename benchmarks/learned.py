@@ -2,10 +2,10 @@
 
     python benchmarks/learned.py --data DIR --models DIR --out benchmarks/RESULT.json
 
---data holds gsm8k_test*.jsonl and humaneval.jsonl. Each folder in --models is a drafter as `outpace
-train` writes it (tools/train_drafters.py makes them all), each .json file the layers that self_speculative
-skips; without --models the embedded ones are measured. Outputs are greedy and
-end at their end-of-sequence token, so that all of the text is the target's answer.
+--data holds gsm8k_test*.jsonl and humaneval.jsonl. Each folder in --models is a drafter as `outpace train`
+writes it (tools/train_drafters.py makes them all), each .json file the layers that self_speculative skips;
+without --models the embedded ones are measured. Outputs are greedy and end at their end-of-sequence token, so
+that all of the text is the target's answer.
 
 `predicted` is the expected accepted length, the held-out figure of training, on plain decoding's own outputs;
 `ratio` is that to tau. Speed is relative to `none` prompt by prompt, methods taking turns (see table.py);
@@ -29,7 +29,7 @@ from table import Ours, Prompt, Run, finish, from_data, machine, measure
 import outpace
 from outpace.core import SamplingParams, Stats
 from outpace.drafters import LEARNED
-from outpace.drafting.learned import CONFIG
+from outpace.drafting.learned import CONFIG, Learned
 from outpace.targets import TargetModel
 from outpace.train.data import Document
 from outpace.train.metric import Replay
@@ -47,7 +47,7 @@ class Trained:
 
     Attributes:
         method: its name; the folder's weights are loaded by ``LEARNED[method]``.
-        parameters, tokens, minutes: of its training, as the provenance says; None where it does not.
+        tokens, minutes: of its training, as the provenance says; None where it does not.
     """
 
     label: str
@@ -55,7 +55,6 @@ class Trained:
     spec: str
     folder: Path
     objective: str = ""
-    parameters: int | None = None
     tokens: int | None = None
     minutes: float | None = None
 
@@ -65,6 +64,7 @@ class Figures:
     """What a drafter did on one suite.
 
     Attributes:
+        tokens: of all outputs.
         tau: tokens a step.
         acceptance: share of steps that accept each position of the draft.
         predicted: the tau that ``Replay`` expects on the same text; None without weights to ask.
@@ -75,6 +75,7 @@ class Figures:
     label: str
     spec: str
     prompts: int
+    tokens: int
     tau: float
     acceptance: list[float]
     predicted: float | None
@@ -100,7 +101,7 @@ def all_in(models: Path) -> list[Trained]:
     found = [trained(place.parent) for place in sorted(models.glob(f"*/{CONFIG}"))]
     for file in sorted(models.glob("*.json")):
         spec = f"self_speculative:skip={file}"
-        found.append(Trained(file.stem, "self_speculative", spec, file, parameters=0, tokens=0))
+        found.append(Trained(file.stem, "self_speculative", spec, file))
     if not found:
         raise SystemExit(f"no folder in {models} has a {CONFIG}; train some: tools/train_drafters.py")
     return found
@@ -120,7 +121,6 @@ def trained(folder: Path, spec: str | None = None) -> Trained:
         spec or f"{method}:{option}={folder}",
         folder,
         facts.get("settings", {}).get("objective", ""),
-        result.get("parameters"),
         result.get("tokens_seen"),
         None if seconds is None else seconds / 60,
     )
@@ -131,11 +131,8 @@ def decode(target: TargetModel, spec: str, prompts: Sequence[Prompt], params: Sa
     return outpace.Engine(target, spec, adaptive=False).generate([prompt.ids for prompt in prompts], params)
 
 
-def predict(drafter: Trained, target: TargetModel, texts: Sequence[Document]) -> float | None:
+def predict(module: Learned, target: TargetModel, texts: Sequence[Document]) -> float:
     """The expected accepted length on texts."""
-    if drafter.method not in LEARNED:
-        return None
-    module = LEARNED[drafter.method].load(drafter.folder, target)
     replay = Replay()
     for text in texts:
         batch = read_batch(target, [[text]], module.hidden_layers)
@@ -156,6 +153,8 @@ def count(
         total.accepted_per_position += [0] * (len(stood) - len(total.accepted_per_position))
         for place, number in enumerate(stood):
             total.accepted_per_position[place] += number
+    cls = LEARNED.get(drafter.method)
+    module = None if cls is None else cls.load(drafter.folder, target)
     texts = [
         Document((*prompt.ids, *generation.tokens), len(prompt.ids))
         for prompt, generation in zip(prompts, plain, strict=True)
@@ -164,14 +163,15 @@ def count(
         drafter.label,
         drafter.spec,
         len(prompts),
+        total.tokens,
         total.mean_accepted_length,
         [number / total.steps for number in total.accepted_per_position],
-        predict(drafter, target, texts),
+        None if module is None else predict(module, target, texts),
         sum(own.tokens == theirs.tokens for own, theirs in zip(found, plain, strict=True)),
         training={
             "method": drafter.method,
             "objective": drafter.objective,
-            "parameters": drafter.parameters,
+            "parameters": 0 if module is None else sum(weight.numel() for weight in module.parameters()),
             "tokens": drafter.tokens,
             "minutes": drafter.minutes,
         },
@@ -250,6 +250,7 @@ def chosen(options: argparse.Namespace) -> list[Trained]:
 
 def main() -> None:
     options = arguments()
+    transformers.utils.logging.disable_progress_bar()
     drafters = chosen(options)
     target = outpace.Target(
         transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
@@ -269,7 +270,7 @@ def main() -> None:
             found.append(count(drafter, target, prompts, params, plain))
         if options.rounds:
             time(found, target, prompts, options.new_tokens, options.rounds)
-        print(f"\n{suite}, {len(prompts)} prompts\n\n{table(found)}", flush=True)
+        print(f"\n{suite}, {len(prompts)} prompts, {found[0].tokens} tokens\n\n{table(found)}", flush=True)
         result["suites"][suite] = [asdict(figures) | {"ratio": figures.ratio} for figures in found]
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -25,7 +25,7 @@ from outpace.train.provenance import PROVENANCE
 BEFORE = "draft_model-before"
 
 COMMON = "--length 512 --held-out 0.02"
-DRAFT = f"draft_model --draft models/{BEFORE} --rows 2 --steps 120 --learning-rate 1e-3 --evaluate-every 60"
+DRAFT = f"draft_model --draft models/{BEFORE} --rows 2 --steps 120 --learning-rate 3e-4 --evaluate-every 60"
 SHORT = "--rows 2 --steps 120 --learning-rate 2e-3 --evaluate-every 60"
 
 RUNS = {
