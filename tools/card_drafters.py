@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import fill
@@ -18,6 +17,7 @@ from outpace.train.provenance import PROVENANCE
 
 TARGET = "outpace-nano"
 WIDTH = 110
+DISTILLATION = "\n## Distillation\n\n"
 
 INTRODUCTIONS = {
     "medusa": """\
@@ -49,22 +49,36 @@ def ship(folder: Path, place: Path, sources: Mapping[str, Any]) -> None:
         folder: as ``outpace train`` wrote it.
         sources: as answers.py wrote them.
     """
+    facts = _ship_weights(folder, place)
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    config["target"]["name"] = TARGET
+    _write(place / CONFIG, config)
+    (place / "README.md").write_text(card(place.name, facts, sources), encoding="utf-8")
+
+
+def ship_draft(folder: Path, place: Path) -> None:
+    """Write a draft model's weights and provenance over those it was trained from, and add to their card.
+
+    Args:
+        place: has the model as train_nano.py and card_nano.py left it, or as this did.
+    """
+    facts = _ship_weights(folder, place)
+    file = place / "README.md"
+    before, rest = file.read_text(encoding="utf-8").split("\n## Data\n", 1)
+    before = before.split(DISTILLATION)[0]
+    file.write_text(f"{before}{DISTILLATION}{_distillation(facts)}\n## Data\n{rest}", encoding="utf-8")
+
+
+def _ship_weights(folder: Path, place: Path) -> dict[str, Any]:
+    """Weights and provenance; what the latter says."""
     place.mkdir(parents=True, exist_ok=True)
-    facts = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
+    facts: dict[str, Any] = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
     facts["command"][0] = Path(facts["command"][0]).name
     facts["result"]["target"]["name"] = TARGET
     _write(place / PROVENANCE, facts)
     tensors = load_file(folder / WEIGHTS)
     save_file({name: _small(tensor) for name, tensor in tensors.items()}, place / WEIGHTS, {"format": "pt"})
-    if facts["result"]["method"] == "draft_model":
-        for file in folder.glob("*.json*"):
-            if file.name not in (PROVENANCE, "log.jsonl"):
-                shutil.copy(file, place / file.name)
-    else:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        config["target"]["name"] = TARGET
-        _write(place / CONFIG, config)
-    (place / "README.md").write_text(card(place.name, facts, sources), encoding="utf-8")
+    return facts
 
 
 def _write(file: Path, value: Any) -> None:
@@ -75,27 +89,52 @@ def _small(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.bfloat16) if tensor.dtype == torch.float32 else tensor
 
 
-def card(name: str, facts: Mapping[str, Any], sources: Mapping[str, Any]) -> str:
-    """The text of a model card."""
-    result, settings = facts["result"], facts["settings"]
-    accepted = " ".join(f"{share:.2f}" for share in result["accepted_per_position"])
-    packages = table(
-        ("source of Python code", "version", "licence"),
-        [(package["name"], package["version"], package["licence"]) for package in sources["packages"]],
-    )
-    kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in sources["shares"].items())
-    amount = fill(
+def _distillation(facts: Mapping[str, Any]) -> str:
+    """What the card of a draft model says of its distillation."""
+    return f"""\
+{METHOD}
+
+{_amount(facts)} It began with the weights
+that the training above left, of which the figures and samples below are.
+
+```console
+{" ".join(facts["command"])}
+```
+
+{_held_out(facts["result"])}
+"""
+
+
+def _amount(facts: Mapping[str, Any]) -> str:
+    """How much was learnt, and how."""
+    result = facts["result"]
+    return fill(
         f"{result['tokens_seen'] / 1e6:.2f} million tokens in {result['steps']:,} steps, "
         f"{result['cpu_seconds'] / 60:.0f} minutes, in float32, with AdamW; objective: "
-        f"{settings['objective']}.",
+        f"{facts['settings']['objective']}.",
         WIDTH,
     )
-    held_out = fill(
+
+
+def _held_out(result: Mapping[str, Any]) -> str:
+    """What is expected of it."""
+    accepted = " ".join(f"{share:.2f}" for share in result["accepted_per_position"])
+    return fill(
         f"On {result['held_out_documents']} answers that were held out, {result['expected_length']:.2f} "
         "tokens a step are expected of greedy decoding, where plain decoding has 1; the share of steps that "
         f"accept each position of the draft is {accepted}.",
         WIDTH,
     )
+
+
+def card(name: str, facts: Mapping[str, Any], sources: Mapping[str, Any]) -> str:
+    """The text of a model card."""
+    result = facts["result"]
+    packages = table(
+        ("source of Python code", "version", "licence"),
+        [(package["name"], package["version"], package["licence"]) for package in sources["packages"]],
+    )
+    kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in sources["shares"].items())
     return f"""\
 ---
 license: apache-2.0
@@ -112,7 +151,7 @@ language: en
 
 {METHOD}
 
-{amount}
+{_amount(facts)}
 
 ```console
 {" ".join(facts["command"])}
@@ -123,7 +162,7 @@ and writes this folder.
 
 ## Held-out figures
 
-{held_out}
+{_held_out(result)}
 
 ## Data
 

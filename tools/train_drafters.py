@@ -50,10 +50,8 @@ RUNS = {
 ON_TEXTS = "draft_model-plain"
 """Learns the corpus's own answers to the same prompts: what distillation is to be better than."""
 
-SHIPPED = {
-    "outpace-nano-medusa": "medusa",
-    "outpace-nano-eagle": "eagle",
-}
+SHIPPED = {"outpace-nano-medusa": "medusa", "outpace-nano-eagle": "eagle"}
+SHIPPED_DRAFT = "draft_model"
 
 
 def train(name: str, work: Path) -> None:
@@ -90,6 +88,9 @@ def main() -> None:
         sources = json.loads((options.work / "sources.json").read_text(encoding="utf-8"))
         for folder, name in SHIPPED.items():
             card_drafters.ship(options.work / "models" / name, options.ship / folder, sources)
+        card_drafters.ship_draft(
+            options.work / "models" / SHIPPED_DRAFT, options.ship / nano_draft_path().name
+        )
 
 
 if __name__ == "__main__":
