@@ -27,17 +27,19 @@ BEFORE = "draft_model-before"
 COMMON = "--length 512 --held-out 0.02"
 DRAFT = f"draft_model --draft models/{BEFORE} --rows 2 --steps 120 --learning-rate 3e-4 --evaluate-every 60"
 SHORT = "--rows 2 --steps 120 --learning-rate 2e-3 --evaluate-every 60"
+SOFT = "--objective forward_kl"
 
 RUNS = {
     "medusa": "medusa:heads=4,layers=2 --rows 4 --steps 300 --learning-rate 2e-3",
-    "eagle": "eagle:own_head=false --rows 4 --steps 200 --learning-rate 1e-3 --objective forward_kl",
+    "eagle": f"eagle:own_head=false --rows 4 --steps 200 --learning-rate 1e-3 {SOFT}",
+    "draft_model": f"draft_model --draft models/{BEFORE} --rows 4 --steps 300 --learning-rate 5e-4 {SOFT}",
     "draft_model-plain": DRAFT,
     "draft_model-seq_kd": DRAFT,
-    "draft_model-forward_kl": f"{DRAFT} --objective forward_kl",
+    "draft_model-forward_kl": f"{DRAFT} {SOFT}",
     "draft_model-reverse_kl": f"{DRAFT} --objective reverse_kl",
     "draft_model-jensen_shannon": f"{DRAFT} --objective jensen_shannon",
     "draft_model-total_variation": f"{DRAFT} --objective total_variation",
-    "draft_model-on_policy": f"{DRAFT} --objective forward_kl --on-policy 0.5",
+    "draft_model-on_policy": f"{DRAFT} {SOFT} --on-policy 0.5",
     "hydra": f"hydra {SHORT}",
     "blockwise": f"blockwise {SHORT}",
     "early_exit": f"early_exit {SHORT}",

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import card_drafters
 import train_drafters
@@ -77,16 +77,18 @@ def test_every_run_is_of_a_method_and_its_options() -> None:
     assert set(train_drafters.SHIPPED.values()) <= train_drafters.RUNS.keys()
 
 
+FACTS = {
+    "command": ["/home/someone/bin/outpace", "train", "medusa"],
+    "settings": {"objective": "ground_truth"},
+    "result": RESULT,
+}
+
+
 def test_what_is_shipped_is_small_and_says_where_it_came_from(tmp_path: Path) -> None:
     target = ToyTarget()
     heads = MedusaHeads.new(MedusaConfig(heads=2), target)
     heads.save(tmp_path / "from")
-    facts = {
-        "command": ["/home/someone/bin/outpace", "train", "medusa"],
-        "settings": {"objective": "ground_truth"},
-        "result": RESULT,
-    }
-    (tmp_path / "from" / "provenance.json").write_text(json.dumps(facts), "utf-8")
+    (tmp_path / "from" / "provenance.json").write_text(json.dumps(FACTS), "utf-8")
     card_drafters.ship(tmp_path / "from", tmp_path / "to", SOURCES)
     weights = load_file(tmp_path / "to" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
@@ -99,3 +101,23 @@ def test_what_is_shipped_is_small_and_says_where_it_came_from(tmp_path: Path) ->
     assert "| rich | 15 | MIT |" in card
     for file in (tmp_path / "to").glob("*.*"):
         assert "/home" not in file.read_text("utf-8", errors="replace"), file.name
+
+
+def test_a_draft_model_takes_the_place_of_the_one_it_was(tmp_path: Path) -> None:
+    trained, place = tmp_path / "from", tmp_path / "to"
+    for folder in (trained, place):
+        folder.mkdir()
+    weights = {"weight": torch.rand(3, 2)}
+    save_file(weights, trained / "model.safetensors")
+    (trained / "provenance.json").write_text(json.dumps(FACTS), "utf-8")
+    card = "# name\n\n## Training\n\nlong\n{}\n## Data\n\nmuch\n"
+    (place / "README.md").write_text(card.format(""), "utf-8")
+    card_drafters.ship_draft(trained, place)
+    first = (place / "README.md").read_text("utf-8")
+    card_drafters.ship_draft(trained, place)
+    assert (place / "README.md").read_text("utf-8") == first
+    training, distillation, data = first.split("\n## ")[1:]
+    assert training == "Training\n\nlong\n" and data == "Data\n\nmuch\n"
+    assert distillation.startswith("Distillation\n") and "outpace train medusa" in distillation
+    found = load_file(place / "model.safetensors")["weight"]
+    assert torch.equal(found, weights["weight"].to(torch.bfloat16))
