@@ -20,7 +20,11 @@ from pathlib import Path
 import answers
 import card_drafters
 from outpace import nano_draft_path
+from outpace.console.models import load
+from outpace.core import SamplingParams
+from outpace.train.data import read
 from outpace.train.provenance import PROVENANCE
+from outpace.train.skipping import find_skipped_layers
 
 BEFORE = "draft_model-before"
 
@@ -31,7 +35,9 @@ SOFT = "--objective forward_kl"
 
 RUNS = {
     "medusa": "medusa:heads=4,layers=2 --rows 4 --steps 300 --learning-rate 2e-3",
-    "eagle": f"eagle:own_head=false --rows 4 --steps 200 --learning-rate 1e-3 {SOFT}",
+    "eagle": (
+        f"eagle:own_head=false,steps=4 --rows 2 --steps 200 --learning-rate 2e-3 --evaluate-every 50 {SOFT}"
+    ),
     "draft_model": f"draft_model --draft models/{BEFORE} --rows 4 --steps 300 --learning-rate 5e-4 {SOFT}",
     "draft_model-plain": DRAFT,
     "draft_model-seq_kd": DRAFT,
@@ -52,6 +58,12 @@ RUNS = {
 ON_TEXTS = "draft_model-plain"
 """Learns the corpus's own answers to the same prompts: what distillation is to be better than."""
 
+SEARCHED = "self_speculative"
+"""Has no weights: the layers that it skips are searched for."""
+
+PROMPTS_OF_SEARCH = 16
+TRIALS = 30
+
 SHIPPED = {"outpace-nano-medusa": "medusa", "outpace-nano-eagle": "eagle"}
 SHIPPED_DRAFT = "draft_model"
 
@@ -65,6 +77,17 @@ def train(name: str, work: Path) -> None:
     subprocess.run([Path(sys.executable).with_name("outpace"), *command], cwd=work, check=True)
 
 
+def search(work: Path) -> None:
+    """The layers that self_speculative had best skip, by prompts that were answered."""
+    model = load()
+    documents = read(work / "answers" / "000.jsonl", model)[:PROMPTS_OF_SEARCH]
+    prompts = [document.tokens[: document.prompt] for document in documents]
+    params = SamplingParams(max_new_tokens=64)
+    found = find_skipped_layers(model.target, prompts, params, trials=TRIALS)
+    print(f"{SEARCHED}: {found}", flush=True)
+    found.save(work / "models" / f"{SEARCHED}.json")
+
+
 def main() -> None:
     """Answer, train, and ship what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -73,7 +96,7 @@ def main() -> None:
     parser.add_argument(
         "--before", type=Path, default=nano_draft_path(), help="the draft model, as train_nano.py leaves it"
     )
-    parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS), metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=[*RUNS, SEARCHED], default=[*RUNS, SEARCHED])
     parser.add_argument("--ship", type=Path, metavar="MODELS", help="folder to write the shipped ones to")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
@@ -84,7 +107,10 @@ def main() -> None:
     if not before.is_dir():
         shutil.copytree(options.before, before)
     for name in options.only:
-        if not (options.work / "models" / name / PROVENANCE).is_file():
+        if name == SEARCHED:
+            if not (options.work / "models" / f"{SEARCHED}.json").is_file():
+                search(options.work)
+        elif not (options.work / "models" / name / PROVENANCE).is_file():
             train(name, options.work)
     if options.ship:
         sources = json.loads((options.work / "sources.json").read_text(encoding="utf-8"))
