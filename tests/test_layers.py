@@ -27,6 +27,7 @@ LAYERS: list[set[str]] = [
     {"hf", "serve", "bench", "train", "ralm", "testing"},
     {"console"},
     {"cli"},
+    {"__main__"},
 ]
 HEIGHT = {unit: height for height, layer in enumerate(LAYERS) for unit in layer}
 

@@ -163,7 +163,8 @@ class Draft:
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
-        if any(not -1 <= parent < node for node, parent in enumerate(self.parents)):
+        count = len(self.parents)
+        if count and not (min(self.parents) >= -1 and all(map(operator.lt, self.parents, range(count)))):
             raise ValueError(f"a node's parent must come before it, or be -1: {list(self.parents)}")
 
     def __len__(self) -> int:

@@ -43,7 +43,7 @@ _BARREN = 8  # steps of a trial without any draft, after which it is over
 _REACH = 2  # widths past the widest tried that may be tried next
 _RETURN = 1.1  # speed over plain decoding, measured before, at which a drafter that is off is tried at once
 _REFRESH = 128  # steps after which plain decoding is measured anew
-_SWEEP = 8  # steps from one clearing out of old measurements to the next
+_SWEEP = 8  # steps from one clearing out of old measurements to the next, and between looks at what is off
 
 
 class Policy(Protocol):
@@ -217,6 +217,8 @@ class Governor:
     def plan(self, batch: int) -> int:
         if batch != self._batch:
             self._batch, self._entered = batch, self._step
+        elif self._mode is _Mode.OFF and self._wait > 0 and self._step % _SWEEP:
+            return 0  # between trials little changes: not worth the arithmetic in every step
         if not self._known(batch):
             return 0
         width, gain = self.best(batch)

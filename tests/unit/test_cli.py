@@ -99,6 +99,11 @@ def test_version(run: Run) -> None:
     assert run("--version").stdout == f"outpace {outpace.__version__}\n"
 
 
+def test_it_runs_as_a_module() -> None:
+    found = subprocess.run([sys.executable, "-m", "outpace", "--version"], capture_output=True, text=True)
+    assert (found.returncode, found.stdout.split()[0]) == (0, "outpace")
+
+
 @pytest.mark.parametrize(
     "command", ["demo", "generate", "chat", "drafters", "datastore build", "datastore info"]
 )

@@ -66,7 +66,7 @@ class Combined(Drafter[CombinedState]):
 
     parts: tuple[Drafter[Any], ...]
     nodes: int = 64
-    threshold: float = 0.05
+    threshold: float = 0.03
     minimum: int = 4
     share: bool = True
 
@@ -177,8 +177,7 @@ class Combined(Drafter[CombinedState]):
         if len(proposals) == 1:
             state.nodes = [list(range(len(proposals[0])))]
             return proposals[0]
-        self._check(state.sequence, proposals)
-        merged, maps = merge([Draft(draft.tokens, draft.parents) for draft in proposals])
+        merged, maps = merge([self._chosen(state.sequence, *own) for own in enumerate(proposals)])
         worth = _worth(state.ledger, merged, proposals, maps)
         chosen = self._choose(state, worth, maps)
         place = {node: new for new, node in enumerate(chosen)}
@@ -190,32 +189,32 @@ class Combined(Drafter[CombinedState]):
         budget = self.nodes if state.sequence.budget is None else min(self.nodes, state.sequence.budget)
         turn = state.steps % _ROUND
         granted = set(maps[turn][: self.minimum]) if turn < len(maps) else set()
-        wanted = {node for node, chance in enumerate(worth) if chance >= self.threshold}
+        order = sorted(range(len(worth)), key=worth.__getitem__, reverse=True)  # equals in their order
+        first = [node for node in order if node in granted][:budget]
+        wanted = [node for node in order if worth[node] >= self.threshold and node not in granted]
+        chosen = {*first, *wanted[: budget - len(first)]}
+        return [node for node in order if node in chosen]
 
-        def likeliest(nodes: set[int], count: int) -> list[int]:
-            return sorted(nodes, key=lambda node: (-worth[node], node))[:count]
-
-        chosen = likeliest(granted, budget)
-        return likeliest({*chosen, *likeliest(wanted - granted, budget - len(chosen))}, budget)
-
-    def _check(self, sequence: Sequence, proposals: Seq[Draft]) -> None:
-        for part, draft in zip(self.parts, proposals, strict=True):
-            if draft.distributions and not sequence.key.coupled:
-                raise OutpaceError(
-                    f"combined: {type(part).__name__} samples its tokens, which this verifier weighs by "
-                    "their distributions, and a merged tree has none; use verifier='match', or let it draft "
-                    "greedily (draft_model:draws=greedy)"
-                )
+    def _chosen(self, sequence: Sequence, place: int, draft: Draft) -> Draft:
+        """A part's draft as if it had not been sampled: the match verifier asks for tokens alone."""
+        if draft.distributions is None:
+            return draft
+        if not sequence.key.coupled:
+            raise OutpaceError(
+                f"combined: {type(self.parts[place]).__name__} samples its tokens, which this verifier "
+                "weighs by their distributions, and a merged tree has none; use verifier='match', or let "
+                "it draft greedily (draft_model:draws=greedy)"
+            )
+        return Draft(draft.tokens, draft.parents)
 
     def _sub_step(self, part: int, state: CombinedState, step: Step) -> Step:
         """The step as a part would see it whose draft were its own nodes alone."""
         verified = {old: new for new, old in enumerate(step.kept)}
-        stands = [verified.get(node, -1) if node >= 0 else -1 for node in state.nodes[part]]
+        stands = [verified.get(node, -1) for node in state.nodes[part]]
         kept = [node for node, there in enumerate(stands) if there >= 0]
         nodes = [stands[node] for node in kept]
         draft = select(state.proposals[part], kept)
-        found = {there: here for here, there in reversed(list(enumerate(nodes)))}
-        last = next((found[node] for node in reversed(step.path) if node in found), -1)
+        last = next((nodes.index(node) for node in reversed(step.path) if node in nodes), -1)
         path = path_to(draft.parents, last)
         if len(self.parts) > 1:
             name = type(self.parts[part]).__name__

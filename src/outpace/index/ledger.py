@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence as Seq
 
 _DEPTHS, _RANKS = 12, 8  # what is deeper, or further among its siblings, is counted with the last
@@ -24,7 +23,7 @@ class Ledger:
 
     def chance(self, part: int, depth: int, rank: int) -> float:
         """That a node is right where its parent is. Depth 0 is under the root, rank 0 the first child."""
-        right, judged = self._cell(part, depth, rank)
+        right, judged = self._counts[part][min(depth, _DEPTHS - 1)][min(rank, _RANKS - 1)]
         return right / judged
 
     def note(self, part: int, tokens: Seq[int], parents: Seq[int], text: Seq[int]) -> None:
@@ -37,17 +36,15 @@ class Ledger:
             text: the tokens that came after the root.
         """
         right = {-1: 0}  # node -> the depth of its children
-        ranks: Counter[int] = Counter()
+        ranks = {-1: 0}  # node -> how many of its children were judged
         for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
             depth = right.get(parent, len(text))
             if depth < len(text):
                 hit = token == text[depth]
-                cell = self._cell(part, depth, ranks[parent])
+                rank = ranks[parent]
+                cell = self._counts[part][min(depth, _DEPTHS - 1)][min(rank, _RANKS - 1)]
                 cell[0] = cell[0] * _FORGET + hit
                 cell[1] = cell[1] * _FORGET + 1
-                ranks[parent] += 1
+                ranks[parent] = rank + 1
                 if hit:
-                    right[node] = depth + 1
-
-    def _cell(self, part: int, depth: int, rank: int) -> list[float]:
-        return self._counts[part][min(depth, _DEPTHS - 1)][min(rank, _RANKS - 1)]
+                    right[node], ranks[node] = depth + 1, 0

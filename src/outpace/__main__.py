@@ -1,0 +1,5 @@
+"""``python -m outpace`` is the command ``outpace``."""
+
+from outpace.cli import main
+
+main()
