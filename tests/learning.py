@@ -1,7 +1,8 @@
-"""For tests of learned drafters: a little training."""
+"""For tests of learned drafters: a little training, and a tokenizer for texts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -25,3 +26,16 @@ def train(module: Learned, batch: Batch, steps: int, rate: float = 5e-3) -> list
     module.requires_grad_(False).eval()
     module.calibrate([batch])
     return seen
+
+
+class Letters:
+    """A tokenizer of letters; a chat is its roles and words."""
+
+    def tokens(self, text: str) -> list[int]:
+        return [1, *self.plain_tokens(text)]
+
+    def plain_tokens(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        return self.plain_tokens("".join(turn["role"][0] + turn["content"] for turn in messages) + "a")

@@ -62,6 +62,7 @@ OPTIONAL: dict[str, set[str]] = {
     "matplotlib": {"bench"},
     "fastapi": {"serve"},
     "accelerate": {"train"},
+    "datasets": {"train"},
     "ray": {"serve", "train"},
     "bm25s": {"ralm"},
     "faiss": {"ralm"},

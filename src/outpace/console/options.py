@@ -219,9 +219,12 @@ Method = Annotated[
     typer.Argument(metavar="METHOD", help="With its options, as in medusa:heads=4.", show_default=False),
 ]
 TrainingData = Annotated[
-    Path,
+    str,
     typer.Option(
-        "--data", help="A .jsonl file, or a folder of them.", rich_help_panel=_DATA, show_default=False
+        "--data",
+        help="A .jsonl file, a folder of them, or hub:name=openai/gsm8k,config=main,split=train.",
+        rich_help_panel=_DATA,
+        show_default=False,
     ),
 ]
 DrafterOut = Annotated[

@@ -20,7 +20,7 @@ from outpace.drafters import LEARNED
 from outpace.drafting.learned import Fit, Learned
 from outpace.spec import load
 from outpace.targets.base import TargetModel
-from outpace.train import data, provenance
+from outpace.train import data, hub, provenance
 from outpace.train.boosting import load_earlier
 from outpace.train.data import Document
 from outpace.train.distil import answer
@@ -36,7 +36,7 @@ class Corpus:
     """What is learnt from.
 
     Attributes:
-        source: a JSONL file, or a folder of them.
+        source: a JSONL file, a folder of them, or a data set of the hub, as ``outpace.train.hub`` reads it.
         chat: prompts are turns of a chat.
         distil: the target answers every prompt, also those whose answer is there.
         max_new_tokens, temperature: of those answers.
@@ -44,7 +44,7 @@ class Corpus:
         held_out: the share of the documents that is measured on.
     """
 
-    source: Path
+    source: str
     chat: bool
     distil: bool
     max_new_tokens: int
@@ -62,12 +62,10 @@ def module_of(method: str, target: TargetModel, draft: str | None = None) -> Lea
     Raises:
         OutpaceError: no such method or option, or a target that it does not fit.
     """
-    config = load("method", {name: cls.config_type for name, cls in LEARNED.items()}, method)
-    if draft is not None:
-        if not hasattr(config, "draft"):
-            raise OutpaceError(f"{method} is not a model of its own: leave --draft out, or train draft_model")
-        config = dataclasses.replace(config, draft=draft)
-    return LEARNED[method.partition(":")[0].strip()].new(config, target)
+    begins = {name: cls.checkpoint_type or cls.config_type for name, cls in LEARNED.items()}
+    types = {name: cls.config_type for name, cls in LEARNED.items()} if draft is None else begins
+    options, cls = load("method", types, method), LEARNED[method.partition(":")[0].strip()]
+    return cls.new(options, target) if draft is None else cls.begin(draft, options, target)
 
 
 def run(
@@ -124,7 +122,7 @@ def run(
         "command": sys.argv,
         "config": dataclasses.asdict(module.config),
         "boost_after": list(boost_after),
-        "data": {"source": str(corpus.source), "sha256": data.digest(documents)},
+        "data": {"source": corpus.source, "sha256": data.digest(documents)},
         "corpus": {name: value for name, value in vars(corpus).items() if name != "source"},
         "settings": dataclasses.asdict(settings),
         "result": found,
@@ -157,7 +155,8 @@ def torch_seed(seed: int) -> None:
 
 def _documents(model: Loaded, corpus: Corpus, out: Path) -> list[Document]:
     """The documents, the target's answers among them."""
-    documents = data.read(corpus.source, model, corpus.chat)
+    read = hub.read if corpus.source.startswith(hub.PREFIX) else data.read
+    documents = read(corpus.source, model, corpus.chat)
     context = model.target.context
     room = corpus.length if context is None else min(corpus.length, context)
     if room < corpus.length:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,38 +27,51 @@ from outpace.drafting.pieces import disagreement
 from outpace.targets import Target, TargetModel
 
 
+@dataclass(frozen=True)
+class ChainConfig:
+    """How a draft model is measured.
+
+    Attributes:
+        num_draft_tokens: tokens on the chain that the held-out figures are about, as in ``DraftModel``.
+    """
+
+    num_draft_tokens: int = 4
+
+    def __post_init__(self) -> None:
+        if self.num_draft_tokens < 1:
+            raise OutpaceError(f"num_draft_tokens must be at least 1, not {self.num_draft_tokens}")
+
+
 @dataclass(frozen=True, kw_only=True)
-class DraftConfig(LayerConfig):
-    """What a draft model is made of: Llama's layers, or a checkpoint's.
+class CheckpointConfig(ChainConfig):
+    """A draft model that goes on from another.
+
+    Attributes:
+        draft: folder or name of a transformers model; its sizes are its own.
+    """
+
+    draft: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftConfig(LayerConfig, ChainConfig):
+    """A draft model from scratch: Llama's layers.
 
     Attributes:
         hidden_size: of a row; 0 is half of the target's.
         context: positions; 0 for as many as the target, or 2048 where that has no limit.
         depth: decoder layers.
         tied: whether the head is the embeddings.
-        num_draft_tokens: tokens on the chain that the held-out figures are about, as in ``DraftModel``.
-        draft: folder or name of the transformers model to go on from; its sizes are its own.
     """
 
     context: int = 0
     depth: int = 2
     tied: bool = True
-    num_draft_tokens: int = 4
-    draft: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("depth", "num_draft_tokens"):
-            if getattr(self, name) < 1:
-                raise OutpaceError(f"draft_model: {name} must be at least 1, not {getattr(self, name)}")
-        if self.draft is None:
-            return
-        plain = asdict(DraftConfig(num_draft_tokens=self.num_draft_tokens))
-        given = [name for name, value in asdict(self).items() if name != "draft" and value != plain[name]]
-        if given:
-            raise OutpaceError(
-                f"draft_model: {self.draft} has its own {', '.join(given)}; leave that out, or begin from "
-                "scratch without a draft"
-            )
+        super().__post_init__()
+        if self.depth < 1:
+            raise OutpaceError(f"depth must be at least 1, not {self.depth}")
 
 
 class DraftModule(Learned):
@@ -70,9 +83,10 @@ class DraftModule(Learned):
 
     method: ClassVar[str] = "draft_model"
     config_type: ClassVar[type[DraftConfig]] = DraftConfig
-    config: DraftConfig
+    checkpoint_type: ClassVar[type[ChainConfig]] = ChainConfig
+    config: DraftConfig | CheckpointConfig
 
-    def __init__(self, config: DraftConfig, fit: Fit, model: Any) -> None:
+    def __init__(self, config: DraftConfig | CheckpointConfig, fit: Fit, model: Any) -> None:
         super().__init__(config, fit)
         self.model = model
         self._writer: tuple[Any, TargetModel] | None = None
@@ -87,7 +101,6 @@ class DraftModule(Learned):
 
     @property
     def writer(self) -> TargetModel:
-        # Made anew where the module was cast or moved.
         like = self.model.dtype, self.model.device
         # Made anew where the module was cast or moved.
         if self._writer is None or self._writer[0] != like:
@@ -97,17 +110,21 @@ class DraftModule(Learned):
         return self._writer[1]
 
     @classmethod
-    def new(cls, config: DraftConfig, target: TargetModel) -> Self:
-        """An untrained model for a target, or the checkpoint's, in float32, on its device."""
-        if config.draft is None:
+    def new(cls, config: DraftConfig | CheckpointConfig, target: TargetModel) -> Self:
+        """A module from scratch, or one that begins as another model is."""
+        if isinstance(config, CheckpointConfig):
+            model = read_model(config.draft, dtype=torch.float32)
+        else:
             size = max(target.hidden.size // 2, 2)
             config = replace(config.sized(size), context=config.context or target.context or 2048)
             model = _from_scratch(config, target)
-        else:
-            model = read_model(config.draft, dtype=torch.float32)
         made = cls(config, Fit.of(target), model).to(target.hidden.device).train()
         made.bind(target)
         return made
+
+    @classmethod
+    def begin(cls, draft: str, options: ChainConfig, target: TargetModel) -> Self:
+        return cls.new(CheckpointConfig(draft=draft, num_draft_tokens=options.num_draft_tokens), target)
 
     def check(self, target: TargetModel) -> None:
         """See ``Learned``. Its rows have a size of their own, but its tokens must be the target's.
@@ -115,7 +132,7 @@ class DraftModule(Learned):
         Raises:
             OutpaceError: the vocabularies differ.
         """
-        name = self.config.draft or "this one"
+        name = self.config.draft if isinstance(self.config, CheckpointConfig) else "this one"
         remedy = "one is trained in the target's own tokens; give another, or begin from scratch"
         if self.writer.vocabulary != target.vocabulary:
             raise OutpaceError(
@@ -158,7 +175,7 @@ class DraftModule(Learned):
 
     @classmethod
     def load(cls, folder: str | Path, target: TargetModel) -> Self:
-        made = cls.new(DraftConfig(draft=str(folder)), target)
+        made = cls.new(CheckpointConfig(draft=str(folder)), target)
         made.requires_grad_(False).eval()
         return made.to(target.hidden.dtype)
 

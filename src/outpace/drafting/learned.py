@@ -171,6 +171,7 @@ class Learned(nn.Module, ABC):
         method: the drafter's name.
         config_type: a frozen dataclass of plain values and tuples of them, the options of training from
             scratch.
+        checkpoint_type: the options that are left when going on from a model; None where that cannot be.
 
     Args:
         config: of ``config_type``.
@@ -179,6 +180,7 @@ class Learned(nn.Module, ABC):
 
     method: ClassVar[str]
     config_type: ClassVar[type[Any]]
+    checkpoint_type: ClassVar[type[Any] | None] = None
 
     def __init__(self, config: Any, fit: Fit) -> None:
         super().__init__()
@@ -238,6 +240,18 @@ class Learned(nn.Module, ABC):
         made = cls(config, Fit.of(target)).to(target.hidden.device)
         made.bind(target)
         return made
+
+    @classmethod
+    def begin(cls: type[L], draft: str, options: Any, target: TargetModel) -> L:
+        """A module that goes on from a model, given by folder or name, in float32, on the target's device.
+
+        Args:
+            options: of ``checkpoint_type``.
+
+        Raises:
+            OutpaceError: its modules are trained from scratch; or there is no such model, or it does not fit.
+        """
+        raise OutpaceError(f"{cls.method} is no model of its own to go on from; train it from scratch")
 
     def bind(self, target: TargetModel) -> None:
         """Hand over what is shared.

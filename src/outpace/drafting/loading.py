@@ -66,7 +66,7 @@ def read_model(name: str, **options: Any) -> Any:
         options: of ``from_pretrained``.
 
     Raises:
-        OutpaceError: transformers cannot load it.
+        OutpaceError: transformers cannot load it, or weights are missing.
         UnsupportedModel: it is an encoder-decoder model.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -74,7 +74,17 @@ def read_model(name: str, **options: Any) -> Any:
     # transformers loads the decoder of some alone, which says little without its source.
     if getattr(_read(AutoConfig, name), "is_encoder_decoder", False):
         raise _with_encoder(name)
-    return _read(AutoModelForCausalLM, name, use_safetensors=True, **options)
+    loaded, info = _read(
+        AutoModelForCausalLM, name, use_safetensors=True, output_loading_info=True, **options
+    )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        # transformers would put random numbers there and say so in a warning only.
+        raise OutpaceError(
+            f"draft_model: the weights of {name!r} are not complete: there is no {missing[0]}"
+            + (f", and {len(missing) - 1} more are missing" if len(missing) > 1 else "")
+        )
+    return loaded
 
 
 def _read(kind: Any, name: str, **options: Any) -> Any:

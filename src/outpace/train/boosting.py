@@ -53,6 +53,7 @@ def still_wrong(batch: Batch, earlier: Seq[Learned]) -> Batch:
     return replace(batch, counted=batch.counted & ~right)
 
 
+@torch.no_grad()
 def accepted_together(batch: Batch, modules: Seq[Learned]) -> Tensor:
     """[B, T]: how many tokens stand where the drafts of some modules are merged into one tree: the most."""
     return torch.stack([module.accepted(batch) for module in modules]).amax(dim=0)

@@ -60,7 +60,7 @@ def read(source: str | Path, encoder: Encoder, chat: bool = False) -> list[Docum
     """
     path = Path(source)
     files = sorted(file for file in path.rglob("*") if file.suffix in LINES) if path.is_dir() else [path]
-    found = [document for file in files for document in _read(file, encoder, chat)]
+    found = [one for file in files for one in _read(file, encoder, chat)]
     if not found:
         raise OutpaceError(f"there is no document in {source}; give a JSONL file, or a folder of them")
     return found
@@ -75,14 +75,19 @@ def _read(file: Path, encoder: Encoder, chat: bool) -> Iterator[Document]:
         if not line.strip():
             continue
         try:
-            yield _document(json.loads(line), encoder, chat)
+            yield parse(json.loads(line), encoder, chat)
         except json.JSONDecodeError as error:
             raise OutpaceError(f"{file}, line {number}: not JSON: {error.msg}") from None
         except OutpaceError as error:
             raise OutpaceError(f"{file}, line {number}: {error}") from None
 
 
-def _document(value: Any, encoder: Encoder, chat: bool) -> Document:
+def parse(value: Any, encoder: Encoder, chat: bool = False) -> Document:
+    """The document in a line of JSONL, as ``read`` describes it.
+
+    Raises:
+        OutpaceError: there is none; the message does not say where.
+    """
     if isinstance(value, str):
         value = {"text": value}
     if not isinstance(value, dict):

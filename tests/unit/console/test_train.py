@@ -55,6 +55,36 @@ def test_a_drafter_is_trained_and_drafts(run: Run, model: Loaded, tmp_path: Path
     )
 
 
+def test_draft_models_are_trained_one_after_another(run: Run, model: Loaded, tmp_path: Path) -> None:
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    own = ["--objective", "total_variation", "--on-policy", 0.5]
+    result = run("draft_model:hidden_size=16,depth=1", *SMALL, *own, "--out", first, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["method"] == "draft_model" and "Removed shared" not in result.stderr
+    assert (first / "tokenizer.json").is_file() and (first / "generation_config.json").is_file()
+    log = [json.loads(line) for line in (first / "log.jsonl").read_text().splitlines()]
+    assert [entry["on_policy"] for entry in log if "loss" in entry] == [0, 1] * 3
+    # The answers of one run are data for the next.
+    more = ["--data", first / "answers.jsonl", "--draft", first, "--out", second, "--json"]
+    result = run("draft_model", *SMALL, *more)
+    assert result.exit_code == 0, result.output
+    facts = json.loads((second / "provenance.json").read_text())
+    assert facts["config"]["draft"] == str(first) and not (second / "answers.jsonl").exists()
+    more = ["--data", first / "answers.jsonl", "--boost-after", f"{first},{second}", "--out", third, "--json"]
+    result = run("draft_model:hidden_size=16,depth=1", *SMALL, *more)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["expected_length"] >= found["earlier_expected_length"] >= 1
+    assert json.loads((third / "provenance.json").read_text())["boost_after"] == [str(first), str(second)]
+    params = SamplingParams(max_new_tokens=20)
+    (plain,) = model.engine().generate([model.encode("say 0")], params)
+    spec = f"combined:(draft_model:model={second})+(draft_model:model={third})"
+    (fast,) = model.engine(spec).generate([model.encode("say 0")], params)
+    assert fast.tokens == plain.tokens and fast.stats.drafted > 0
+    result = run("draft_model", *SMALL, "--draft", first, "--out", first)
+    assert result.exit_code == 2 and "would be written over" in " ".join(result.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
@@ -67,6 +97,19 @@ def test_a_drafter_is_trained_and_drafts(run: Run, model: Loaded, tmp_path: Path
         ("medusa", ("--objective", "luck"), "there is no objective 'luck'"),
         ("medusa", ("--length", "4000"), "the model's context is 96; give --length 96 or less"),
         ("medusa", ("--data", "/nowhere.jsonl"), "cannot read /nowhere.jsonl"),
+        ("medusa", ("--data", "hub:split=test"), "hub needs name"),
+        ("medusa", ("--on-policy", "0.5"), "so it writes no text of its own to learn from; leave out"),
+        ("medusa", ("--on-policy", "2"), "on_policy is a fraction, from 0 to 1, not 2.0"),
+        ("medusa", ("--draft", "x"), "medusa is no model of its own to go on from"),
+        ("medusa", ("--boost-after", "/nowhere"), "/nowhere is no folder of a trained drafter"),
+        ("draft_model", ("--draft", "./nowhere"), "transformers cannot load './nowhere'"),
+        (
+            "draft_model:depth=2",
+            ("--draft", "x"),
+            "draft_model has no option 'depth'; it has: num_draft_tokens",
+        ),
+        ("draft_model:heads=3", (), "heads must be a multiple of kv_heads"),
+        ("draft_model:context=20", (), "the drafter is made for 20"),
     ],
 )
 def test_mistakes(run: Run, method: str, options: Any, message: str, tmp_path: Path) -> None:

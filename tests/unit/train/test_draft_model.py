@@ -9,17 +9,27 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaForCausalLM,
+    MistralConfig,
+)
 
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import LEARNED, DraftModel
-from outpace.drafting.draft_module import DraftConfig, DraftModule
+from outpace.drafting.draft_module import CheckpointConfig, DraftConfig, DraftModule
+from outpace.drafting.learned import Batch
 from outpace.engine import Engine
 from outpace.targets import Target
+from outpace.testing import ToyTarget
 from outpace.train import data
 from outpace.train.data import Document
 from outpace.train.distil import answer
+from outpace.train.feed import Feed
 from outpace.train.loop import Training, train
 from outpace.train.metric import evaluate
 from outpace.train.objectives import OBJECTIVES, objective
@@ -76,6 +86,56 @@ def test_it_reads_each_document_of_a_row_as_decoding_would(documents: list[Docum
     assert torch.allclose(seen[0], torch.cat(plain), atol=1e-9)
 
 
+SMALL = {
+    "vocab_size": 41,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 2,
+    "sliding_window": 6,
+}
+OTHERS = {
+    "dropout": GPT2Config(vocab_size=41, n_embd=16, n_head=2, n_layer=1, n_positions=64, resid_pdrop=0.3),
+    "window": MistralConfig(**SMALL),
+    "windows": Gemma3TextConfig(**SMALL, head_dim=8),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_checkpoint_may_be_of_another_family(kind: str, documents: list[Document], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(OTHERS[kind]).save_pretrained(tmp_path / "start")
+    rows = [documents[:2], documents[2:3], documents[3:5]]
+    settings = replace(SETTINGS, steps=2, evaluate_every=1, on_policy=0.5)
+
+    def learnt(out: Path, stop: int | None = None) -> DraftModule:
+        module = DraftModule.new(CheckpointConfig(draft=str(tmp_path / "start")), TARGET)
+
+        def report(entry: Mapping[str, Any]) -> None:
+            if entry["step"] == stop and "loss" in entry:
+                raise KeyboardInterrupt
+
+        train(module, rows, rows, settings, out, report)
+        return module.eval().double()
+
+    module = learnt(tmp_path / "whole")
+    found = module.writer.read(*_arguments(read_batch(TARGET, rows, ())))
+    for row, documents_of_row in zip(found, rows, strict=True):
+        plain = [module.model(input_ids=torch.tensor([d.tokens])).logits[0] for d in documents_of_row]
+        together = torch.cat(plain)
+        assert torch.allclose(row[: len(together)], together, atol=1e-6)
+    with pytest.raises(KeyboardInterrupt):
+        learnt(tmp_path / "parts", stop=2)
+    parts = learnt(tmp_path / "parts").state_dict()
+    assert all(torch.equal(weight, parts[name]) for name, weight in module.state_dict().items())
+
+
+def _arguments(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    same = batch.documents[:, :, None] == batch.documents[:, None]
+    return batch.tokens, batch.positions, same.tril()
+
+
 def test_its_folder_is_a_transformers_model_that_drafts_as_was_measured(
     documents: list[Document], tmp_path: Path
 ) -> None:
@@ -104,7 +164,7 @@ def test_its_folder_is_a_transformers_model_that_drafts_as_was_measured(
 def test_a_checkpoint_is_gone_on_from(documents: list[Document], tmp_path: Path) -> None:
     start = draft(seed=3)
     start.save(tmp_path / "start")
-    module = DraftModule.new(DraftConfig(draft=str(tmp_path / "start")), TARGET)
+    module = DraftModule.new(CheckpointConfig(draft=str(tmp_path / "start")), TARGET)
     assert all(torch.equal(a, b) for a, b in zip(start.parameters(), module.parameters(), strict=True))
     assert module.training and all(weight.dtype == torch.float32 for weight in module.parameters())
     rows = data.pack(documents, 40)
@@ -113,21 +173,26 @@ def test_a_checkpoint_is_gone_on_from(documents: list[Document], tmp_path: Path)
     again = DraftModule.load(tmp_path / "out", TARGET)
     assert again.model.config.hidden_size == 16 and not again.training
     # Where nothing is gained, the checkpoint is kept.
-    spoilt = DraftModule.new(DraftConfig(draft=str(tmp_path / "out")), TARGET)
+    spoilt = DraftModule.new(CheckpointConfig(draft=str(tmp_path / "out")), TARGET)
     train(spoilt, rows, rows, replace(SETTINGS, learning_rate=10.0), tmp_path / "kept")
     kept = DraftModule.load(tmp_path / "kept", TARGET)
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), kept.parameters(), strict=True))
-    with pytest.raises(OutpaceError, match="has its own hidden_size; leave that out"):
-        DraftConfig(draft="x", hidden_size=8)
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     draft().save(tmp_path)
     other = Target(tiny_llama(vocabulary=50))
     with pytest.raises(OutpaceError, match="has 41 token ids and the target 50; one is trained in the"):
-        DraftModule.new(DraftConfig(draft=str(tmp_path)), other)
+        DraftModule.new(CheckpointConfig(draft=str(tmp_path)), other)
     with pytest.raises(OutpaceError, match="transformers cannot load 'nowhere/at/all'"):
-        DraftModule.new(DraftConfig(draft="nowhere/at/all"), TARGET)
+        DraftModule.new(CheckpointConfig(draft="nowhere/at/all"), TARGET)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights.pop("model.norm.weight")
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(OutpaceError, match=r"are not complete: there is no model\.norm\.weight"):
+        DraftModule.new(CheckpointConfig(draft=str(tmp_path)), TARGET)
+    with pytest.raises(OutpaceError, match="a target of the class ToyTarget cannot be trained"):
+        ToyTarget().read(*[torch.zeros(1, 1)] * 3)
     with pytest.raises(OutpaceError, match="depth must be at least 1"):
         DraftConfig(depth=0)
     with pytest.raises(OutpaceError, match="a text has 30 tokens, and the drafter is made for 24"):
@@ -178,6 +243,24 @@ def test_own_text_is_learnt_from_the_target_alone(documents: list[Document]) -> 
 
     draft().loss(wrong, keep)
     assert torch.equal(labels[0], batch.logits.argmax(dim=-1)[batch.ahead(1)])
+
+
+def test_each_forward_and_each_process_has_its_own_text(documents: list[Document]) -> None:
+    module = draft()
+    rows = [[document] for document in documents[:4]]
+    feed = Feed(module, rows, together=4, seed=1, on_policy=0.5)
+    batches = [feed.batch(forward) for forward in range(4)]
+    assert [batch.sampled for batch in batches] == [False, True, False, True]
+    assert torch.equal(feed.batch(1).tokens, batches[1].tokens)
+    one = Feed(module, rows[:1], together=1, seed=1, on_policy=1.0)
+    assert not torch.equal(one.batch(0).tokens, one.batch(1).tokens)
+    assert sorted(batches[0].tokens.tolist()) == sorted(list(d.tokens) for d in documents[:4])
+    shares = [Feed(module, rows, 2, 1, process=process, processes=2).batch(0) for process in range(2)]
+    shared = [row for share in shares for row in share.tokens.tolist()]
+    assert sorted(shared) == sorted(batches[0].tokens.tolist())
+    same = [[documents[0]]] * 4
+    own = [Feed(module, same, 2, 1, 1.0, process=process, processes=2).batch(0) for process in range(2)]
+    assert len({tuple(row) for share in own for row in share.tokens.tolist()}) == 4
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.0, 0), (0.25, 5), (0.5, 10), (0.3, 6), (1.0, 20)])

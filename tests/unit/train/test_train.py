@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from learning import Letters
 from learning import train as learn
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
@@ -189,19 +190,6 @@ def test_settings_that_make_no_sense_are_refused() -> None:
     for changes, match in (({"steps": 0}, "steps"), ({"objective": "none"}, "there are: ground_truth")):
         with pytest.raises(OutpaceError, match=match):
             replace(SETTINGS, **changes)  # type: ignore[arg-type]
-
-
-class Letters:
-    """A tokenizer of letters; a chat is its roles and words."""
-
-    def tokens(self, text: str) -> list[int]:
-        return [1, *self.plain_tokens(text)]
-
-    def plain_tokens(self, text: str) -> list[int]:
-        return [ord(letter) for letter in text]
-
-    def encode_chat(self, messages: Any) -> list[int]:
-        return self.plain_tokens("".join(turn["role"][0] + turn["content"] for turn in messages) + "a")
 
 
 def test_every_kind_of_line_is_read(tmp_path: Path) -> None:

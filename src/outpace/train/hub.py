@@ -1,0 +1,74 @@
+"""Data sets of the Hugging Face hub as documents, through the ``datasets`` library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from outpace.core import OutpaceError
+from outpace.spec import load
+from outpace.train.data import Document, Encoder, parse
+
+PREFIX = "hub:"
+
+
+@dataclass(frozen=True)
+class HubData:
+    """A data set by name, as in ``hub:name=openai/gsm8k,config=main,split=train[:1000]``.
+
+    Attributes:
+        name: on the hub, or a folder that ``datasets`` can read (parquet, CSV, ...).
+        config: which of its parts, where it has several.
+        split: as ``datasets`` writes it.
+        revision: a commit or tag, for data that may change.
+    """
+
+    name: str
+    config: str | None = None
+    split: str = "train"
+    revision: str | None = None
+
+
+def read(source: str, encoder: Encoder, chat: bool = False) -> list[Document]:
+    """The documents of a data set; its rows are what lines of JSONL are (``outpace.train.data.read``).
+
+    Args:
+        source: begins with ``hub:``.
+
+    Raises:
+        OutpaceError: ``datasets`` is missing, or cannot find, reach or read the data set; it is empty, or a
+            row cannot be read, which the message names.
+    """
+    wanted = load("data source", {PREFIX.rstrip(":"): HubData}, source)
+    found: list[Document] = []
+    for number, row in enumerate(_rows(wanted)):
+        given = {name: value for name, value in row.items() if value is not None}
+        try:
+            found.append(parse(given, encoder, chat))
+        except OutpaceError as error:
+            raise OutpaceError(f"{wanted.name}, row {number} of {wanted.split}: {error}") from None
+    if not found:
+        raise OutpaceError(f"{wanted.name} has no row in {wanted.split}; give another split")
+    return found
+
+
+def _rows(wanted: HubData) -> Iterable[dict[str, Any]]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise OutpaceError(
+            "data from the hub needs datasets: pip install 'outpace[train]'; or give a .jsonl file"
+        ) from error
+    try:
+        rows: Iterable[dict[str, Any]] = datasets.load_dataset(
+            wanted.name, wanted.config, split=wanted.split, revision=wanted.revision
+        )
+    except Exception as error:  # whatever the library, the hub and the formats may raise
+        text = str(error).strip() or type(error).__name__
+        raise OutpaceError(
+            f"cannot load the data set {wanted.name} (config {wanted.config}, split {wanted.split}): "
+            f"{text.splitlines()[0]}. Without a network only what is in the local cache can be had, or a "
+            "folder as its name"
+        ) from error
+    return rows
