@@ -94,8 +94,8 @@ def _distillation(facts: Mapping[str, Any]) -> str:
     return f"""\
 {METHOD}
 
-{_amount(facts)} It began with the weights
-that the training above left, of which the figures and samples below are.
+{_amount(facts)}
+It began with the weights that the training above left, of which the figures and samples below are.
 
 ```console
 {" ".join(facts["command"])}
