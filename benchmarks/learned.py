@@ -112,7 +112,8 @@ def trained(folder: Path, spec: str | None = None) -> Trained:
     file = folder / PROVENANCE
     facts = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     result = facts.get("result", {})
-    method = result.get("method", "draft_model")
+    # A folder of transformers' own has no method in its config.
+    method = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("method", "draft_model")
     option = "model" if method == "draft_model" else "path"
     seconds = result.get("cpu_seconds")
     return Trained(
