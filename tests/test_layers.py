@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     {"core"},
     {"tree", "sampling", "stopping", "cache", "index", "spec", "costs"},
     {"sequence"},
-    {"verify", "targets", "governor"},
+    {"verify", "targets", "governor", "observer"},
     {"drafting"},
     {"drafters", "request", "drift"},
     {"engine"},

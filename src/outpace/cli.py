@@ -11,6 +11,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
@@ -184,6 +185,8 @@ def generate(
     drafter: o.DrafterSpec = DEFAULT_DRAFTER,
     verifier: o.VerifierName = "match",
     adaptive: o.Adaptive = None,
+    online: o.OnlineLearning = False,
+    online_out: o.OnlineOut = None,
     device: o.Device = None,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
@@ -211,34 +214,53 @@ def generate(
     With --compare, ends with exit code 1 if the outputs are not equal.
     """
     given = dict(locals()) | {"stop": stop or ()}
-    check_together(compare, batch, logprobs, as_json)
+    check_together(compare, batch, logprobs, as_json, online)
+    check_online_out(online, online_out)
     params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})
     found = prompts.read(prompt, file, reference or ())
     loading = (drafter, verifier, model, device, dtype, trust_remote_code)
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
         loaded = parts(*loading, references=any(one.references for one in found))
         from outpace.console import generate as runner
+        from outpace.console.online import learning
         from outpace.console.runs import prepare
 
         jobs = prepare(found, loaded, chat)
-        engine = loaded.engine(drafter, verifier, min(batch, len(jobs)), adaptive)
-        if compare:
-            label = labelled(drafter, engine)
-            finish(*runner.compare(loaded, engine, label, jobs, params, repeats, writer))
-        elif prompts.is_list(file):
-            finish(runner.generate_many(engine, jobs, params, batch, writer))
-        else:
-            finish(runner.generate_one(engine, jobs[0], params, writer))
+        with learning(loaded, drafter, online, online_out) as learner:
+            engine = loaded.engine(drafter, verifier, min(batch, len(jobs)), adaptive, learner)
+            if compare:
+                label = labelled(drafter, engine)
+                ended = runner.compare(loaded, engine, label, jobs, params, repeats, writer)
+            elif prompts.is_list(file):
+                ended = runner.generate_many(engine, jobs, params, batch, writer), True
+            else:
+                ended = runner.generate_one(engine, jobs[0], params, writer), True
+    finish(*ended)
 
 
-def check_together(compare: bool, batch: int, logprobs: int | None, as_json: bool) -> None:
+def check_together(compare: bool, batch: int, logprobs: int | None, as_json: bool, online: bool) -> None:
     """Refuse options of ``generate`` that do not go together."""
+    if compare and online:
+        raise OutpaceError(
+            "--compare decodes each prompt several times, and a drafter that learns would know it by then; "
+            "leave one of --compare and --online out"
+        )
     if compare and batch > 1:
         raise OutpaceError("--compare measures one prompt at a time; leave --batch out")
     if compare and logprobs is not None:
         raise OutpaceError("--compare reports no --logprobs; leave one of them out")
     if logprobs is not None and not as_json:
         raise OutpaceError("--logprobs are reported in JSON only; add --json")
+
+
+def check_online_out(online: bool, out: Path | None) -> None:
+    """Refuse a folder without anything to write, or with something in it."""
+    if out is None:
+        return
+    if not online:
+        raise OutpaceError("--online-out is where the drafter goes that --online has taught; add --online")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise OutpaceError(f"--online-out {out} is there already; give another folder")
 
 
 def finish(whole: bool, equal: bool = True) -> None:
@@ -257,6 +279,8 @@ def chat(
     drafter: o.DrafterSpec = DEFAULT_DRAFTER,
     verifier: o.VerifierName = "match",
     adaptive: o.Adaptive = None,
+    online: o.OnlineLearning = False,
+    online_out: o.OnlineOut = None,
     device: o.Device = None,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
@@ -272,6 +296,7 @@ def chat(
 
     /exit or Ctrl-D ends, /reset forgets the conversation, Ctrl-C stops an answer.
     """
+    check_online_out(online, online_out)
     params = sampling(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -283,8 +308,11 @@ def chat(
     )
     loaded = parts(drafter, verifier, model, device, dtype, trust_remote_code)
     from outpace.console.chat import Chat, talk
+    from outpace.console.online import learning
 
-    talk(Chat(loaded, loaded.engine(drafter, verifier, adaptive=adaptive), params))
+    with learning(loaded, drafter, online, online_out) as learner:
+        engine = loaded.engine(drafter, verifier, adaptive=adaptive, online=learner)
+        talk(Chat(loaded, engine, params))
 
 
 @app.command(epilog="Example: [bold]outpace drafters --json[/bold]")

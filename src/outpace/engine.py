@@ -25,7 +25,8 @@ from outpace.costs import load_costs, save_costs
 from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
-from outpace.governor import Governor, Outcome, Policy
+from outpace.governor import Governor, Outcome, Plan, Policy
+from outpace.observer import Observer
 from outpace.request import (
     adapts,
     check_ids,
@@ -73,6 +74,7 @@ class Engine:
             on how many were drafted, so there a request with a seed is refused. A policy of your own decides
             itself; ``outpace.governor.Pinned(8)`` drafts 8 nodes.
         costs: a file that ``save_costs`` wrote, for the governor to begin with.
+        observer: is shown every step after the drafter has seen it: ``outpace.train.Online``.
         clock: what seconds are read from.
         prefill_chunk: prompt tokens fed in one forward.
         slots: sequences to make room for at once (the cache grows, unless the target is static).
@@ -91,6 +93,7 @@ class Engine:
         *,
         adaptive: bool | Policy | None = None,
         costs: str | Path | None = None,
+        observer: Observer | None = None,
         clock: Callable[[], float] = time.perf_counter,
         prefill_chunk: int = 512,
         slots: int = 1,
@@ -120,7 +123,9 @@ class Engine:
         self.target = self.drafter.attach(self.target)
         self._cache = self.target.new_cache(slots, length)
         self._shared = self.drafter.prepare(self.target)
-        self._layers = self.drafter.hidden_layers(self._shared)
+        self.observer = observer
+        watched = () if observer is None else observer.hidden_layers
+        self._layers = tuple(dict.fromkeys((*self.drafter.hidden_layers(self._shared), *watched)))
         self._active: list[_Active] = []  # the one at place b sits in slot b
         self._waiting: list[Sequence] = []
 
@@ -243,11 +248,12 @@ class Engine:
         """One step for the whole batch; ``ahead`` rows of each prompt are still to be fed before its root."""
         active = self._active
         began = self._clock()
-        budget = self._plan()
+        plan = self._plan()
         # A path of n nodes emits n + 1 tokens, so deeper nodes than the room less one are of no use.
+        proposals = self._propose(plan)
         trimmed = [
-            trim(draft, a.sequence.room - 1, self._nodes_left(a))
-            for a, draft in zip(active, self._propose(budget), strict=True)
+            trim(draft, a.sequence.room - 1, self._nodes_left(a, plan))
+            for a, draft in zip(active, proposals, strict=True)
         ]
         drafts = [draft for draft, _ in trimmed]
         drafted = self._clock()
@@ -264,17 +270,13 @@ class Engine:
         self._cache.keep([[*range(ahead + 1), *(ahead + 1 + node for node in step.path)] for step in steps])
         kept = self._clock()
         self.drafter.observe([a.state for a in active], steps)
+        if self.observer is not None:
+            self.observer.stepped(steps)
         learnt = self._clock()
-        if self.governor is not None and budget is not None:
-            self.governor.learn(
-                Outcome(
-                    budget=budget,
-                    drafted=[len(draft) for draft in drafts],
-                    paths=[step.path for step in steps],
-                    draft_seconds=drafted - began + learnt - kept,
-                    verify_seconds=None if ahead else kept - drafted,
-                )
-            )
+        if self.governor is not None and plan is not None:
+            sizes, paths = _judged(plan, proposals, steps)
+            drafting, verifying = drafted - began + learnt - kept, None if ahead else kept - drafted
+            self.governor.learn(Outcome(plan, sizes, paths, drafting, verifying))
         took_part = [a.sequence for a in active]
         self._leave([sequence for sequence in took_part if sequence.finish_reason is not None])
         ended = self._clock()
@@ -288,23 +290,23 @@ class Engine:
             stats.seconds_rest += kept - verified + ended - learnt
         return took_part
 
-    def _plan(self) -> int | None:
-        """Nodes to draft for each sequence in this step; None for whatever is proposed."""
-        budget = None if self.governor is None else self.governor.plan(len(self._active))
+    def _plan(self) -> Plan | None:
+        """What to draft for each sequence in this step; None for whatever is proposed."""
+        plan = None if self.governor is None else self.governor.plan(len(self._active))
         for active in self._active:
-            active.sequence.budget = budget
-        return budget
+            active.sequence.budget = None if plan is None else plan.nodes
+        return plan
 
-    def _nodes_left(self, active: _Active) -> int | None:
+    def _nodes_left(self, active: _Active, plan: Plan | None) -> int | None:
         """Nodes that are planned, and that the sequence's slot has room for where the cache cannot grow."""
-        budget = active.sequence.budget
+        budget = None if plan is None else plan.nodes if plan.verified else 0
         if not self._cache.static:
             return budget
         room = self._cache.length - len(active.sequence.tokens)
         return room if budget is None else min(room, budget)
 
-    def _propose(self, budget: int | None) -> list[Draft]:
-        if budget == 0:
+    def _propose(self, plan: Plan | None) -> list[Draft]:
+        if plan is not None and not plan.nodes:
             return [Draft()] * len(self._active)
         return self.drafter.propose([active.state for active in self._active])
 
@@ -371,7 +373,7 @@ class Engine:
         check_prompt(tokens, target)
         check_ids(params, target)
         check_processors(params, self.verifier)
-        check_seed(params, self.verifier, self.governor)
+        check_seed(params, self.verifier, self.governor, self.observer)
         if params.stop and self.tokenizer is None:
             raise OutpaceError("stop strings need a tokenizer: Engine(target, drafter, tokenizer=tokenizer)")
         room = params.max_new_tokens
@@ -437,6 +439,9 @@ class Engine:
         read = [place for place, a in enumerate(joined) if self._layers and len(a.sequence.tokens) > 1]
         if read:
             self.drafter.read([joined[place].state for place in read], [hidden[place] for place in read])
+        if self.observer is not None:
+            for place, active in enumerate(joined):
+                self.observer.joined(active.sequence, hidden[place] if place in read else {})
         seconds = self._clock() - began
         for sequence in waiting:
             sequence.stats.seconds_prefill += seconds
@@ -477,8 +482,19 @@ class Engine:
                 self._cache.free(gone.slot)
                 if gone.started:
                     self.drafter.stop(gone.state)
+                    if self.observer is not None:
+                        self.observer.left(sequence)
             if sequence.finish_reason is None:
                 sequence.finish_reason = "removed"
+
+
+def _judged(plan: Plan, proposals: Seq[Draft], steps: Seq[Step]) -> tuple[list[int], list[list[int]]]:
+    """Each sequence's nodes, and those of them that were right: what a policy hears of a step."""
+    if plan.verified:
+        return [len(step.draft) for step in steps], [step.path for step in steps]
+    first = [list(draft.tokens[: plan.nodes]) for draft in proposals]
+    right = [own[:1] == step.tokens[:1] for own, step in zip(first, steps, strict=True)]
+    return [len(own) for own in first], [[0] if own else [] for own in right]
 
 
 def _rows(text: Seq[int], draft: Draft) -> Rows:

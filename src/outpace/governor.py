@@ -12,7 +12,8 @@ measured quantities for assumed ones, and for trees. A drafter is on while its d
 longer: some of the time that it has gained may be lost again before it is turned off, for many texts are easy
 in places. It is off else, and then tried for a step or a few from time to time: later and later while that is
 in vain, and, once what it had gained is spent, never so often that the trials take more than a hundredth of
-the time. So it comes back when the text changes.
+the time. A drafter that costs little is asked more often for a draft that nobody verifies: the plain step
+tells whether its first token was right. So it comes back when the text changes.
 
 Nothing here knows a model, an engine or a clock: whoever steps asks for a plan and tells the outcome.
 """
@@ -32,7 +33,7 @@ from outpace.costs import Costs, Curve
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 _MEMORY = 16.0  # steps by which acceptance is remembered
-_UNSEEN = 5.0  # steps by which it is of nodes that are not drafted any more
+_UNSEEN = 3.0  # steps by which it is of nodes that are not drafted any more
 _LOOSE = 3.0  # steps that the past counts for in a trial
 _DOUBT = 0.1  # steps that the assumed acceptance of nodes never tried counts for
 _FIRST, _CEILING = 4, 64  # steps from a vain trial to the next, at first and at most
@@ -43,7 +44,22 @@ _BARREN = 8  # steps of a trial without any draft, after which it is over
 _REACH = 2  # widths past the widest tried that may be tried next
 _RETURN = 1.1  # speed over plain decoding, measured before, at which a drafter that is off is tried at once
 _REFRESH = 128  # steps after which plain decoding is measured anew
-_SWEEP = 8  # steps from one clearing out of old measurements to the next, and between looks at what is off
+_SWEEP = 8  # steps from one clearing out of old measurements to the next
+_PEEK, _PEEKS = 0.004, 4  # of the time, that drafts not verified may take; steps between them at least
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a step drafts.
+
+    Attributes:
+        nodes: for each sequence; 0 for a plain step.
+        verified: False to ask for drafts, compare their first tokens with what a plain step emits, and do no
+            more with them.
+    """
+
+    nodes: int
+    verified: bool = True
 
 
 class Policy(Protocol):
@@ -56,8 +72,8 @@ class Policy(Protocol):
     @property
     def timed(self) -> bool: ...
 
-    def plan(self, batch: int) -> int:
-        """Nodes to draft for each of so many sequences; 0 for a plain step."""
+    def plan(self, batch: int) -> Plan:
+        """What to draft for each of so many sequences."""
 
     def learn(self, outcome: Outcome) -> None:
         """What became of the step that was planned last."""
@@ -68,19 +84,24 @@ class Outcome:
     """One step of a batch, as it was measured.
 
     Attributes:
-        budget: nodes that were planned for each sequence.
-        drafted: nodes of each sequence's draft.
-        paths: accepted nodes of each sequence's draft.
+        plan: what was planned.
+        drafted: nodes of each sequence's draft, at most as many as planned.
+        paths: accepted nodes of each sequence's draft; of one not verified, its first node if it was right.
         draft_seconds: of the drafter: proposing, and learning from the step.
         verify_seconds: of the forward, the verifier and the cache; None where the step did something else
             besides (a prompt's rows went along), so that its seconds say nothing about others.
     """
 
-    budget: int
+    plan: Plan
     drafted: Seq[int]
     paths: Seq[Seq[int]]
     draft_seconds: float
     verify_seconds: float | None
+
+    @property
+    def rows(self) -> int:
+        """Of the forward, which is as wide as the longest draft of the batch."""
+        return len(self.paths) * (1 + (max(self.drafted) if self.plan.verified else 0))
 
 
 @dataclass(frozen=True)
@@ -98,8 +119,8 @@ class Pinned:
         if self.nodes < 0:
             raise OutpaceError(f"a step drafts 0 nodes or more, not {self.nodes}")
 
-    def plan(self, batch: int) -> int:
-        return self.nodes
+    def plan(self, batch: int) -> Plan:
+        return Plan(self.nodes)
 
     def learn(self, outcome: Outcome) -> None:
         pass
@@ -128,7 +149,7 @@ class Acceptance:
         longest = max(outcome.drafted)
         low = 0
         for place, high in enumerate(self.widths):
-            tried = low < outcome.budget
+            tried = low < outcome.plan.nodes
             keep = 1 - 1 / (_MEMORY if tried else _UNSEEN)
             self._tries[place] = self._tries[place] * keep + tried
             self._hits[place] *= keep
@@ -211,27 +232,29 @@ class Governor:
         self._saved = 0.0  # plain steps of the time gained that may be lost again
         self._measured = False  # whether a plain step was, not counting the first
         self._refresh = 0  # plain steps to come, to measure them
+        # While off: steps from one look to the next, and whether drafts are asked for then.
+        self._every, self._peeks = _SWEEP, False
 
     # -- before a step -----------------------------------------------------------------------------------
 
-    def plan(self, batch: int) -> int:
+    def plan(self, batch: int) -> Plan:
         if batch != self._batch:
             self._batch, self._entered = batch, self._step
-        elif self._mode is _Mode.OFF and self._wait > 0 and self._step % _SWEEP:
-            return 0  # between trials little changes: not worth the arithmetic in every step
+        elif self._mode is _Mode.OFF and self._wait > 0 and self._step % self._every:
+            return Plan(0)  # between trials little changes: not worth the arithmetic in every step
         if not self._known(batch):
-            return 0
+            return Plan(0)
         width, gain = self.best(batch)
         self._turn(gain)
         if self._mode is _Mode.OFF:
-            return 0
+            return Plan(1, verified=False) if self._peeks else Plan(0)
         if self._mode is _Mode.ON and self._outdated(batch):
             # The first plain step after wide ones is slower than those that follow: only the second counts.
             self._refresh = 2
         if self._refresh:
             self._refresh -= 1
-            return 0
-        return self._widest or width if self._mode is _Mode.TRIAL else width
+            return Plan(0)
+        return Plan(self._widest or width if self._mode is _Mode.TRIAL else width)
 
     def best(self, batch: int) -> tuple[int, float]:
         """The width above 0 with the most tokens per second, and that speed over plain decoding's."""
@@ -299,30 +322,41 @@ class Governor:
                 self._wait = max(self._pause, math.ceil(self._lost / (_SHARE * plain)))
         self._mode = _Mode.OFF
         self.acceptance.loosen()
+        self._look()
+
+    def _look(self) -> None:
+        """How often to look at what is off: as often as asking for a draft costs next to nothing."""
+        draft = self._draft.curve(self._batch)
+        plain = self._verify.curve(self._batch).at(self._batch)
+        self._every, self._peeks = _SWEEP, False
+        if self._widest is None and self.ramp == 1 and draft:
+            every = math.ceil((draft.at(self._batch) - self._idling(self._batch)) / (_PEEK * plain))
+            if every <= _CEILING:
+                self._every, self._peeks = max(_PEEKS, every), True
 
     # -- after a step ------------------------------------------------------------------------------------
 
     def learn(self, outcome: Outcome) -> None:
         self._step += 1
-        batch = len(outcome.paths)
-        rows = batch * (1 + max(outcome.drafted))
+        batch, rows = len(outcome.paths), outcome.rows
         if outcome.verify_seconds is not None:
             # After a much wider step the caches of the machine are cold: not what such steps take in a row.
             after_wide = self._rows > 2 * rows
             self._verify.curve(batch).add(rows, outcome.verify_seconds, self._step, borrowed=after_wide)
-            if outcome.budget:
-                self._draft.curve(batch).add(batch * outcome.budget, outcome.draft_seconds, self._step)
+            if outcome.plan.nodes:
+                self._draft.curve(batch).add(batch * outcome.plan.nodes, outcome.draft_seconds, self._step)
             else:
                 self._idle.add(batch, outcome.draft_seconds, self._step)
         self._rows = rows
-        if outcome.budget:
+        if outcome.plan.nodes:
             self.acceptance.observe(outcome)
+        if outcome.plan.nodes and outcome.plan.verified:
             self._account(outcome, batch)
         elif self._mode is _Mode.OFF:
             self._wait -= 1
         if self._step % _SWEEP == 0:
             self._verify.curve(batch).forget(self._step, keep=batch)
-            self._draft.curve(batch).forget(self._step, keep=batch * outcome.budget)
+            self._draft.curve(batch).forget(self._step, keep=batch * outcome.plan.nodes)
 
     def _account(self, outcome: Outcome, batch: int) -> None:
         """What drafting has lost since it was last turned on, against plain steps to the same tokens."""
@@ -334,9 +368,9 @@ class Governor:
         plain = verify.at(batch) + self._idling(batch)
         if not math.isnan(plain):
             # Seconds as such steps take, not as this one took: it may have been interrupted.
-            seconds = verify.at(batch * (1 + max(outcome.drafted)))
+            seconds = verify.at(outcome.rows)
             if draft:
-                seconds += draft.at(batch * outcome.budget)
+                seconds += draft.at(batch * outcome.plan.nodes)
             lost = seconds - plain * (1 + sum(map(len, outcome.paths)) / batch)
             self._lost += lost
             self._saved = min(_SAVINGS, max(0.0, self._saved - lost / plain))

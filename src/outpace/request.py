@@ -8,6 +8,7 @@ from typing import Any
 
 from outpace.core import ContextOverflow, OutpaceError, SamplingParams
 from outpace.governor import Policy
+from outpace.observer import Observer
 from outpace.targets.base import TargetModel
 from outpace.verify import Verifier
 
@@ -122,16 +123,22 @@ def adapts(drafter: Any, verifier: Verifier) -> bool:
     )
 
 
-def check_seed(params: SamplingParams, verifier: Verifier, policy: Policy | None) -> None:
+def check_seed(
+    params: SamplingParams, verifier: Verifier, policy: Policy | None, observer: Observer | None = None
+) -> None:
     """Refuse a seed whose tokens would depend on the clock."""
-    if policy is None or not policy.timed or verifier.invariant or params.seed is None:
+    if verifier.invariant or params.seed is None or (params.greedy and not verifier.lossy):
         return
-    if params.greedy and not verifier.lossy:
-        return
-    raise OutpaceError(
-        f"under verifier={verifier.name!r} the tokens of a seed depend on how many were drafted, and "
-        "adaptive=True decides that by the clock; use verifier='match', adaptive=False, or no seed"
-    )
+    if policy is not None and policy.timed:
+        raise OutpaceError(
+            f"under verifier={verifier.name!r} the tokens of a seed depend on how many were drafted, and "
+            "adaptive=True decides that by the clock; use verifier='match', adaptive=False, or no seed"
+        )
+    if observer is not None and observer.timed:
+        raise OutpaceError(
+            f"under verifier={verifier.name!r} the tokens of a seed depend on what was drafted, and what a "
+            "drafter learns in the background depends on the clock; use verifier='match', or no seed"
+        )
 
 
 def check_prompt(prompt: Seq[int], target: TargetModel) -> None:

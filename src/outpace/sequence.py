@@ -272,7 +272,8 @@ class Step:
         root: output index of the token that follows the root.
         depths: depth of each node.
         sequence: the sequence, these tokens included already.
-        hidden: layer -> hidden states of the rows, root first, for the layers that the drafter asks for.
+        hidden: layer -> hidden states of the rows, root first, for the layers that the drafter or an observer
+            asks for.
         committed: layer -> hidden states of the rows that this step committed, the root's and those of the
             accepted nodes: also of those that another drafter proposed.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from outpace.governor import Outcome, Policy
@@ -114,7 +114,8 @@ def simulate(
     chances = random.Random(seed)
     seconds, done, warm = 0.0, 0.0, 0
     while done < tokens:
-        budget = policy.plan(batch)
+        plan = policy.plan(batch)
+        budget = plan.nodes
         drafted, paths = [], []
         warm = warm + 1 if budget else 0
         for _ in range(batch):
@@ -127,8 +128,11 @@ def simulate(
             drafted.append(size)
             paths.append(range(length))
         drafting = (machine.draft[0] + machine.draft[1] * max(drafted)) * machine.noise() if budget else 1e-6
-        verifying = machine.forward(batch * (1 + max(drafted)))
+        if not plan.verified:
+            paths = [path[:1] for path in paths]
+        outcome = Outcome(plan, drafted, paths, drafting, 0.0)
+        verifying = machine.forward(outcome.rows)
         seconds += drafting + verifying
-        done += 1 + sum(map(len, paths)) / batch
-        policy.learn(Outcome(budget, drafted, paths, drafting, verifying))
+        done += 1 + (sum(map(len, paths)) / batch if plan.verified else 0)
+        policy.learn(replace(outcome, verify_seconds=verifying))
     return seconds

@@ -15,7 +15,7 @@ from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import DraftModel, Jacobi, Lookahead, PromptLookup, SequenceDrafter, load_drafter
 from outpace.drafters.base import Drafter
 from outpace.engine import Engine
-from outpace.governor import Governor, Outcome, Pinned
+from outpace.governor import Governor, Outcome, Pinned, Plan
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import Output, Rows, TargetModel
 from outpace.testing import ToyTarget
@@ -108,16 +108,17 @@ class Erratic:
     timed = False
 
     def __init__(self) -> None:
-        self.planned: list[int] = []
+        self.planned: list[Plan] = []
         self._random = random.Random(0)
 
-    def plan(self, batch: int) -> int:
-        self.planned.append(self._random.choice([0, 0, 0, 1, 2, 5, 40, 40]))
+    def plan(self, batch: int) -> Plan:
+        nodes = self._random.choice([0, 0, 0, 1, 2, 5, 40, 40])
+        self.planned.append(Plan(nodes, verified=self._random.random() < 0.8))
         return self.planned[-1]
 
     def learn(self, outcome: Outcome) -> None:
-        assert outcome.budget == self.planned[-1]
-        assert max(outcome.drafted) <= outcome.budget
+        assert outcome.plan == self.planned[-1]
+        assert max(outcome.drafted) <= outcome.plan.nodes
         assert all(set(path) <= set(range(n)) for path, n in zip(outcome.paths, outcome.drafted, strict=True))
 
 
@@ -129,7 +130,8 @@ def test_a_drafter_copes_with_any_budget(drafter: Drafter[Any], params: Sampling
     found = engine.generate(PROMPTS, params)
     assert [g.tokens for g in found] == plain(PROMPTS, params)
     assert sum(g.stats.accepted for g in found) > 0
-    assert {0, 1, 40} <= set(policy.planned)
+    assert {0, 1, 40} <= {plan.nodes for plan in policy.planned if plan.verified}
+    assert any(plan.nodes and not plan.verified for plan in policy.planned)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +175,34 @@ def test_a_run_by_a_fake_clock_is_the_same_again() -> None:
     assert seen[0] == seen[1]
 
 
+class Peeking(Erratic):
+    """Asks for a draft in every step, and has none verified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.right: list[int] = []
+
+    def plan(self, batch: int) -> Plan:
+        self.planned.append(Plan(1, verified=False))
+        return self.planned[-1]
+
+    def learn(self, outcome: Outcome) -> None:
+        super().learn(outcome)
+        self.right.append(len(outcome.paths[0]))
+
+
+def test_a_draft_that_is_not_verified_is_compared_with_the_text() -> None:
+    text = tuple(plain([PROMPTS[1]], GREEDY)[0])
+    for drafter, right in ((Oracle(text), 1), (Oracle(text, wrong=True), 0)):
+        policy = Peeking()
+        engine, target = governed(drafter, adaptive=policy)
+        found = engine.generate([PROMPTS[1]], GREEDY)[0]
+        assert tuple(found.tokens) == text
+        assert (found.stats.steps, found.stats.drafted) == (len(text), 0)
+        assert set(target.widths[1:]) == {1}
+        assert policy.right == [right] * len(text)
+
+
 def test_a_pinned_width_is_kept() -> None:
     engine, target = governed("jacobi", adaptive=Pinned(3))
     found = engine.generate([PROMPTS[1]], GREEDY)
@@ -203,9 +233,11 @@ def test_the_governor_is_told_what_was_measured() -> None:
     assert policy.told[0].verify_seconds is None
     for outcome, width in zip(policy.told[1:], target.widths[-len(policy.told) + 1 :], strict=True):
         rows = len(outcome.paths) * width
+        assert outcome.rows == rows
         assert outcome.verify_seconds == pytest.approx(1 + 0.25 * (rows - 1), abs=1e-3)
         assert 0 < outcome.draft_seconds < 1e-3
-        assert max(outcome.drafted) == width - 1 <= outcome.budget
+        assert max(outcome.drafted) <= outcome.plan.nodes
+    assert any(outcome.rows > 2 for outcome in policy.told)
 
 
 # -- when it is on ---------------------------------------------------------------------------------------
@@ -308,8 +340,8 @@ class Watching(Lookahead):
 
 def test_lookahead_begins_its_window_anew_after_plain_steps() -> None:
     class Alternating(Erratic):
-        def plan(self, batch: int) -> int:
-            self.planned.append(100 if len(self.planned) % 10 < 6 else 0)
+        def plan(self, batch: int) -> Plan:
+            self.planned.append(Plan(100 if len(self.planned) % 10 < 6 else 0))
             return self.planned[-1]
 
     engine = Engine(ToyTarget(), Watching(window=3, ngram=4, guesses=3), adaptive=Alternating())

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from outpace.core import OutpaceError
-from outpace.governor import WIDTHS, Acceptance, Governor, Outcome, Pinned, Policy
+from outpace.governor import WIDTHS, Acceptance, Governor, Outcome, Pinned, Plan, Policy
 from unit.simulation import CURVES, Machine, Text, constant, flat, linear, recorded, simulate, steep
 
 NOISY = {"jitter": 0.1, "outliers": 0.01, "warm_up": 3.0}
@@ -96,15 +96,16 @@ def test_a_drafter_that_must_warm_up_is_given_the_time() -> None:
 
 
 def plans(policy: Policy, machine: Machine, text: Text, tokens: int, batch: int = 1) -> list[int]:
-    """The plans of a simulation."""
+    """Nodes verified in each step of a simulation, 0 where it only peeked."""
     noted: list[int] = []
 
     class Noting:
         timed = policy.timed
 
-        def plan(self, batch: int) -> int:
-            noted.append(policy.plan(batch))
-            return noted[-1]
+        def plan(self, batch: int) -> Plan:
+            plan = policy.plan(batch)
+            noted.append(plan.nodes if plan.verified else 0)
+            return plan
 
         def learn(self, outcome: Outcome) -> None:
             policy.learn(outcome)
@@ -115,13 +116,13 @@ def plans(policy: Policy, machine: Machine, text: Text, tokens: int, batch: int 
 
 def test_nothing_is_drafted_before_a_plain_step_was_measured() -> None:
     governor = Governor()
-    assert governor.plan(1) == 0
-    governor.learn(Outcome(0, [0], [[]], 0.0, None))
-    assert governor.plan(1) == 0
-    governor.learn(Outcome(0, [0], [[]], 0.0, 0.5))
-    assert governor.plan(1) == 0  # it may have been slow, as the first
-    governor.learn(Outcome(0, [0], [[]], 0.0, 0.1))
-    assert governor.plan(1) > 0
+    assert governor.plan(1) == Plan(0)
+    governor.learn(Outcome(Plan(0), [0], [[]], 0.0, None))
+    assert governor.plan(1) == Plan(0)
+    governor.learn(Outcome(Plan(0), [0], [[]], 0.0, 0.5))
+    assert governor.plan(1) == Plan(0)  # it may have been slow, as the first
+    governor.learn(Outcome(Plan(0), [0], [[]], 0.0, 0.1))
+    assert governor.plan(1).nodes > 0
 
 
 def test_trials_in_vain_become_rare_but_do_not_end() -> None:
@@ -131,6 +132,17 @@ def test_trials_in_vain_become_rare_but_do_not_end() -> None:
     assert len(gaps) > 5
     assert gaps[-1] >= max(gaps[:3]) / 2
     assert 20 <= statistics.median(gaps) < 300
+
+
+def test_between_trials_a_cheap_drafter_is_asked_and_a_costly_one_is_not() -> None:
+    """Guesses begin to be right while the next trial is far: who asks for drafts notices sooner."""
+    late = {}
+    for draft in (20e-6, 5e-3):
+        text = Text(lambda token: 0.9 if token > 300 else 0.0)
+        noted = plans(Governor(), Machine(recorded, draft=(draft, 0.0)), text, 600)
+        drafted = (step for step, nodes in enumerate(noted) if nodes and step > 300)
+        late[draft] = next(drafted, len(noted)) - 300
+    assert late[20e-6] < 30 < late[5e-3]
 
 
 def test_high_load_turns_drafting_down() -> None:
@@ -159,7 +171,7 @@ def test_a_busy_machine_that_becomes_idle_is_noticed() -> None:
 def test_acceptance_of_narrow_steps_is_read_off_wide_ones() -> None:
     acceptance = Acceptance((1, 2, 4))
     for path in ([0, 1, 2], [0], [], [0, 1]):
-        acceptance.observe(Outcome(4, [3], [path], 0.0, None))
+        acceptance.observe(Outcome(Plan(4), [3], [path], 0.0, None))
     (one, first, _), (two, second, _), (four, third, there) = acceptance.expected()
     assert (one, two, four) == (1, 2, 4)
     assert first == pytest.approx(0.75, abs=0.06)
@@ -171,7 +183,7 @@ def test_acceptance_of_narrow_steps_is_read_off_wide_ones() -> None:
 def test_a_batch_counts_its_mean_acceptance_and_its_longest_draft() -> None:
     acceptance = Acceptance((1, 2))
     for _ in range(50):
-        acceptance.observe(Outcome(2, [2, 0, 1, 0], [[0, 1], [], [0], []], 0.0, None))
+        acceptance.observe(Outcome(Plan(2), [2, 0, 1, 0], [[0, 1], [], [0], []], 0.0, None))
     (_, first, one), (_, second, two) = acceptance.expected()
     assert first == pytest.approx(0.5, abs=0.02)
     assert second == pytest.approx(0.75, abs=0.02)

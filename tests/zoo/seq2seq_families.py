@@ -76,8 +76,10 @@ class Seq2SeqFamily:
                 **self.options,
             }
         )
-        config._attn_implementation = attention
-        model: PreTrainedModel = getattr(transformers, self.model)(config).to(dtype).eval()
+        kind = getattr(transformers, self.model)
+        # In older transformers some families have no sdpa.
+        config._attn_implementation = attention if kind._supports_sdpa else "eager"
+        model: PreTrainedModel = kind(config).to(dtype).eval()
         randomise(model, self.seed)
         return model
 

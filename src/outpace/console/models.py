@@ -18,8 +18,10 @@ from outpace import nano_path
 from outpace.core import ContextOverflow, OutpaceError, UnsupportedModel
 from outpace.drafters.base import Drafter
 from outpace.engine import Engine
+from outpace.request import adapts
 from outpace.targets import Target, TargetModel
-from outpace.verify import Verifier
+from outpace.train import Online
+from outpace.verify import Verifier, load_verifier
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -43,9 +45,24 @@ class Loaded:
         verifier: Verifier | str = "match",
         slots: int = 1,
         adaptive: bool | None = None,
+        online: Online | None = None,
     ) -> Engine:
-        """An engine of its own on this model."""
-        return Engine(self.target, drafter, verifier, self.tokenizer, adaptive=adaptive, slots=slots)
+        """An engine of its own on this model.
+
+        Args:
+            online: made with this drafter, which then learns.
+        """
+        if online is not None and adaptive is None:
+            adaptive = adapts(drafter, load_verifier(verifier))
+        return Engine(
+            self.target,
+            drafter if online is None else online.drafter,
+            verifier,
+            self.tokenizer,
+            adaptive=adaptive,
+            observer=online,
+            slots=slots,
+        )
 
     @property
     def has_template(self) -> bool:

@@ -46,6 +46,19 @@ Adaptive = Annotated[
         show_default=False,
     ),
 ]
+OnlineLearning = Annotated[
+    bool,
+    typer.Option(
+        "--online",
+        help="Let the drafter learn in the background from what it gets wrong, where it has trained weights: "
+        "draft_model, or METHOD:path=FOLDER. No token changes.",
+        rich_help_panel=_MODEL,
+    ),
+]
+OnlineOut = Annotated[
+    Path | None,
+    typer.Option("--online-out", help="With --online: a new folder for the drafter at the end."),
+]
 Device = Annotated[
     str | None,
     typer.Option("--device", help="As torch writes it. Default: cuda if there is.", rich_help_panel=_MODEL),

@@ -125,8 +125,11 @@ class SplitTarget(AroundTarget):
         logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
-        if hidden_layers:
-            raise OutpaceError("a target that is split gives no hidden states; use another drafter beside it")
+        if any(layer != self.depth for layer in hidden_layers):
+            raise OutpaceError(
+                f"a target that is split below layer {self.depth} gives the hidden states of that one alone; "
+                "use another drafter beside it"
+            )
         slots = [cache.slot(first + place) for place in range(len(rows))]
         held = [self._held.pop(slot, Held()) for slot in slots]
         counts = [own.shared(row) for own, row in zip(held, rows, strict=True)]
@@ -136,7 +139,9 @@ class SplitTarget(AroundTarget):
             with cache.provisional(dict(zip(slots, counts, strict=True))):
                 late = self._lower.forward(cache, rest, first).logits
                 cache.keep([range(len(row.tokens)) for row in rest])
-        return self._upper.run(cache, rows, first, logits_from, states=_join(rows, held, counts, late))
+        states = _join(rows, held, counts, late)
+        output = self._upper.run(cache, rows, first, logits_from, states=states)
+        return Output(output.logits, dict.fromkeys(hidden_layers, states))
 
     # -- construction ------------------------------------------------------------------------------------
 

@@ -1,1 +1,6 @@
-"""Training of learned drafters: data, objectives, the loop, and the metric that counts."""
+"""Training of learned drafters: data, objectives, the loop, the metric that counts, and online learning."""
+
+from outpace.train.online import Online
+from outpace.train.trainee import Learning
+
+__all__ = ["Learning", "Online"]

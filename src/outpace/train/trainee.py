@@ -1,0 +1,199 @@
+"""A copy of a drafter's module that learns from a buffer, and is measured before anything is done with it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from outpace.core import OutpaceError
+from outpace.drafting.learned import Batch, Learned
+from outpace.sampling import key
+from outpace.train.buffer import Record, batch_of
+from outpace.train.metric import Replay
+from outpace.train.objectives import objective
+
+Weights = dict[str, Tensor]
+Kept = Literal["learnt", "before", "first"]
+_CLIP = 1.0  # the greatest norm of the gradients
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How a drafter learns while it is used.
+
+    Attributes:
+        tokens: text in the buffer; the oldest goes. Requests in flight have up to ``length`` each besides.
+        length: tokens of a stretch of text that is learnt from, half of them context at most; at least 8.
+        places: "rejected": only the places where the draft failed, as in the paper; "all": all that the
+            target has been at, which takes as much more memory.
+        every: tokens decoded between two rounds in the background.
+        updates: of the weights, in a round.
+        rows: stretches to an update.
+        learning_rate: of AdamW; the same in all updates.
+        objective: a name in ``outpace.train.objectives``.
+        held_back: one stretch of so many is measured on, not learnt from; at least 2.
+        measured: tokens of output to measure on, the newest of those held back. There is no round before
+            there are as many: on fewer, luck would decide what is kept.
+        seed: of the order.
+    """
+
+    tokens: int = 16384
+    length: int = 256
+    places: Literal["rejected", "all"] = "rejected"
+    every: int = 1024
+    updates: int = 16
+    rows: int = 8
+    learning_rate: float = 1e-4
+    objective: str = "forward_kl"
+    held_back: int = 4
+    measured: int = 512
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("length", 8),
+            ("every", 1),
+            ("updates", 1),
+            ("rows", 1),
+            ("held_back", 2),
+            ("measured", 1),
+            ("tokens", 2 * self.length),
+        ):
+            if getattr(self, name) < least:
+                raise OutpaceError(f"online: {name} must be at least {least}, not {getattr(self, name)}")
+        if 2 * self.measured * self.held_back > self.tokens:
+            raise OutpaceError(
+                f"online: a buffer of tokens={self.tokens} does not hold measured={self.measured} of output "
+                f"at one in held_back={self.held_back}; it must be at least "
+                f"{2 * self.measured * self.held_back}"
+            )
+        if self.places not in ("rejected", "all"):
+            raise OutpaceError(f"online: places must be 'rejected' or 'all', not {self.places!r}")
+        if not 0 < self.learning_rate < math.inf:
+            raise OutpaceError(f"online: learning_rate must be above 0, not {self.learning_rate}")
+        objective(self.objective)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What came of a round.
+
+    Attributes:
+        number: from 1.
+        records: stretches of text in the buffer that were there to learn from.
+        places: where the target's logits were known, in them.
+        loss: the mean of the updates; None where it was no number, and nothing was kept of it.
+        expected_length: tokens a step to be expected on the newest text held back, by the weights that were
+            "learnt" in this round, those from "before" it, and the "first" ones of all.
+        kept: the best of those; "learnt" where it is as good as another.
+    """
+
+    number: int
+    records: int
+    places: int
+    loss: float | None
+    expected_length: dict[Kept, float] = field(default_factory=dict)
+    kept: Kept = "before"
+
+
+class Trainee:
+    """A copy of a module, in float32 unless that is in float64.
+
+    Args:
+        module: bound to its target; it is left as it is.
+    """
+
+    def __init__(self, module: Learned, learning: Learning) -> None:
+        self._learning = learning
+        # The target is shared, not copied.
+        self.module = copy.deepcopy(module, {id(module.target): module.target})
+        if any(weight.dtype != torch.float64 for weight in self.module.parameters()):
+            self.module.float()
+        self.module.requires_grad_(True).eval()
+        self._first = self.weights()
+        self._is_first = True
+        self._optimizer = self._fresh()
+        self.rounds = 0
+
+    def _fresh(self) -> torch.optim.AdamW:
+        rate = self._learning.learning_rate
+        return torch.optim.AdamW(self.module.parameters(), lr=rate, weight_decay=0.0)
+
+    def weights(self) -> Weights:
+        """A copy of its weights."""
+        return {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
+
+    def learn(self, learnt: Seq[Record], held_back: Seq[Record], stop: Callable[[], bool]) -> Round | None:
+        """A round: some updates, and then the best of what it was before, is now, and was first.
+
+        Args:
+            stop: asked before each update; if it says so the weights are what they were, and there is no
+                round.
+        """
+        before, was_first = self.weights(), self._is_first
+        lengths: dict[Kept, float] = {"before": self._length(held_back)}
+        losses: list[float] = []
+        for update in range(self._learning.updates):
+            if stop():
+                self._return_to(before, was_first)
+                return None
+            losses.append(self._update(learnt, update))
+        self._is_first = False
+        sound = all(bool(weight.isfinite().all()) for weight in self.module.parameters())
+        lengths = {"learnt": self._length(held_back) if sound else 0.0, **lengths}
+        if not was_first:
+            now = self.weights()
+            self.module.load_state_dict(self._first)
+            lengths["first"] = self._length(held_back)
+            self.module.load_state_dict(now)
+        kept = max(lengths, key=lambda name: lengths[name])
+        if kept != "learnt":
+            self._return_to(self._first if kept == "first" else before, was_first or kept == "first")
+        self.rounds += 1
+        places = sum(len(record.places) for record in learnt)
+        loss = sum(losses) / len(losses)
+        return Round(self.rounds, len(learnt), places, loss if math.isfinite(loss) else None, lengths, kept)
+
+    def _return_to(self, weights: Weights, is_first: bool) -> None:
+        """Go back, and forget where the updates were heading."""
+        self.module.load_state_dict(weights)
+        self._is_first = is_first
+        self._optimizer = self._fresh()
+
+    def _update(self, records: Seq[Record], update: int) -> float:
+        learning = self._learning
+        word = key(learning.seed, self.rounds, update)
+        with torch.random.fork_rng(), torch.inference_mode(False), torch.enable_grad():
+            torch.manual_seed(word)
+            chosen = torch.randperm(len(records))[: learning.rows].tolist()
+            self.module.train()
+            losses = self.module.loss(
+                self._batch([records[place] for place in chosen], learn=True), objective(learning.objective)
+            )
+            losses.total.backward()
+            torch.nn.utils.clip_grad_norm_(self.module.parameters(), _CLIP)
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+            self.module.eval()
+        return float(losses.total.detach())
+
+    @torch.no_grad()
+    def _length(self, records: Seq[Record]) -> float:
+        replay = Replay()
+        rows = self._learning.rows
+        for start in range(0, len(records), rows):
+            batch = self._batch(records[start : start + rows], learn=False)
+            replay.add(batch, self.module.accepted(batch))
+        return replay.expected_length
+
+    def _batch(self, records: Seq[Record], learn: bool) -> Batch:
+        target = self.module.target
+        device = next(self.module.parameters()).device
+        return batch_of(records, self.module.hidden_layers, target.vocabulary, device, learn)
