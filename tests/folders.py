@@ -16,7 +16,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def save_llama(folder: Path, chat: bool = False) -> Path:
+def save_llama(folder: Path, chat: bool = False, layers: int = 1) -> Path:
     """A random Llama whose greedy text repeats itself, with a byte-level tokenizer without merges."""
     tokenizer = byte_tokenizer()
     if chat:
@@ -26,7 +26,7 @@ def save_llama(folder: Path, chat: bool = False) -> Path:
         vocab_size=len(tokenizer),
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=1,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=CONTEXT,

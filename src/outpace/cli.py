@@ -19,7 +19,7 @@ import typer
 from outpace import __version__
 from outpace.console import options as o
 from outpace.console import prompts, screen
-from outpace.console.writer import Writer
+from outpace.console.writer import Writer, check_out
 from outpace.core import OutpaceError, SamplingParams
 
 if TYPE_CHECKING:
@@ -339,6 +339,7 @@ def train_drafter(
     model: o.ModelName = None,
     draft: o.DraftToTrain = None,
     objective: o.ObjectiveName = "ground_truth",
+    tune: o.Tune = "",
     on_policy: o.OnPolicy = 0.0,
     boost_after: o.BoostAfter = None,
     distil: o.Distil = False,
@@ -367,7 +368,8 @@ def train_drafter(
     chats. Prompts without an answer are answered by the model itself; with
     --distil all of them are. A run that was interrupted goes on where the same
     command is given again. The drafter is then `METHOD:path=OUT`; a draft model
-    is `draft_model:model=OUT`.
+    is `draft_model:model=OUT`. With --tune lora the model learns too, and
+    decodes as --model OUT/target.
     """
     with screen.busy(f"loading {model or 'the embedded model'} ..."):
         from outpace.console import train
@@ -389,11 +391,58 @@ def train_drafter(
         loaded = load(model, device, dtype, trust_remote_code)
     corpus = train.Corpus(data, chat, distil, max_new_tokens, temperature, length, held_out)
     earlier = [folder.strip() for folder in (boost_after or "").split(",") if folder.strip()]
-    found = train.run(method, loaded, corpus, settings, out, draft, earlier)
+    found = train.run(method, loaded, corpus, settings, out, draft, earlier, tune)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
         screen.out().print(train.table(found))
+
+
+@app.command(
+    epilog="Example: [bold]outpace search --data prompts.jsonl --trials 100 --out layers.json[/bold]"
+)
+@guarded
+def search(
+    data: o.TrainingData,
+    out: o.LayersOut = None,
+    overwrite: o.Overwrite = False,
+    model: o.ModelName = None,
+    trials: o.Trials = 100,
+    num_draft_tokens: o.DraftTokens = 4,
+    measure: o.MeasureName = "counts",
+    prompts: o.PromptCount = 16,
+    chat: o.ChatPrompts = False,
+    max_new_tokens: o.MaxNewTokens = 128,
+    temperature: o.Temperature = 0.0,
+    seed: o.SearchSeed = 0,
+    device: o.Device = None,
+    dtype: o.Dtype = "auto",
+    trust_remote_code: o.Trust = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """Search for the layers that the drafter `self_speculative` had best skip.
+
+    The data are those of `outpace train`; their prompts are decoded once for
+    each set of layers. Ctrl-C ends the search with the best set so far.
+    """
+    params = sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    if out is not None:
+        if out.suffix != ".json":
+            raise OutpaceError(f"--out must end in .json, as layers are told from files by it; not {out}")
+        check_out(out, overwrite)
+    with screen.busy(f"loading {model or 'the embedded model'} ..."):
+        from outpace.console import search as runner
+        from outpace.console.models import load
+        from outpace.console.train import table
+
+        settings = runner.Search(trials, num_draft_tokens, measure, prompts, seed)
+        loaded = load(model, device, dtype, trust_remote_code)
+    found, whole = runner.run(loaded, data, chat, params, settings, out)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        screen.out().print(table(found))
+    finish(whole)
 
 
 @datastores.command(
@@ -422,7 +471,6 @@ def build_datastore(
     if model is not None and vocabulary is not None:
         raise OutpaceError("give --model or --vocabulary, not both")
     from outpace.console import datastore
-    from outpace.console.writer import check_out
 
     check_out(out, overwrite)
     found = datastore.sources(sources, field, end_token)

@@ -20,7 +20,7 @@ from outpace.drafters.base import Drafter
 from outpace.engine import Engine
 from outpace.request import adapts
 from outpace.targets import Target, TargetModel
-from outpace.train import Online
+from outpace.train import Online, lora
 from outpace.verify import Verifier, load_verifier
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -111,7 +111,8 @@ def load(
     """Load a model for decoding.
 
     Args:
-        name: a hub name or a folder; None is the embedded model.
+        name: a hub name or a folder, also one of peft's, with updates of a model, which are merged into it;
+            None is the embedded model.
         device: as torch writes it; None is cuda where there is one.
         dtype: ``auto`` is the model's own on a GPU and float32 on a CPU.
         trust_remote_code: run code that comes with the model.
@@ -122,18 +123,36 @@ def load(
     place = _device(device)
     wanted = _dtype(dtype, place)
     _silence()
+    shown = Path(_source(name)).name if name is None else name
+    model, tokenizer = _parts(name, wanted, trust_remote_code)
+    model = model.to(place)
+    kind = str(model.dtype).removeprefix("torch.")
+    return Loaded(shown, Target(model), tokenizer, kind, str(place))
+
+
+def _parts(name: str | None, dtype: torch.dtype | str, trust_remote_code: bool) -> tuple[Any, Any]:
+    """A model and its tokenizer; of a folder of peft's, the model that it updates, with these merged."""
+    folder = None if name is None else Path(name).expanduser()
+    if folder is not None and (folder / lora.ADAPTER).is_file() and not (folder / "config.json").is_file():
+        base = lora.base_of(folder)
+        try:
+            model, tokenizer = _parts(base, dtype, trust_remote_code)
+        except OutpaceError as error:
+            raise OutpaceError(
+                f"{name} updates the model {base}: {error}. If that lies elsewhere now, say where in "
+                f"{folder / lora.ADAPTER}, as base_model_name_or_path"
+            ) from error
+        return lora.merge(model, folder), tokenizer
     source = _source(name)
     shown = Path(source).name if name is None else name
     try:
         _check_family(source, shown, trust_remote_code)
-        model = _weights(source, shown, wanted, trust_remote_code).to(place)
-        tokenizer = _tokenizer(source, shown, trust_remote_code)
+        model = _weights(source, shown, dtype, trust_remote_code)
+        return model, _tokenizer(source, shown, trust_remote_code)
     except (OutpaceError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever transformers, the hub and a model's own code may raise
         raise OutpaceError(_explain(error, source, shown)) from error
-    kind = str(model.dtype).removeprefix("torch.")
-    return Loaded(shown, Target(model), tokenizer, kind, str(place))
 
 
 def load_tokenizer(name: str | None = None, trust_remote_code: bool = False) -> tuple[str, Any]:

@@ -252,6 +252,15 @@ ObjectiveName = Annotated[
         rich_help_panel=_TRAINING,
     ),
 ]
+Tune = Annotated[
+    str,
+    typer.Option(
+        "--tune",
+        metavar="SPEC",
+        help="Train the model as well, as in lora:rank=8,alpha=16,warmup=0.25: its tokens change.",
+        rich_help_panel=_TRAINING,
+    ),
+]
 OnPolicy = Annotated[
     float,
     typer.Option(
@@ -291,7 +300,11 @@ RowLength = Annotated[
 ]
 HeldOut = Annotated[
     float,
-    typer.Option("--held-out", help="Share of the documents to measure on.", rich_help_panel=_DATA),
+    typer.Option(
+        "--held-out",
+        help="Share of the documents to report on; half as many more are for calibration.",
+        rich_help_panel=_DATA,
+    ),
 ]
 Steps = Annotated[int, typer.Option("--steps", help="Updates of the weights.", rich_help_panel=_TRAINING)]
 BatchRows = Annotated[int, typer.Option("--rows", help="Rows to a forward.", rich_help_panel=_TRAINING)]
@@ -320,4 +333,30 @@ TrainingSeed = Annotated[
 ]
 Bf16 = Annotated[
     bool, typer.Option("--bf16", help="Forwards of the drafter in bfloat16.", rich_help_panel=_TRAINING)
+]
+
+_SEARCH = "Search"
+
+LayersOut = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Write the layers to this .json file.", rich_help_panel=_OUTPUT),
+]
+Trials = Annotated[int, typer.Option("--trials", help="Sets to try.", min=1, rich_help_panel=_SEARCH)]
+DraftTokens = Annotated[
+    int,
+    typer.Option("--num-draft-tokens", help="Tokens in a draft.", min=1, rich_help_panel=_SEARCH),
+]
+MeasureName = Annotated[
+    str,
+    typer.Option(
+        "--measure",
+        help="counts: tokens for the layers that ran, the same in every run; seconds: on this machine.",
+        rich_help_panel=_SEARCH,
+    ),
+]
+PromptCount = Annotated[
+    int, typer.Option("--prompts", help="Prompts of the data at most.", min=1, rich_help_panel=_DATA)
+]
+SearchSeed = Annotated[
+    int, typer.Option("--seed", help="Of the search, and of draws.", min=0, rich_help_panel=_SEARCH)
 ]

@@ -25,7 +25,9 @@ from outpace.train.boosting import load_earlier
 from outpace.train.data import Document
 from outpace.train.distil import answer
 from outpace.train.feed import Feed, Row
+from outpace.train.joint import TARGET, Joint
 from outpace.train.loop import Training, train
+from outpace.train.lora import LoRA
 from outpace.train.metric import replay
 
 ANSWERS, MADE_FROM = "answers.jsonl", "answers.json"
@@ -41,7 +43,7 @@ class Corpus:
         distil: the target answers every prompt, also those whose answer is there.
         max_new_tokens, temperature: of those answers.
         length: tokens of a packed row.
-        held_out: the share of the documents that is measured on.
+        held_out: the share of the documents that is reported on; half as many more are for calibration.
     """
 
     source: str
@@ -62,6 +64,8 @@ def module_of(method: str, target: TargetModel, draft: str | None = None) -> Lea
     Raises:
         OutpaceError: no such method or option, or a target that it does not fit.
     """
+    if method.partition(":")[0].strip() == "self_speculative":
+        raise OutpaceError("self_speculative is not trained; `outpace search` finds the layers it skips")
     begins = {name: cls.checkpoint_type or cls.config_type for name, cls in LEARNED.items()}
     types = {name: cls.config_type for name, cls in LEARNED.items()} if draft is None else begins
     options, cls = load("method", types, method), LEARNED[method.partition(":")[0].strip()]
@@ -76,21 +80,27 @@ def run(
     out: Path,
     draft: str | None = None,
     boost_after: Seq[str] = (),
+    tune: str = "",
 ) -> dict[str, Any]:
     """Train, and write the drafter and its provenance; what came of it.
 
     Args:
         draft: a model to go on from.
         boost_after: folders of drafters whose mistakes are to be learnt.
+        tune: how the model itself is trained too, as in ``lora:rank=16``; empty leaves it as it is.
     """
     began, began_cpu = time.perf_counter(), time.process_time()
     _check_places(out, [draft, *boost_after])
     torch_seed(settings.seed)
     module = module_of(method, model.target, draft)
+    if tune:
+        module = Joint(module, load("way to train a model", {"lora": LoRA}, tune))
     earlier = [load_earlier(folder, model.target) for folder in boost_after]
     documents = _documents(model, corpus, out)
-    kept, held_out = data.split(documents, corpus.held_out)
-    rows, held_out_rows = data.pack(kept, corpus.length), data.pack(held_out, corpus.length)
+    parts = data.split(documents, corpus.held_out)
+    rows, calibration, held_out = (
+        data.pack(part, corpus.length) for part in (parts.learnt, parts.calibration, parts.held_out)
+    )
     module.accompany(out, model.tokenizer)
     with progress.bar(settings.steps, "steps") as bar:
         last = {"length": ""}
@@ -101,14 +111,15 @@ def run(
             else:
                 last["length"] = f", {entry['expected_length']:.2f} tokens a step"
 
-        reached = train(module, rows, held_out_rows, settings, out, report, earlier)
+        reached = train(module, rows, held_out, settings, out, report, earlier, calibration=calibration)
     found = {
-        "method": module.method,
+        "method": method.partition(":")[0].strip(),
         "target": dataclasses.asdict(Fit.of(model.target)),
         "parameters": sum(weight.numel() for weight in module.parameters()),
-        "documents": len(kept),
-        "held_out_documents": len(held_out),
-        "tokens": sum(len(document.tokens) for document in kept),
+        "documents": len(parts.learnt),
+        "calibration_documents": len(parts.calibration),
+        "held_out_documents": len(parts.held_out),
+        "tokens": sum(len(document.tokens) for document in parts.learnt),
         "steps": reached.step,
         "tokens_seen": _seen(rows, settings, reached.step),
         **reached.measured,
@@ -116,19 +127,20 @@ def run(
         "cpu_seconds": time.process_time() - began_cpu,
     }
     if earlier:
-        feed = Feed(earlier[0], held_out_rows, settings.rows, settings.seed, earlier=earlier[1:])
-        found["earlier_expected_length"] = replay(earlier, feed.each(held_out_rows)).expected_length
+        feed = Feed(earlier[0], held_out, settings.rows, settings.seed, earlier=earlier[1:])
+        found["earlier_expected_length"] = replay(earlier, feed.each(held_out)).expected_length
     facts = {
         "command": sys.argv,
         "config": dataclasses.asdict(module.config),
         "boost_after": list(boost_after),
         "data": {"source": corpus.source, "sha256": data.digest(documents)},
         "corpus": {name: value for name, value in vars(corpus).items() if name != "source"},
-        "settings": dataclasses.asdict(settings),
+        "settings": dataclasses.asdict(settings) | {"tune": tune},
         "result": found,
     }
     provenance.write(out, facts)
-    return {**found, "out": str(out)}
+    tuned = {"tuned_model": str(out / TARGET)} if tune else {}
+    return {**found, "out": str(out), **tuned}
 
 
 def _seen(rows: Seq[Row], settings: Training, steps: int) -> int:
@@ -200,13 +212,14 @@ def _answers(model: Loaded, prompts: list[Document], corpus: Corpus, out: Path) 
 
 def table(found: Mapping[str, Any]) -> Table:
     """What came of a training, for a person."""
-    made = Table(show_header=False, box=None)
+    made = Table("", "", show_header=False, box=None)
+    made.columns[1].overflow = "fold"  # a path is there to be copied
     for name, value in found.items():
         shown = value
         if isinstance(value, float):
             shown = f"{value:.3f}"
-        elif isinstance(value, list):
-            shown = " ".join(f"{part:.3f}" for part in value)
+        elif isinstance(value, list | tuple):
+            shown = " ".join(f"{part:.3f}" if isinstance(part, float) else str(part) for part in value)
         elif isinstance(value, dict):
             shown = value.get("name", "")
         made.add_row(name.replace("_", " "), str(shown))

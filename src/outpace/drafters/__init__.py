@@ -11,7 +11,7 @@ from outpace.drafters.combined import Combined
 from outpace.drafters.dflash import DFlash, DFlashModule
 from outpace.drafters.draft_model import DraftModel
 from outpace.drafters.eagle import Eagle
-from outpace.drafters.early_exit import Adapter, EarlyExit
+from outpace.drafters.early_exit import EarlyExit
 from outpace.drafters.hydra import Hydra, HydraHeads
 from outpace.drafters.jacobi import Jacobi
 from outpace.drafters.lookahead import Lookahead
@@ -27,6 +27,7 @@ from outpace.drafters.suffix import Suffix
 from outpace.drafters.token_recycling import TokenRecycling
 from outpace.drafting.draft_module import DraftModule
 from outpace.drafting.eagle_module import EagleModule
+from outpace.drafting.exit_adapter import Adapter
 from outpace.drafting.learned import Learned
 from outpace.spec import load
 

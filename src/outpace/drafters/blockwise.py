@@ -1,7 +1,7 @@
 """Blockwise parallel decoding: feed-forward heads guess a chain of tokens (Stern et al. 2018).
 
 One hidden layer over the target's last state feeds all heads; each adds its part to that state, and the
-target's own projection makes a token of the sum (section 6, figure 2).
+target's own projection makes a token of the sum (section 6).
 
 What differs from the paper: the target is frozen, since its text is what must not change; all heads are
 learnt in every step, where the paper picks one at random to save memory; and under sampling the chain is

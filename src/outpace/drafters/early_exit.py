@@ -6,36 +6,31 @@ states of the lower layers are kept, and the upper layers verify the whole chain
 the lower layers nothing besides. A chain ends early where the guess is not confident (Kangaroo's second early
 exit).
 
-What differs from the papers: by default drafts are drawn with the target's own noise. Kangaroo's adapter is a
-layer of attention between two norms; this one is a feed-forward layer between two norms, so that it has no
-keys and values of its own to keep. Without an adapter the lower layers' hidden state is read by the target's
-norm and head as it is.
+What differs from the papers: by default drafts are drawn with the target's own noise. Kangaroo's adapter,
+attention between two norms, is ``adapter=attention`` in training; by default it is a feed-forward layer
+between two norms, which keeps nothing of earlier rows. Without an adapter the lower layers' hidden state is
+read by the target's norm and head as it is. SPEED trains decoders whose layers share their weights, and has
+several tokens in its layers at once, as in a pipeline; here a stock model is used, a token at a time.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafting.draws import Draws, Noise, check_noise
+from outpace.drafting.exit_adapter import Adapter
 from outpace.drafting.growth import Growth
-from outpace.drafting.learned import (
-    Batch,
-    Fit,
-    Learned,
-    Losses,
-    Objective,
-    accepted_of_chain,
-    measure,
-    read_config,
-)
+from outpace.drafting.layer_cache import Feed, LayerCache, Slot
+from outpace.drafting.learned import read_config
 from outpace.drafting.shapes import shape_of
 from outpace.drafting.vocabulary import Vocabulary
 from outpace.drafting.within import Within, draft_chains, place_of
@@ -43,96 +38,72 @@ from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.targets.split import SplitTarget
 
-
-@dataclass(frozen=True)
-class AdapterConfig:
-    """An adapter.
-
-    Attributes:
-        layers: of the target that run before it; at least 1.
-        width: of its hidden layer, relative to the target's hidden size; above 0.
-        num_draft_tokens: of the chains that held-out texts are measured by; at least 1.
-        min_confidence: likewise, the probability below which a chain ends, in [0, 1].
-    """
-
-    layers: int = 2
-    width: float = 2.0
-    num_draft_tokens: int = 6
-    min_confidence: float = 0.6
-
-    def __post_init__(self) -> None:
-        if self.layers < 1 or self.width <= 0 or self.num_draft_tokens < 1:
-            raise OutpaceError(
-                "early_exit: layers and num_draft_tokens must be at least 1, and width above 0"
-            )
-        if not 0 <= self.min_confidence <= 1:
-            raise OutpaceError(
-                f"early_exit: min_confidence must be between 0 and 1, not {self.min_confidence}"
-            )
-
-
-class Adapter(Learned):
-    """From the state of a lower layer to that of the last: a residual feed-forward layer, and a norm."""
-
-    method: ClassVar[str] = "early_exit"
-    config_type: ClassVar[type[Any]] = AdapterConfig
-
-    def __init__(self, config: AdapterConfig, fit: Fit) -> None:
-        super().__init__(config, fit)
-        size = fit.hidden_size
-        self.before = nn.RMSNorm(size, eps=1e-6)
-        self.up = nn.Linear(size, max(1, round(config.width * size)))
-        self.down = nn.Linear(self.up.out_features, size)
-        self.after = nn.RMSNorm(size, eps=1e-6)
-        nn.init.zeros_(self.down.weight)
-        nn.init.zeros_(self.down.bias)
-
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        return (self.config.layers,)
-
-    def rows(self, states: Tensor) -> Tensor:
-        """Logits [..., vocabulary] of the next token, from what came out of the lower layers."""
-        own = states.to(self.up.weight.dtype)
-        own = own + self.down(nn.functional.silu(self.up(self.before(own))))
-        return self.target.head(self.after(own))
-
-    def loss(self, batch: Batch, objective: Objective) -> Losses:
-        at, places = batch.ahead(1).nonzero(as_tuple=True)
-        draft = self.rows(batch.hidden[self.config.layers][at, places])
-        return measure(objective, [(draft, batch.logits[at, places], batch.tokens[at, places + 1])], [1.0])
-
-    @torch.no_grad()
-    def accepted(self, batch: Batch) -> Tensor:
-        # While a chain is right, its rows are those of the text: one guess a place is all there is to know.
-        rows = self.rows(batch.hidden[self.config.layers]).float()
-        best = rows.argmax(dim=-1)
-        sure = rows.max(dim=-1).values - rows.logsumexp(dim=-1)
-        best[sure.exp() < self.config.min_confidence] = -1
-        depth = self.config.num_draft_tokens
-        guesses = torch.full((*best.shape, depth), -1, dtype=best.dtype, device=best.device)
-        for ahead in range(min(depth, best.shape[1])):
-            guesses[:, : best.shape[1] - ahead, ahead] = best[:, ahead:]
-        return accepted_of_chain(batch, guesses)
+_CHUNK = 512  # rows of a text that attention reads at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExitShared(Growth):
-    """What the sequences of one engine share: the target in two parts."""
+    """What the sequences of one engine share: the target in two parts, the adapter, what that keeps."""
 
     target: SplitTarget
     adapter: Adapter | None
+    cache: LayerCache | None
 
     @torch.inference_mode()
-    def step(self, states: Seq[Within]) -> Tensor:
+    def step(self, states: Seq[ExitState]) -> Tensor:
         """Logits [n, vocabulary] after the last token of each chain."""
         slots = [state.place.slot for state in states]
         hidden = self.target.advance(states[0].place.cache, slots, [state.last for state in states])
-        return self.target.read_out(hidden) if self.adapter is None else self.adapter.rows(hidden)
+        if self.adapter is None:
+            return self.target.read_out(hidden)
+        if self.cache is None:
+            return self.adapter.target.head(self.adapter.advance(hidden))
+        return self.adapter.target.head(torch.cat(self.attend(states, hidden.split(1))))
+
+    def attend(self, states: Seq[ExitState], rows: Seq[Tensor]) -> list[Tensor]:
+        """Feed rows [w, hidden size] of some sequences to the adapter's attention; what comes out of them."""
+        assert self.adapter is not None and self.cache is not None
+        feeds = []
+        for state, own in zip(states, rows, strict=True):
+            assert state.slot is not None
+            feeds.append(Feed.text(state.slot, self.cache.length(state.slot), len(own)))
+        forward = self.cache.begin(feeds)
+        out = self.adapter.advance(forward.pad(rows), forward.positions, forward.mask, forward.store(0))
+        forward.keep([len(own) for own in rows])
+        return forward.rows(out)
+
+    @torch.inference_mode()
+    def catch_up(self, states: Seq[ExitState]) -> None:
+        """Forget what was drafted, and read the rows that were committed since."""
+        behind = []
+        for state in states:
+            if state.slot is not None and self.cache is not None:
+                self.cache.truncate(state.slot, state.rows)
+                behind.append(state)
+        while behind := [state for state in behind if state.waiting]:
+            rows = [torch.cat(state.waiting) for state in behind]
+            for state, own in zip(behind, rows, strict=True):
+                state.waiting = [own[_CHUNK:]] if len(own) > _CHUNK else []
+                state.rows += min(len(own), _CHUNK)
+            self.attend(behind, [own[:_CHUNK] for own in rows])
+
+
+@dataclass
+class ExitState(Within):
+    """A sequence, and where its adapter's attention keeps its rows.
+
+    Attributes:
+        rows: committed ones among those kept.
+        waiting: hidden states [n, size] of committed rows that are yet to be read.
+    """
+
+    slot: Slot | None = None
+    rows: int = 0
+    waiting: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class EarlyExit(Drafter[Within]):
+class EarlyExit(Drafter[ExitState]):
     """The target's first layers.
 
     Attributes:
@@ -188,6 +159,7 @@ class EarlyExit(Drafter[Within]):
     def prepare(self, target: TargetModel) -> ExitShared:
         if not isinstance(target, SplitTarget):
             raise OutpaceError("early_exit splits the target, so it drafts alone: use it by itself")
+        adapter = None if self.path is None else Adapter.of(self.path, target.inner)
         return ExitShared(
             vocabulary=Vocabulary(),
             shape=shape_of(self.num_draft_tokens, method="early_exit"),
@@ -195,24 +167,49 @@ class EarlyExit(Drafter[Within]):
             least=math.log(self.min_confidence) if self.min_confidence else -math.inf,
             by_path=False,
             target=target,
-            adapter=None if self.path is None else Adapter.of(self.path, target.inner),
+            adapter=adapter,
+            cache=None if adapter is None else cache_of(adapter),
         )
 
-    def start(self, sequence: Sequence, shared: ExitShared) -> Within:
-        return Within(sequence, shared, place_of(sequence, "early_exit"))
+    def hidden_layers(self, shared: ExitShared) -> tuple[int, ...]:
+        return () if shared.cache is None else (shared.target.depth,)
 
-    def stop(self, state: Within) -> None:
-        shared = state.shared
-        assert isinstance(shared, ExitShared)
+    def start(self, sequence: Sequence, shared: ExitShared) -> ExitState:
+        slot = None if shared.cache is None else shared.cache.open()
+        return ExitState(sequence, shared, place_of(sequence, "early_exit"), slot=slot)
+
+    def stop(self, state: ExitState) -> None:
+        shared = _shared(state)
         shared.target.forget([state.place.slot])
+        if shared.cache is not None and state.slot is not None:
+            shared.cache.close(state.slot)
 
-    def propose(self, states: Seq[Within]) -> list[Draft]:
+    def read(self, states: Seq[ExitState], hidden: Seq[Mapping[int, Tensor]]) -> None:
+        for state, rows in zip(states, hidden, strict=True):
+            state.waiting.append(rows[_shared(state).target.depth])
+
+    def propose(self, states: Seq[ExitState]) -> list[Draft]:
         if not states:
             return []
-        shared = states[0].shared
-        assert isinstance(shared, ExitShared)
+        shared = _shared(states[0])
         shared.target.forget([state.place.slot for state in states])
+        shared.catch_up(states)
         return draft_chains(states, shared.step)
 
-    def observe(self, states: Seq[Within], steps: Seq[Step]) -> None:
-        pass
+    def observe(self, states: Seq[ExitState], steps: Seq[Step]) -> None:
+        if states and _shared(states[0]).cache is not None:
+            self.read(states, [step.committed for step in steps])
+
+
+def cache_of(adapter: Adapter) -> LayerCache | None:
+    """What an adapter's attention keeps; None where it has none."""
+    if adapter.attends is None:
+        return None
+    weight = adapter.before.weight
+    return LayerCache(adapter.attends, 1, weight.dtype, weight.device)
+
+
+def _shared(state: ExitState) -> ExitShared:
+    shared = state.shared
+    assert isinstance(shared, ExitShared)
+    return shared

@@ -4,9 +4,9 @@ The head of depth d reads the target's last hidden state and the embeddings of t
 drafted after it, so each node of the tree gets guesses of its own.
 
 What differs from the paper: the tree is chosen by the accuracies of Medusa's section 2.3.3, here of each head
-after the right tokens; there is no prefix attention (Hydra++), but the deeper heads of its section 3.2 are
-``layers``, and its distillation from the target is an objective of the training (``forward_kl``). Under
-sampling candidates are drawn with the target's own noise. Head and embeddings are the target's.
+after the right tokens; of Hydra++ there is no prefix attention, but its deeper heads are ``layers``, and its
+distillation from the target is an objective of the training (``forward_kl``). Under sampling candidates are
+drawn with the target's own noise. Head and embeddings are the target's.
 """
 
 from __future__ import annotations

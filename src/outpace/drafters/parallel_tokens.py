@@ -88,8 +88,9 @@ class LookAhead(Learned):
         steps = torch.arange(count, device=places.device)
         ahead = batch.positions.gather(1, places)[..., None] + 1 + steps
         positions = torch.cat([batch.positions, ahead.flatten(1)], dim=1)
-        logits = self.target.through(torch.cat([text, own], dim=1), positions, self._seen(batch, places))
-        found: Tensor = logits[:, width:].unflatten(1, (groups, count))
+        output = self.target.through(torch.cat([text, own], dim=1), positions, self._seen(batch, places))
+        assert output.logits is not None
+        found: Tensor = output.logits[:, width:].unflatten(1, (groups, count))
         return found
 
     def _seen(self, batch: Batch, places: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ over them. So there is no prompt to read and nothing to catch up on.
 What differs from the paper: whole layers are skipped, where the paper chooses attention and feed-forward
 parts apart; by default drafts are drawn with the target's own noise; the threshold at which a draft ends is
 fixed, where the paper adapts it as it goes (here the governor chooses the length). Which layers to skip is
-found by ``outpace.train.skipping.find_skipped_layers``.
+found by ``outpace search`` (``train/skipping.py``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SelfSpeculative(Drafter[Within]):
 
     Attributes:
         skip: the layers left out, counted from 0, as "2+4+5"; or a JSON file that
-            ``find_skipped_layers`` wrote.
+            ``outpace search`` wrote.
         num_draft_tokens: tokens in the chain, at least 1.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
             "independent": with noise of its own; "greedy": its most probable tokens.
@@ -82,7 +82,7 @@ class SelfSpeculative(Drafter[Within]):
         if not found:
             raise OutpaceError(
                 "self_speculative: say which layers to skip, as in self_speculative:skip=2+4; "
-                "outpace.train.skipping.find_skipped_layers searches for the best"
+                "`outpace search` finds the best"
             )
         if found[0] < 0 or found[-1] >= layers or len(found) == layers:
             raise OutpaceError(
@@ -131,12 +131,11 @@ def _read(text: str, layers: int) -> list[int]:
         skipped, known = [int(layer) for layer in found["skip"]], int(found["layers"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OutpaceError(
-            f"self_speculative: {text!r} holds no layers to skip; write it with "
-            f"find_skipped_layers: {error!r}"
+            f"self_speculative: {text!r} holds no layers to skip; write it with outpace search: {error!r}"
         ) from error
     if known != layers:
         raise OutpaceError(
             f"self_speculative: {text!r} is for a target of {known} layers, and this one has {layers}; "
-            "search anew with find_skipped_layers"
+            "search anew with outpace search"
         )
     return skipped

@@ -84,9 +84,7 @@ class SpecDrafterModule(BlockModule):
         steps = torch.arange(1, width + 1, device=device)
         ahead = (batch.positions.gather(1, anchors)[..., None] + steps).flatten(1)
         positions = torch.cat([batch.positions, ahead], dim=1)
-        places = torch.arange(text, device=device)
-        same = batch.documents[:, :, None] == batch.documents[:, None]
-        causal = F.pad(same & (places[:, None] >= places), (0, count * width))
+        causal = F.pad(batch.seen, (0, count * width))
         own = sees_own_block(count, width, device).expand(rows, -1, -1)
         block = torch.cat([sees_before(batch, anchors, width, own=True), own], dim=-1)
         mask = torch.cat([causal, block], dim=1)[:, None]

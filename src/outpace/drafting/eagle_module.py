@@ -230,9 +230,7 @@ class EagleModule(Learned):
         """
         width = batch.tokens.shape[1] - 1
         tokens = F.pad(batch.tokens, (0, steps))
-        same = batch.documents[:, :-1, None] == batch.documents[:, None, :-1]
-        places = torch.arange(width, device=tokens.device)
-        base = (same & (places[:, None] >= places))[:, None]
+        base = batch.seen[:, None, :-1, :-1]
         itself = torch.eye(width, dtype=torch.bool, device=tokens.device).expand_as(base)
         rows: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in range(self.config.depth)}
 

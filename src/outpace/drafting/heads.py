@@ -122,8 +122,8 @@ class Heads(Learned):
                 totals[depth] += len(rank)
         if not bool((totals > 0).all()):
             raise OutpaceError(
-                f"{self.method}: the held-out texts are shorter than its draft; give longer texts, or fewer "
-                "heads"
+                f"{self.method}: the texts to measure its heads on are none, or shorter than its draft; give "
+                "more or longer texts, or fewer heads"
             )
         self.accuracies.copy_(counts / totals)
 
@@ -144,7 +144,7 @@ def best_tree(accuracies: Seq[Seq[float]], nodes: int) -> list[int]:
     offered = 1
     while waiting and len(parents) < nodes:
         negative, _, parent, depth, rank, above = heapq.heappop(waiting)
-        if negative >= 0:
+        if negative >= 0 and parents:  # one node at least: a drafter that drafts nothing is none
             break
         node = len(parents)
         parents.append(parent)

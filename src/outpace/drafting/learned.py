@@ -60,6 +60,12 @@ class Batch:
         """
         return self.logits.argmax(dim=-1) if self.sampled else self.tokens.roll(-1, dims=1)
 
+    @property
+    def seen(self) -> Tensor:
+        """[B, T, T]: whether a place (second axis) sees another: its document's, up to itself."""
+        order = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return (self.documents[:, :, None] == self.documents[:, None]) & (order[:, None] >= order)
+
     def ahead(self, distance: int) -> Tensor:
         """[B, T]: whether the place so far ahead is of the same document, and its token counted."""
         found = torch.zeros_like(self.counted)
@@ -229,8 +235,23 @@ class Learned(nn.Module, ABC):
         del folder, tokenizer
 
     def calibrate(self, batches: Iterable[Batch]) -> None:
-        """Measure on held-out text what it drafts by, once it is trained. (By default nothing.)"""
+        """Measure what it drafts by, once it is trained, on text of its own. (By default nothing.)"""
         del batches
+
+    def figures(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """What else is to be known of it on held-out text, by name. (By default nothing.)"""
+        del batches
+        return {}
+
+    # -- how it is trained -------------------------------------------------------------------------------
+
+    def at_step(self, step: int, steps: int) -> None:
+        """The update ``step`` of ``steps``, from 0, is about to begin. (By default all are alike.)"""
+        del step, steps
+
+    def groups(self) -> list[tuple[float, list[nn.Parameter]]]:
+        """Its weights, and the learning rate of each group of them, relative to the run's."""
+        return [(1.0, list(self.parameters()))]
 
     # -- with a target -----------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -173,13 +173,22 @@ class TargetModel(ABC):
         """
         raise OutpaceError(f"{_kind(self)} shares no head; use a drafter without trained parts")
 
-    def through(self, states: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
-        """Logits of a forward without a cache, through which gradients reach what goes in.
+    def through(
+        self,
+        states: Tensor,
+        positions: Tensor,
+        seen: Tensor,
+        hidden_layers: Sequence[int] = (),
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> Output:
+        """A forward without a cache, through which gradients reach what goes in.
 
         Args:
             states: what goes into the first layer, [B, N, hidden size].
             positions: [B, N].
             seen: which rows each row sees, [B, N, N], boolean.
+            hidden_layers: which hidden states to return.
+            weights: by name, in place of the model's own; gradients reach these too.
 
         Raises:
             OutpaceError: the target cannot be trained through.

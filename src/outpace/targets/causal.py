@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -247,12 +247,23 @@ class CausalTarget(TargetModel):
         states[past] = self._table[ids[past] - self.vocabulary]
         return states
 
-    def through(self, states: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
-        arguments = {"inputs_embeds": states, **self._whole(positions, seen)}
+    def through(
+        self,
+        states: Tensor,
+        positions: Tensor,
+        seen: Tensor,
+        hidden_layers: Sequence[int] = (),
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> Output:
+        arguments = {
+            "inputs_embeds": states,
+            "output_hidden_states": bool(hidden_layers),
+            **self._whole(positions, seen),
+        }
         # Gradients stop at what is handed in: none are left on the model's own weights.
-        weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
-        logits: Tensor = torch.func.functional_call(self.model, weights, kwargs=arguments).logits
-        return logits
+        own = {name: weight.detach() for name, weight in self.model.named_parameters()}
+        output = torch.func.functional_call(self.model, own | dict(weights or {}), kwargs=arguments)
+        return Output(output.logits, {layer: output.hidden_states[layer] for layer in hidden_layers})
 
     def read(self, tokens: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
         logits: Tensor = self.model(input_ids=tokens, **self._whole(positions, seen)).logits

@@ -127,8 +127,8 @@ class SplitTarget(AroundTarget):
     ) -> Output:
         if any(layer != self.depth for layer in hidden_layers):
             raise OutpaceError(
-                f"a target that is split below layer {self.depth} gives the hidden states of that one alone; "
-                "use another drafter beside it"
+                f"a target that is split gives the hidden states of layer {self.depth} alone, not of "
+                f"{list(hidden_layers)}; use another drafter beside it"
             )
         slots = [cache.slot(first + place) for place in range(len(rows))]
         held = [self._held.pop(slot, Held()) for slot in slots]

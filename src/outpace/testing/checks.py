@@ -18,7 +18,7 @@ from torch import Tensor
 from outpace.core import Draft, Generation, SamplingParams
 from outpace.drafters.base import Drafter
 from outpace.engine import Engine
-from outpace.governor import Outcome
+from outpace.governor import Outcome, Plan
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import Rows, TargetModel
 from outpace.testing.toy import ToyTarget
@@ -186,9 +186,9 @@ class _Check:
             self.same(prompt, sequence.output, tokens, "when sequences join and leave")
 
     def budgets(self) -> None:
-        """Steps that take the first nodes of a draft, all of it, or want none."""
+        """Steps that take the first nodes of a draft, all of it, or none, and steps that want no draft."""
         for params in _PARAMS[:2]:
-            for budgets in ((0, 1, 0, 0, 64, 2, 64, 64, 0, 5), (64, 64, 64, 64, 64, 64, 0)):
+            for budgets in ((0, 1, 0, -1, 64, 2, 64, -1, 64, 0, 5), (64, 64, 64, 64, 64, 64, 0)):
                 watch = _watch(self.drafter, self.target.vocabulary)
                 engine = Engine(self.target, watch, adaptive=_Budgets(cycle(budgets)))
                 found = engine.generate(self.prompts, params)
@@ -286,13 +286,14 @@ def _compare(tokens: Seq[int], expected: Tensor, what: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Budgets:
-    """A policy that plans what it is told."""
+    """A policy that plans what it is told; -1 is a draft that is not verified."""
 
     budgets: Iterator[int]
     timed: bool = False
 
-    def plan(self, batch: int) -> int:
-        return next(self.budgets)
+    def plan(self, batch: int) -> Plan:
+        nodes = next(self.budgets)
+        return Plan(abs(nodes), verified=nodes >= 0)
 
     def learn(self, outcome: Outcome) -> None:
         pass

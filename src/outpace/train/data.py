@@ -149,23 +149,44 @@ def write(documents: Seq[Document], file: Path) -> None:
     file.write_text("".join(lines), encoding="utf-8")
 
 
-def split(documents: Seq[Document], share: float) -> tuple[list[Document], list[Document]]:
-    """Documents to learn from and held-out ones, about this share of all.
+@dataclass(frozen=True)
+class Split:
+    """Documents by what they are for.
 
-    Which are held out depends on each alone, by a hash: the same ones whatever else is in the data.
+    Attributes:
+        learnt: those trained on.
+        calibration: what a drafter measures its heads on; may be empty.
+        held_out: those that are reported on.
+    """
+
+    learnt: list[Document]
+    calibration: list[Document]
+    held_out: list[Document]
+
+
+def split(documents: Seq[Document], share: float) -> Split:
+    """Documents to learn from, about this share of all held out, and half as many for calibration.
+
+    Which are which depends on each alone, by a hash: the same ones whatever else is in the data.
 
     Raises:
-        OutpaceError: one of the two is empty.
+        OutpaceError: none to learn from, or none held out.
     """
-    parts: tuple[list[Document], list[Document]] = ([], [])
+    found = Split([], [], [])
     for document in documents:
-        parts[int.from_bytes(document.digest[:8], "big") < share * 2**64].append(document)
-    if not all(parts):
+        place = int.from_bytes(document.digest[:8], "big") / 2**64
+        if place < share:
+            found.held_out.append(document)
+        elif place < 1.5 * share:
+            found.calibration.append(document)
+        else:
+            found.learnt.append(document)
+    if not (found.learnt and found.held_out):
         raise OutpaceError(
             f"{len(documents)} documents, of which a share of {share} is to be held out, leave one side "
             "empty; give more documents, or another share"
         )
-    return parts
+    return found
 
 
 def digest(documents: Seq[Document]) -> str:

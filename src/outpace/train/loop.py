@@ -101,6 +101,7 @@ def train(
     out: Path,
     report: Callable[[Mapping[str, Any]], None] = lambda entry: None,
     earlier: Seq[Learned] = (),
+    calibration: Seq[Row] = (),
 ) -> Progress:
     """Train a module on packed rows; the best weights by the held-out expected length end up in ``out``.
 
@@ -112,6 +113,8 @@ def train(
         report: called with each entry of the log, ``log.jsonl`` in ``out``.
         earlier: drafters that it will draft together with. It learns the places that they get wrong, and the
             expected length is that of all together.
+        calibration: rows that a module measures on what it drafts by, such as how often each head is right;
+            neither learnt nor held out. Heads need some.
 
     Raises:
         OutpaceError: accelerate is missing, the checkpoint is of other data or settings, or the settings do
@@ -119,9 +122,8 @@ def train(
     """
     _check(module, [*rows, *held_out], settings, earlier)
     accelerator = _accelerator(module.target, settings)
-    optimizer = torch.optim.AdamW(
-        module.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
-    )
+    groups = [{"params": weights, "relative": rate} for rate, weights in module.groups()]
+    optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
     prepared, optimizer = accelerator.prepare(module, optimizer)
     checkpoints = Checkpoints(out, accelerator, _signature(module, rows, settings, earlier))
     progress = Progress(**checkpoints.load())
@@ -138,13 +140,14 @@ def train(
     )
     if progress.step == 0:
         # A module that goes on from a checkpoint may not gain anything.
-        log.write(_measure(feed, held_out, settings, progress))
+        log.write(_measure(feed, held_out, calibration, settings, progress))
         if accelerator.is_main_process:
             module.save(out)
     while progress.step < settings.steps and not (settings.patience and progress.waited >= settings.patience):
         torch.manual_seed(key(settings.seed, progress.step))
         for group in optimizer.param_groups:
-            group["lr"] = settings.rate(progress.step)
+            group["lr"] = settings.rate(progress.step) * group["relative"]
+        module.at_step(progress.step, settings.steps)
         forwards = range(progress.step * settings.accumulate, (progress.step + 1) * settings.accumulate)
         parts = [
             _forward(prepared, optimizer, accelerator, feed.batch(forward), settings) for forward in forwards
@@ -153,7 +156,7 @@ def train(
         log.write(_entry(progress.step + 1, parts, settings.rate(progress.step), own))
         progress.step += 1
         if progress.step % settings.evaluate_every == 0 or progress.step == settings.steps:
-            log.write(_measure(feed, held_out, settings, progress))
+            log.write(_measure(feed, held_out, calibration, settings, progress))
             if progress.waited == 0 and accelerator.is_main_process:
                 module.save(out)
             checkpoints.save(asdict(progress))
@@ -219,17 +222,20 @@ def _signature(module: Learned, rows: Seq[Row], settings: Training, earlier: Seq
     }
 
 
-def _measure(feed: Feed, held_out: Seq[Row], settings: Training, progress: Progress) -> dict[str, Any]:
+def _measure(
+    feed: Feed, held_out: Seq[Row], calibration: Seq[Row], settings: Training, progress: Progress
+) -> dict[str, Any]:
     """What the module is worth on held-out text; a better one is noted in the progress."""
     module = feed.module
     module.eval()
-    module.calibrate(feed.each(held_out))
+    module.calibrate(feed.each(calibration))
     replay, loss = evaluate(module, feed.each(held_out), objective(settings.objective), feed.earlier)
     module.train()
     found = {
         "held_out_loss": loss,
         "expected_length": replay.expected_length,
         "accepted_per_position": replay.acceptance,
+        **module.figures(feed.each(held_out)),
     }
     if replay.expected_length > progress.best:
         progress.best, progress.waited, progress.measured = replay.expected_length, 0, found

@@ -32,7 +32,7 @@ def forward_kl(draft: Tensor, target: Tensor, labels: Tensor) -> Tensor:
 
 def reverse_kl(draft: Tensor, target: Tensor, labels: Tensor) -> Tensor:
     """KL(p || q) (Gu et al. 2023, MiniLLM, arXiv 2306.08543, section 2.1; Zhou et al. 2023, DistillSpec,
-    arXiv 2310.08461, table 1).
+    arXiv 2310.08461).
     """
     log_p, log_q = _logs(draft, target)
     return (log_p.exp() * (log_p - log_q)).sum(dim=-1)
@@ -40,7 +40,7 @@ def reverse_kl(draft: Tensor, target: Tensor, labels: Tensor) -> Tensor:
 
 def jensen_shannon(draft: Tensor, target: Tensor, labels: Tensor) -> Tensor:
     """The mean of KL(q || m) and KL(p || m), m the mean of q and p (Agarwal et al. 2023, GKD, arXiv
-    2306.13649, section 2, at weight 1/2; DistillSpec, table 1).
+    2306.13649, section 2, at weight 1/2; DistillSpec).
     """
     log_p, log_q = _logs(draft, target)
     mean = log_p.logaddexp(log_q) - math.log(2)
@@ -48,7 +48,7 @@ def jensen_shannon(draft: Tensor, target: Tensor, labels: Tensor) -> Tensor:
 
 
 def total_variation(draft: Tensor, target: Tensor, labels: Tensor) -> Tensor:
-    """Half of sum |p - q|: the chance that speculative sampling rejects (DistillSpec, section 4, table 1)."""
+    """Half of sum |p - q|: the chance that speculative sampling rejects (DistillSpec, section 4)."""
     log_p, log_q = _logs(draft, target)
     return (log_p.exp() - log_q.exp()).abs().sum(dim=-1) / 2
 

@@ -57,7 +57,8 @@ def find_skipped_layers(
     trials: int = 100,
     measure: Measure = "counts",
     seed: int = 0,
-    report: Callable[[int, SkippedLayers], None] | None = None,
+    report: Callable[[int, SkippedLayers | None], None] = lambda number, best: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> SkippedLayers:
     """Search for the layers that ``self_speculative`` had best skip.
 
@@ -70,10 +71,11 @@ def find_skipped_layers(
         measure: "counts": tokens for each forward's worth of layers, of the target and of drafts; the same in
             every run. "seconds": tokens a second, on this machine as it is.
         seed: of the search.
-        report: called after each trial with its number, from 1, and the best so far.
+        report: called after each trial with its number, from 1, and the best so far, if there is one.
+        stop: asked before each step of decoding; once it says so, the search ends with the best so far.
 
     Raises:
-        OutpaceError: optuna is missing; or an argument that means nothing; or no set can be skipped.
+        OutpaceError: optuna is missing; or an argument that means nothing; or no set was tried to its end.
         UnsupportedModel: the target is no plain stack of layers.
     """
     optuna = _optuna()
@@ -94,28 +96,46 @@ def find_skipped_layers(
         if not 0 < len(skip) < layers:
             return 0.0
         if skip not in tried:
-            drafter = SelfSpeculative(skip, num_draft_tokens)
-            found = Engine(model, drafter, adaptive=False).generate(prompts, params)
+            engine = Engine(model, SelfSpeculative(skip, num_draft_tokens), adaptive=False)
+            found = _decode(engine, prompts, params, stop)
+            if found is None:
+                raise optuna.TrialPruned
             tried[skip] = _judge(found, skip, layers, measure)
         return tried[skip].speed
 
     def tell(study: Any, trial: Any) -> None:
-        if report is not None and tried:
-            report(trial.number + 1, _best(tried))
+        if stop():
+            study.stop()
+        else:
+            report(trial.number + 1, _best(tried) if tried else None)
 
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-    # Where nothing is known, every other layer but the first and the last, as the paper's results look.
-    study.enqueue_trial({f"skip {layer}": layer % 2 == 1 and layer < layers - 1 for layer in range(layers)})
-    study.enqueue_trial({f"skip {layer}": layer == layers // 2 for layer in range(layers)})
     before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)  # else an error is logged with its traceback
     try:
+        study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
+        # Where nothing is known, every other layer but the first and the last, as the paper's results look.
+        for first in (range(1, layers - 1, 2), [layers // 2]):
+            study.enqueue_trial({f"skip {layer}": layer in first for layer in range(layers)})
         study.optimize(run, n_trials=trials, callbacks=[tell])
     finally:
         optuna.logging.set_verbosity(before)
     if not tried:
-        raise OutpaceError(f"none of {trials} trials skipped any layer; give more trials")
+        raise OutpaceError(
+            "no set of layers was tried to its end; let the search run on, or give more trials"
+        )
     return _best(tried)
+
+
+def _decode(
+    engine: Engine, prompts: Seq[Seq[int]], params: SamplingParams | None, stop: Callable[[], bool]
+) -> list[Generation] | None:
+    """The prompts, decoded together; None if that was stopped."""
+    sequences = [engine.add(prompt, params) for prompt in prompts]
+    while engine.sequences:
+        if stop():
+            return None
+        engine.step()
+    return [sequence.generation() for sequence in sequences]
 
 
 def _best(tried: dict[tuple[int, ...], SkippedLayers]) -> SkippedLayers:

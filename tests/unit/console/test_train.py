@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from outpace.cli import app
-from outpace.console.models import Loaded
-from outpace.core import SamplingParams
+from outpace.console.models import Loaded, load
+from outpace.core import OutpaceError, SamplingParams
+from outpace.train.lora import base_of
 
 Run = Callable[..., Any]
 SMALL = ["--steps", 6, "--evaluate-every", 3, "--rows", 2, "--length", 40, "--held-out", 0.3]
@@ -33,7 +34,8 @@ def test_a_drafter_is_trained_and_drafts(run: Run, model: Loaded, tmp_path: Path
     result = run("medusa:heads=2,nodes=4", *SMALL, "--out", out, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert found["documents"] + found["held_out_documents"] == 20 and found["steps"] == 6
+    parts = [found[f"{kind}documents"] for kind in ("", "calibration_", "held_out_")]
+    assert sum(parts) == 20 and min(parts) > 0 and found["steps"] == 6
     assert found["expected_length"] >= 1 and found["parameters"] == 2 * (32 * 32 + 32)
     # 6 steps of 2 rows, each at most 40 tokens long and more than half full.
     assert 6 * 2 * 20 < found["tokens_seen"] <= 6 * 2 * 40 and found["cpu_seconds"] > 0
@@ -53,6 +55,33 @@ def test_a_drafter_is_trained_and_drafts(run: Run, model: Loaded, tmp_path: Path
     assert other.exit_code == 2 and "or with other options; give another --out" in " ".join(
         other.stderr.split()
     )
+
+
+def test_a_model_is_trained_too_and_decodes(run: Run, folder: Path, model: Loaded, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    out = tmp_path / "heads"
+    more = ["--tune", "lora:rank=2,weight=0.1,warmup=0,rate=1", "--learning-rate", 0.1, "--out", out]
+    result = run("medusa:heads=2,nodes=4", *SMALL, *more, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["method"] == "medusa" and found["target_loss"] >= 0 and found["target_agreement"] <= 1
+    tuned = load(found["tuned_model"], device="cpu")
+    assert tuned.name == str(out / "target") and tuned.tokenizer("say").input_ids
+    params = SamplingParams(max_new_tokens=20, ignore_eos=True)
+    prompts = [tuned.encode(f"say {number}") for number in range(4)]
+    plain = [g.tokens for g in tuned.engine().generate(prompts, params)]
+    fast = tuned.engine(f"medusa:path={out}").generate(prompts, params)
+    assert [g.tokens for g in fast] == plain
+    # Updates of a model that was tuned already are of that one.
+    twice = run("medusa:heads=2", *SMALL, *more[:-1], tmp_path / "more", "-m", out / "target", "--json")
+    assert twice.exit_code == 0, twice.output
+    assert base_of(tmp_path / "more" / "target") == str(out / "target")
+    assert load(str(tmp_path / "more" / "target"), device="cpu").target.vocabulary == tuned.target.vocabulary
+    facts = json.loads((out / "target" / "adapter_config.json").read_text())
+    moved = json.dumps(facts | {"base_model_name_or_path": "/nowhere/at/all"})
+    (out / "target" / "adapter_config.json").write_text(moved)
+    with pytest.raises(OutpaceError, match=r"no such folder: /nowhere/at/all\. If that lies elsewhere now"):
+        load(str(out / "target"), device="cpu")
 
 
 def test_draft_models_are_trained_one_after_another(run: Run, model: Loaded, tmp_path: Path) -> None:
@@ -95,6 +124,9 @@ def test_draft_models_are_trained_one_after_another(run: Run, model: Loaded, tmp
             "there is no method 'magic'. There are: blockwise, dflash, draft_model, eagle, early_exit",
         ),
         ("medusa", ("--objective", "luck"), "there is no objective 'luck'"),
+        ("medusa", ("--tune", "magic"), "there is no way to train a model 'magic'. There are: lora"),
+        ("medusa", ("--tune", "lora:size=2"), "lora has no option 'size'"),
+        ("spec_drafter", ("--tune", "lora"), "spec_drafter reads no hidden states"),
         ("medusa", ("--length", "4000"), "the model's context is 96; give --length 96 or less"),
         ("medusa", ("--data", "/nowhere.jsonl"), "cannot read /nowhere.jsonl"),
         ("medusa", ("--data", "hub:split=test"), "hub needs name"),

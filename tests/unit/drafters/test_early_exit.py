@@ -11,13 +11,15 @@ from learning import train
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters.combined import Combined
-from outpace.drafters.early_exit import Adapter, AdapterConfig, EarlyExit
+from outpace.drafters.early_exit import EarlyExit
 from outpace.drafters.prompt_lookup import PromptLookup
+from outpace.drafting.exit_adapter import Adapter, AdapterConfig, Kind
 from outpace.drafting.learned import Batch
 from outpace.engine import Engine
 from outpace.targets import CausalTarget
 from outpace.testing import ToyTarget, check_drafter
 from outpace.train.data import Document
+from outpace.train.metric import Replay
 from outpace.train.reading import read_batch
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6], [*range(1, 12), *range(1, 12)]]
@@ -101,14 +103,47 @@ def test_engines_share_a_target() -> None:
     assert not any(engine.target._held for engine in engines)
 
 
-def test_an_adapter_is_trained_saved_and_drafts(tmp_path: Path) -> None:
-    model = target()
-    plain = Engine(model).generate(PROMPTS, LONG)
-    texts = [[*prompt, *g.tokens][:42] for prompt, g in zip(PROMPTS, plain, strict=True)]
-    batch = read_batch(model, [[Document(tuple(text))] for text in texts], (3,))
+def adapter_of(kind: Kind, model: CausalTarget) -> Adapter:
+    """An adapter behind three layers, with random weights."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        adapter = Adapter.new(AdapterConfig(3, num_draft_tokens=4, min_confidence=0.0), model)
+        config = AdapterConfig(3, kind, num_draft_tokens=4, min_confidence=0.0)
+        adapter = Adapter.new(config, model).double()
+        for weight in adapter.parameters():
+            torch.nn.init.normal_(weight, std=0.3) if weight.dim() > 1 else None
+    return adapter
+
+
+KINDS: list[Kind] = ["feed_forward", "attention"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("static", [False, True])
+def test_with_an_adapter_tokens_are_those_of_plain_decoding(kind: Kind, static: bool) -> None:
+    model = target(static=static)
+    drafter = EarlyExit(adapter_of(kind, model), num_draft_tokens=4, min_confidence=0.0)
+    for params in (LONG, SAMPLED):
+        plain = Engine(model, slots=4, length=72).generate(PROMPTS, params)
+        found = Engine(model, drafter, slots=4, length=72).generate(PROMPTS, params)
+        assert [g.tokens for g in found] == [g.tokens for g in plain]
+        assert 0 < sum(g.stats.accepted for g in found) < sum(g.stats.drafted for g in found)
+
+
+def test_with_attention_it_keeps_the_contract(tmp_path: Path) -> None:
+    model = target()
+    adapter_of("attention", model).save(tmp_path)
+    check_drafter(EarlyExit(str(tmp_path), num_draft_tokens=3, min_confidence=0.05), model)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_is_trained_saved_and_drafts(kind: Kind, tmp_path: Path) -> None:
+    model = target()
+    plain = Engine(model).generate(PROMPTS, LONG)
+    texts = [(p, (*p, *g.tokens)) for p, g in zip(PROMPTS, plain, strict=True)]
+    batch = read_batch(model, [[Document(text, len(prompt)) for prompt, text in texts]], (3,))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        adapter = Adapter.new(AdapterConfig(3, kind, num_draft_tokens=4, min_confidence=0.0), model)
     losses = train(adapter, batch, 100, 0.01)
     assert float(losses[-1].loss[0]) < float(losses[0].loss[0]) / 2
     assert float(losses[-1].acceptance[0]) > float(losses[0].acceptance[0]) + 0.2
@@ -122,6 +157,46 @@ def test_an_adapter_is_trained_saved_and_drafts(tmp_path: Path) -> None:
         Engine(model, EarlyExit(str(tmp_path), layers=2))
 
 
+def test_decoding_accepts_what_the_replay_says() -> None:
+    """Attention in decoding sees what it saw in training: the rows of its own text, at their positions."""
+    model = target()
+    for kind in KINDS:
+        adapter = adapter_of(kind, model)
+        plain = Engine(model).generate(PROMPTS, LONG)
+        texts = [Document((*p, *g.tokens), len(p)) for p, g in zip(PROMPTS, plain, strict=True)]
+        batch = read_batch(model, [texts], (3,))
+        train(adapter, batch, 30, 0.01)
+        replay = Replay()
+        replay.add(batch, adapter.accepted(batch))
+        drafter = EarlyExit(adapter, num_draft_tokens=4, min_confidence=0.0)
+        stats = [g.stats for g in Engine(model, drafter, slots=4).generate(PROMPTS, LONG)]
+        assert replay.expected_length > 1.3
+        # Without attention a prompt goes in with the first step, which then drafts nothing.
+        late = 0 if kind == "attention" else len(PROMPTS)
+        assert 0 <= sum(s.steps for s in stats) - replay.steps <= late, kind
+        assert replay.tokens == sum(s.tokens for s in stats)
+
+
+def test_attention_sees_its_own_document_alone() -> None:
+    model = target()
+    adapter = adapter_of("attention", model)
+    texts = [Document((7, 7, 2, 9, 1)), Document((3, 9, 2, 7, 11, 12))]
+    both, alone = (adapter.logits(read_batch(model, [row], (3,))) for row in (texts, texts[1:]))
+    torch.testing.assert_close(both[:, 5:], alone)
+    other = adapter.logits(read_batch(model, [[Document((4, 9, 2, 7, 11, 12))]], (3,)))
+    assert not torch.allclose(other[:, 1:], alone[:, 1:])
+
+
+def test_a_long_prompt_is_read_in_pieces() -> None:
+    prompt = [(7 * place + place // 5) % 38 + 1 for place in range(1100)]
+    model = CausalTarget(tiny_llama(vocabulary=40, layers=4, context=2048))
+    drafter = EarlyExit(adapter_of("attention", model), num_draft_tokens=3, min_confidence=0.0)
+    params = SamplingParams(max_new_tokens=9, ignore_eos=True)
+    plain = Engine(model).generate([prompt, [5]], params)
+    engine = Engine(model, drafter)
+    assert [g.tokens for g in engine.generate([prompt, [5]], params)] == [g.tokens for g in plain]
+
+
 def test_the_metric_counts_the_chain_that_would_stand() -> None:
     model = target()
     adapter = Adapter.new(AdapterConfig(1, num_draft_tokens=2, min_confidence=0.5), model)
@@ -129,7 +204,7 @@ def test_the_metric_counts_the_chain_that_would_stand() -> None:
     rows = torch.full((1, 5, 40), 0.0)
     for place, (token, score) in enumerate([(4, 9.0), (5, 9.0), (6, 2.0), (7, 9.0), (8, 9.0)]):
         rows[0, place, token] = score  # 2.0 is right, and not sure enough
-    adapter.rows = lambda states: rows  # type: ignore[method-assign]
+    adapter.logits = lambda batch: rows  # type: ignore[method-assign]
     batch = Batch(
         tokens=tokens,
         positions=torch.arange(5)[None],
@@ -148,6 +223,15 @@ def test_it_drafts_alone_and_for_stacks_only() -> None:
         Engine(ToyTarget(), EarlyExit(layers=1))
     with pytest.raises(OutpaceError, match="1 to 3 of them"):
         Engine(target(), EarlyExit(layers=4))
+    for wrong, match in (
+        ({"adapter": "wide"}, "adapter must be 'feed_forward'"),
+        ({"adapter": "attention", "width": 2.0}, "an adapter of attention has no width"),
+        ({"heads": 2}, "an adapter of feed_forward has no heads"),
+        ({"width": 0.0}, "width above 0"),
+        ({"adapter": "attention", "heads": 0}, "heads and num_draft_tokens must be at least 1"),
+    ):
+        with pytest.raises(OutpaceError, match=match):
+            AdapterConfig(**wrong)  # type: ignore[arg-type]
     for options in ({"layers": 0}, {"num_draft_tokens": 0}, {"min_confidence": 2.0}, {"draws": "wild"}):
         with pytest.raises(OutpaceError, match=next(iter(options))):
             EarlyExit(**options)  # type: ignore[arg-type]

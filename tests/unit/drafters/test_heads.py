@@ -82,6 +82,7 @@ def test_the_best_tree_has_the_likeliest_nodes() -> None:
     assert len(best_tree(accuracies, 99)) == 3 + 3 * 2
     assert max(depths(best_tree(accuracies, 99))) == 1
     assert best_tree([[0.5, 0.0], [0.0]], 9) == [-1]
+    assert best_tree([[0.0, 0.0], [0.0]], 9) == [-1]
 
 
 def test_heads_of_their_own_begin_as_the_targets() -> None:

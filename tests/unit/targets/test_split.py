@@ -98,9 +98,11 @@ def test_what_cannot_be_split_is_refused() -> None:
     for depth in (0, 3):
         with pytest.raises(OutpaceError, match="1 to 2 of them"):
             SplitTarget(whole, depth)
-    with pytest.raises(OutpaceError, match="no hidden states"):
-        cache, _ = opened(split := SplitTarget(whole, 1))
-        split.forward(cache, [Rows([1])], hidden_layers=(1,))
+    cache, _ = opened(split := SplitTarget(whole, 1))
+    with pytest.raises(OutpaceError, match="gives the hidden states of layer 1 alone"):
+        split.forward(cache, [Rows([1])], hidden_layers=(1, 2))
+    expected = whole.forward(opened(whole)[0], [Rows([1, 5])], hidden_layers=(1,)).hidden[1]
+    torch.testing.assert_close(split.forward(cache, [Rows([1, 5])], hidden_layers=(1,)).hidden[1], expected)
     with pytest.raises(UnsupportedModel, match="cannot be split"):
         SplitTarget(ToyTarget(), 1)
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=64, n_embd=32, n_layer=2, n_head=2)).eval()

@@ -131,7 +131,15 @@ def test_any_method_may_come_before_and_after(documents: list[Document], first: 
     settings = replace(SETTINGS, steps=2, evaluate_every=2)
     torch.manual_seed(0)
     heads = MedusaHeads.new(MedusaConfig(heads=2), TARGET)
-    train(heads, rows, rows[:3], settings, tmp_path / "heads", earlier=[load_earlier(first, TARGET)])
+    train(
+        heads,
+        rows,
+        rows[:3],
+        settings,
+        tmp_path / "heads",
+        earlier=[load_earlier(first, TARGET)],
+        calibration=rows[3:6],
+    )
     before = load_earlier(tmp_path / "heads", TARGET)
     assert type(before) is MedusaHeads
     found = train(draft(1), rows, rows[:3], settings, tmp_path / "draft", earlier=[before])

@@ -48,14 +48,15 @@ def test_layers_that_do_nothing_are_found(tmp_path: Path) -> None:
             model.model.layers[layer].self_attn.o_proj.weight.zero_()
             model.model.layers[layer].mlp.down_proj.weight.zero_()
     target = CausalTarget(model)
-    seen: list[tuple[int, SkippedLayers]] = []
+    seen: list[tuple[int, SkippedLayers | None]] = []
     found = find_skipped_layers(
         target, PROMPTS, PARAMS, trials=40, report=lambda number, best: seen.append((number, best))
     )
     assert found.skip == (0, 2, 4) and found.layers == 5
     assert found.mean_accepted_length > 3
     assert [number for number, _ in seen][-1] == 40 and seen[-1][1] == found
-    assert [best.speed for _, best in seen] == sorted(best.speed for _, best in seen)
+    speeds = [best.speed for _, best in seen if best is not None]
+    assert len(speeds) == 40 and speeds == sorted(speeds)
     assert find_skipped_layers(target, PROMPTS, PARAMS, trials=40) == found
     file = tmp_path / "layers.json"
     found.save(file)
@@ -64,6 +65,26 @@ def test_layers_that_do_nothing_are_found(tmp_path: Path) -> None:
     assert fast.tokens == plain.tokens and fast.stats.accepted == fast.stats.drafted
     with pytest.raises(OutpaceError, match=r"named \.json"):
         found.save(tmp_path / "layers.txt")
+
+
+def test_a_search_that_is_stopped_has_the_best_so_far() -> None:
+    pytest.importorskip("optuna")
+    target = CausalTarget(tiny_llama(vocabulary=40, layers=5))
+    whole: list[SkippedLayers | None] = []
+    find_skipped_layers(target, PROMPTS, PARAMS, trials=6, report=lambda number, best: whole.append(best))
+    seen: list[SkippedLayers | None] = []
+    asked = []
+
+    def stop() -> bool:
+        asked.append(len(seen))
+        return asked.count(2) > 3  # in the middle of the third trial
+
+    found = find_skipped_layers(
+        target, PROMPTS, PARAMS, trials=6, report=lambda number, best: seen.append(best), stop=stop
+    )
+    assert seen == whole[:2] and found == whole[1]
+    with pytest.raises(OutpaceError, match="no set of layers was tried to its end"):
+        find_skipped_layers(target, PROMPTS, PARAMS, trials=6, stop=lambda: True)
 
 
 def test_mistakes_are_named() -> None:

@@ -124,7 +124,7 @@ def run(
             raise KeyboardInterrupt
 
     rows = data.pack(documents, 70)
-    train(module, rows[:-2], rows[-2:], replace(SETTINGS, **changes), out, report)
+    train(module, rows[:-3], rows[-2:], replace(SETTINGS, **changes), out, report, calibration=rows[-3:-2])
     return module.state_dict()
 
 
@@ -139,18 +139,34 @@ def test_an_interrupted_run_ends_with_the_same_weights(documents: list[Document]
     assert logs[0] == logs[1]
     entries = [json.loads(line) for line in logs[0].splitlines()]
     assert [entry["step"] for entry in entries if "loss" in entry] == list(range(1, 9))
-    lengths = [entry["expected_length"] for entry in entries if "expected_length" in entry]
-    assert len(lengths) == 5 and lengths[-1] > lengths[0] >= 1
+    measured = [entry for entry in entries if "expected_length" in entry]
+    assert len(measured) == 5 and min(entry["expected_length"] for entry in measured) >= 1
+    assert measured[-1]["held_out_loss"] < measured[0]["held_out_loss"]
     best = MedusaHeads.load(tmp_path / "whole", TARGET)
     assert len(best.tree()) == 6
     with pytest.raises(OutpaceError, match="of a run with other settings"):
         run(documents, tmp_path / "parts", learning_rate=0.5)
 
 
+def test_heads_are_measured_on_neither_learnt_nor_held_out_text(
+    documents: list[Document], tmp_path: Path
+) -> None:
+    rows = data.pack(documents, 70)
+    found = []
+    for held_out, calibration in ((rows[-2:], rows[:3]), (rows[-4:-2], rows[:3]), (rows[-2:], rows[3:6])):
+        module = heads()
+        settings = replace(SETTINGS, steps=1)
+        train(module, rows[6:8], held_out, settings, tmp_path / str(len(found)), calibration=calibration)
+        found.append(module.accuracies)
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+    with pytest.raises(OutpaceError, match="the texts to measure its heads on are none"):
+        train(heads(), rows[6:8], rows[-2:], settings, tmp_path / "none")
+
+
 @pytest.mark.parametrize("method", LEARNED)
 def test_every_method_is_trained_and_goes_on_where_it_was(method: str, tmp_path: Path) -> None:
     target = Target(tiny_llama(dtype=torch.float32, layers=3))
-    rows = [[Document(tuple((7 * place + row) % 90 + 1 for place in range(20)), 3)] for row in range(6)]
+    rows = [[Document(tuple((7 * place + row) % 90 + 1 for place in range(20)), 3)] for row in range(7)]
     settings = Training(steps=3, rows=2, evaluate_every=1, learning_rate=0.01)
     cls = LEARNED[method]
 
@@ -162,7 +178,7 @@ def test_every_method_is_trained_and_goes_on_where_it_was(method: str, tmp_path:
             if entry["step"] == stop:
                 raise KeyboardInterrupt
 
-        progress = train(module, rows[2:], rows[:2], settings, out, report)
+        progress = train(module, rows[3:], rows[:2], settings, out, report, calibration=rows[2:3])
         assert progress.best >= 1 and math.isfinite(progress.measured["held_out_loss"])
         return dict(module.state_dict())
 
@@ -241,11 +257,16 @@ def test_lines_that_cannot_be_read_are_named(line: str, match: str, tmp_path: Pa
 
 def test_what_is_held_out_does_not_depend_on_the_rest() -> None:
     documents = [Document((place, 1, 2), 1) for place in range(400)]
-    kept, held = data.split(documents, 0.2)
-    assert 50 < len(held) < 110 and len(kept) + len(held) == 400
-    assert set(data.split(documents[::3], 0.2)[1]) == set(held) & set(documents[::3])
+    parts = data.split(documents, 0.2)
+    held, rest = parts.held_out, parts.calibration
+    assert 50 < len(held) < 110 and 25 < len(rest) < 55
+    assert {*parts.learnt, *rest, *held} == set(documents)
+    assert len(parts.learnt) + len(rest) + len(held) == 400
+    third = data.split(documents[::3], 0.2)
+    assert set(third.held_out) == set(held) & set(documents[::3])
+    assert set(third.calibration) == set(rest) & set(documents[::3])
     # Answers to one prompt stay together.
-    assert set(data.split([replace(d, tokens=(*d.tokens, 3)) for d in documents], 0.2)[1]) == {
+    assert set(data.split([replace(d, tokens=(*d.tokens, 3)) for d in documents], 0.2).held_out) == {
         replace(d, tokens=(*d.tokens, 3)) for d in held
     }
     with pytest.raises(OutpaceError, match="leave one side empty"):

@@ -1,0 +1,141 @@
+"""A drafter and its target trained together: Medusa-2 (Cai et al. 2024, arXiv 2401.10774, section 2.2.2).
+
+The loss is the drafter's, on hidden states through which gradients reach the target, and the target's own. By
+default that one is the divergence from what the target said before (section 2.3.2), so no text but its
+own is needed. The drafter learns alone at first, and the target at a lower rate.
+
+What differs from the paper: any drafter that reads the target's hidden states can be trained so, not heads
+alone; the target's head stays as it is, for it serves the heads too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core import OutpaceError
+from outpace.drafting.learned import Batch, Learned, Losses, Objective, measure
+from outpace.targets.causal import CausalTarget
+from outpace.train.lora import LoRA, Updates
+from outpace.train.objectives import objective
+
+TARGET = "target"  # the folder of the target's updates, in the drafter's
+
+
+@dataclass(frozen=True)
+class JointConfig:
+    """What is trained together: a drafter's method and options, and the target's."""
+
+    method: str
+    module: Any
+    lora: LoRA
+
+
+class Joint(Learned):
+    """A drafter's module and low-rank updates of its target's weights.
+
+    The target itself says what it said before: it is the teacher, and the text is its own. Where the module
+    reads hidden states, they are those of the updated one.
+
+    Args:
+        module: bound to its target.
+
+    Raises:
+        OutpaceError: peft is missing; or the module reads no hidden states; or the target is not one of
+            transformers' models, decoder-only.
+    """
+
+    method: ClassVar[str] = "joint"
+    config_type: ClassVar[type[Any]] = JointConfig
+
+    def __init__(self, module: Learned, lora: LoRA) -> None:
+        super().__init__(JointConfig(module.method, module.config, lora), module.fit)
+        target = module.target
+        if not isinstance(target, CausalTarget):
+            raise OutpaceError(f"lora: a {type(target).__name__} is not trained; give a transformers model")
+        if not module.hidden_layers:
+            raise OutpaceError(
+                f"lora: {module.method} reads no hidden states, so a target learns nothing for it; train it "
+                "without"
+            )
+        own = objective(lora.objective)
+        self.module = module
+        self.lora = lora
+        self._updates = Updates(target.model, lora)
+        self.updates = nn.ParameterList(self._updates.fresh())
+        self._own_objective = own
+        self._alone = True
+        self.bind(target)
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        return ()  # those of the target as it was are of no use
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """The updates, by the names that the target's model has for them."""
+        return dict(zip(self._updates.names, self.updates, strict=True))
+
+    def at_step(self, step: int, steps: int) -> None:
+        self._alone = step < round(self.lora.warmup * steps)
+        self.module.at_step(step, steps)
+
+    def groups(self) -> list[tuple[float, list[nn.Parameter]]]:
+        return [*self.module.groups(), (self.lora.rate, list(self.updates))]
+
+    def loss(self, batch: Batch, objective: Objective) -> Losses:
+        heard, logits = self._heard(batch)
+        own = self._own(batch, logits).total
+        if not (self.training and self._alone):
+            losses = self.module.loss(heard, objective)
+            return replace(losses, total=losses.total + self.lora.weight * own)
+        frozen = {layer: states.detach() for layer, states in heard.hidden.items()}
+        losses = self.module.loss(replace(heard, hidden=frozen), objective)
+        # Gradients of zero, not none: devices that train together wait for one of every weight.
+        return replace(losses, total=losses.total + 0.0 * own)
+
+    def _heard(self, batch: Batch) -> tuple[Batch, Tensor]:
+        """A batch with the hidden states and logits of the updated target; its logits, with their graph."""
+        target = self.module.target
+        output = target.through(
+            target.embed(batch.tokens), batch.positions, batch.seen, self.module.hidden_layers, self.weights
+        )
+        assert output.logits is not None
+        return replace(batch, hidden=output.hidden, logits=output.logits.detach()), output.logits
+
+    def _own(self, batch: Batch, logits: Tensor) -> Losses:
+        """The target's own loss: what it says now, to be near what it said or what the text says."""
+        at, places = batch.ahead(1).nonzero(as_tuple=True)
+        rows = (logits[at, places], batch.logits[at, places], batch.tokens[at, places + 1])
+        return measure(self._own_objective, [rows], [1.0])
+
+    @torch.no_grad()
+    def accepted(self, batch: Batch) -> Tensor:
+        return self.module.accepted(self._heard(batch)[0])
+
+    @torch.no_grad()
+    def calibrate(self, batches: Iterable[Batch]) -> None:
+        self.module.calibrate(self._heard(batch)[0] for batch in batches)
+
+    @torch.no_grad()
+    def figures(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """How far the target has moved: its own loss, and how often its best token is still what it was."""
+        loss, same, count = 0.0, 0, 0
+        for batch in batches:
+            logits = self._heard(batch)[1]
+            places = batch.ahead(1)
+            number = int(places.sum())
+            loss += float(self._own(batch, logits).total) * number
+            same += int((logits.argmax(dim=-1) == batch.logits.argmax(dim=-1))[places].sum())
+            count += number
+        return {"target_loss": loss / max(count, 1), "target_agreement": same / max(count, 1)}
+
+    def save(self, folder: str | Path) -> None:
+        """Write the module as it is alone, and the updates to the folder ``target`` within."""
+        self.module.save(folder)
+        self._updates.save(Path(folder) / TARGET, self.weights)

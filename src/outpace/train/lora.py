@@ -1,0 +1,179 @@
+"""Low-rank updates of a target's weights (LoRA, Hu et al. 2021, arXiv 2106.09685), through peft.
+
+They are put into a loaded model, which goes on saying what it said: there they stay zero. Whoever trains them
+owns them, and hands them to ``target.through``. Their folder is one of peft's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from outpace.core import OutpaceError
+from outpace.drafting.shapes import numbers
+
+ADAPTER = "adapter_config.json"  # as peft names it
+_WEIGHTS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."  # before the model's own names, in peft's files
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """A target's low-rank updates, and how they are trained beside a drafter.
+
+    Attributes:
+        rank: of each update, at least 1.
+        alpha: an update counts alpha / rank times.
+        layers: those updated, counted from 0, as "2+4+5"; all by default.
+        weight: of the target's own loss, relative to the drafter's; at least 0.
+        objective: of its own loss, a name in ``outpace.train.objectives``. The default keeps it near what it
+            was; "ground_truth" teaches it the text.
+        rate: learning rate of the updates, relative to the drafter's; above 0.
+        warmup: the share of the run in which the drafter learns alone, in [0, 1).
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    layers: str = ""
+    weight: float = 5.0
+    objective: str = "forward_kl"
+    rate: float = 0.25
+    warmup: float = 0.25
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.alpha <= 0 or self.rate <= 0:
+            raise OutpaceError("lora: rank must be at least 1, alpha and rate above 0")
+        if self.weight < 0 or not 0 <= self.warmup < 1:
+            raise OutpaceError("lora: weight must be at least 0, and warmup in [0, 1)")
+
+    def modules(self, model: Any) -> list[str]:
+        """The linear modules of a transformers model that are updated: all but its head, or those of layers.
+
+        Raises:
+            OutpaceError: a layer that is not there, or a model without linear modules.
+        """
+        from transformers.pytorch_utils import Conv1D
+
+        wanted = set(numbers("layers", self.layers, "+", int, "lora"))
+        head = model.get_output_embeddings()
+        names = [
+            name
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Linear | Conv1D) and module is not head
+        ]
+        chosen = [name for name in names if not wanted or _layer(name) in wanted]
+        missing = wanted - {_layer(name) for name in chosen}
+        if missing or not chosen:
+            raise OutpaceError(
+                f"lora: {type(model).__name__} has no linear modules in layers {sorted(missing) or 'at all'}"
+            )
+        return chosen
+
+
+def _layer(name: str) -> int | None:
+    """The layer that a module is of, by its name: the first number there."""
+    return next((int(part) for part in name.split(".") if part.isdigit()), None)
+
+
+class Updates:
+    """Low-rank updates in a model.
+
+    Attributes:
+        names: of their weights, by which the model has them.
+
+    Args:
+        model: a loaded transformers model. Modules are put in around its linear ones, which add nothing.
+
+    Raises:
+        OutpaceError: peft is missing, or options that do not fit the model.
+    """
+
+    def __init__(self, model: Any, options: LoRA) -> None:
+        peft = _peft("to train a model is")
+        config = peft.LoraConfig(
+            r=options.rank,
+            lora_alpha=options.alpha,
+            target_modules=options.modules(model),
+            task_type="CAUSAL_LM",
+        )
+        if any("lora_" in name for name, _ in model.named_parameters()):
+            raise OutpaceError("lora: there are low-rank updates in this model already; load it anew")
+        with _quiet():
+            self._peft = peft.get_peft_model(model, config)
+        self._own = {name: weight for name, weight in model.named_parameters() if "lora_" in name}
+        self.names = tuple(self._own)
+
+    def fresh(self) -> list[nn.Parameter]:
+        """Weights to begin with, in the order of the names: an update of zero."""
+        return [nn.Parameter(weight.detach().clone()) for weight in self._own.values()]
+
+    def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        """Write a folder of peft's."""
+        held = {_PREFIX + name: weight.detach() for name, weight in weights.items()}
+        with _quiet():
+            self._peft.save_pretrained(folder, state_dict=held, save_embedding_layers=False)
+
+
+def base_of(folder: str | Path) -> str:
+    """The name or folder of the model that a folder of peft's updates.
+
+    Raises:
+        OutpaceError: it does not say.
+    """
+    file = Path(folder) / ADAPTER
+    try:
+        base = json.loads(file.read_text("utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        raise OutpaceError(f"{file} cannot be read: {error}") from error
+    if not (isinstance(base, str) and base):
+        raise OutpaceError(f"{file} does not name its model: write it there as base_model_name_or_path")
+    return base
+
+
+def merge(model: Any, folder: str | Path) -> Any:
+    """A model with the updates in a folder of peft's added to its weights, in place.
+
+    Raises:
+        OutpaceError: peft is missing, or the updates do not fit the model; the message names a tensor.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    peft = _peft(f"to read {folder} is")
+    try:
+        with safe_open(Path(folder) / _WEIGHTS, "pt") as file:
+            held = set(file.keys())
+        with _quiet():
+            found = peft.PeftModel.from_pretrained(model, str(folder))
+    except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise OutpaceError(f"{folder} does not fit {type(model).__name__}: {reason}") from error
+    # Of a tensor that is missing or left over peft says nothing, or warns.
+    odd = sorted(held ^ set(peft.get_peft_model_state_dict(found, save_embedding_layers=False)))
+    if odd:
+        raise OutpaceError(f"{folder} does not fit {type(model).__name__}: tensor {odd[0]!r}")
+    merged = found.merge_and_unload().eval()
+    merged.name_or_path = str(folder)  # whose updates, made later, would be of another model
+    return merged
+
+
+def _peft(what: str) -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise OutpaceError(f"{what} done with peft: pip install 'outpace[lora]'") from error
+    return peft
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without peft's advice."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
