@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
@@ -103,15 +103,7 @@ def run(
     )
     module.accompany(out, model.tokenizer)
     with progress.bar(settings.steps, "steps") as bar:
-        last = {"length": ""}
-
-        def report(entry: Mapping[str, Any]) -> None:
-            if "loss" in entry:
-                bar.advance(f"loss {entry['loss']:.3f}{last['length']}")
-            else:
-                last["length"] = f", {entry['expected_length']:.2f} tokens a step"
-
-        reached = train(module, rows, held_out, settings, out, report, earlier, calibration=calibration)
+        reached = train(module, rows, held_out, settings, out, _told(bar), earlier, calibration=calibration)
     found = {
         "method": method.partition(":")[0].strip(),
         "target": dataclasses.asdict(Fit.of(model.target)),
@@ -141,6 +133,19 @@ def run(
     provenance.write(out, facts)
     tuned = {"tuned_model": str(out / TARGET)} if tune else {}
     return {**found, "out": str(out), **tuned}
+
+
+def _told(bar: progress.Bar) -> Callable[[Mapping[str, Any]], None]:
+    """Shows entries of the log on a bar."""
+    last = {"length": ""}
+
+    def report(entry: Mapping[str, Any]) -> None:
+        if "loss" in entry:
+            bar.advance(f"loss {entry['loss']:.3f}{last['length']}")
+        else:
+            last["length"] = f", {entry['expected_length']:.2f} tokens a step"
+
+    return report
 
 
 def _seen(rows: Seq[Row], settings: Training, steps: int) -> int:
