@@ -28,6 +28,7 @@ PUBLIC = {
     "load_drafter",
     "measure_drift",
     "nano_draft_path",
+    "nano_drafter_path",
     "nano_path",
     "restore",
     "testing",

@@ -55,7 +55,7 @@ CONTRACTS = {
 VERIFY_MAY_NOT_IMPORT = {"targets", "cache"}
 
 # Names that outpace/__init__.py defines itself; anything else has a module of its own to import from.
-ROOT_NAMES = {"__version__", "nano_path", "nano_draft_path"}
+ROOT_NAMES = {"__version__", "nano_path", "nano_draft_path", "nano_drafter_path"}
 
 # Optional packages and the units that may import them at module level.
 OPTIONAL: dict[str, set[str]] = {

@@ -47,10 +47,14 @@ __all__ = [
     "load_drafter",
     "measure_drift",
     "nano_draft_path",
+    "nano_drafter_path",
     "nano_path",
     "restore",
     "testing",
 ]
+
+# Methods whose drafters for the embedded model come with it.
+_TRAINED = ("eagle", "medusa")
 
 _HOME = {
     "ContextOverflow": "core",
@@ -73,12 +77,35 @@ _HOME = {
 
 def nano_path() -> Path:
     """The folder of the embedded model, in the Hugging Face format."""
-    return Path(__file__).parent / "models" / "outpace-nano"
+    return _embedded("outpace-nano")
 
 
 def nano_draft_path() -> Path:
     """The folder of the embedded draft model, which drafts for the one at `nano_path()`."""
-    return Path(__file__).parent / "models" / "outpace-nano-draft"
+    return _embedded("outpace-nano-draft")
+
+
+def nano_drafter_path(method: str) -> Path:
+    """The folder of an embedded drafter that was trained for the model at `nano_path()`.
+
+    Args:
+        method: "eagle" or "medusa".
+
+    Raises:
+        OutpaceError: there is none of this method.
+    """
+    if method not in _TRAINED:
+        from .core import OutpaceError
+
+        raise OutpaceError(
+            f"there is no embedded drafter {method!r}, only {' and '.join(_TRAINED)}; train one with: "
+            f"outpace train {method}"
+        )
+    return _embedded(f"outpace-nano-{method}")
+
+
+def _embedded(name: str) -> Path:
+    return Path(__file__).parent / "models" / name
 
 
 def __getattr__(name: str) -> object:

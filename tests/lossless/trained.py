@@ -25,7 +25,6 @@ _TEXTS = 3
 _STEPS = 40
 _OPTIONS = {
     "dflash": {"tokens": 3},
-    "eagle": {"steps": 3},
     "parallel_tokens": {"num_lookahead": 2},
     "spec_drafter": {"tokens": 3},
 }

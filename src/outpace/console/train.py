@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from outpace.train import data, hub, provenance
 from outpace.train.boosting import load_earlier
 from outpace.train.data import Document
 from outpace.train.distil import answer
-from outpace.train.feed import Feed
+from outpace.train.feed import Feed, Row
 from outpace.train.joint import TARGET, Joint
 from outpace.train.loop import Training, train
 from outpace.train.lora import LoRA
@@ -89,7 +89,7 @@ def run(
         boost_after: folders of drafters whose mistakes are to be learnt.
         tune: how the model itself is trained too, as in ``lora:rank=16``; empty leaves it as it is.
     """
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), time.process_time()
     _check_places(out, [draft, *boost_after])
     torch_seed(settings.seed)
     module = module_of(method, model.target, draft)
@@ -103,15 +103,7 @@ def run(
     )
     module.accompany(out, model.tokenizer)
     with progress.bar(settings.steps, "steps") as bar:
-        last = {"length": ""}
-
-        def report(entry: Mapping[str, Any]) -> None:
-            if "loss" in entry:
-                bar.advance(f"loss {entry['loss']:.3f}{last['length']}")
-            else:
-                last["length"] = f", {entry['expected_length']:.2f} tokens a step"
-
-        reached = train(module, rows, held_out, settings, out, report, earlier, calibration=calibration)
+        reached = train(module, rows, held_out, settings, out, _told(bar), earlier, calibration=calibration)
     found = {
         "method": method.partition(":")[0].strip(),
         "target": dataclasses.asdict(Fit.of(model.target)),
@@ -121,8 +113,10 @@ def run(
         "held_out_documents": len(parts.held_out),
         "tokens": sum(len(document.tokens) for document in parts.learnt),
         "steps": reached.step,
+        "tokens_seen": _seen(rows, settings, reached.step),
         **reached.measured,
         "seconds": time.perf_counter() - began,
+        "cpu_seconds": time.process_time() - began_cpu,
     }
     if earlier:
         feed = Feed(earlier[0], held_out, settings.rows, settings.seed, earlier=earlier[1:])
@@ -139,6 +133,25 @@ def run(
     provenance.write(out, facts)
     tuned = {"tuned_model": str(out / TARGET)} if tune else {}
     return {**found, "out": str(out), **tuned}
+
+
+def _told(bar: progress.Bar) -> Callable[[Mapping[str, Any]], None]:
+    """Shows entries of the log on a bar."""
+    last = {"length": ""}
+
+    def report(entry: Mapping[str, Any]) -> None:
+        if "loss" in entry:
+            bar.advance(f"loss {entry['loss']:.3f}{last['length']}")
+        else:
+            last["length"] = f", {entry['expected_length']:.2f} tokens a step"
+
+    return report
+
+
+def _seen(rows: Seq[Row], settings: Training, steps: int) -> int:
+    """Tokens that so many steps read on one device, prompts included: whole passes and a share of one."""
+    every = sum(len(document.tokens) for row in rows for document in row)
+    return round(every * steps * settings.rows * settings.accumulate / len(rows))
 
 
 def _check_places(out: Path, read: Seq[str | None]) -> None:

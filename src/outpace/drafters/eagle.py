@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outpace import nano_drafter_path
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafting.draws import Draws, Noise, check_noise
@@ -68,7 +69,7 @@ class Eagle(Drafter[EagleState]):
 
     Attributes:
         path: folder of a trained drafter: our own, or a published EAGLE-3 in speculators' or EAGLE's layout;
-            or the module itself.
+            or the module itself. None is the EAGLE-3 for the embedded model.
         num_draft_tokens: tokens on a path of the draft, at least 1.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
             "independent": with noise of its own; "greedy": its most probable tokens.
@@ -79,7 +80,7 @@ class Eagle(Drafter[EagleState]):
         min_confidence: in [0, 1]: go on from a path only where its probability is at least this.
     """
 
-    path: Any = field(repr=False)
+    path: Any = field(default=None, repr=False)
     num_draft_tokens: int = 5
     draws: Noise = "coupled"
     expand: int | None = None
@@ -113,7 +114,7 @@ class Eagle(Drafter[EagleState]):
         return self._shape().branches
 
     def prepare(self, target: TargetModel) -> EagleShared:
-        module = EagleModule.of(self.path, target)
+        module = EagleModule.of(nano_drafter_path("eagle") if self.path is None else self.path, target)
         shape = self._shape()
         weight = module.fc.weight
         weigh = shape.weighs or self.min_confidence > 0

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from outpace import nano_drafter_path
 from outpace.core import OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafting.draws import Noise, check_noise
@@ -95,14 +96,15 @@ class Medusa(HeadDrafting, Drafter[HeadState]):
     """Medusa's heads.
 
     Attributes:
-        path: the folder that ``outpace train medusa`` wrote, or the heads themselves.
+        path: the folder that ``outpace train medusa`` wrote, or the heads themselves. None is the heads for
+            the embedded model.
         nodes: of the tree of their guesses, chosen by their measured accuracies; None is the heads' own.
         branching: children of the root, of each of its children, and so on, as "4x2x1x1", in place of that.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
             "independent": with noise of its own; "greedy": the most probable tokens.
     """
 
-    path: Any = field(repr=False)
+    path: Any = field(default=None, repr=False)
     nodes: int | None = None
     branching: str | tuple[int, ...] = ()
     draws: Noise = "coupled"
@@ -124,7 +126,7 @@ class Medusa(HeadDrafting, Drafter[HeadState]):
         return numbers("branching", self.branching, "x", int, "medusa")
 
     def prepare(self, target: TargetModel) -> HeadGrowth:
-        heads = MedusaHeads.of(self.path, target)
+        heads = MedusaHeads.of(nano_drafter_path("medusa") if self.path is None else self.path, target)
         factors = self._factors()
         if len(factors) > heads.depth:
             raise OutpaceError(

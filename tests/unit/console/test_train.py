@@ -37,6 +37,8 @@ def test_a_drafter_is_trained_and_drafts(run: Run, model: Loaded, tmp_path: Path
     parts = [found[f"{kind}documents"] for kind in ("", "calibration_", "held_out_")]
     assert sum(parts) == 20 and min(parts) > 0 and found["steps"] == 6
     assert found["expected_length"] >= 1 and found["parameters"] == 2 * (32 * 32 + 32)
+    # 6 steps of 2 rows, each at most 40 tokens long and more than half full.
+    assert 6 * 2 * 20 < found["tokens_seen"] <= 6 * 2 * 40 and found["cpu_seconds"] > 0
     facts = json.loads((out / "provenance.json").read_text())
     assert facts["result"]["expected_length"] == found["expected_length"]
     assert len(facts["data"]["sha256"]) == 64 and facts["versions"]["torch"]

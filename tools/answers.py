@@ -1,0 +1,121 @@
+"""Has outpace-nano answer prompts, for its drafters to learn from.
+
+    python tools/answers.py --data DATA --out WORK
+
+The prompts are cut out of the training split of its own corpus (see corpus.py), so that nothing that was
+held out there is learnt here, nor any benchmark's test. Every other file of answers is greedy, the rest are
+drawn at temperature 1. WORK/answers holds JSONL files for `outpace train --data`, and WORK/texts the same
+prompts with the corpus's own answers, for comparison. A run that was interrupted goes on after the last file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import random
+from dataclasses import asdict
+from pathlib import Path
+
+from card_nano import prompt_of
+from corpus import END_OF_TEXT, Corpus, build_corpus
+from outpace.console.models import Loaded, load
+from outpace.core import SamplingParams
+from outpace.train import data
+from outpace.train.data import Document
+from outpace.train.distil import answer
+
+SHARES = {"gsm8k": 0.57, "function": 0.25, "correction": 0.08, "retrieval": 0.08, "dialogue": 0.02}
+"""Of the prompts, by kind."""
+
+TEMPERATURES = (0.0, 1.0)
+PROMPT_TOKENS = 256
+"""Longer prompts are left out."""
+
+PROMPTS_PER_FILE = 256
+FILES = 8
+TOGETHER = 64
+
+
+def cut(corpus: Corpus, count: int, seed: int) -> list[tuple[str, str]]:
+    """So many prompts, of all kinds, in a random order, each with the rest of its text.
+
+    There are fewer where a kind has no more texts.
+    """
+    rng = random.Random(seed)
+    found = []
+    for kind, share in SHARES.items():
+        texts = corpus.train[kind]
+        for text in rng.sample(texts, min(len(texts), round(share * count))):
+            prompt = signature(text) if kind == "function" else prompt_of(kind, text)[0]
+            if prompt:
+                found.append((prompt, text[len(prompt) :].split(END_OF_TEXT)[0] + END_OF_TEXT))
+    return rng.sample(found, len(found))
+
+
+def signature(code: str) -> str:
+    """A function up to the end of its docstring; empty where it does not stand by itself."""
+    try:
+        function = ast.parse(code).body[0]
+    except SyntaxError:  # a docstring that is not indented leaves the code so
+        return ""
+    assert isinstance(function, ast.FunctionDef)
+    return "\n".join(code.splitlines()[: function.body[0].end_lineno]) + "\n"
+
+
+def encode(model: Loaded, pairs: list[tuple[str, str]], new_tokens: int) -> list[Document]:
+    """The texts, their answers as long as the model's may be; those with long prompts are left out."""
+    found = []
+    for prompt, rest in pairs:
+        ids = model.tokens(prompt)
+        if len(ids) <= PROMPT_TOKENS:
+            found.append(Document((*ids, *model.plain_tokens(rest)[:new_tokens]), len(ids)))
+    return found
+
+
+def answers(model: Loaded, texts: list[Document], number: int, new_tokens: int) -> list[Document]:
+    """The model's own answers to the prompts of one file."""
+    params = SamplingParams(
+        max_new_tokens=new_tokens,
+        temperature=TEMPERATURES[number % len(TEMPERATURES)],
+        seed=number * PROMPTS_PER_FILE,
+    )
+    return answer(model.target, texts, params, TOGETHER)
+
+
+def keep(documents: list[Document], file: Path) -> None:
+    """Write a file whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    data.write(documents, file.with_suffix(".part"))
+    file.with_suffix(".part").rename(file)
+
+
+def main() -> None:
+    """Write answers, texts, and what the prompts were cut out of."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, required=True, help="folder with the sources of corpus.py")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--prompts", type=int, default=10_000)
+    parser.add_argument("--files", type=int, default=FILES, help="of 256 prompts each, at most")
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+
+    corpus = build_corpus(options.data)
+    model = load()
+    texts = encode(model, cut(corpus, options.prompts, options.seed), options.new_tokens)
+    note = {"packages": [asdict(package) for package in corpus.packages], "shares": SHARES}
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "sources.json").write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
+    for number in range(min(options.files, -(-len(texts) // PROMPTS_PER_FILE))):
+        batch = texts[number * PROMPTS_PER_FILE : (number + 1) * PROMPTS_PER_FILE]
+        name = f"{number:03}.jsonl"
+        if not (options.out / "answers" / name).exists():
+            keep(answers(model, batch, number, options.new_tokens), options.out / "answers" / name)
+        if not (options.out / "texts" / name).exists():
+            keep(batch, options.out / "texts" / name)
+        print(f"{(number + 1) * PROMPTS_PER_FILE} prompts", flush=True)
+
+
+if __name__ == "__main__":
+    main()

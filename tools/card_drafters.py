@@ -1,0 +1,176 @@
+"""Puts a trained drafter where the package keeps its models: in bfloat16, with a card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from card_nano import table
+from outpace.drafting.learned import CONFIG, WEIGHTS
+from outpace.train.provenance import PROVENANCE
+
+TARGET = "outpace-nano"
+WIDTH = 110
+DISTILLATION = "\n## Distillation\n\n"
+
+INTRODUCTIONS = {
+    "medusa": """\
+Medusa's heads (Cai et al. 2024) for outpace-nano, the embedded model of outpace: a head for each of the
+next tokens, residual layers on the target's last hidden state, with the target's own projection to the
+vocabulary. The drafter `medusa` reads them where no path is given.""",
+    "eagle": """\
+An EAGLE-3 (Li et al. 2025) for outpace-nano, the embedded model of outpace: one decoder layer that goes on
+with hidden states of three of the target's layers, with the target's own embeddings and head. The drafter
+`eagle` reads it where no path is given.""",
+}
+
+METHOD = """\
+What it learnt are outpace-nano's own answers to prompts out of the training split of its own corpus: half of
+them greedy, half drawn at temperature 1. Nothing of GSM8K's test split or of HumanEval was among them. Tokens
+are counted with the prompts, which are read but not learnt; time is that of one core."""
+
+LICENCES = """\
+- GSM8K's train split (openai/grade-school-math): MIT
+- WikiText-2: CC BY-SA 3.0
+- `tools/dialogue.txt`: Apache-2.0, as the project
+- functions of Python's standard library and of packages with a permissive licence:"""
+
+
+def ship(folder: Path, place: Path, sources: Mapping[str, Any]) -> None:
+    """Write a drafter's weights, config, provenance and card into the package.
+
+    Args:
+        folder: as ``outpace train`` wrote it.
+        sources: as answers.py wrote them.
+    """
+    facts = _ship_weights(folder, place)
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    config["target"]["name"] = TARGET
+    _write(place / CONFIG, config)
+    (place / "README.md").write_text(card(place.name, facts, sources), encoding="utf-8")
+
+
+def ship_draft(folder: Path, place: Path) -> None:
+    """Write a draft model's weights and provenance over those it was trained from, and add to their card.
+
+    Args:
+        place: has the model as train_nano.py and card_nano.py left it, or as this did.
+    """
+    facts = _ship_weights(folder, place)
+    file = place / "README.md"
+    before, rest = file.read_text(encoding="utf-8").split("\n## Data\n", 1)
+    before = before.split(DISTILLATION)[0]
+    file.write_text(f"{before}{DISTILLATION}{_distillation(facts)}\n## Data\n{rest}", encoding="utf-8")
+
+
+def _ship_weights(folder: Path, place: Path) -> dict[str, Any]:
+    """Weights and provenance; what the latter says."""
+    place.mkdir(parents=True, exist_ok=True)
+    facts: dict[str, Any] = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
+    facts["command"][0] = Path(facts["command"][0]).name
+    facts["result"]["target"]["name"] = TARGET
+    _write(place / PROVENANCE, facts)
+    tensors = load_file(folder / WEIGHTS)
+    save_file({name: _small(tensor) for name, tensor in tensors.items()}, place / WEIGHTS, {"format": "pt"})
+    return facts
+
+
+def _write(file: Path, value: Any) -> None:
+    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _small(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.bfloat16) if tensor.dtype == torch.float32 else tensor
+
+
+def _distillation(facts: Mapping[str, Any]) -> str:
+    """What the card of a draft model says of its distillation."""
+    return f"""\
+{METHOD}
+
+{_amount(facts)}
+It began with the weights that the training above left, of which the figures and samples below are.
+
+```console
+{" ".join(facts["command"])}
+```
+
+{_held_out(facts["result"])}
+"""
+
+
+def _amount(facts: Mapping[str, Any]) -> str:
+    """How much was learnt, and how."""
+    result = facts["result"]
+    return fill(
+        f"{result['tokens_seen'] / 1e6:.2f} million tokens in {result['steps']:,} steps, "
+        f"{result['cpu_seconds'] / 60:.0f} minutes, in float32, with AdamW; objective: "
+        f"{facts['settings']['objective']}.",
+        WIDTH,
+    )
+
+
+def _held_out(result: Mapping[str, Any]) -> str:
+    """What is expected of it."""
+    accepted = " ".join(f"{share:.2f}" for share in result["accepted_per_position"])
+    return fill(
+        f"On {result['held_out_documents']} answers that were held out, {result['expected_length']:.2f} "
+        "tokens a step are expected of greedy decoding, where plain decoding has 1; the share of steps that "
+        f"accept each position of the draft is {accepted}.",
+        WIDTH,
+    )
+
+
+def card(name: str, facts: Mapping[str, Any], sources: Mapping[str, Any]) -> str:
+    """The text of a model card."""
+    result = facts["result"]
+    packages = table(
+        ("source of Python code", "version", "licence"),
+        [(package["name"], package["version"], package["licence"]) for package in sources["packages"]],
+    )
+    kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in sources["shares"].items())
+    return f"""\
+---
+license: apache-2.0
+language: en
+---
+
+# {name}
+
+{INTRODUCTIONS[result["method"]]}
+
+{result["parameters"]:,} parameters, bf16.
+
+## Training
+
+{METHOD}
+
+{_amount(facts)}
+
+```console
+{" ".join(facts["command"])}
+```
+
+`python tools/train_drafters.py --data DATA --work WORK --ship src/outpace/models` makes the answers, trains,
+and writes this folder.
+
+## Held-out figures
+
+{_held_out(result)}
+
+## Data
+
+Kinds of prompts (`tools/corpus.py` says what they are): {kinds}.
+
+Licences of what the prompts were cut out of:
+
+{LICENCES}
+
+{packages}
+"""

@@ -1,0 +1,125 @@
+"""Trains drafters for outpace-nano: those that come with the package, and those of benchmarks/learned.py.
+
+    python tools/train_drafters.py --data DATA --work WORK
+    python tools/train_drafters.py --data DATA --work WORK --ship src/outpace/models
+
+outpace-nano answers prompts (answers.py), then `outpace train` trains each drafter of RUNS on them, in
+WORK/models. A run that is there is left alone, and one that was interrupted goes on. --ship writes those of
+SHIPPED, in bfloat16 and with their cards, where the package keeps its models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import answers
+import card_drafters
+from outpace import nano_draft_path
+from outpace.console.models import load
+from outpace.core import SamplingParams
+from outpace.train.data import read
+from outpace.train.provenance import PROVENANCE
+from outpace.train.skipping import find_skipped_layers
+
+BEFORE = "draft_model-before"
+
+COMMON = "--length 512 --held-out 0.02"
+DRAFT = f"draft_model --draft models/{BEFORE} --rows 2 --steps 120 --learning-rate 3e-4 --evaluate-every 60"
+SHORT = "--rows 2 --steps 120 --learning-rate 2e-3 --evaluate-every 60"
+SOFT = "--objective forward_kl"
+
+RUNS = {
+    "medusa": "medusa:heads=4,layers=2 --rows 4 --steps 300 --learning-rate 2e-3",
+    "eagle": (
+        f"eagle:own_head=false,steps=4 --rows 2 --steps 200 --learning-rate 2e-3 --evaluate-every 50 {SOFT}"
+    ),
+    "draft_model": f"draft_model --draft models/{BEFORE} --rows 4 --steps 300 --learning-rate 5e-4 {SOFT}",
+    "draft_model-plain": DRAFT,
+    "draft_model-seq_kd": DRAFT,
+    "draft_model-forward_kl": f"{DRAFT} {SOFT}",
+    "draft_model-reverse_kl": f"{DRAFT} --objective reverse_kl",
+    "draft_model-jensen_shannon": f"{DRAFT} --objective jensen_shannon",
+    "draft_model-total_variation": f"{DRAFT} --objective total_variation",
+    "draft_model-on_policy": f"{DRAFT} {SOFT} --on-policy 0.5",
+    "hydra": f"hydra {SHORT}",
+    "blockwise": f"blockwise {SHORT}",
+    "early_exit": f"early_exit {SHORT}",
+    "parallel_tokens": f"parallel_tokens {SHORT}",
+    "dflash": f"dflash {SHORT}",
+    "spec_drafter": f"spec_drafter {SHORT}",
+}
+"""Name of the folder -> arguments of `outpace train`. All learn the target's answers but one."""
+
+ON_TEXTS = "draft_model-plain"
+"""Learns the corpus's own answers to the same prompts: what distillation is to be better than."""
+
+SEARCHED = "self_speculative"
+"""Has no weights: the layers that it skips are searched for."""
+
+PROMPTS_OF_SEARCH = 16
+TRIALS = 30
+
+SHIPPED = {"outpace-nano-medusa": "medusa", "outpace-nano-eagle": "eagle"}
+SHIPPED_DRAFT = "draft_model"
+
+
+def train(name: str, work: Path) -> None:
+    """One run; its paths are relative to ``work``, so that its provenance names none of this machine's."""
+    source = "texts" if name == ON_TEXTS else "answers"
+    method, *rest = RUNS[name].split()
+    command = ["train", method, "--data", source, "--out", f"models/{name}", *COMMON.split(), *rest]
+    print(f"outpace {' '.join(command)}", flush=True)
+    subprocess.run([Path(sys.executable).with_name("outpace"), *command], cwd=work, check=True)
+
+
+def search(work: Path) -> None:
+    """The layers that self_speculative had best skip, by prompts that were answered."""
+    model = load()
+    documents = read(work / "answers" / "000.jsonl", model)[:PROMPTS_OF_SEARCH]
+    prompts = [document.tokens[: document.prompt] for document in documents]
+    params = SamplingParams(max_new_tokens=64)
+    found = find_skipped_layers(model.target, prompts, params, trials=TRIALS)
+    print(f"{SEARCHED}: {found}", flush=True)
+    found.save(work / "models" / f"{SEARCHED}.json")
+
+
+def main() -> None:
+    """Answer, train, and ship what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, required=True, help="folder with the sources of corpus.py")
+    parser.add_argument("--work", type=Path, required=True, help="folder for answers and drafters")
+    parser.add_argument(
+        "--before", type=Path, default=nano_draft_path(), help="the draft model, as train_nano.py leaves it"
+    )
+    parser.add_argument("--only", nargs="+", choices=[*RUNS, SEARCHED], default=[*RUNS, SEARCHED])
+    parser.add_argument("--ship", type=Path, metavar="MODELS", help="folder to write the shipped ones to")
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    subprocess.run(
+        [sys.executable, answers.__file__, "--data", options.data, "--out", options.work], check=True
+    )
+    before = options.work / "models" / BEFORE
+    if not before.is_dir():
+        shutil.copytree(options.before, before)
+    for name in options.only:
+        if name == SEARCHED:
+            if not (options.work / "models" / f"{SEARCHED}.json").is_file():
+                search(options.work)
+        elif not (options.work / "models" / name / PROVENANCE).is_file():
+            train(name, options.work)
+    if options.ship:
+        sources = json.loads((options.work / "sources.json").read_text(encoding="utf-8"))
+        for folder, name in SHIPPED.items():
+            card_drafters.ship(options.work / "models" / name, options.ship / folder, sources)
+        card_drafters.ship_draft(
+            options.work / "models" / SHIPPED_DRAFT, options.ship / nano_draft_path().name
+        )
+
+
+if __name__ == "__main__":
+    main()
