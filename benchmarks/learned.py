@@ -8,8 +8,8 @@ without --models the embedded ones are measured. Outputs are greedy and end at t
 that all of the text is the target's answer.
 
 `predicted` is the expected accepted length, the held-out figure of training, on plain decoding's own outputs;
-`ratio` is that to tau. Speed is relative to `none` prompt by prompt, methods taking turns (see table.py);
---rounds 0 leaves it out. Tokens are those that training read, minutes those of one core.
+`ratio` is that to tau. Speed is relative to `none` prompt by prompt, methods taking turns, as `outpace bench`
+measures it. Tokens are those that training read, minutes those of one core.
 """
 
 from __future__ import annotations
@@ -18,18 +18,24 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from table import Ours, Prompt, Run, finish, from_data, machine, measure
 
 import outpace
-from outpace.core import SamplingParams, Stats
+from outpace.bench.machine import machine
+from outpace.bench.ours import Ours
+from outpace.bench.rows import Row, rows_of
+from outpace.bench.run import Measured, Settings, measure
+from outpace.bench.subject import fitting
+from outpace.bench.suites import load_suite
+from outpace.console.models import Loaded, load
 from outpace.drafters import LEARNED
 from outpace.drafting.learned import CONFIG, Learned
+from outpace.drift import margin
 from outpace.targets import TargetModel
 from outpace.train.data import Document
 from outpace.train.metric import Replay
@@ -59,34 +65,37 @@ class Trained:
     minutes: float | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Figures:
     """What a drafter did on one suite.
 
     Attributes:
-        tokens: of all outputs.
         tau: tokens a step.
         acceptance: share of steps that accept each position of the draft.
-        predicted: the tau that ``Replay`` expects on the same text; None without weights to ask.
+        predicted: the tau that ``Replay`` expects on plain decoding's text; None without weights to ask.
+        ratio: that over tau.
         equal: outputs that are plain decoding's.
-        speed: median over prompts and rounds of the speed against plain decoding's; None if not timed.
+        speed: median over prompts of the speed against plain decoding's.
+        interval: its 95% interval.
     """
 
     label: str
     spec: str
+    method: str
+    objective: str
     prompts: int
     tokens: int
     tau: float
     acceptance: list[float]
     predicted: float | None
+    ratio: float | None
     equal: int
-    speed: float | None = None
-    tokens_per_second: float | None = None
-    training: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def ratio(self) -> float | None:
-        return None if self.predicted is None else self.predicted / self.tau
+    speed: float
+    interval: tuple[float, float] | None
+    tokens_per_second: float
+    parameters: int
+    training_tokens: int | None
+    training_minutes: float | None
 
 
 def embedded() -> list[Trained]:
@@ -127,11 +136,6 @@ def trained(folder: Path, spec: str | None = None) -> Trained:
     )
 
 
-def decode(target: TargetModel, spec: str, prompts: Sequence[Prompt], params: SamplingParams) -> Any:
-    """Outputs, drafting all that a drafter can."""
-    return outpace.Engine(target, spec, adaptive=False).generate([prompt.ids for prompt in prompts], params)
-
-
 def predict(module: Learned, target: TargetModel, texts: Sequence[Document]) -> float:
     """The expected accepted length on texts."""
     replay = Replay()
@@ -141,66 +145,64 @@ def predict(module: Learned, target: TargetModel, texts: Sequence[Document]) -> 
     return replay.expected_length
 
 
-def count(
-    drafter: Trained, target: TargetModel, prompts: Sequence[Prompt], params: SamplingParams, plain: Any
-) -> Figures:
-    """What a drafter accepts; nothing is timed."""
-    found = decode(target, drafter.spec, prompts, params)
-    total = Stats()
-    for generation in found:
-        total.steps += generation.stats.steps
-        total.tokens += generation.stats.tokens
-        stood = generation.stats.accepted_per_position
-        total.accepted_per_position += [0] * (len(stood) - len(total.accepted_per_position))
-        for place, number in enumerate(stood):
-            total.accepted_per_position[place] += number
+def texts_of(measured: Measured) -> list[Document]:
+    """Prompts, and plain decoding's outputs."""
+    runs = [repeats[0][0] for repeats in measured.traces[0].runs]
+    asked = [turns[0][0] for turns in measured.prompts]
+    return [
+        Document((*prompt, *run.outputs[0]), len(prompt)) for prompt, run in zip(asked, runs, strict=True)
+    ]
+
+
+def figures(drafter: Trained, row: Row, target: TargetModel, texts: Sequence[Document]) -> Figures:
     cls = LEARNED.get(drafter.method)
     module = None if cls is None else cls.load(drafter.folder, target)
-    texts = [
-        Document((*prompt.ids, *generation.tokens), len(prompt.ids))
-        for prompt, generation in zip(prompts, plain, strict=True)
-    ]
+    predicted = None if module is None else predict(module, target, texts)
+    if row.error is not None or row.tau is None or row.speed is None:
+        raise SystemExit(f"{drafter.label}: {row.error}")
     return Figures(
         drafter.label,
         drafter.spec,
-        len(prompts),
-        total.tokens,
-        total.mean_accepted_length,
-        [number / total.steps for number in total.accepted_per_position],
-        None if module is None else predict(module, target, texts),
-        sum(own.tokens == theirs.tokens for own, theirs in zip(found, plain, strict=True)),
-        training={
-            "method": drafter.method,
-            "objective": drafter.objective,
-            "parameters": 0 if module is None else sum(weight.numel() for weight in module.parameters()),
-            "tokens": drafter.tokens,
-            "minutes": drafter.minutes,
-        },
+        drafter.method,
+        drafter.objective,
+        row.prompts,
+        row.tokens,
+        row.tau,
+        row.acceptance_by_position,
+        predicted,
+        None if predicted is None else predicted / row.tau,
+        row.outputs - row.different,
+        row.speed.speedup,
+        row.speed.interval,
+        row.speed.tokens_per_second,
+        0 if module is None else sum(weight.numel() for weight in module.parameters()),
+        drafter.tokens,
+        drafter.minutes,
     )
 
 
-def time(
-    found: Sequence[Figures], target: TargetModel, prompts: list[Prompt], new_tokens: int, rounds: int
-) -> None:
-    """Speeds against plain decoding's, methods taking turns."""
-    runs: dict[str, Run] = {PLAIN: Ours(target, PLAIN, new_tokens)}
-    runs.update({figures.label: Ours(target, figures.spec, new_tokens) for figures in found})
-    rows = measure(runs, prompts, rounds)
-    finish(rows, len(prompts), PLAIN)
-    by_label = {row.method: row for row in rows}
-    for figures in found:
-        figures.speed = by_label[figures.label].speedup
-        figures.tokens_per_second = by_label[figures.label].tokens_per_second
+def run(
+    subject: Loaded, name: str, drafters: Sequence[Trained], options: argparse.Namespace
+) -> list[Figures]:
+    """One suite by all drafters, in turns."""
+    suite = fitting(subject, load_suite(name, options.data), options.new_tokens).first(options.limit)
+    settings = Settings(options.new_tokens, repeats=options.rounds, ends=True)
+    specs = ["none", *(drafter.spec for drafter in drafters)]
+    methods = [Ours(subject.target, spec, adaptive=False) for spec in specs]
+    measured = measure(subject, methods, suite, 1, settings)
+    rows, texts = rows_of(measured, partial(margin, subject.target), None), texts_of(measured)
+    return [
+        figures(drafter, row, subject.target, texts) for drafter, row in zip(drafters, rows[1:], strict=True)
+    ]
 
 
 def table(found: Sequence[Figures]) -> str:
     places = [f"at {place + 1}" for place in range(PLACES)]
     training = ["parameters", "tokens", "minutes"]
-    head = ["drafter", "tau", *places, "predicted", "ratio", "speed", *training, "equal"]
+    head = ["drafter", "tau", *places, "predicted", "ratio", "speed", "interval", *training, "equal"]
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
     for figures in found:
         accepted = [f"{share:.2f}" for share in figures.acceptance[:PLACES]]
-        training = figures.training
         cells = [
             figures.label,
             f"{figures.tau:.3f}",
@@ -208,18 +210,19 @@ def table(found: Sequence[Figures]) -> str:
             *[""] * (PLACES - len(accepted)),
             _shown(figures.predicted, ".3f"),
             _shown(figures.ratio, ".3f"),
-            _shown(figures.speed, ".2f", " x"),
-            _shown(training["parameters"], ","),
-            _shown(training["tokens"], ","),
-            _shown(training["minutes"], ".0f"),
+            f"{figures.speed:.2f} x",
+            "" if figures.interval is None else "{:.2f} to {:.2f}".format(*figures.interval),
+            _shown(figures.parameters, ","),
+            _shown(figures.training_tokens, ","),
+            _shown(figures.training_minutes, ".0f"),
             f"{figures.equal}/{figures.prompts}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _shown(value: float | None, form: str, unit: str = "") -> str:
-    return "" if value is None else format(value, form) + unit
+def _shown(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 def arguments() -> argparse.Namespace:
@@ -229,9 +232,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="folders in --models to measure, by name")
     parser.add_argument("--suites", nargs="+", choices=SUITES, default=SUITES)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--model", default=str(outpace.nano_path()))
+    parser.add_argument("--model", help="default: the embedded one")
     parser.add_argument("--limit", type=int, default=40, help="prompts of each suite")
-    parser.add_argument("--rounds", type=int, default=3, help="0: nothing is timed")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--new-tokens", type=int, default=128, help="at most")
     return parser.parse_args()
 
@@ -251,28 +254,15 @@ def chosen(options: argparse.Namespace) -> list[Trained]:
 
 def main() -> None:
     options = arguments()
-    transformers.utils.logging.disable_progress_bar()
     drafters = chosen(options)
-    target = outpace.Target(
-        transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
-    )
-    tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
-    params = SamplingParams(max_new_tokens=options.new_tokens)
+    subject = load(options.model)
     result: dict[str, Any] = {"machine": machine(), "command": " ".join(sys.argv), "suites": {}}
-    print(json.dumps(result["machine"]))
     for suite in options.suites:
-        prompts = [
-            replace(prompt, ends=True) for prompt in from_data(suite, options.data, tokenizer, options.limit)
-        ]
-        plain = decode(target, PLAIN, prompts, params)
-        found = []
-        for drafter in drafters:
-            print(f"{suite}: {drafter.label}", file=sys.stderr)
-            found.append(count(drafter, target, prompts, params, plain))
-        if options.rounds:
-            time(found, target, prompts, options.new_tokens, options.rounds)
-        print(f"\n{suite}, {len(prompts)} prompts, {found[0].tokens} tokens\n\n{table(found)}", flush=True)
-        result["suites"][suite] = [asdict(figures) | {"ratio": figures.ratio} for figures in found]
+        found = run(subject, suite, drafters, options)
+        print(
+            f"\n{suite}, {found[0].prompts} prompts, {found[0].tokens} tokens\n\n{table(found)}", flush=True
+        )
+        result["suites"][suite] = [asdict(figures) for figures in found]
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
