@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +56,23 @@ class Checkpoints:
         if main:
             shutil.rmtree(new, ignore_errors=True)
         self._accelerator.wait_for_everyone()
-        # Safetensors holds no tensor twice, and weights may be tied.
-        self._accelerator.save_state(str(new), safe_serialization=False)
+        with _quiet("accelerate.utils.other"):  # it warns of tied weights, which are tied again when loaded
+            self._accelerator.save_state(str(new))
         if main:
             text = json.dumps({"progress": progress, "signature": self._signature}, indent=2)
             (new / _PROGRESS).write_text(text + "\n", encoding="utf-8")
             shutil.rmtree(self._folder, ignore_errors=True)
             new.rename(self._folder)
         self._accelerator.wait_for_everyone()
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Errors only from a logger."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
