@@ -35,6 +35,7 @@ from outpace.request import (
     check_seed,
     one_each,
     output_ids,
+    output_limit,
     reference_ids,
     references_of_each,
     sources_of_each,
@@ -376,17 +377,6 @@ class Engine:
         check_seed(params, self.verifier, self.governor, self.observer)
         if params.stop and self.tokenizer is None:
             raise OutpaceError("stop strings need a tokenizer: Engine(target, drafter, tokenizer=tokenizer)")
-        room = params.max_new_tokens
-        if target.context is not None:
-            room = min(room, target.context - len(tokens))
-        if self._cache.static:
-            if len(tokens) > self._cache.length:
-                raise OutpaceError(
-                    f"the prompt has {len(tokens)} tokens, a slot of the static cache {self._cache.length} "
-                    "rows; shorten the prompt, or make the engine with a greater length"
-                )
-            # The last token is never fed, so it needs no row.
-            room = min(room, self._cache.length + 1 - len(tokens))
         seed = secrets.randbits(64) if params.seed is None else params.seed
         texts = reference_ids(references, target, self.drafter.reads_references)
         began = self._clock()
@@ -395,7 +385,7 @@ class Engine:
             tokens,
             params,
             Key(seed, coupled=self.verifier.coupled),
-            limit=room,
+            limit=output_limit(len(tokens), params, target, self._cache),
             eos_token_ids=frozenset() if params.ignore_eos else target.eos_token_ids,
             text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop),
             criteria=criteria,

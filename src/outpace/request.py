@@ -6,6 +6,7 @@ import operator
 from collections.abc import Sequence as Seq
 from typing import Any
 
+from outpace.cache import KVCache
 from outpace.core import ContextOverflow, OutpaceError, SamplingParams
 from outpace.governor import Policy
 from outpace.observer import Observer
@@ -151,3 +152,23 @@ def check_prompt(prompt: Seq[int], target: TargetModel) -> None:
         raise ContextOverflow(
             f"the prompt has {len(prompt)} tokens, the model's context {target.context}; shorten the prompt"
         )
+
+
+def output_limit(prompt_length: int, params: SamplingParams, target: TargetModel, cache: KVCache) -> int:
+    """Tokens that may be emitted: by ``max_new_tokens``, the context, and the rows of a static cache.
+
+    Raises:
+        OutpaceError: a slot of the static cache has too few rows for the prompt.
+    """
+    limit = params.max_new_tokens
+    if target.context is not None:
+        limit = min(limit, target.context - prompt_length)
+    if cache.static:
+        if prompt_length > cache.length:
+            raise OutpaceError(
+                f"the prompt has {prompt_length} tokens, a slot of the static cache {cache.length} rows; "
+                "shorten the prompt, or make the engine with a greater length"
+            )
+        # The last token is never fed, so it needs no row.
+        limit = min(limit, cache.length + 1 - prompt_length)
+    return limit
