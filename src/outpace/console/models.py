@@ -237,7 +237,7 @@ def _source(name: str | None) -> str:
         raise OutpaceError("the model's name is empty; give a folder or a name on the Hugging Face hub")
     path = Path(name).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
+        if not any((path / file).is_file() for file in ("config.json", lora.ADAPTER)):
             raise OutpaceError(f"{name} is no model: the folder has no config.json")
         return str(path)
     if path.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -223,8 +224,9 @@ def test_options_before_a_subcommand_are_not_ignored(bench: Bench) -> None:
 def test_prompts_that_are_too_long_are_told(bench: Bench, prompts: Path) -> None:
     prompts.write_text(json.dumps("ab" * 100) + "\n" + json.dumps("ab") + "\n", "utf-8")
     result = bench("--drafters", "none", "--peers", "none", "--limit", 1)
-    assert result.exit_code == 0 and ": 1 prompt left out" in result.stdout
-    assert ": 1 prompt\n" in result.stdout  # the limit counts those that fit
+    told = " ".join(result.stdout.split())  # a long path breaks lines anywhere
+    assert result.exit_code == 0 and ": 1 prompt left out" in told
+    assert re.search(r": 1 prompt (?!left)", told)  # the limit counts those that fit
 
 
 def test_llama_cpp_gets_the_model_as_a_file(
