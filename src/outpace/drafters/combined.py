@@ -66,7 +66,7 @@ class Combined(Drafter[CombinedState]):
 
     parts: tuple[Drafter[Any], ...]
     nodes: int = 64
-    threshold: float = 0.03
+    threshold: float = 0.05
     minimum: int = 4
     share: bool = True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 _DEPTHS, _RANKS = 12, 8  # what is deeper, or further among its siblings, is counted with the last
-_FORGET = 0.94  # what an observation counts for, after each later one of its kind
+_FORGET = 0.96  # what an observation counts for, after each later one of its kind
 _DOUBT = 2.0  # observations that the first guess of a chance counts for
 
 

@@ -226,14 +226,14 @@ def test_a_useless_part_gets_almost_nothing() -> None:
 
 def test_the_nodes_go_to_the_part_that_is_right_now() -> None:
     text = said()
-    parts = Recorded(Oracle(text, right=(0, 100))), Recorded(Other(text, right=(100, 400)))
+    parts = Recorded(Oracle(text, right=(0, 60))), Recorded(Other(text, right=(60, 400)))
     whole = run(Combined(parts, threshold=0.05))
     assert whole.steps <= run(Oracle(text)).steps + 2
 
     def drafted(part: Recorded, steps: slice) -> int:
         return sum(len(step.draft) for _, _, step in part.seen[steps])
 
-    assert drafted(parts[0], slice(10, 18)) > 3 * drafted(parts[1], slice(10, 18))
+    assert drafted(parts[0], slice(6, 10)) > 2 * drafted(parts[1], slice(6, 10))
     assert drafted(parts[1], slice(-8, None)) > 3 * drafted(parts[0], slice(-8, None))
 
 
