@@ -15,6 +15,7 @@ from outpace.bench.runs import Request, Run
 from outpace.core import OutpaceError
 
 KINDS = ("plain", "prompt_lookup", "assisted")
+_NO_TOKEN = -1
 LOOKUP_TOKENS = 10
 
 
@@ -59,6 +60,8 @@ class Stock:
             "assisted": {"assistant_model": assistant},
         }
         self._options = options[kind]
+        # Older transformers look for an end token among drafted ones even where there is none.
+        self._never = _NO_TOKEN if kind == "prompt_lookup" else None
 
     def begin(self) -> None:
         """Nothing is kept from one prompt to the next."""
@@ -76,7 +79,7 @@ class Stock:
         )
         torch.manual_seed(request.seeds[0] % 2**63)
         watch = _Watch()
-        with _settings(model, _config(request, model)), _watched(model, watch):
+        with _settings(model, _config(request, model, self._never)), _watched(model, watch):
             watch.begin()
             found = model.generate(ids, attention_mask=mask, streamer=watch, **self._options)
             seconds = watch.now()
@@ -148,8 +151,8 @@ class _Watch(BaseStreamer):
         )
 
 
-def _config(request: Request, model: Any) -> GenerationConfig:
-    ends = model.generation_config.eos_token_id if request.ends else None
+def _config(request: Request, model: Any, never: int | None) -> GenerationConfig:
+    ends = model.generation_config.eos_token_id if request.ends else never
     sampling = {"temperature": request.temperature, "top_k": 0, "top_p": 1.0} if request.temperature else {}
     return GenerationConfig(
         max_new_tokens=request.max_new_tokens,
