@@ -64,7 +64,7 @@ def test_a_model_is_trained_too_and_decodes(run: Run, folder: Path, model: Loade
     result = run("medusa:heads=2,nodes=4", *SMALL, *more, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert found["method"] == "medusa" and found["target_loss"] >= 0 and found["target_agreement"] <= 1
+    assert found["method"] == "medusa" and found["target_loss"] > -1e-6 and found["target_agreement"] <= 1
     tuned = load(found["tuned_model"], device="cpu")
     assert tuned.name == str(out / "target") and tuned.tokenizer("say").input_ids
     params = SamplingParams(max_new_tokens=20, ignore_eos=True)
