@@ -1,0 +1,106 @@
+"""The application that commands register with: mistakes as messages, exit codes, how results are shown.
+
+Exit codes: 0 all well; 1 outputs that should be equal are not; 2 a mistake in what was asked for; 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from typing import Annotated, Any, ParamSpec
+
+import typer
+
+from outpace import __version__
+from outpace.console import screen
+from outpace.core import OutpaceError
+
+P = ParamSpec("P")
+Found = dict[str, Any]
+
+NOT_EQUAL, MISTAKE, INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    name="outpace",
+    help="Faster decoding of Hugging Face language models, without changing one token of what they say.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+datastores = typer.Typer(
+    help="Datastores for the drafter [bold]retrieval[/bold]: build one, look at one.", no_args_is_help=True
+)
+app.add_typer(datastores, name="datastore")
+benchmarks = typer.Typer()
+app.add_typer(benchmarks, name="bench")
+
+
+def fail(message: str) -> None:
+    """An error, on standard error."""
+    screen.note(f"Error: {message}", style="bold red")
+
+
+def guarded(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn a user's mistake, Ctrl-C and a full device into a message and an exit code."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except OutpaceError as error:
+            fail(str(error))
+            raise typer.Exit(MISTAKE) from None
+        except KeyboardInterrupt:
+            screen.note("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            raise  # whoever read our output has had enough; typer ends quietly
+        except OSError as error:
+            fail(str(error))
+            raise typer.Exit(MISTAKE) from None
+        except (MemoryError, RuntimeError) as error:
+            # torch.OutOfMemoryError is a RuntimeError; torch may not have been imported.
+            if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":
+                raise
+            fail(
+                "out of memory; a shorter prompt, a smaller --batch or --max-new-tokens, or --dtype bfloat16 "
+                f"needs less ({str(error).splitlines()[0] if str(error) else 'no details'})"
+            )
+            raise typer.Exit(MISTAKE) from None
+
+    return run
+
+
+def finish(whole: bool, equal: bool = True) -> None:
+    """The exit code of a command that ran."""
+    if not whole:
+        screen.note("interrupted")
+        raise typer.Exit(INTERRUPTED)
+    if not equal:
+        raise typer.Exit(NOT_EQUAL)
+
+
+def show(found: Found, as_json: bool, table: Callable[[Found], Any]) -> None:
+    """What a command found, on standard output."""
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        screen.out().print(table(found))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"outpace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass

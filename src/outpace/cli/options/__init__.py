@@ -1,0 +1,1 @@
+"""The options of the commands, as types that typer reads."""

@@ -1,0 +1,123 @@
+"""Commands that train: train, search."""
+
+from __future__ import annotations
+
+from outpace.cli.app import app, finish, guarded, show
+from outpace.cli.loading import sampling
+from outpace.cli.options import shared as o
+from outpace.cli.options import training as own
+from outpace.console import screen
+from outpace.console.writer import check_out
+from outpace.core import OutpaceError
+
+
+@app.command(
+    "train",
+    epilog="Example: [bold]outpace train medusa:heads=4 --data prompts.jsonl --distil --out heads[/bold]",
+)
+@guarded
+def train_drafter(
+    method: own.Method,
+    data: own.TrainingData,
+    out: own.DrafterOut,
+    model: o.ModelName = None,
+    draft: own.DraftToTrain = None,
+    objective: own.ObjectiveName = "ground_truth",
+    tune: own.Tune = "",
+    on_policy: own.OnPolicy = 0.0,
+    boost_after: own.BoostAfter = None,
+    distil: own.Distil = False,
+    chat: own.ChatPrompts = False,
+    steps: own.Steps = 1000,
+    rows: own.BatchRows = 4,
+    length: own.RowLength = 512,
+    accumulate: own.Accumulate = 1,
+    learning_rate: own.LearningRate = 1e-3,
+    evaluate_every: own.EvaluateEvery = 100,
+    patience: own.Patience = 0,
+    held_out: own.HeldOut = 0.05,
+    max_new_tokens: o.MaxNewTokens = 256,
+    temperature: o.Temperature = 0.0,
+    seed: own.TrainingSeed = 0,
+    bf16: own.Bf16 = False,
+    device: o.Device = None,
+    dtype: o.Dtype = "auto",
+    trust_remote_code: o.Trust = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """Train a drafter for a model: `blockwise`, `dflash`, `draft_model`, `eagle`,
+    `early_exit`, `hydra`, `medusa`, `parallel_tokens`, `spec_drafter`.
+
+    The data are .jsonl files of texts, prompts with or without answers, or
+    chats. Prompts without an answer are answered by the model itself; with
+    --distil all of them are. A run that was interrupted goes on where the same
+    command is given again. The drafter is then `METHOD:path=OUT`; a draft model
+    is `draft_model:model=OUT`. With --tune lora the model learns too, and
+    decodes as --model OUT/target.
+    """
+    with screen.busy(f"loading {model or 'the embedded model'} ..."):
+        from outpace.console import train
+        from outpace.console.models import load
+        from outpace.train.loop import Training
+
+        settings = Training(
+            steps,
+            rows,
+            accumulate,
+            learning_rate,
+            objective=objective,
+            bf16=bf16,
+            evaluate_every=evaluate_every,
+            patience=patience,
+            seed=seed,
+            on_policy=on_policy,
+        )
+        loaded = load(model, device, dtype, trust_remote_code)
+    corpus = train.Corpus(data, chat, distil, max_new_tokens, temperature, length, held_out)
+    earlier = [folder.strip() for folder in (boost_after or "").split(",") if folder.strip()]
+    found = train.run(method, loaded, corpus, settings, out, draft, earlier, tune)
+    show(found, as_json, train.table)
+
+
+@app.command(
+    epilog="Example: [bold]outpace search --data prompts.jsonl --trials 100 --out layers.json[/bold]"
+)
+@guarded
+def search(
+    data: own.TrainingData,
+    out: own.LayersOut = None,
+    overwrite: o.Overwrite = False,
+    model: o.ModelName = None,
+    trials: own.Trials = 100,
+    num_draft_tokens: own.DraftTokens = 4,
+    measure: own.MeasureName = "counts",
+    prompts: own.PromptCount = 16,
+    chat: own.ChatPrompts = False,
+    max_new_tokens: o.MaxNewTokens = 128,
+    temperature: o.Temperature = 0.0,
+    seed: own.SearchSeed = 0,
+    device: o.Device = None,
+    dtype: o.Dtype = "auto",
+    trust_remote_code: o.Trust = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """Search for the layers that the drafter `self_speculative` had best skip.
+
+    The data are those of `outpace train`; their prompts are decoded once for
+    each set of layers. Ctrl-C ends the search with the best set so far.
+    """
+    params = sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    if out is not None:
+        if out.suffix != ".json":
+            raise OutpaceError(f"--out must end in .json, as layers are told from files by it; not {out}")
+        check_out(out, overwrite)
+    with screen.busy(f"loading {model or 'the embedded model'} ..."):
+        from outpace.console import search as runner
+        from outpace.console.models import load
+        from outpace.console.train import table
+
+        settings = runner.Search(trials, num_draft_tokens, measure, prompts, seed)
+        loaded = load(model, device, dtype, trust_remote_code)
+    found, whole = runner.run(loaded, data, chat, params, settings, out)
+    show(found, as_json, table)
+    finish(whole)
