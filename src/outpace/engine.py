@@ -45,7 +45,7 @@ from outpace.sampling import Key, Logits
 from outpace.sequence import KeyedDraw, Sequence, Step
 from outpace.stopping import TextStream, Tokenizer
 from outpace.targets import Output, Rows, Target, TargetModel
-from outpace.tree import depths, trim
+from outpace.tree import trim
 from outpace.verify import Verifier, load_verifier
 
 
@@ -324,7 +324,6 @@ class Engine:
             tokens=verdict.tokens,
             logits=logits,
             root=draw.root,
-            depths=depths(draft.parents),
             sequence=sequence,
             hidden=hidden,
             committed=_committed(hidden, verdict.path),
