@@ -20,7 +20,7 @@ from outpace.bench.llama_shapes import load_shape
 from outpace.core import ContextOverflow, OutpaceError, UnsupportedModel
 from outpace.drafters.base import Drafter
 from outpace.engine import Engine
-from outpace.request import adapts
+from outpace.parts import adapts
 from outpace.targets import Target, TargetModel
 from outpace.train import Online, lora
 from outpace.verify import Verifier, load_verifier
