@@ -20,12 +20,12 @@ Row = dict[str, Any]
 
 
 def rate(sample: Row) -> float:
-    return float(sample["tokens"]) / statistics.median(sample["seconds"])
+    return float(sample["tokens"] / statistics.median(sample["seconds"]))
 
 
 def total(row: Row) -> float:
     seconds = sum(statistics.median(sample["seconds"]) for sample in row["samples"])
-    return float(sum(sample["tokens"] for sample in row["samples"])) / seconds
+    return float(sum(sample["tokens"] for sample in row["samples"]) / seconds)
 
 
 def main() -> None:
