@@ -17,9 +17,7 @@ Noise = Literal["coupled", "independent", "greedy"]
 
 
 def check_noise(method: str, draws: str) -> None:
-    """Raises:
-    OutpaceError: a method's option ``draws`` is none of those there are.
-    """
+    """Refuse a value of a method's option ``draws`` that there is not."""
     if draws not in get_args(Noise):
         wanted = " or ".join(map(repr, get_args(Noise)))
         raise OutpaceError(f"{method}: draws must be {wanted}, not {draws!r}")
