@@ -24,7 +24,7 @@ from outpace.sampling import Logits, logits_of_each
 from outpace.sequence import KeyedDraw, Sequence, Step
 from outpace.stopping import Tokenizer
 from outpace.targets import Rows, Target, TargetModel
-from outpace.tree import depths, trim
+from outpace.tree import trim
 from outpace.verify import Verifier, load_verifier
 
 
@@ -307,7 +307,6 @@ class Engine:
             tokens=verdict.tokens,
             logits=logits,
             root=draw.root,
-            depths=depths(draft.parents),
             sequence=sequence,
             hidden=hidden,
             committed=_committed(hidden, verdict.path),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from outpace.bench.roof import Roof
 from outpace.bench.run import Measured, Trace
 from outpace.bench.runs import Run
-from outpace.bench.speed import Speed, speed_of, speed_of_categories
+from outpace.bench.speed import Sample, Speed, samples_of, speed_of, speed_of_categories
 from outpace.bench.statistics import ratio, repeated_4grams
 from outpace.drift import parting
 
@@ -80,6 +80,7 @@ class Row:
     outputs: int = 0
     tokens: int = 0
     speed: Speed | None = None
+    samples: list[Sample] = field(default_factory=list)
     categories: dict[str, Speed] = field(default_factory=dict)
     steps: int | None = None
     drafted: int | None = None
@@ -139,6 +140,7 @@ def _row(measured: Measured, trace: Trace, margin: Margin, roof: Roof | None) ->
             "outputs": len(outputs),
             "tokens": tokens,
             "speed": speed_of(measured, trace, places),
+            "samples": samples_of(measured, trace),
             "categories": speed_of_categories(measured, trace),
             "steps": steps,
             "drafted": drafted,

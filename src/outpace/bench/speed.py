@@ -13,6 +13,21 @@ from outpace.bench.statistics import interval, quartiles, ratio
 
 
 @dataclass(frozen=True)
+class Sample:
+    """Prompts decoded together as they were measured, so that any two methods can be compared by pairs.
+
+    Attributes:
+        prompts: their names in the suite.
+        tokens: of all their answers, of a repeat on average.
+        seconds: of each repeat, from the first answer's start to the last one's end.
+    """
+
+    prompts: tuple[str, ...]
+    tokens: float
+    seconds: list[float]
+
+
+@dataclass(frozen=True)
 class Speed:
     """Tokens per second of some prompts, and the ratio to plain decoding's on the same ones.
 
@@ -57,6 +72,12 @@ def speed_of(measured: Measured, trace: Trace, places: Seq[int]) -> Speed:
         decode_speedup=statistics.median(decode) if decode else None,
         prefill_seconds=statistics.median(first),
     )
+
+
+def samples_of(measured: Measured, trace: Trace) -> list[Sample]:
+    """What was measured of each group."""
+    groups = zip(measured.groups, map(_whole, trace.runs), strict=True)
+    return [Sample(tuple(item.id for item in group), *timed) for group, timed in groups]
 
 
 class _Timed(NamedTuple):

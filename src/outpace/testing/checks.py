@@ -38,7 +38,7 @@ def check_drafter(drafter: Drafter[Any], target: TargetModel | None = None) -> N
 
     - Its class: a frozen dataclass whose options survive ``dataclasses.replace``, pickle and deepcopy.
     - Its drafts: trees of tokens of the vocabulary; where it samples, with the distributions that its tokens
-      were drawn from.
+      were drawn from; where it states chances, none above its parent's.
     - The tokens: those of plain decoding, greedy and sampled, in batches that sequences join and leave, up to
       the end of the context.
     - Budgets: it copes with steps for which none of its drafts, or only their first nodes, are wanted.

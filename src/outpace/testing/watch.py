@@ -99,6 +99,13 @@ def _check_draft(draft: Any, vocabulary: int, drafter: Drafter[Any]) -> None:
         assert isinstance(parent, int) and -1 <= parent < node, (
             f"{name} puts node {node} under {parent!r}; a parent comes before its node, or is -1"
         )
+    chances = draft.chances or ()
+    for node, chance in enumerate(chances):
+        parent = draft.parents[node]
+        most = chances[parent] if parent >= 0 else 1.0
+        assert 0 < chance <= most, (
+            f"{name} gives node {node} a chance of {chance}; it is above 0 and at most its parent's, {most}"
+        )
     if draft.distributions is None:
         return
     assert drafter.probabilities, f"{name} brings distributions but does not say `probabilities = True`"
