@@ -20,11 +20,11 @@ from torch import Tensor
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
+from outpace.drafting.share import Share
 from outpace.index.ledger import Guesses, Ledger
-from outpace.sampling import SelectedLogits
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
-from outpace.tree import merge, path_to, select
+from outpace.tree import merge, select
 
 _ROUND = 16  # steps after which each part has had its minimum
 _NOTHING, _NO_GUESSES = Draft(), Guesses()
@@ -162,13 +162,25 @@ class Combined(Drafter[CombinedState]):
         ]
 
     def observe(self, states: Seq[CombinedState], steps: Seq[Step]) -> None:
-        verified = [{old: new for new, old in enumerate(step.kept)} for step in steps]
         for place, part in enumerate(self.parts):
-            own = [self._sub_step(place, *of_one) for of_one in zip(states, steps, verified, strict=True)]
+            own = [
+                Share(step, state.proposals[place], state.nodes[place], state.layers[place])
+                for state, step in zip(states, steps, strict=True)
+            ]
             part.observe([state.states[place] for state in states], own)
         for state, step in zip(states, steps, strict=True):
+            self._count(state, step)
             state.ledger.note(state.guesses, step.tokens)
             self._clear(state)
+
+    def _count(self, state: CombinedState, step: Step) -> None:
+        """Each part's share of what was drafted and accepted."""
+        if len(self.parts) > 1:
+            verified, accepted = set(step.kept), {step.kept[node] for node in step.path}
+            for part, nodes in zip(self.parts, map(set, state.nodes), strict=True):
+                name = type(part).__name__
+                state.sequence.stats.count(f"{name} drafted", len(verified & nodes))
+                state.sequence.stats.count(f"{name} accepted", len(accepted & nodes))
 
     def _clear(self, state: CombinedState) -> None:
         state.proposals, state.nodes = [_NOTHING] * len(self.parts), [[]] * len(self.parts)
@@ -210,33 +222,3 @@ class Combined(Drafter[CombinedState]):
                 "it draft greedily (draft_model:draws=greedy)"
             )
         return Draft(draft.tokens, draft.parents, chances=draft.chances)
-
-    def _sub_step(self, part: int, state: CombinedState, step: Step, verified: Mapping[int, int]) -> Step:
-        """The step as a part would see it whose draft were its own nodes alone.
-
-        Args:
-            verified: node of the draft as it was proposed -> the node that it was verified as.
-        """
-        stands = [verified.get(node, -1) for node in state.nodes[part]]
-        kept = [node for node, there in enumerate(stands) if there >= 0]
-        nodes = [stands[node] for node in kept]
-        draft = select(state.proposals[part], kept)
-        accepted = set(step.path)
-        last = max((own for own, node in enumerate(nodes) if node in accepted), default=-1)
-        path = path_to(draft.parents, last)
-        if len(self.parts) > 1:
-            name = type(self.parts[part]).__name__
-            state.sequence.stats.count(f"{name} drafted", len(kept))
-            state.sequence.stats.count(f"{name} accepted", len(path))
-        rows, layers = [0, *(node + 1 for node in nodes)], state.layers[part]
-        return Step(
-            draft=draft,
-            kept=kept,
-            path=path,
-            tokens=step.tokens,
-            logits=SelectedLogits(step.logits, nodes),
-            root=step.root,
-            sequence=step.sequence,
-            hidden={layer: step.hidden[layer][rows] for layer in layers},
-            committed={layer: step.committed[layer] for layer in layers},
-        )

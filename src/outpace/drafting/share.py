@@ -1,0 +1,78 @@
+"""What one of several drafters sees of a step in which they drafted together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from functools import cached_property
+
+from torch import Tensor
+
+from outpace.core import Draft
+from outpace.sampling import Logits, SelectedLogits
+from outpace.sequence import Step
+from outpace.tree import path_to, select
+
+
+class Share(Step):
+    """A step as one part would see it whose draft were its own nodes alone.
+
+    Most parts look at the text only, so what else there is to see is made when it is asked for.
+
+    Args:
+        whole: the step of all parts together.
+        proposal: what the part drafted.
+        nodes: for each of its nodes, the one of the whole proposal that stands for it; -1 where none does.
+        layers: of the target, that the part reads.
+    """
+
+    def __init__(self, whole: Step, proposal: Draft, nodes: Seq[int], layers: Seq[int]) -> None:
+        vars(self).update(  # a step is frozen
+            tokens=whole.tokens,
+            root=whole.root,
+            sequence=whole.sequence,
+            _whole=whole,
+            _proposal=proposal,
+            _nodes=nodes,
+            _layers=layers,
+        )
+
+    _whole: Step
+    _proposal: Draft
+    _nodes: Seq[int]
+    _layers: Seq[int]
+
+    @cached_property
+    def _stands(self) -> list[int]:
+        """For each node of the part's draft, that of the whole step; -1 for one that was not verified."""
+        verified = {old: new for new, old in enumerate(self._whole.kept)}
+        return [verified.get(node, -1) for node in self._nodes]
+
+    @cached_property
+    def kept(self) -> Seq[int]:
+        return [node for node, there in enumerate(self._stands) if there >= 0]
+
+    @cached_property
+    def draft(self) -> Draft:
+        return select(self._proposal, self.kept)
+
+    @cached_property
+    def path(self) -> list[int]:
+        accepted = set(self._whole.path)
+        own = enumerate(self._stands[node] for node in self.kept)
+        return path_to(
+            self.draft.parents, max((node for node, there in own if there in accepted), default=-1)
+        )
+
+    @cached_property
+    def logits(self) -> Logits:
+        return SelectedLogits(self._whole.logits, [self._stands[node] for node in self.kept])
+
+    @cached_property
+    def hidden(self) -> Mapping[int, Tensor]:
+        rows = [0, *(self._stands[node] + 1 for node in self.kept)]
+        return {layer: self._whole.hidden[layer][rows] for layer in self._layers}
+
+    @cached_property
+    def committed(self) -> Mapping[int, Tensor]:
+        return {layer: self._whole.committed[layer] for layer in self._layers}
