@@ -42,7 +42,7 @@ from outpace.drafting.learned import Batch, Fit
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 
-_CHUNK = 512  # places of a prompt fused at once
+_CHUNK = 512  # places of a text in one forward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +67,11 @@ class DFlashModule(BlockModule):
     def __init__(self, config: DFlashConfig, fit: Fit) -> None:
         super().__init__(config, fit)
         size = config.hidden_size
+        if size != fit.hidden_size:
+            raise OutpaceError(
+                "dflash: its rows begin as the target's embeddings and end in its head, so hidden_size must "
+                f"be the target's, {fit.hidden_size}, not {size}; leave it out"
+            )
         self.fc = nn.Linear(len(config.layers) * size, size, bias=False)
         self.hidden_norm = nn.RMSNorm(size, eps=config.eps)
         self.mask = nn.Parameter(torch.empty(1, size))
@@ -169,30 +174,44 @@ class DFlash(Drafter[BlockState]):
     @torch.inference_mode()
     def propose(self, states: Seq[BlockState]) -> list[Draft]:
         active = [state for state in states if begin_block(state, self.num_draft_tokens)]
-        while behind := [state for state in active if state.waiting]:
-            _feed_text(behind)
+        _feed_text([state for state in active if state.waiting])
         if active:
             grow_block(active, _fill(active))
         return [finish_block(state) for state in states]
 
 
 def _feed_text(behind: Seq[BlockState]) -> None:
-    """Keys and values of what the target thinks of the places committed first, of those that wait."""
-    module, cache = behind[0].shared.module, behind[0].shared.cache
-    fused = []
-    for state in behind:
-        hidden = state.waiting.pop(0)
-        if len(next(iter(hidden.values()))) > _CHUNK:
-            state.waiting.insert(0, {layer: rows[_CHUNK:] for layer, rows in hidden.items()})
-        fused.append(module.fuse({layer: rows[:_CHUNK] for layer, rows in hidden.items()}))
-    feeds = [Feed.text(state.slot, state.rows, len(rows)) for state, rows in zip(behind, fused, strict=True)]
-    forward = cache.begin(feeds)
+    """Keys and values of what the target thinks of all places that wait."""
+    texts = [_waited(state) for state in behind]
+    for start in range(0, max(map(len, texts), default=0), _CHUNK):
+        parts = [
+            (state, text[start : start + _CHUNK])
+            for state, text in zip(behind, texts, strict=True)
+            if len(text) > start
+        ]
+        _feed_part(*zip(*parts, strict=True))
+
+
+def _waited(state: BlockState) -> Tensor:
+    """The fused states of the places that waited, [n, hidden size]."""
+    layers = state.shared.module.hidden_layers
+    whole = {layer: torch.cat([part[layer] for part in state.waiting]) for layer in layers}
+    state.waiting = []
+    fused: Tensor = state.shared.module.fuse(whole)
+    return fused
+
+
+def _feed_part(states: Seq[BlockState], fused: Seq[Tensor]) -> None:
+    module, cache = states[0].shared.module, states[0].shared.cache
+    forward = cache.begin(
+        [Feed.text(state.slot, state.rows, len(rows)) for state, rows in zip(states, fused, strict=True)]
+    )
     text = forward.pad(fused)
     angles = module.rotary(forward.positions, text)
     for place, layer in enumerate(module.layers):
         forward.store(place)(*layer.self_attn.keys(text, angles))
     forward.keep([len(rows) for rows in fused])
-    for state, rows in zip(behind, fused, strict=True):
+    for state, rows in zip(states, fused, strict=True):
         state.rows += len(rows)
 
 

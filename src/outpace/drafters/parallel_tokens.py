@@ -134,6 +134,8 @@ class LookAhead(Learned):
             guesses[:, places + 1] = self.rows(batch, places.expand(size, -1)).argmax(dim=-1)
         same = batch.documents[:, 1:] == batch.documents[:, :-1]
         guesses[:, 1:][~same] = -1
+        # The first step after a prompt only looks ahead.
+        guesses[:, :-1][batch.counted[:, 1:] & ~batch.counted[:, :-1]] = -1
         return accepted_of_chain(batch, guesses)
 
 

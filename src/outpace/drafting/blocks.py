@@ -97,7 +97,7 @@ class BlockModule(Learned):
 
 
 def draw_places(batch: Batch, count: int, distances: Seq[int]) -> Tensor:
-    """Places [B, A] at random, each once, of those with something to learn so far ahead while there are any."""
+    """Places [B, A] at random, each once, first of those with something to learn so far ahead."""
     useful = torch.stack([batch.ahead(distance) for distance in distances]).any(dim=0)
     order = torch.rand(useful.shape).to(useful.device) + useful
     return order.topk(min(count, useful.shape[1]), dim=1).indices

@@ -22,6 +22,7 @@ from outpace.sequence import Sequence, Step
 from outpace.targets import CausalTarget, Output, Rows, TargetModel
 from outpace.testing import ToyTarget, check_drafter
 from outpace.train.data import Document
+from outpace.train.metric import Replay
 from outpace.train.reading import read_batch
 from outpace.tree import depths, trim
 
@@ -170,6 +171,31 @@ def test_embeddings_are_trained_through_the_target_saved_and_draft(tmp_path: Pat
     assert [g.tokens for g in found] == [g.tokens for g in plain]
     with pytest.raises(OutpaceError, match="there are 2 trained embeddings, too few for num_lookahead=3"):
         Engine(target, ParallelTokens(str(tmp_path), 3))
+
+
+def test_decoding_accepts_what_the_replay_says() -> None:
+    """Step by step, and in the counts of a row that holds all texts."""
+    target = CausalTarget(tiny_llama(vocabulary=40))
+    plain = Engine(target).generate(PROMPTS, LONG)
+    texts = [Document((*p, *g.tokens), len(p)) for p, g in zip(PROMPTS, plain, strict=True)]
+    batch = read_batch(target, [texts], ())
+    made = LookAhead.new(LookAheadConfig(2, places=64), target)
+    train(made, batch, 60, 0.05)
+    accepted = made.accepted(batch)
+    replay = Replay()
+    replay.add(batch, accepted)
+    steps, first = 0, 0
+    for text in texts:
+        engine = Engine(target, ParallelTokens(made, 2))
+        sequence = engine.add(text.tokens[: text.prompt], LONG)
+        while engine.sequences:
+            root, room = len(sequence.tokens) - 1, sequence.room
+            engine.step()
+            taken = len(sequence.tokens) - 2 - root
+            assert taken == min(int(accepted[0, first + root]), room - 1), root
+        steps += sequence.stats.steps
+        first += len(text.tokens)
+    assert (replay.steps, replay.tokens) == (steps, 4 * 41) and replay.expected_length > 1.1
 
 
 def test_rows_in_training_are_those_of_decoding() -> None:

@@ -1,20 +1,21 @@
-"""What a drafter learns from at a place of a text is what it drafts from there: positions, masks, states, labels.
+"""What a drafter learns from at a place of a text is what it drafts from there: positions, masks, states.
 
-The logits that the loss is given are compared with the distributions that drafts bring, at each root of a text
-that was decoded with many rejections.
+The logits that the loss is given are compared with the distributions that drafts bring, at each root of texts
+that were decoded with many rejections.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from learning import Watch
 from models import tiny_llama
 from outpace.core import SamplingParams
 from outpace.drafters import Blockwise, Hydra, Medusa
@@ -27,7 +28,7 @@ from outpace.drafters.parallel_tokens import LookAhead, LookAheadConfig, Paralle
 from outpace.drafters.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
 from outpace.drafting.learned import Batch, Learned
 from outpace.engine import Engine
-from outpace.sequence import Sequence, Step
+from outpace.governor import Outcome, Plan
 from outpace.targets import Target
 from outpace.train.data import Document
 from outpace.train.reading import read_batch
@@ -68,22 +69,6 @@ KINDS = {
 }
 
 
-@dataclass
-class Watch:
-    """Keeps the steps of an engine."""
-
-    hidden_layers: tuple[int, ...] = ()
-    timed: bool = False
-    steps: list[Step] = field(default_factory=list)
-
-    def joined(self, sequence: Sequence, hidden: Mapping[int, Tensor]) -> None: ...
-
-    def stepped(self, steps: Seq[Step]) -> None:
-        self.steps += steps
-
-    def left(self, sequence: Sequence) -> None: ...
-
-
 def module(kind: Kind) -> Learned:
     """With weights large enough to say something of their own."""
     with torch.random.fork_rng():
@@ -112,12 +97,24 @@ def learnt_from(made: Learned, batch: Batch) -> list[dict[int, tuple[Tensor, int
     return found
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_the_loss_sees_what_drafting_sees(name: str) -> None:
-    kind = KINDS[name]
+@dataclass(frozen=True)
+class Now:
+    """A policy that drafts in some steps only."""
+
+    nodes: Iterator[int]
+    timed: bool = False
+
+    def plan(self, batch: int) -> Plan:
+        return Plan(next(self.nodes))
+
+    def learn(self, outcome: Outcome) -> None: ...
+
+
+def compare(kind: Kind, policy: bool | Now = False) -> list[int]:
+    """Decode, and compare each draft with what is learnt at its root; how many distributions, by depth."""
     made = module(kind)
     watch = Watch()
-    engine = Engine(TARGET, kind.drafter(made), "rejection", observer=watch)
+    engine = Engine(TARGET, kind.drafter(made), "rejection", observer=watch, adaptive=policy)
     sequences = [engine.add(prompt, PARAMS) for prompt in PROMPTS]
     while engine.sequences:
         engine.step()
@@ -141,4 +138,23 @@ def test_the_loss_sees_what_drafting_sees(name: str) -> None:
             assert label == step.sequence.tokens[place + 1]
             compared[missing[row] + depth] += 1
         missing[row] = len(step.path) if kind.once and step.draft.riders else 0
+    return compared
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_loss_sees_what_drafting_sees(name: str) -> None:
+    compared = compare(KINDS[name])
+    assert min(compared) > 3, compared
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_steps_without_a_draft_leave_nothing_out(name: str) -> None:
+    compared = compare(KINDS[name], Now(cycle((64, 0, 0, 0, 64, 64))))
+    assert min(compared[:2]) > 3, compared
+
+
+@pytest.mark.parametrize("name", ["spec_drafter", "dflash"])
+def test_a_text_read_in_pieces_is_the_whole_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"outpace.drafters.{name}._CHUNK", 3)
+    compared = compare(KINDS[name], Now(cycle((64, 0, 0, 0, 0, 64))))
     assert min(compared) > 3, compared
