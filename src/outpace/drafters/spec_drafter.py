@@ -5,8 +5,8 @@ and stay in its cache; behind the last one stand the masks, one for each place, 
 each other, and leave the cache after the forward.
 
 What differs from the paper: a decoder, where that drafter has an encoder and a decoder; each place has a mask
-embedding of its own; tokens are drawn with the target's own noise by default. The paper's relaxed
-verification is the ``top_beta`` verifier, and lossy.
+embedding of its own; early places count more in training (``decay``); tokens are drawn with the target's own
+noise by default. The paper's relaxed verification is the ``top_beta`` verifier, and lossy.
 """
 
 from __future__ import annotations

@@ -111,6 +111,23 @@ def test_an_id_past_the_vocabulary_is_a_row_of_the_table(target: TargetModel) ->
     assert not torch.equal(own[3], own[7])
 
 
+@pytest.mark.parametrize("target", [CausalTarget(tiny_llama(vocabulary=40)), ToyTarget(vocabulary=40)])
+def test_a_table_that_learns_is_read_anew(target: TargetModel) -> None:
+    """As while it is used online: in float32, whatever the target is in."""
+    table = torch.nn.Parameter(torch.ones(2, target.hidden.size))
+    more = target.with_embeddings(table)
+    answers = []
+    for _ in range(2):
+        cache = more.new_cache()
+        cache.allocate()
+        logits = more.forward(cache, [Rows([5, 40])]).logits
+        assert logits is not None
+        answers.append(logits[0].clone())
+        with torch.no_grad():
+            table.copy_(torch.linspace(-1, 1, table.numel()).view_as(table))
+    assert torch.equal(answers[0][0], answers[1][0]) and not torch.equal(answers[0][1], answers[1][1])
+
+
 def test_a_table_of_another_size_is_refused() -> None:
     with pytest.raises(OutpaceError, match=r"\[n, 32\], not \[2, 8\]"):
         CausalTarget(tiny_llama()).with_embeddings(torch.zeros(2, 8))

@@ -1,4 +1,4 @@
-"""Networks as their papers write them, a slow reference beside each; what a loss weighs, and where it looks."""
+"""Networks as their papers write them, a slow reference beside each; what losses weigh, where they look."""
 
 from __future__ import annotations
 
