@@ -213,6 +213,22 @@ def test_decoding_accepts_what_the_replay_says() -> None:
         steps += sequence.stats.steps
         first += len(text.tokens)
     assert (replay.steps, replay.tokens) == (steps, 4 * 41) and replay.expected_length > 1.1
+    # A text that begins where a draft would stand: the first step only looks ahead.
+    place = next(at for at in range(1, 42) if accepted[0, at] > 0)
+    later = made.accepted(read_batch(target, [[Document(texts[0].tokens, place + 1)]], ()))[0]
+    assert later[place] == 0 and later[place + 1 :].equal(accepted[0, place + 1 : 42])
+
+
+def test_nothing_is_guessed_for_the_first_token_of_a_text() -> None:
+    target = CausalTarget(tiny_llama(vocabulary=40))
+    made = LookAhead.new(LookAheadConfig(2), target)
+    before = Document((3, 9, 2))
+    batch = read_batch(target, [[before]], ())
+    # What is said behind the last place of one text, as if it were the next one's.
+    guesses = made.rows(batch, torch.tensor([[2]])).argmax(dim=-1)[0, 0].tolist()
+    packed = read_batch(target, [[before, Document((7, *guesses, 5))]], ())
+    assert made.rows(packed, torch.tensor([[2]])).argmax(dim=-1)[0, 0].tolist() == guesses
+    assert made.accepted(packed)[0, 3] == 0
 
 
 def test_rows_in_training_are_those_of_decoding() -> None:

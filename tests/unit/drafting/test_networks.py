@@ -187,3 +187,11 @@ def test_places_are_drawn_where_there_is_something_to_learn() -> None:
     assert sorted(places[0].tolist()) == [17, 18, 19, 20, 21]
     assert {27, 28} < set(places[1].tolist()) and len(set(places[1].tolist())) == 5
     assert draw_places(batch, 99, (1,)).shape == (2, 40)
+
+
+def test_look_ahead_rows_stand_where_a_token_counts_that_they_guess() -> None:
+    """Of a token one place ahead no row speaks."""
+    module = made(LookAhead, LookAheadConfig(1, places=3))
+    batch = read_batch(TARGET, [[Document((*TEXT, 8, 1, 4), 5)]], ())
+    for _ in range(8):
+        assert module.loss(batch, ground_truth).places.tolist() == [3]
