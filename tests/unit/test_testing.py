@@ -269,6 +269,12 @@ class ParentsPastTheCheck(Guess):
 
 
 @dataclass(frozen=True)
+class SurerOfTheChild(Guess):
+    def draft(self, state: Text) -> Draft:
+        return Draft([1, 2], [-1, 0], chances=[0.5, 0.6])
+
+
+@dataclass(frozen=True)
 class TooLarge(Guess):
     def draft(self, state: Text) -> Draft:
         return chain([1, 32])
@@ -445,6 +451,7 @@ BROKEN = [
     (ForgetsADraft, "must return one draft for each of the 4 sequences"),
     (WrongParents, "WrongParents.propose raises ValueError.*parent must come before"),
     (ParentsPastTheCheck, "puts node 1 under 1; a parent comes before its node"),
+    (SurerOfTheChild, "at most its parent.s, 0.5"),
     (TooLarge, "drafts 32 at node 1, which is not a token id below 32"),
     (Negative, "drafts -1 at node 0"),
     (Tensors, r"drafts tensor\(1\) at node 0"),

@@ -10,8 +10,9 @@ from outpace.bench import plots
 from outpace.bench.items import counted
 from outpace.bench.record import Record
 from outpace.bench.roof import Roof
-from outpace.bench.rows import Row, Speed
+from outpace.bench.rows import Row
 from outpace.bench.runs import BASELINE
+from outpace.bench.speed import Speed
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; margin: 2rem auto;

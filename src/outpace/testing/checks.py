@@ -39,7 +39,7 @@ def check_drafter(drafter: Drafter[Any], target: TargetModel | None = None) -> N
 
     - Its class: a frozen dataclass whose options survive ``dataclasses.replace``, pickle and deepcopy.
     - Its drafts: trees of tokens of the vocabulary; where it samples, with the distributions that its tokens
-      were drawn from.
+      were drawn from; where it states chances, none above its parent's.
     - The tokens: those of plain decoding, greedy and sampled, in batches that sequences join and leave, up to
       the end of the context.
     - Budgets: it copes with steps for which none of its drafts, or only their first nodes, are wanted.
@@ -380,6 +380,13 @@ def _check_draft(draft: Any, vocabulary: int, drafter: Drafter[Any]) -> None:
         )
         assert isinstance(parent, int) and -1 <= parent < node, (
             f"{name} puts node {node} under {parent!r}; a parent comes before its node, or is -1"
+        )
+    chances = draft.chances or ()
+    for node, chance in enumerate(chances):
+        parent = draft.parents[node]
+        most = chances[parent] if parent >= 0 else 1.0
+        assert 0 < chance <= most, (
+            f"{name} gives node {node} a chance of {chance}; it is above 0 and at most its parent's, {most}"
         )
     if draft.distributions is None:
         return
