@@ -52,8 +52,8 @@ class DFlashConfig(BlockConfig):
     """What a DFlash drafter is made of, and how it is trained.
 
     Attributes:
-        layers: of the target, whose states it reads, as ``Output.hidden`` counts them; by default a low, a
-            middle and a high one.
+        layers: of the target, whose states it reads, as ``Output.hidden`` counts them; as in 2+14+25; by
+            default a low, a middle and a high one.
     """
 
     layers: tuple[int, ...] = ()
