@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-import outpace.engine
 from outpace.cache import KVCache
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import Drafter, Lookahead, NoDraft, SequenceDrafter
@@ -149,8 +148,8 @@ def shift_parents(text: Sequence[int], draft: Draft) -> Rows:
         (toy, "depths", lambda parents: [0] * len(parents)),
         (toy, "ancestor_mask", lambda parents: np.tri(len(parents), dtype=bool)),
         (toy, "ancestor_mask", lambda parents: np.eye(len(parents), dtype=bool)),
-        (outpace.engine, "_rows", hang_under_the_root),
-        (outpace.engine, "_rows", shift_parents),
+        (Rows, "under", hang_under_the_root),
+        (Rows, "under", shift_parents),
     ],
 )
 def test_a_broken_engine_changes_its_tokens(
@@ -192,7 +191,7 @@ def test_prompt_and_draft_in_one_forward(monkeypatch: pytest.MonkeyPatch) -> Non
     sound = Engine(ToyTarget(), oracle).generate(prompts, GREEDY)
     assert [g.tokens for g in sound] == plain
     assert [g.stats.steps for g in sound] == [7] * 8  # 60 tokens, 9 a step
-    monkeypatch.setattr(outpace.engine, "_rows", hang_under_the_prompt)
+    monkeypatch.setattr(Rows, "under", hang_under_the_prompt)
     broken = Engine(ToyTarget(), oracle).generate(prompts, GREEDY)
     assert [g.tokens for g in broken] != plain
 

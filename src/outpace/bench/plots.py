@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from outpace.bench.roof import Roof
 from outpace.bench.rows import Row
+from outpace.bench.runs import BASELINE
 from outpace.bench.scaling import Point, Scaling
 from outpace.core import OutpaceError
 
@@ -35,7 +36,7 @@ def check_installed() -> None:
 
 def speed_by_category(rows: Seq[Row]) -> str:
     """Bars of the speed over plain decoding, a group for each category, with the 95% intervals."""
-    shown = [row for row in rows if row.speed is not None and row.drafter != "none"]
+    shown = [row for row in rows if row.speed is not None and row.drafter != BASELINE]
     first = next((row for row in rows if row.categories), None)
     names = [*first.categories] if first is not None and len(first.categories) > 1 else []
     places = ["all", *names]

@@ -96,6 +96,11 @@ class Row:
     roof: Reached | None = None
     error: str | None = None
 
+    @property
+    def label(self) -> str:
+        """What the method is called: with its verifier, where that changes tokens."""
+        return self.drafter if self.verifier in ("", "match") else f"{self.drafter}, {self.verifier}"
+
 
 def rows_of(measured: Measured, margin: Margin, roof: Roof | None) -> list[Row]:
     """A row for each method, plain decoding first.
@@ -234,3 +239,8 @@ def _differences(measured: Measured, trace: Trace, margin: Margin) -> list[Diffe
 
 def _at(tokens: Seq[int], index: int) -> int | None:
     return tokens[index] if index < len(tokens) else None
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A figure as text, or nothing where it is not known."""
+    return "" if value is None else f"{value:.{digits}f}"

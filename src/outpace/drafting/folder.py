@@ -15,20 +15,13 @@ from outpace.core import OutpaceError
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
-_FORMAT = 1
+FORMAT = 1
 
 
-def write_folder(
-    folder: str | Path, method: str, described: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> None:
-    """Write both files; the folder is made.
-
-    Args:
-        described: what ``config.json`` says besides method and format.
-    """
+def write_folder(folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write both files; the folder is made."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    config = {"method": method, "format": _FORMAT, **described}
     (place / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_file(
         {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
@@ -56,9 +49,9 @@ def read_config(folder: str | Path, method: str) -> dict[str, Any]:
     found = described.get("method") if isinstance(described, dict) else None
     if found != method:
         raise OutpaceError(f"{path} is of the method {found!r}, not {method!r}; name the drafter {found}")
-    if described.get("format") != _FORMAT:
+    if described.get("format") != FORMAT:
         raise OutpaceError(
-            f"{path} has format {described.get('format')!r}, and this version reads {_FORMAT}; train it anew"
+            f"{path} has format {described.get('format')!r}, and this version reads {FORMAT}; train it anew"
         )
     return dict(described)
 

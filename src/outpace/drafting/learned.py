@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from outpace.core import OutpaceError
 from outpace.drafting.batch import Batch
-from outpace.drafting.folder import CONFIG, WEIGHTS, read_config, read_weights, write_folder
+from outpace.drafting.folder import CONFIG, FORMAT, WEIGHTS, read_config, read_weights, write_folder
 from outpace.drafting.hidden_layers import check_layers
 from outpace.drafting.losses import Losses, Objective, accepted_at, accepted_of_chain, measure
 from outpace.targets.base import TargetModel
@@ -222,8 +222,13 @@ class Learned(nn.Module, ABC):
 
     def save(self, folder: str | Path) -> None:
         """Write ``config.json`` and ``model.safetensors``; the folder is made."""
-        described = {"target": dataclasses.asdict(self.fit), "config": dataclasses.asdict(self.config)}
-        write_folder(folder, self.method, described, self.state_dict())
+        described = {
+            "method": self.method,
+            "format": FORMAT,
+            "target": dataclasses.asdict(self.fit),
+            "config": dataclasses.asdict(self.config),
+        }
+        write_folder(folder, described, self.state_dict())
 
     @classmethod
     def load(cls: type[L], folder: str | Path, target: TargetModel) -> L:
