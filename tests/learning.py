@@ -1,13 +1,15 @@
-"""For tests of learned drafters: a little training, and a tokenizer for texts."""
+"""For tests of learned drafters: a little training, a look at steps, and a tokenizer for texts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from outpace.drafting.learned import Batch, Learned, Losses
+from outpace.sequence import Step
 from outpace.train.objectives import ground_truth
 
 
@@ -26,6 +28,22 @@ def train(module: Learned, batch: Batch, steps: int, rate: float = 5e-3) -> list
     module.requires_grad_(False).eval()
     module.calibrate([batch])
     return seen
+
+
+@dataclass
+class Watch:
+    """Looks on while an engine decodes, and keeps its steps."""
+
+    hidden_layers: tuple[int, ...] = ()
+    timed: bool = False
+    steps: list[Step] = field(default_factory=list)
+
+    def joined(self, sequence: object, hidden: Mapping[int, Tensor]) -> None: ...
+
+    def stepped(self, steps: Sequence[Step]) -> None:
+        self.steps += steps
+
+    def left(self, sequence: object) -> None: ...
 
 
 class Letters:

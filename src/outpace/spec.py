@@ -25,7 +25,14 @@ from outpace.core import OutpaceError
 
 T = TypeVar("T")
 
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", type(None): "none"}
+_NUMBERS = tuple[int, ...]
+_KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    type(None): "none",
+    _NUMBERS: "whole numbers, as in 2+4+5",
+}
 
 
 def load(kind: str, table: Mapping[str, type[T]], spec: str) -> T:
@@ -198,6 +205,11 @@ def _value(name: str, option: str, text: str, hint: Any) -> Any:
         if kind in (int, float):
             try:
                 return kind(text)
+            except ValueError:
+                continue
+        if kind == _NUMBERS and str not in kinds:
+            try:
+                return tuple(int(part) for part in text.split("+"))
             except ValueError:
                 continue
     choices = [

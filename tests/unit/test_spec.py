@@ -34,7 +34,13 @@ class Many(Thing):
     number: int = 0
 
 
-TABLE: dict[str, type[Thing]] = {"leaf": Leaf, "pair": Pair, "many": Many}
+@dataclass(frozen=True)
+class Row(Thing):
+    numbers: tuple[int, ...] = ()
+    either: str | tuple[int, ...] = ()
+
+
+TABLE: dict[str, type[Thing]] = {"leaf": Leaf, "pair": Pair, "many": Many, "row": Row}
 
 
 def read(spec: str) -> Thing:
@@ -54,6 +60,8 @@ def read(spec: str) -> Thing:
         ("pair:first=(leaf),second=none", Pair(Leaf())),
         ("many:(many:(leaf)+(pair:(leaf))),number=1", Many((Many((Leaf(), Pair(Leaf()))),), 1)),
         ("leaf:text=a(b,c=d)+e", Leaf(0, "a(b,c=d)+e")),
+        ("row:numbers=2+ 4+-1", Row((2, 4, -1))),
+        ("row:numbers=7,either=2+4", Row((7,), "2+4")),
     ],
 )
 def test_what_a_spec_describes(spec: str, expected: Thing) -> None:
@@ -63,6 +71,8 @@ def test_what_a_spec_describes(spec: str, expected: Thing) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
+        ("row:numbers=2/4", "numbers must be whole numbers, as in 2.4.5, not '2/4'"),
+        ("row:numbers=2+", "numbers must be whole numbers"),
         ("many:(leaf", "parentheses do not match in 'many:.leaf'"),
         ("many:leaf)", "parentheses do not match"),
         ("many:)leaf(", "parentheses do not match"),

@@ -5,7 +5,9 @@ which the places of a block see each other in both directions, fills them. What 
 comes in beside: fused states of several of its layers give every layer of the drafter keys and values.
 
 What differs from the paper: the mask is an embedding of its own, since most vocabularies have no such token;
-tokens are drawn with the target's own noise by default; the objective is chosen in training.
+tokens are drawn with the target's own noise by default; the objective is chosen in training. By default it is
+smaller: two layers that read three of the target's and fill blocks of 8, where the paper has five layers that
+read five of the target's, evenly spread, and blocks of 16. ``decay`` is the paper's for 8.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from outpace.drafting.learned import Batch, Fit
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 
-_CHUNK = 512  # places of a prompt fused at once
+_CHUNK = 512  # places of a text in one forward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +52,8 @@ class DFlashConfig(BlockConfig):
     """What a DFlash drafter is made of, and how it is trained.
 
     Attributes:
-        layers: of the target, whose states it reads, as ``Output.hidden`` counts them; by default a low, a
-            middle and a high one.
+        layers: of the target, whose states it reads, as ``Output.hidden`` counts them; as in 2+14+25; by
+            default a low, a middle and a high one.
     """
 
     layers: tuple[int, ...] = ()
@@ -67,6 +69,11 @@ class DFlashModule(BlockModule):
     def __init__(self, config: DFlashConfig, fit: Fit) -> None:
         super().__init__(config, fit)
         size = config.hidden_size
+        if size != fit.hidden_size:
+            raise OutpaceError(
+                "dflash: its rows begin as the target's embeddings and end in its head, so hidden_size must "
+                f"be the target's, {fit.hidden_size}, not {size}; leave it out"
+            )
         self.fc = nn.Linear(len(config.layers) * size, size, bias=False)
         self.hidden_norm = nn.RMSNorm(size, eps=config.eps)
         self.mask = nn.Parameter(torch.empty(1, size))
@@ -84,9 +91,12 @@ class DFlashModule(BlockModule):
     def hidden_layers(self) -> tuple[int, ...]:
         return self.config.layers
 
-    def fuse(self, hidden: Mapping[int, Tensor]) -> Tensor:
-        """What the layers see of the target's states, [..., hidden size]."""
-        states = torch.cat([hidden[layer] for layer in self.config.layers], dim=-1)
+    def joined(self, hidden: Mapping[int, Tensor]) -> Tensor:
+        """The target's states of all layers that it reads, [..., layers x size], from those by layer."""
+        return torch.cat([hidden[layer] for layer in self.config.layers], dim=-1)
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """What the layers see of the target's joined states, [..., hidden size]."""
         fused: Tensor = self.hidden_norm(self.fc(states.to(self.mask.dtype)))
         return fused
 
@@ -101,7 +111,7 @@ class DFlashModule(BlockModule):
 
     def blocks(self, batch: Batch, anchors: Tensor) -> Tensor:
         count, width = anchors.shape[1], 1 + self.config.tokens
-        text = self.fuse(batch.hidden)
+        text = self.fuse(self.joined(batch.hidden))
         text_angles = self.rotary(batch.positions, text)
         steps = torch.arange(width, device=anchors.device)
         positions = (batch.positions.gather(1, anchors)[..., None] + steps).flatten(1)
@@ -169,30 +179,41 @@ class DFlash(Drafter[BlockState]):
     @torch.inference_mode()
     def propose(self, states: Seq[BlockState]) -> list[Draft]:
         active = [state for state in states if begin_block(state, self.num_draft_tokens)]
-        while behind := [state for state in active if state.waiting]:
-            _feed_text(behind)
+        _feed_text([state for state in active if state.waiting])
         if active:
             grow_block(active, _fill(active))
         return [finish_block(state) for state in states]
 
 
 def _feed_text(behind: Seq[BlockState]) -> None:
-    """Keys and values of what the target thinks of the places committed first, of those that wait."""
-    module, cache = behind[0].shared.module, behind[0].shared.cache
-    fused = []
-    for state in behind:
-        hidden = state.waiting.pop(0)
-        if len(next(iter(hidden.values()))) > _CHUNK:
-            state.waiting.insert(0, {layer: rows[_CHUNK:] for layer, rows in hidden.items()})
-        fused.append(module.fuse({layer: rows[:_CHUNK] for layer, rows in hidden.items()}))
-    feeds = [Feed.text(state.slot, state.rows, len(rows)) for state, rows in zip(behind, fused, strict=True)]
-    forward = cache.begin(feeds)
+    """Keys and values of what the target thinks of all places that wait."""
+    texts = [_waited(state) for state in behind]
+    for start in range(0, max((len(text) for text in texts), default=0), _CHUNK):
+        late = [place for place, text in enumerate(texts) if len(text) > start]
+        _feed_part(
+            [behind[place] for place in late], [texts[place][start : start + _CHUNK] for place in late]
+        )
+
+
+def _waited(state: BlockState) -> Tensor:
+    """The states of the places that waited, [n, layers x size]; none wait afterwards."""
+    parts = [state.shared.module.joined(hidden) for hidden in state.waiting]
+    state.waiting = []
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _feed_part(states: Seq[BlockState], texts: Seq[Tensor]) -> None:
+    module, cache = states[0].shared.module, states[0].shared.cache
+    fused = [module.fuse(text) for text in texts]
+    forward = cache.begin(
+        [Feed.text(state.slot, state.rows, len(rows)) for state, rows in zip(states, fused, strict=True)]
+    )
     text = forward.pad(fused)
     angles = module.rotary(forward.positions, text)
     for place, layer in enumerate(module.layers):
         forward.store(place)(*layer.self_attn.keys(text, angles))
     forward.keep([len(rows) for rows in fused])
-    for state, rows in zip(behind, fused, strict=True):
+    for state, rows in zip(states, fused, strict=True):
         state.rows += len(rows)
 
 

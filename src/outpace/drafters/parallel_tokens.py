@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import SequenceDrafter
+from outpace.drafting.blocks import draw_places
 from outpace.drafting.draws import Draws, Noise, check_noise
 from outpace.drafting.growth import Growth, grow
 from outpace.drafting.learned import Batch, Fit, Learned, Losses, Objective, accepted_of_chain, measure
@@ -39,7 +40,7 @@ class LookAheadConfig:
 
     Attributes:
         num_lookahead: how many, at least 1.
-        places: of each row of a batch that are learnt from, drawn at random; at least 1.
+        places: of each row of a batch that are learnt from, drawn anew for each batch; at least 1.
     """
 
     num_lookahead: int = 3
@@ -113,8 +114,7 @@ class LookAhead(Learned):
         return measure(objective, self._depths(batch), weights)
 
     def _depths(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        shape = (len(batch.tokens), self.config.places)
-        places = torch.randint(batch.tokens.shape[1], shape, device=batch.tokens.device)
+        places = draw_places(batch, self.config.places, range(2, self.config.num_lookahead + 2))
         rows = self.rows(batch, places)
         for depth in range(self.config.num_lookahead):
             at, group = batch.ahead(depth + 2).gather(1, places).nonzero(as_tuple=True)
@@ -134,6 +134,8 @@ class LookAhead(Learned):
             guesses[:, places + 1] = self.rows(batch, places.expand(size, -1)).argmax(dim=-1)
         same = batch.documents[:, 1:] == batch.documents[:, :-1]
         guesses[:, 1:][~same] = -1
+        # The first step after a prompt only looks ahead.
+        guesses[:, :-1][batch.counted[:, 1:] & ~batch.counted[:, :-1]] = -1
         return accepted_of_chain(batch, guesses)
 
 

@@ -5,8 +5,8 @@ and stay in its cache; behind the last one stand the masks, one for each place, 
 each other, and leave the cache after the forward.
 
 What differs from the paper: a decoder, where that drafter has an encoder and a decoder; each place has a mask
-embedding of its own; tokens are drawn with the target's own noise by default. The paper's relaxed
-verification is the ``top_beta`` verifier, and lossy.
+embedding of its own; early places count more in training (``decay``); tokens are drawn with the target's own
+noise by default. The paper's relaxed verification is the ``top_beta`` verifier, and lossy.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class SpecDrafterModule(BlockModule):
 
     method: ClassVar[str] = "spec_drafter"
     config_type: ClassVar[type[SpecDrafterConfig]] = SpecDrafterConfig
+    fitted: ClassVar[tuple[str, ...]] = ("vocabulary",)
     config: SpecDrafterConfig
 
     def __init__(self, config: SpecDrafterConfig, fit: Fit) -> None:
@@ -168,7 +169,7 @@ def _feed(active: Seq[BlockState], masks: int) -> Tensor:
         sees = np.tri(width, dtype=np.bool_)
         sees[len(text) :] = True
         feeds.append(Feed(state.slot, range(state.rows, state.rows + width), sees))
-        embedded = module.embed_tokens(torch.tensor(text, device=device))
+        embedded = module.embed_tokens(torch.tensor(text, dtype=torch.long, device=device))
         inputs.append(torch.cat([embedded, module.masks[:masks]]))
         widths.append(len(text))
     forward = cache.begin(feeds)

@@ -66,7 +66,7 @@ class BlockModule(Learned):
 
     def loss(self, batch: Batch, objective: Objective) -> Losses:
         config = self.config
-        anchors = draw_anchors(batch, config.anchors, config.tokens)
+        anchors = draw_places(batch, config.anchors, range(1, config.tokens + 1))
         states = self.blocks(batch, anchors)
         distances = torch.arange(config.tokens, dtype=torch.float64)
         weights: list[float] = torch.exp(-distances / config.decay).tolist()
@@ -96,9 +96,9 @@ class BlockModule(Learned):
         return accepted_of_chain(batch, torch.cat(guesses, dim=1))
 
 
-def draw_anchors(batch: Batch, count: int, distance: int) -> Tensor:
-    """Places [B, A] at random, of those that have something to learn after them as far as there are any."""
-    useful = torch.stack([batch.ahead(place + 1) for place in range(distance)]).any(dim=0)
+def draw_places(batch: Batch, count: int, distances: Seq[int]) -> Tensor:
+    """Places [B, A] at random, each once, first of those with something to learn so far ahead."""
+    useful = torch.stack([batch.ahead(distance) for distance in distances]).any(dim=0)
     order = torch.rand(useful.shape).to(useful.device) + useful
     return order.topk(min(count, useful.shape[1]), dim=1).indices
 

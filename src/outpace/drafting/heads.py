@@ -12,7 +12,8 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -165,14 +166,30 @@ class HeadGrowth(Growth):
     """What the sequences of one engine share: the heads, and the tree of their guesses."""
 
     heads: Heads
+    parents: tuple[int, ...]
 
     @classmethod
     def of(cls, heads: Heads, parents: Seq[int], noise: Noise) -> HeadGrowth:
-        return cls(Vocabulary(), Static(parents), Draws(noise), least=-math.inf, by_path=True, heads=heads)
+        shape, draws = Static(parents), Draws(noise)
+        return cls(Vocabulary(), shape, draws, -math.inf, by_path=True, heads=heads, parents=tuple(parents))
+
+    def within(self, budget: int | None) -> HeadGrowth:
+        """The same with a tree of so many nodes: the first, which are the likeliest.
+
+        A tree is drafted a layer at a time, so what is left of one that is cut would be its first layers.
+        """
+        if budget is None or not 0 < budget < len(self.parents):
+            return self
+        return replace(self, shape=_static(self.parents[:budget]))
 
     def finish(self, tree: Growing) -> Draft:
         """A chain's siblings are none, so that its verifiers may take it either way."""
         return self.shape.finish(tree, replacement=not self.shape.branches)
+
+
+@lru_cache(maxsize=256)
+def _static(parents: tuple[int, ...]) -> Static:
+    return Static(parents)
 
 
 @dataclass
@@ -180,11 +197,14 @@ class HeadState:
     """A sequence and its tree.
 
     Attributes:
+        whole: what its engine's sequences share, with the whole tree.
+        shared: the same with as much of the tree as this step is to draft.
         before: the target's hidden state of the row before the root, [hidden size]; None until there is one.
     """
 
     sequence: Sequence
-    shared: HeadGrowth
+    whole: HeadGrowth
+    shared: HeadGrowth = field(init=False)
     tree: Growing = field(default_factory=lambda: Growing(0))
     before: Tensor | None = None
 
@@ -192,9 +212,11 @@ class HeadState:
         """Rows that were committed, by layer, [n, hidden size]."""
         self.before = hidden[-1][-1]
 
-    def layers(self) -> int:
-        """Depths to draft: none before the target has said anything."""
-        return 0 if self.before is None else self.sequence.within_reach(self.shared.shape.depth)
+    def begin(self) -> None:
+        """Begin a tree: an empty one before the target has said anything."""
+        self.shared = self.whole.within(self.sequence.budget)
+        depth = self.shared.shape.depth
+        self.tree = Growing(0 if self.before is None else self.sequence.within_reach(depth))
 
 
 class HeadDrafting:
@@ -216,7 +238,7 @@ class HeadDrafting:
     def propose(self, states: Seq[HeadState]) -> list[Draft]:
         """The drafts of a batch, a depth at a time for all of them."""
         for state in states:
-            state.tree = Growing(state.layers())
+            state.begin()
         active = [state for state in states if state.tree.layers > 0]
         while active:
             grow(active, _rows(active))

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
+from outpace.core import OutpaceError
 from outpace.targets.base import TargetModel
 
 
 def low_middle_high(count: int) -> tuple[int, ...]:
     """The layers that published drafters read, of a target with so many layers."""
     return (2, count // 2, count - 3)
+
+
+def check_layers(method: str, layers: Seq[int], target: TargetModel) -> None:
+    """Whether a target has the layers that a drafter reads, as ``Output.hidden`` counts them.
+
+    Raises:
+        OutpaceError: it has not as many.
+    """
+    named = [layer for layer in layers if layer != -1]
+    if not named:
+        return
+    try:
+        count = target.layers
+    except OutpaceError:  # it does not say how many; those that are named are then taken on trust
+        return
+    if not all(0 <= layer <= count for layer in named):
+        raise OutpaceError(
+            f"{method}: it reads the target's hidden states at layers {named}, and this one has {count}; "
+            f"give layers from 0 to {count}, or train a drafter for this target"
+        )
 
 
 def default_layers(target: TargetModel) -> tuple[int, ...]:

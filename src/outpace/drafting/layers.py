@@ -56,6 +56,11 @@ class LayerConfig:
         Raises:
             OutpaceError: sizes that make no attention.
         """
+        for name in ("hidden_size", "intermediate_size", "head_size"):
+            if getattr(self, name) < 0:
+                raise OutpaceError(
+                    f"{name} must be at least 1, or 0 for the usual, not {getattr(self, name)}"
+                )
         size = self.hidden_size or hidden_size
         if self.heads < 1 or self.kv_heads < 1 or self.heads % self.kv_heads:
             raise OutpaceError(

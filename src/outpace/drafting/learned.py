@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from outpace.core import OutpaceError
 from outpace.drafting.batch import Batch
 from outpace.drafting.folder import CONFIG, FORMAT, WEIGHTS, read_config, read_weights, write_folder
+from outpace.drafting.hidden_layers import check_layers
 from outpace.drafting.losses import Losses, Objective, accepted_at, accepted_of_chain, measure
 from outpace.targets.base import TargetModel
 
@@ -77,6 +78,7 @@ class Learned(nn.Module, ABC):
         method: the drafter's name.
         config_type: a frozen dataclass of plain values and tuples of them, the options of training from
             scratch.
+        fitted: which of the target's sizes it depends on.
         checkpoint_type: the options that are left when going on from a model; None where that cannot be.
 
     Args:
@@ -86,6 +88,7 @@ class Learned(nn.Module, ABC):
 
     method: ClassVar[str]
     config_type: ClassVar[type[Any]]
+    fitted: ClassVar[tuple[str, ...]] = ("vocabulary", "hidden_size")
     checkpoint_type: ClassVar[type[Any] | None] = None
 
     def __init__(self, config: Any, fit: Fit) -> None:
@@ -189,16 +192,17 @@ class Learned(nn.Module, ABC):
         """Whether it fits a target.
 
         Raises:
-            OutpaceError: the target has other sizes.
+            OutpaceError: the target has other sizes, or fewer layers than it reads.
         """
         found = Fit.of(target)
-        for what in ("vocabulary", "hidden_size"):
+        for what in self.fitted:
             if getattr(found, what) != getattr(self.fit, what):
                 raise OutpaceError(
                     f"{self.method}: made for {self.fit.name} with a {what.replace('_', ' ')} of "
                     f"{getattr(self.fit, what)}, and this target, {found.name}, has {getattr(found, what)}; "
                     f"train one for it: outpace train {self.method} --model {found.name}"
                 )
+        check_layers(self.method, self.hidden_layers, target)
 
     @property
     def target(self) -> TargetModel:
@@ -238,9 +242,9 @@ class Learned(nn.Module, ABC):
         try:
             fit = Fit(**described["target"])
             config = cls.config_type(**{name: _frozen(v) for name, v in described["config"].items()})
-        except (KeyError, TypeError, AttributeError) as error:
+            made = cls(config, fit)
+        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise OutpaceError(f"{folder}: {CONFIG} is not one of {cls.method}: {error!r}") from error
-        made = cls(config, fit)
         made.bind(target)
         made.take(read_weights(folder), str(folder))
         made.requires_grad_(False).eval()

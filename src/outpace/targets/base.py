@@ -62,7 +62,9 @@ def rows_of(slots: Sequence[Slot], feeds: Sequence[Rows]) -> tuple[int, list[Row
 
 
 def extra_rows(embeddings: Tensor, table: Tensor | int) -> Tensor:
-    """A table of embeddings beside a model's own, [vocabulary, hidden size], in its dtype, on its device.
+    """A table of embeddings beside a model's own, [vocabulary, hidden size].
+
+    One that is given is not copied, so that what it learns later is seen.
 
     Raises:
         OutpaceError: the table is of another size.
@@ -73,7 +75,7 @@ def extra_rows(embeddings: Tensor, table: Tensor | int) -> Tensor:
         raise OutpaceError(
             f"a table of embeddings for this model is [n, {embeddings.shape[1]}], not {list(table.shape)}"
         )
-    return table.detach().to(embeddings.device, embeddings.dtype)
+    return table.detach()
 
 
 @dataclass(frozen=True)
@@ -257,7 +259,8 @@ class TargetModel(ABC):
         Id ``vocabulary + i`` is row i. All else is the model's own, and it runs on caches of this target.
 
         Args:
-            table: [n, hidden size]; a number for so many copies of the mean of the model's embeddings.
+            table: [n, hidden size], read anew in each forward; a number for so many copies of the mean of
+                the model's embeddings.
 
         Raises:
             OutpaceError: a table of another size. UnsupportedModel: the model does not take embeddings.

@@ -245,7 +245,7 @@ class CausalTarget(TargetModel):
         )
         past = ids >= self.vocabulary
         states = self.embed(ids.masked_fill(past, 0))
-        states[past] = self._table[ids[past] - self.vocabulary]
+        states[past] = self._table.to(states)[ids[past] - self.vocabulary]
         return states
 
     def through(

@@ -60,6 +60,7 @@ class ToyTarget(TargetModel):
         self._habit = torch.zeros(vocabulary, vocabulary, dtype=torch.float64)
         self._habit[usual, usual[1:] + usual[:1]] = _HABIT
         self._embeddings = weights(vocabulary, _SIZE)
+        self._table = self._embeddings[:0]  # of ids past the vocabulary
         self._frequencies = weights(_SIZE)
         self._queries = weights(_LAYERS, _SIZE, _HEADS * _KEY)
         self._keys = weights(_LAYERS, _SIZE, _HEADS * _KEY)
@@ -89,7 +90,7 @@ class ToyTarget(TargetModel):
     def with_embeddings(self, table: Tensor | int) -> ToyTarget:
         more = extra_rows(self._embeddings, table)
         part = copy.copy(self)
-        part._embeddings = torch.cat([self._embeddings, more])
+        part._table = more
         part.extra = len(more)
         part._habit = torch.cat([self._habit, self._habit.new_zeros(len(more), self.vocabulary)])
         return part
@@ -116,7 +117,8 @@ class ToyTarget(TargetModel):
     ) -> Output:
         window = cache.begin([len(row.tokens) for row in rows], first)
         tokens, positions, mask = _arrange(rows, window)
-        states = self._embeddings[tokens] + torch.sin(positions[..., None] * self._frequencies)
+        embeddings = torch.cat([self._embeddings, self._table.to(self._embeddings)])
+        states = embeddings[tokens] + torch.sin(positions[..., None] * self._frequencies)
         hidden = [states]
         for layer in self._kept:
             states = states + self._attend(cache, layer, states, mask)

@@ -85,6 +85,23 @@ def test_the_best_tree_has_the_likeliest_nodes() -> None:
     assert best_tree([[0.0, 0.0], [0.0]], 9) == [-1]
 
 
+@pytest.mark.parametrize("name", ["medusa", "hydra", "blockwise"])
+def test_a_smaller_budget_drafts_the_likeliest_nodes(name: str) -> None:
+    made = heads(name)
+    made.calibrate([batch_of(PROMPT * 6, 0)])
+    drafter = type(KINDS[name][2](made))(made)
+    engine = Engine(TARGET, drafter)
+    sequence = engine.add(PROMPT, SamplingParams(max_new_tokens=60, ignore_eos=True))
+    engine.step()
+    whole = made.tree()
+    for budget in (*range(1, len(whole) + 1), len(whole) + 3, None):
+        sequence.budget = budget
+        (draft,) = drafter.propose([engine._active[0].state])
+        assert sorted(depths(draft.parents)) == sorted(depths(whole[:budget])), budget
+    sequence.limit = sequence.output_length + 2
+    assert set(depths(drafter.propose([engine._active[0].state])[0].parents)) == {0}
+
+
 def test_heads_of_their_own_begin_as_the_targets() -> None:
     shared = MedusaHeads.new(MedusaConfig(heads=2), TARGET).double()
     own = MedusaHeads.new(MedusaConfig(heads=2, own_head=True), TARGET).double()

@@ -22,6 +22,7 @@ from outpace.sequence import Sequence, Step
 from outpace.targets import CausalTarget, Output, Rows, TargetModel
 from outpace.testing import ToyTarget, check_drafter
 from outpace.train.data import Document
+from outpace.train.metric import Replay
 from outpace.train.reading import read_batch
 from outpace.tree import depths, trim
 
@@ -110,6 +111,23 @@ def test_an_id_past_the_vocabulary_is_a_row_of_the_table(target: TargetModel) ->
     assert not torch.equal(own[3], own[7])
 
 
+@pytest.mark.parametrize("target", [CausalTarget(tiny_llama(vocabulary=40)), ToyTarget(vocabulary=40)])
+def test_a_table_that_learns_is_read_anew(target: TargetModel) -> None:
+    """As while it is used online: in float32, whatever the target is in."""
+    table = torch.nn.Parameter(torch.ones(2, target.hidden.size))
+    more = target.with_embeddings(table)
+    answers = []
+    for _ in range(2):
+        cache = more.new_cache()
+        cache.allocate()
+        logits = more.forward(cache, [Rows([5, 40])]).logits
+        assert logits is not None
+        answers.append(logits[0].clone())
+        with torch.no_grad():
+            table.copy_(torch.linspace(-1, 1, table.numel()).view_as(table))
+    assert torch.equal(answers[0][0], answers[1][0]) and not torch.equal(answers[0][1], answers[1][1])
+
+
 def test_a_table_of_another_size_is_refused() -> None:
     with pytest.raises(OutpaceError, match=r"\[n, 32\], not \[2, 8\]"):
         CausalTarget(tiny_llama()).with_embeddings(torch.zeros(2, 8))
@@ -170,6 +188,47 @@ def test_embeddings_are_trained_through_the_target_saved_and_draft(tmp_path: Pat
     assert [g.tokens for g in found] == [g.tokens for g in plain]
     with pytest.raises(OutpaceError, match="there are 2 trained embeddings, too few for num_lookahead=3"):
         Engine(target, ParallelTokens(str(tmp_path), 3))
+
+
+def test_decoding_accepts_what_the_replay_says() -> None:
+    """Step by step, and in the counts of a row that holds all texts."""
+    target = CausalTarget(tiny_llama(vocabulary=40))
+    plain = Engine(target).generate(PROMPTS, LONG)
+    texts = [Document((*p, *g.tokens), len(p)) for p, g in zip(PROMPTS, plain, strict=True)]
+    batch = read_batch(target, [texts], ())
+    made = LookAhead.new(LookAheadConfig(2, places=64), target)
+    train(made, batch, 60, 0.05)
+    accepted = made.accepted(batch)
+    replay = Replay()
+    replay.add(batch, accepted)
+    steps, first = 0, 0
+    for text in texts:
+        engine = Engine(target, ParallelTokens(made, 2))
+        sequence = engine.add(text.tokens[: text.prompt], LONG)
+        while engine.sequences:
+            root, room = len(sequence.tokens) - 1, sequence.room
+            engine.step()
+            taken = len(sequence.tokens) - 2 - root
+            assert taken == min(int(accepted[0, first + root]), room - 1), root
+        steps += sequence.stats.steps
+        first += len(text.tokens)
+    assert (replay.steps, replay.tokens) == (steps, 4 * 41) and replay.expected_length > 1.1
+    # A text that begins where a draft would stand: the first step only looks ahead.
+    place = next(at for at in range(1, 42) if accepted[0, at] > 0)
+    later = made.accepted(read_batch(target, [[Document(texts[0].tokens, place + 1)]], ()))[0]
+    assert later[place] == 0 and later[place + 1 :].equal(accepted[0, place + 1 : 42])
+
+
+def test_nothing_is_guessed_for_the_first_token_of_a_text() -> None:
+    target = CausalTarget(tiny_llama(vocabulary=40))
+    made = LookAhead.new(LookAheadConfig(2), target)
+    before = Document((3, 9, 2))
+    batch = read_batch(target, [[before]], ())
+    # What is said behind the last place of one text, as if it were the next one's.
+    guesses = made.rows(batch, torch.tensor([[2]])).argmax(dim=-1)[0, 0].tolist()
+    packed = read_batch(target, [[before, Document((7, *guesses, 5))]], ())
+    assert made.rows(packed, torch.tensor([[2]])).argmax(dim=-1)[0, 0].tolist() == guesses
+    assert made.accepted(packed)[0, 3] == 0
 
 
 def test_rows_in_training_are_those_of_decoding() -> None:

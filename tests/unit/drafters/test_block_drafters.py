@@ -1,0 +1,191 @@
+"""Drafters of blocks: what they forget, give back, refuse, and leave undrafted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from learning import Watch
+from models import tiny_llama
+from outpace.core import Draft, OutpaceError, SamplingParams
+from outpace.drafters.cascade import Cascade
+from outpace.drafters.dflash import DFlash, DFlashConfig, DFlashModule
+from outpace.drafters.draft_model import DraftModel
+from outpace.drafters.parallel_tokens import LookAhead, LookAheadConfig, ParallelTokens
+from outpace.drafters.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
+from outpace.drafting.blocks import BlockModule
+from outpace.engine import Engine
+from outpace.targets import Target, TargetModel
+
+TARGET = Target(tiny_llama(vocabulary=12))
+PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6]]
+SAMPLED = SamplingParams(max_new_tokens=20, temperature=1.0, seed=5, ignore_eos=True)
+DRAFTERS: dict[str, Any] = {"spec_drafter": SpecDrafter, "dflash": DFlash}
+
+
+def module(name: str, target: TargetModel = TARGET) -> BlockModule:
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        if name == "dflash":
+            return DFlashModule.new(DFlashConfig(tokens=4, layers=(2, 1)), target).double()
+        return SpecDrafterModule.new(SpecDrafterConfig(tokens=4, hidden_size=24), target).double()
+
+
+def same(found: Draft, expected: Draft) -> bool:
+    """Whether two drafts are of the same tokens, drawn from the same distributions."""
+    rows = found.distributions or {}, expected.distributions or {}
+    return (
+        list(found.tokens) == list(expected.tokens)
+        and rows[0].keys() == rows[1].keys()
+        and all(torch.allclose(rows[0][node], rows[1][node], atol=1e-6) for node in rows[0])
+    )
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_sequence_that_leaves_gives_its_slot_back(name: str) -> None:
+    engine = Engine(TARGET, DRAFTERS[name](module(name)), "rejection")
+    engine.generate(PROMPTS, SAMPLED)
+    first, second = engine.add(PROMPTS[1], SAMPLED), engine.add(PROMPTS[2], SAMPLED)
+    engine.step()
+    engine.remove(first)
+    engine.step()
+    engine.remove(second)
+    assert len(engine._shared.cache._cache) == 0
+
+
+@pytest.mark.parametrize("changed", [[], [4], [4, 4, 4], [4, 8, 4, 8, 1, 2, 3]])
+@pytest.mark.parametrize("kept", [1, 6, 9])
+def test_a_text_that_was_changed_is_read_from_there(kept: int, changed: list[int]) -> None:
+    drafter = SpecDrafter(module("spec_drafter"))
+    engine = Engine(TARGET, drafter, "rejection")
+    sequence = engine.add(PROMPTS[2], SAMPLED)
+    while len(sequence.tokens) < 12:
+        engine.step()
+    state = engine._active[0].state
+    drafter.propose([state])
+    del sequence.tokens[kept:]
+    sequence.tokens += changed
+    assert drafter.revise(state, kept)
+    (found,) = drafter.propose([state])
+    (fresh,) = drafter.propose([drafter.start(sequence, engine._shared)])
+    assert len(found) == 4 and same(found, fresh)
+
+
+def test_a_spec_drafter_drafts_for_a_draft_model() -> None:
+    small = Target(tiny_llama(vocabulary=12, layers=1, seed=3))
+    drafter = Cascade(DraftModel(small, num_draft_tokens=5), SpecDrafter(module("spec_drafter", small)))
+    found = Engine(TARGET, drafter).generate(PROMPTS, SAMPLED)
+    assert [g.tokens for g in found] == [g.tokens for g in Engine(TARGET).generate(PROMPTS, SAMPLED)]
+    assert sum(g.stats.extra["inner_accepted"] for g in found) > 5
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_fewer_tokens_are_the_first_of_the_block(name: str) -> None:
+    made, drafts = module(name), []
+    for most in (None, 2):
+        watch = Watch()
+        engine = Engine(TARGET, DRAFTERS[name](made, most), "rejection", observer=watch)
+        engine.add(PROMPTS[2], SAMPLED)
+        engine.step()
+        drafts.append(watch.steps[0].draft)
+    assert len(drafts[0]) == 4 and len(drafts[1]) == 2
+    assert list(drafts[0].tokens[:2]) == list(drafts[1].tokens)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_nothing_is_drafted_that_could_not_be_taken(name: str) -> None:
+    drafter = DRAFTERS[name](module(name))
+    engine = Engine(TARGET, drafter)
+    sequence = engine.add(PROMPTS[1], SAMPLED)
+    engine.step()
+    state = engine._active[0].state
+    for sequence.budget, room, expected in ((3, 9, 3), (None, 3, 2), (2, 2, 1), (None, 1, 0), (None, 9, 4)):
+        sequence.limit = sequence.output_length + room
+        assert len(drafter.propose([state])[0]) == expected
+
+
+@pytest.mark.parametrize("name", [*DRAFTERS, "parallel_tokens"])
+def test_a_target_in_bfloat16_is_drafted_for_in_bfloat16(name: str, tmp_path: Path) -> None:
+    target = Target(tiny_llama(vocabulary=12, dtype=torch.bfloat16))
+    if name == "parallel_tokens":
+        LookAhead.new(LookAheadConfig(3), target).save(tmp_path)
+        drafter: Any = ParallelTokens(str(tmp_path))
+    else:
+        module(name, target).float().save(tmp_path)
+        drafter = DRAFTERS[name](str(tmp_path))
+        assert {weight.dtype for weight in drafter.prepare(target).module.parameters()} == {torch.bfloat16}
+    for verifier in ("match", "rejection"):
+        found = Engine(target, drafter, verifier).generate(PROMPTS, SAMPLED)
+        assert [len(g.tokens) for g in found] == [20] * 3
+        assert sum(g.stats.accepted for g in found) > 3
+
+
+def test_a_spec_drafter_fits_targets_of_any_size_with_its_vocabulary(tmp_path: Path) -> None:
+    module("spec_drafter").save(tmp_path)
+    other = Target(_wider())
+    found = Engine(other, SpecDrafter(str(tmp_path))).generate(PROMPTS, SAMPLED)
+    assert [g.tokens for g in found] == [g.tokens for g in Engine(other).generate(PROMPTS, SAMPLED)]
+    with pytest.raises(OutpaceError, match=r"a vocabulary of 12, and this target, .*, has 13"):
+        SpecDrafter(str(tmp_path)).prepare(Target(tiny_llama(vocabulary=13)))
+
+
+def _wider() -> Any:
+    config = LlamaConfig(
+        vocab_size=12,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        eos_token_id=0,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return LlamaForCausalLM(config).double().eval()
+
+
+def test_layers_that_the_target_has_not_are_refused(tmp_path: Path) -> None:
+    deep = Target(tiny_llama(vocabulary=12, layers=5))
+    DFlashModule.new(DFlashConfig(layers=(1, 4)), deep).save(tmp_path)
+    with pytest.raises(OutpaceError, match=r"dflash: .* layers \[1, 4\], and this one has 2; .* train"):
+        Engine(TARGET, DFlash(str(tmp_path)))
+    for layers in ((3,), (-2, 1)):
+        with pytest.raises(OutpaceError, match="give layers from 0 to 2"):
+            DFlashModule.new(DFlashConfig(layers=layers), TARGET)
+    assert DFlashModule.new(DFlashConfig(layers=(0, 2, -1)), TARGET).hidden_layers == (0, 2, -1)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"hidden_size": 48}, "hidden_size must be the target's, 32, not 48"),
+        ({"hidden_size": -1}, "-1"),
+        ({"heads": "x"}, "config.json is not one of dflash"),
+        ({"rope": 3}, "config.json is not one of dflash"),
+        ({"layers": 1}, "config.json is not one of dflash"),
+        ({"intermediate_size": -8}, "config.json is not one of dflash: RuntimeError.*negative"),
+        ({"intermediate_size": 8}, r"tensor 'layers.0.mlp.gate_proj.weight' has shape \[88, 32\]"),
+        ({"tokens": 0}, "tokens must be at least 1"),
+    ],
+)
+def test_a_damaged_config_is_refused(change: dict[str, Any], match: str, tmp_path: Path) -> None:
+    module("dflash").save(tmp_path)
+    file = tmp_path / "config.json"
+    described = json.loads(file.read_text())
+    described["config"] |= change
+    file.write_text(json.dumps(described))
+    with pytest.raises(OutpaceError, match=match):
+        DFlash(str(tmp_path)).prepare(TARGET)
+
+
+def test_sizes_that_make_no_layer_are_refused() -> None:
+    with pytest.raises(OutpaceError, match="leave it out"):
+        DFlashModule.new(DFlashConfig(hidden_size=48), TARGET)
+    for name in ("hidden_size", "intermediate_size", "head_size"):
+        with pytest.raises(OutpaceError, match=f"{name} must be at least 1, or 0"):
+            SpecDrafterModule.new(SpecDrafterConfig(**{name: -4}), TARGET)

@@ -1,0 +1,160 @@
+"""What a drafter learns from at a place of a text is what it drafts from there: positions, masks, states.
+
+The logits that the loss is given are compared with the distributions that drafts bring, at each root of texts
+that were decoded with many rejections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import cycle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from learning import Watch
+from models import tiny_llama
+from outpace.core import SamplingParams
+from outpace.drafters import Blockwise, Hydra, Medusa
+from outpace.drafters.base import Drafter
+from outpace.drafters.blockwise import BlockwiseConfig, BlockwiseHeads
+from outpace.drafters.dflash import DFlash, DFlashConfig, DFlashModule
+from outpace.drafters.hydra import HydraConfig, HydraHeads
+from outpace.drafters.medusa import MedusaConfig, MedusaHeads
+from outpace.drafters.parallel_tokens import LookAhead, LookAheadConfig, ParallelTokens
+from outpace.drafters.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
+from outpace.drafting.learned import Batch, Learned
+from outpace.engine import Engine
+from outpace.governor import Outcome, Plan
+from outpace.targets import Target
+from outpace.train.data import Document
+from outpace.train.reading import read_batch
+
+# With few tokens the drafts of random weights are accepted now and then.
+TARGET = Target(tiny_llama(vocabulary=12))
+PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6]]
+PARAMS = SamplingParams(max_new_tokens=40, temperature=1.0, seed=5, ignore_eos=True)
+ROW = 1000  # a place's number is this times its row, and the place in the row
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Attributes:
+    alone: what it says of a depth does not depend on the tokens drafted before it.
+    once: it looks ahead from roots only, and what a step accepts is missing from the next draft.
+    """
+
+    module: type[Learned]
+    config: Any
+    drafter: Callable[[Learned], Drafter[Any]]
+    alone: bool = True
+    once: bool = False
+
+
+KINDS = {
+    "blockwise": Kind(BlockwiseHeads, BlockwiseConfig(heads=3), Blockwise),
+    "medusa": Kind(MedusaHeads, MedusaConfig(heads=3), lambda made: Medusa(made, nodes=9)),
+    "hydra": Kind(HydraHeads, HydraConfig(heads=3), lambda made: Hydra(made, nodes=9), alone=False),
+    "spec_drafter": Kind(SpecDrafterModule, SpecDrafterConfig(tokens=4, hidden_size=24), SpecDrafter),
+    "dflash": Kind(DFlashModule, DFlashConfig(tokens=4, layers=(2, 1)), DFlash),
+    "parallel_tokens": Kind(
+        LookAhead, LookAheadConfig(3, places=64), lambda made: ParallelTokens(made, 3, "all")
+    ),
+    "parallel_tokens behind the root": Kind(
+        LookAhead, LookAheadConfig(3, places=64), lambda made: ParallelTokens(made, 3, "root"), once=True
+    ),
+}
+
+
+def module(kind: Kind) -> Learned:
+    """With weights large enough to say something of their own."""
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        made = kind.module.new(kind.config, TARGET).double()
+        with torch.no_grad():
+            for weight in made.parameters():
+                weight.add_(torch.randn_like(weight) / 4)
+    return made
+
+
+def learnt_from(made: Learned, batch: Batch) -> list[dict[int, tuple[Tensor, int]]]:
+    """By depth, and by the number of the place whose next token it is: the draft's logits, and the label."""
+    found: list[dict[int, tuple[Tensor, int]]] = []
+
+    def record(draft: Tensor, target: Tensor, labels: Tensor) -> Tensor:
+        numbers = target[:, 0].long().tolist()
+        found.append(dict(zip(numbers, zip(draft.detach(), labels.tolist(), strict=True), strict=True)))
+        return draft.sum(dim=-1)
+
+    rows, width = batch.tokens.shape
+    numbers = ROW * torch.arange(rows)[:, None] + torch.arange(width)
+    logits = numbers[..., None].double().expand(-1, -1, TARGET.vocabulary)
+    with torch.random.fork_rng():
+        made.loss(replace(batch, logits=logits), record)
+    return found
+
+
+@dataclass(frozen=True)
+class Now:
+    """A policy that drafts in some steps only."""
+
+    nodes: Iterator[int]
+    timed: bool = False
+
+    def plan(self, batch: int) -> Plan:
+        return Plan(next(self.nodes))
+
+    def learn(self, outcome: Outcome) -> None: ...
+
+
+def compare(kind: Kind, policy: bool | Now = False) -> list[int]:
+    """Decode, and compare each draft with what is learnt at its root; how many distributions, by depth."""
+    made = module(kind)
+    watch = Watch()
+    engine = Engine(TARGET, kind.drafter(made), "rejection", observer=watch, adaptive=policy)
+    sequences = [engine.add(prompt, PARAMS) for prompt in PROMPTS]
+    while engine.sequences:
+        engine.step()
+    # The texts lie behind others, of other lengths, and there is padding behind one of them.
+    before = [Document(tuple(range(1, 9))), Document((4, 4)), Document((8, 3, 1))]
+    texts = [Document(tuple(s.tokens), s.prompt_length) for s in sequences]
+    batch = read_batch(TARGET, [list(pair) for pair in zip(before, texts, strict=True)], made.hidden_layers)
+    learnt = learnt_from(made, batch)
+    compared = [0] * len(learnt)
+    missing = [0] * len(sequences)
+    for step in watch.steps:
+        row = sequences.index(step.sequence)
+        root = step.sequence.prompt_length + step.root - 1
+        for node, p in (step.draft.distributions or {}).items():
+            if not (kind.alone or node in (-1, *step.path)):
+                continue
+            depth = step.depths[node] + 1 if node >= 0 else 0
+            place = root + depth
+            logits, label = learnt[missing[row] + depth][ROW * row + len(before[row].tokens) + place]
+            torch.testing.assert_close(logits.double().softmax(dim=-1), p, rtol=0, atol=1e-6)
+            assert label == step.sequence.tokens[place + 1]
+            compared[missing[row] + depth] += 1
+        missing[row] = len(step.path) if kind.once and step.draft.riders else 0
+    return compared
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_loss_sees_what_drafting_sees(name: str) -> None:
+    compared = compare(KINDS[name])
+    assert min(compared) > 3, compared
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_steps_without_a_draft_leave_nothing_out(name: str) -> None:
+    compared = compare(KINDS[name], Now(cycle((64, 0, 0, 0, 64, 64))))
+    assert min(compared[:2]) > 3, compared
+
+
+@pytest.mark.parametrize("name", ["spec_drafter", "dflash"])
+def test_a_text_read_in_pieces_is_the_whole_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"outpace.drafters.{name}._CHUNK", 3)
+    compared = compare(KINDS[name], Now(cycle((64, 0, 0, 0, 0, 64))))
+    assert min(compared) > 3, compared
