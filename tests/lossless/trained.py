@@ -15,7 +15,7 @@ from learning import train
 from lossless.prompts import PROMPTS
 from outpace.core import SamplingParams
 from outpace.drafters import LEARNED
-from outpace.drafters.medusa import MedusaConfig, MedusaHeads
+from outpace.drafters.medusa import MedusaHeads
 from outpace.engine import Engine
 from outpace.targets import TargetModel
 from outpace.train.data import Document
@@ -27,6 +27,7 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="outpace-")  # goes when the tests 
 # Few texts, so that a few seconds teach a drafter enough of them for its drafts to be accepted.
 _TEXTS = 3
 _STEPS = 40
+_FEWER = 8
 _OPTIONS = {
     "dflash": {"tokens": 3},
     "early_exit attention": {"adapter": "attention"},
@@ -64,15 +65,19 @@ def trained(name: str) -> Path:
 
 @lru_cache
 def tuned() -> Path:
-    """The folder of heads whose target was trained too (Medusa-2), with its updates in ``target``."""
+    """The folder of heads whose target was trained too (Medusa-2), with its updates in ``target``.
+
+    They begin as the embedded ones, so that tokens of all parts of their trees stand.
+    """
     _, texts = _material()
     target = _target()
+    heads = MedusaHeads.load(outpace.nano_drafter_path("medusa"), target).requires_grad_(True)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         # Nothing holds the target where it was, so that its text is another.
-        module = Joint(MedusaHeads.new(MedusaConfig(), target), LoRA(rank=4, weight=0.0, warmup=0.0))
-    module.at_step(0, _STEPS)
-    train(module, read_batch(target, [texts], ()), _STEPS, 3e-3)
+        module = Joint(heads, LoRA(rank=4, weight=0.0, warmup=0.0))
+    module.at_step(0, _FEWER)
+    train(module.train(), read_batch(target, [texts], ()), _FEWER, 1e-3)
     folder = Path(_FOLDER.name) / "tuned"
     module.save(folder)
     return folder
