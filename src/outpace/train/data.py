@@ -143,10 +143,11 @@ def _checked(tokens: Seq[int], prompt: int, open: bool = False) -> Document:
     return Document(tuple(tokens), prompt, open)
 
 
-def write(documents: Seq[Document], file: Path) -> None:
+def write(documents: Seq[Document], file: Path, append: bool = False) -> None:
     """Documents as token ids, for ``read``."""
     lines = (json.dumps({"tokens": d.tokens, "prompt_length": d.prompt}) + "\n" for d in documents)
-    file.write_text("".join(lines), encoding="utf-8")
+    with file.open("a" if append else "w", encoding="utf-8") as opened:
+        opened.writelines(lines)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from outpace.core import OutpaceError
-from outpace.drafting.learned import Batch, Learned, Losses
+from outpace.drafting.learned import Learned
 from outpace.sampling import key
 from outpace.targets.base import TargetModel
 from outpace.train.boosting import fingerprint
@@ -22,6 +22,8 @@ from outpace.train.feed import Feed, Row
 from outpace.train.metric import evaluate
 from outpace.train.objectives import objective
 from outpace.train.on_policy import is_on_policy
+from outpace.train.processes import Processes
+from outpace.train.update import means, update
 
 LOG = "log.jsonl"
 
@@ -108,9 +110,12 @@ def train(
     A run whose ``out`` holds a checkpoint goes on from it, to the very weights of a run that was not
     interrupted: the order of the rows depends on seed and step alone, and each step reseeds torch.
 
+    Where a launcher started several processes, each of which calls this, a forward's rows are shared out
+    among them, and the first one writes.
+
     Args:
         module: bound to its target.
-        report: called with each entry of the log, ``log.jsonl`` in ``out``.
+        report: called with each entry of the log, ``log.jsonl`` in ``out``, in each process.
         earlier: drafters that it will draft together with. It learns the places that they get wrong, and the
             expected length is that of all together.
         calibration: rows that a module measures on what it drafts by, such as how often each head is right;
@@ -121,43 +126,38 @@ def train(
             not fit the module.
     """
     _check(module, [*rows, *held_out], settings, earlier)
+    goal = objective(settings.objective)
+    processes = Processes(module.target.hidden.device)
     accelerator = _accelerator(module.target, settings)
     groups = [{"params": weights, "relative": rate} for rate, weights in module.groups()]
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
     prepared, optimizer = accelerator.prepare(module, optimizer)
-    checkpoints = Checkpoints(out, accelerator, _signature(module, rows, settings, earlier))
+    signature = _signature(module, rows, settings, earlier) | {"number of processes": processes.count}
+    checkpoints = Checkpoints(out, accelerator, signature)
     progress = Progress(**checkpoints.load())
-    log = _Log(out / LOG, progress.step, report, accelerator.is_main_process)
-    feed = Feed(
-        module,
-        rows,
-        settings.rows,
-        settings.seed,
-        settings.on_policy,
-        earlier,
-        accelerator.process_index,
-        accelerator.num_processes,
-    )
+    log = _Log(out / LOG, progress.step, report, processes.first)
+    shared = settings.rows, settings.seed, settings.on_policy, earlier, processes.index, processes.count
+    feed = Feed(module, rows, *shared)
     if progress.step == 0:
         # A module that goes on from a checkpoint may not gain anything.
-        log.write(_measure(feed, held_out, calibration, settings, progress))
-        if accelerator.is_main_process:
+        log.write(_measure(feed, held_out, calibration, settings, progress, processes))
+        if processes.first:
             module.save(out)
     while progress.step < settings.steps and not (settings.patience and progress.waited >= settings.patience):
-        torch.manual_seed(key(settings.seed, progress.step))
+        torch.manual_seed(key(settings.seed, progress.step, processes.index))
         for group in optimizer.param_groups:
             group["lr"] = settings.rate(progress.step) * group["relative"]
         module.at_step(progress.step, settings.steps)
         forwards = range(progress.step * settings.accumulate, (progress.step + 1) * settings.accumulate)
-        parts = [
-            _forward(prepared, optimizer, accelerator, feed.batch(forward), settings) for forward in forwards
-        ]
+        batches = (feed.batch(forward) for forward in forwards)
+        parts = update(prepared, optimizer, accelerator, batches, goal, settings.clip, settings.bf16)
         own = sum(is_on_policy(forward, settings.on_policy) for forward in forwards) / len(forwards)
-        log.write(_entry(progress.step + 1, parts, settings.rate(progress.step), own))
+        entry = {"step": progress.step + 1, **means(parts, accelerator)}
+        log.write(entry | {"learning_rate": settings.rate(progress.step), "on_policy": own})
         progress.step += 1
         if progress.step % settings.evaluate_every == 0 or progress.step == settings.steps:
-            log.write(_measure(feed, held_out, calibration, settings, progress))
-            if progress.waited == 0 and accelerator.is_main_process:
+            log.write(_measure(feed, held_out, calibration, settings, progress, processes))
+            if progress.waited == 0 and processes.first:
                 module.save(out)
             checkpoints.save(asdict(progress))
     return progress
@@ -182,27 +182,12 @@ def _check(module: Learned, rows: Seq[Row], settings: Training, earlier: Seq[Lea
         )
 
 
-def _forward(prepared: Any, optimizer: Any, accelerator: Any, batch: Batch, settings: Training) -> Losses:
-    """One forward and backward; a step's last updates the weights."""
-    with accelerator.accumulate(prepared):
-        with accelerator.autocast():
-            losses: Losses = prepared(batch, objective(settings.objective))
-        accelerator.backward(losses.total)
-        if accelerator.sync_gradients:
-            accelerator.clip_grad_norm_(prepared.parameters(), settings.clip)
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses
-
-
 def _accelerator(target: TargetModel, settings: Training) -> Any:
-    try:
-        from accelerate import Accelerator
-    except ImportError as error:
-        raise OutpaceError("training needs accelerate: pip install 'outpace[train]'") from error
+    from accelerate import Accelerator
+
     return Accelerator(
         cpu=target.hidden.device.type == "cpu",
-        mixed_precision="bf16" if settings.bf16 else "no",
+        mixed_precision="no",  # see update
         gradient_accumulation_steps=settings.accumulate,
         step_scheduler_with_optimizer=False,
     )
@@ -223,7 +208,12 @@ def _signature(module: Learned, rows: Seq[Row], settings: Training, earlier: Seq
 
 
 def _measure(
-    feed: Feed, held_out: Seq[Row], calibration: Seq[Row], settings: Training, progress: Progress
+    feed: Feed,
+    held_out: Seq[Row],
+    calibration: Seq[Row],
+    settings: Training,
+    progress: Progress,
+    processes: Processes,
 ) -> dict[str, Any]:
     """What the module is worth on held-out text; a better one is noted in the progress."""
     module = feed.module
@@ -231,38 +221,20 @@ def _measure(
     module.calibrate(feed.each(calibration))
     replay, loss = evaluate(module, feed.each(held_out), objective(settings.objective), feed.earlier)
     module.train()
-    found = {
+    own: dict[str, Any] = {
         "held_out_loss": loss,
         "expected_length": replay.expected_length,
         "accepted_per_position": replay.acceptance,
         **module.figures(feed.each(held_out)),
     }
-    if replay.expected_length > progress.best:
-        progress.best, progress.waited, progress.measured = replay.expected_length, 0, found
+    # Devices may differ in the last digits, and all must stop at the same step.
+    found = processes.agree(own)
+    length = float(found["expected_length"])
+    if length > progress.best:
+        progress.best, progress.waited, progress.measured = length, 0, found
     else:
         progress.waited += 1
     return {"step": progress.step, **found}
-
-
-def _entry(step: int, parts: Seq[Losses], rate: float, own: float) -> dict[str, Any]:
-    """The means of a step's forwards, places counted alike."""
-    places = torch.stack([part.places for part in parts])
-    total = places.sum(dim=0).clamp(min=1)
-
-    def mean(name: str) -> list[float]:
-        values = torch.stack([getattr(part, name) for part in parts])
-        means: list[float] = ((values * places).sum(dim=0) / total).tolist()
-        return means
-
-    loss = sum(float(part.total.detach()) for part in parts) / len(parts)
-    return {
-        "step": step,
-        "loss": loss,
-        "loss_by_depth": mean("loss"),
-        "acceptance_by_depth": mean("acceptance"),
-        "learning_rate": rate,
-        "on_policy": own,
-    }
 
 
 class _Log:
