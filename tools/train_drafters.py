@@ -5,7 +5,10 @@
 
 outpace-nano answers prompts (answers.py), then `outpace train` trains each drafter of RUNS on them, in
 WORK/models. A run that is there is left alone, and one that was interrupted goes on. --ship writes those of
-SHIPPED, in bfloat16 and with their cards, where the package keeps its models.
+SHIPPED, in bfloat16 and with their cards, where the package keeps its models. --quick goes through all of it
+in minutes, with a few prompts and steps: to see that it works, for its drafters are of no use.
+
+    python tools/train_drafters.py --data DATA --work SCRATCH --ship SCRATCH/shipped --quick
 """
 
 from __future__ import annotations

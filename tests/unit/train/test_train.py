@@ -202,6 +202,37 @@ def test_training_stops_when_nothing_is_gained(documents: list[Document], tmp_pa
     assert steps == [0, 1, 2, 2]
 
 
+@pytest.mark.parametrize("method", ["draft_model", "medusa"])
+def test_forwards_in_bfloat16_leave_weights_and_the_target_as_they_are(method: str, tmp_path: Path) -> None:
+    model = tiny_llama(dtype=torch.float32)
+    target, cls = Target(model), LEARNED[method]
+    theirs = _dtypes([model.model.layers[0].mlp.up_proj])
+    rows = [[Document(tuple((7 * place + row) % 90 + 1 for place in range(20)), 3)] for row in range(4)]
+    settings = Training(steps=2, rows=2, evaluate_every=2, on_policy=float(method == "draft_model"))
+    found = []
+    for place, bf16 in enumerate((False, True, False)):
+        torch.manual_seed(0)
+        module = cls.new(cls.config_type(), target)
+        own = _dtypes([part for part in module.modules() if isinstance(part, torch.nn.Linear)])
+        more = replace(settings, bf16=bf16)
+        train(module, rows, rows[:2], more, tmp_path / str(place), calibration=rows[2:])
+        assert (torch.bfloat16 in own) == bf16 and theirs == {torch.float32}
+        assert all(weight.dtype == torch.float32 for weight in module.parameters())
+        found.append(module.state_dict())
+    plain, rounded, again = found
+    assert all(torch.equal(plain[name], again[name]) for name in plain)
+    assert any(not torch.equal(plain[name], rounded[name]) for name in plain)
+    assert all(torch.allclose(plain[name], rounded[name], atol=0.02) for name in plain)
+
+
+def _dtypes(modules: list[torch.nn.Module]) -> set[torch.dtype]:
+    """Those that come out of some modules from now on."""
+    seen: set[torch.dtype] = set()
+    for module in modules:
+        module.register_forward_hook(lambda _, given, out: seen.add(out.dtype))
+    return seen
+
+
 def test_settings_that_make_no_sense_are_refused() -> None:
     for changes, match in (({"steps": 0}, "steps"), ({"objective": "none"}, "there are: ground_truth")):
         with pytest.raises(OutpaceError, match=match):
