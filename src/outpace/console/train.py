@@ -17,14 +17,16 @@ from outpace.console.answers import answered
 from outpace.console.models import Loaded
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import LEARNED
-from outpace.drafting.learned import Fit, Learned
+from outpace.drafting.learned import CONFIG, WEIGHTS, Fit, Learned
 from outpace.spec import load
 from outpace.targets.base import TargetModel
 from outpace.train import data, hub, provenance
 from outpace.train.boosting import load_earlier
+from outpace.train.checkpoint import CHECKPOINT, OLD
 from outpace.train.data import Document
 from outpace.train.feed import Feed, Row
 from outpace.train.joint import TARGET, Joint
+from outpace.train.log import LOG
 from outpace.train.loop import Training, train
 from outpace.train.lora import LoRA
 from outpace.train.metric import replay
@@ -158,11 +160,21 @@ def _seen(rows: Seq[Row], settings: Training, steps: int) -> int:
 
 def _check_places(out: Path, read: Seq[str | None]) -> None:
     """Raises:
-    OutpaceError: what is read would be written over.
+    OutpaceError: what is read would be written over, or what is no run's to go on with.
     """
     for folder in read:
         if folder is not None and Path(folder).resolve() == out.resolve():
             raise OutpaceError(f"{out} is read and would be written over; give another --out")
+    if out.exists() and not out.is_dir():
+        raise OutpaceError(f"{out} is a file, and --out a folder")
+    goes_on = any((out / name).exists() for name in (CHECKPOINT, OLD)) or (
+        (out / LOG).exists() and not (out / provenance.PROVENANCE).exists()
+    )
+    there = [name for name in (CONFIG, WEIGHTS, provenance.PROVENANCE) if (out / name).exists()]
+    if there and not goes_on:
+        raise OutpaceError(
+            f"{out} holds a model already, and {there[0]} would be written over; give another --out"
+        )
 
 
 def torch_seed(seed: int) -> None:

@@ -96,7 +96,10 @@ def parse(value: Any, encoder: Encoder, chat: bool = False) -> Document:
         tokens = value["tokens"]
         if not (isinstance(tokens, list) and all(type(token) is int for token in tokens)):
             raise OutpaceError('"tokens" is not a list of token ids')
-        return _checked(tokens, int(value.get("prompt_length", 0)))
+        prompt = value.get("prompt_length", 0)
+        if type(prompt) is not int or not 0 <= prompt <= len(tokens):
+            raise OutpaceError(f'"prompt_length" is not a number from 0 to {len(tokens)}')
+        return _checked(tokens, prompt)
     if "text" in value:
         return _checked(encoder.tokens(_string(value, "text")), 0)
     if "messages" in value:

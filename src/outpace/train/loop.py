@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -19,13 +18,12 @@ from outpace.targets.base import TargetModel
 from outpace.train.boosting import fingerprint
 from outpace.train.checkpoint import Checkpoints
 from outpace.train.feed import Feed, Row
+from outpace.train.log import LOG, Log
 from outpace.train.metric import evaluate
 from outpace.train.objectives import objective
 from outpace.train.on_policy import is_on_policy
 from outpace.train.processes import Processes
 from outpace.train.update import means, update
-
-LOG = "log.jsonl"
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ def train(
         OutpaceError: accelerate is missing, the checkpoint is of other data or settings, or the settings do
             not fit the module.
     """
-    _check(module, [*rows, *held_out], settings, earlier)
+    _check(module, rows, held_out, settings, earlier)
     goal = objective(settings.objective)
     processes = Processes(module.target.hidden.device)
     accelerator = _accelerator(module.target, settings)
@@ -135,7 +133,7 @@ def train(
     signature = _signature(module, rows, settings, earlier) | {"number of processes": processes.count}
     checkpoints = Checkpoints(out, accelerator, signature)
     progress = Progress(**checkpoints.load())
-    log = _Log(out / LOG, progress.step, report, processes.first)
+    log = Log(out / LOG, progress.step, report, processes.first)
     shared = settings.rows, settings.seed, settings.on_policy, earlier, processes.index, processes.count
     feed = Feed(module, rows, *shared)
     if progress.step == 0:
@@ -163,10 +161,23 @@ def train(
     return progress
 
 
-def _check(module: Learned, rows: Seq[Row], settings: Training, earlier: Seq[Learned]) -> None:
+def _check(
+    module: Learned, rows: Seq[Row], held_out: Seq[Row], settings: Training, earlier: Seq[Learned]
+) -> None:
     """Raises:
     OutpaceError: the module cannot be trained like this.
     """
+    for part, what in ((rows, "learn"), (held_out, "measure on")):
+        if not any(len(document.tokens) > max(document.prompt, 1) for row in part for document in row):
+            raise OutpaceError(
+                f"there is nothing to {what}: no text is longer than its prompt; give more, or longer rows"
+            )
+    tokens = {token for row in (*rows, *held_out) for document in row for token in document.tokens}
+    if not all(0 <= token < module.target.vocabulary for token in (min(tokens), max(tokens))):
+        raise OutpaceError(
+            f"the texts have token ids from {min(tokens)} to {max(tokens)}, and the target has "
+            f"{module.target.vocabulary}; give texts of its own tokens"
+        )
     if settings.on_policy:
         _ = module.writer  # says so where it writes no text
         if earlier:
@@ -174,7 +185,7 @@ def _check(module: Learned, rows: Seq[Row], settings: Training, earlier: Seq[Lea
                 "what earlier drafters get wrong is seen on the target's text, not on a drafter's own: leave "
                 "out on_policy, or the earlier drafters"
             )
-    longest = max((len(document.tokens) for row in rows for document in row), default=0)
+    longest = max(len(document.tokens) for row in (*rows, *held_out) for document in row)
     if module.context is not None and longest > module.context:
         raise OutpaceError(
             f"{module.method}: a text has {longest} tokens, and the drafter is made for {module.context}; "
@@ -235,24 +246,3 @@ def _measure(
     else:
         progress.waited += 1
     return {"step": progress.step, **found}
-
-
-class _Log:
-    """The log in JSONL; entries after the checkpoint that a run goes on from are dropped."""
-
-    def __init__(
-        self, file: Path, step: int, report: Callable[[Mapping[str, Any]], None], writes: bool
-    ) -> None:
-        self._file = file if writes else None
-        self._report = report
-        if writes:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            old = file.read_text(encoding="utf-8").splitlines() if step and file.exists() else []
-            kept = [line for line in old if json.loads(line)["step"] <= step]
-            file.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-
-    def write(self, entry: Mapping[str, Any]) -> None:
-        if self._file is not None:
-            with self._file.open("a", encoding="utf-8") as opened:
-                opened.write(json.dumps(entry) + "\n")
-        self._report(entry)
