@@ -77,7 +77,11 @@ def train_drafter(
             loaded = load(model, own_device(device), dtype, trust_remote_code)
         corpus = train.Corpus(data, chat, distil, max_new_tokens, temperature, length, held_out)
         earlier = [folder.strip() for folder in (boost_after or "").split(",") if folder.strip()]
-        found = train.run(method, loaded, corpus, settings, out, draft, earlier, tune)
+        try:
+            found = train.run(method, loaded, corpus, settings, out, draft, earlier, tune)
+        except KeyboardInterrupt:
+            screen.note("the same command goes on from the last checkpoint, and with the answers so far")
+            raise
         show(found, as_json, train.table)
 
 

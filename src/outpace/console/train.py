@@ -105,7 +105,7 @@ def run(
     if processes.first:
         module.accompany(out, model.tokenizer)
     with progress.bar(settings.steps, "steps") as bar:
-        reached = train(module, rows, held_out, settings, out, _told(bar), earlier, calibration=calibration)
+        reached = train(module, rows, held_out, settings, out, _told(bar), earlier, calibration)
     found = {
         "method": method.partition(":")[0].strip(),
         "target": dataclasses.asdict(Fit.of(model.target)),
@@ -141,13 +141,16 @@ def run(
 
 def _told(bar: progress.Bar) -> Callable[[Mapping[str, Any]], None]:
     """Shows entries of the log on a bar."""
-    last = {"length": ""}
+    length, done = "", 0
 
     def report(entry: Mapping[str, Any]) -> None:
+        nonlocal length, done
         if "loss" in entry:
-            bar.advance(f"loss {entry['loss']:.3f}{last['length']}")
+            # The first one is not step 1 where a run goes on.
+            bar.advance(f"loss {entry['loss']:.3f}{length}", entry["step"] - done)
+            done = entry["step"]
         else:
-            last["length"] = f", {entry['expected_length']:.2f} tokens a step"
+            length = f", {entry['expected_length']:.2f} tokens a step"
 
     return report
 

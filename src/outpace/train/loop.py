@@ -17,6 +17,7 @@ from outpace.sampling import key
 from outpace.targets.base import TargetModel
 from outpace.train.boosting import fingerprint
 from outpace.train.checkpoint import Checkpoints
+from outpace.train.data import digest
 from outpace.train.feed import Feed, Row
 from outpace.train.log import LOG, Log
 from outpace.train.metric import evaluate
@@ -206,13 +207,12 @@ def _accelerator(target: TargetModel, settings: Training) -> Any:
 
 def _signature(module: Learned, rows: Seq[Row], settings: Training, earlier: Seq[Learned]) -> dict[str, Any]:
     """What a checkpoint must have been made with for a run to go on from it."""
-    tokens = sum(len(document.tokens) for row in rows for document in row)
     return {
         "method": module.method,
         "config": asdict(module.config),
-        "target": asdict(module.fit),
+        "target": asdict(module.fit) | {"dtype": str(module.target.hidden.dtype)},
         "rows": len(rows),
-        "tokens": tokens,
+        "texts": digest([document for row in rows for document in row]),
         "settings": asdict(settings),
         "earlier drafters": [fingerprint(drafter) for drafter in earlier],
     }
