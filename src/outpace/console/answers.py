@@ -96,7 +96,12 @@ class _Kept:
             raise OutpaceError(
                 f"{self.file} has other prompts' answers, or with other options; give another --out"
             )
-        return done, [] if lines == 0 else data.read(self.file, model)[:lines]
+        try:
+            held = self.file.read_text("utf-8").splitlines()[:lines]
+            found = [data.parse(json.loads(line), model) for line in held]
+        except (OSError, ValueError, OutpaceError) as error:
+            raise OutpaceError(f"{self.file} cannot be read: {error}; give another --out") from error
+        return done, found
 
     def begin(self, done: int, found: list[Document]) -> None:
         """Write no more than was noted: more answers may have been written before an interruption."""
