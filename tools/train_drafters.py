@@ -1,12 +1,13 @@
 """Trains drafters for outpace-nano: those that come with the package, and those of benchmarks/learned.py.
 
-    python tools/train_drafters.py --data DATA --work WORK
-    python tools/train_drafters.py --data DATA --work WORK --ship src/outpace/models
+    python tools/train_drafters.py --data DATA --work WORK --before DRAFT
+    python tools/train_drafters.py --data DATA --work WORK --before DRAFT --ship src/outpace/models
 
 outpace-nano answers prompts (answers.py), then `outpace train` trains each drafter of RUNS on them, in
-WORK/models. A run that is there is left alone, and one that was interrupted goes on. --ship writes those of
-SHIPPED, in bfloat16 and with their cards, where the package keeps its models. --quick goes through all of it
-in minutes, with a few prompts and steps: to see that it works, for its drafters are of no use.
+WORK/models. DRAFT is the draft model as train_nano.py left it; the one in the package is distilled already. A
+run that is there is left alone, and one that was interrupted goes on. --ship writes those of SHIPPED, in
+bfloat16 and with their cards, where the package keeps its models. --quick goes through all of it in minutes,
+with a few prompts and steps: to see that it works, for its drafters are of no use.
 
     python tools/train_drafters.py --data DATA --work SCRATCH --ship SCRATCH/shipped --quick
 """
@@ -99,7 +100,9 @@ def begin(options: argparse.Namespace) -> Path:
     """Answers, and the draft model to begin with; the folder of the drafters."""
     models: Path = options.work / "models"
     before = models / BEFORE
-    if not before.is_dir() and not options.quick and (options.before / PROVENANCE).is_file():
+    wanted = options.ship or any(BEFORE in RUNS.get(name, "") for name in options.only)
+    distilled = (options.before / PROVENANCE).is_file()
+    if wanted and distilled and not before.is_dir() and not options.quick:
         raise SystemExit(
             f"{options.before} has been distilled already, so nothing could be said of what it gains; give "
             "the one that train_nano.py left: --before"
