@@ -10,8 +10,9 @@ from outpace.bench import plots
 from outpace.bench.items import counted
 from outpace.bench.record import Record
 from outpace.bench.roof import Roof
-from outpace.bench.rows import Row, Speed
+from outpace.bench.rows import Row, number
 from outpace.bench.runs import BASELINE
+from outpace.bench.speed import Speed
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; margin: 2rem auto;
@@ -101,7 +102,7 @@ def _figures(rows: Seq[Row]) -> str:
             continue
         body.append(
             [
-                row.drafter if row.verifier in ("", "match") else f"{row.drafter}, {row.verifier}",
+                row.label,
                 number(speed.tokens_per_second, 1),
                 number(speed.speedup),
                 _span(speed),
@@ -228,11 +229,6 @@ def table(caption: str, head: Seq[str], body: Seq[Seq[str]]) -> str:
         f"<thead><tr>{titles}</tr></thead>\n"
         f"<tbody>\n{rows}\n</tbody>\n</table></div>"
     )
-
-
-def number(value: float | None, digits: int = 2) -> str:
-    """A figure, or nothing where it is not known."""
-    return "" if value is None else f"{value:.{digits}f}"
 
 
 def _span(speed: Speed) -> str:

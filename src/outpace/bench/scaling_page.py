@@ -8,8 +8,9 @@ from html import escape
 from typing import Any
 
 from outpace.bench import plots
-from outpace.bench.html import frame, number, plot, table
+from outpace.bench.html import frame, plot, table
 from outpace.bench.items import counted
+from outpace.bench.rows import number
 from outpace.bench.scaling import Line, Scaling
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from outpace.bench.comparison import Comparison
 from outpace.bench.items import counted
 from outpace.bench.record import Record
-from outpace.bench.rows import Difference, Row
+from outpace.bench.rows import Difference, Row, number
 
 _LOOK: dict[str, Any] = {
     "box": box.SIMPLE_HEAD,
@@ -56,19 +56,9 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def number(value: float | None, digits: int = 2) -> str:
-    """A figure, or nothing where it is not known."""
-    return "" if value is None else f"{value:.{digits}f}"
-
-
 def span(interval: tuple[float, float] | None) -> str:
     """An interval of confidence."""
     return "" if interval is None else f"{interval[0]:.2f}-{interval[1]:.2f}"
-
-
-def said(row: Row) -> str:
-    """What a row's method is called: with its verifier, where that changes tokens."""
-    return f"{row.drafter}, {row.verifier}" if row.verifier not in ("", "match") else row.drafter
 
 
 def speeds(rows: Seq[Row]) -> Table:
@@ -76,11 +66,11 @@ def speeds(rows: Seq[Row]) -> Table:
     table = _table("speed over plain decoding", "tokens/s", "speed", "95%", "decode", "4-grams", "equal")
     for row in rows:
         if row.speed is None:
-            table.add_row(said(row), "failed")
+            table.add_row(row.label, "failed")
             continue
         speed = row.speed
         table.add_row(
-            said(row),
+            row.label,
             number(speed.tokens_per_second, 1),
             number(speed.speedup),
             span(speed.interval),
@@ -101,7 +91,7 @@ def steps(rows: Seq[Row]) -> Table:
             continue
         each = row.milliseconds_per_step
         table.add_row(
-            said(row),
+            row.label,
             "" if row.steps is None else str(row.steps),
             number(row.tau),
             number(row.acceptance_rate) if row.drafted else "",
@@ -122,7 +112,7 @@ def acceptance(rows: Seq[Row]) -> Table:
     for row in rows:
         if row.acceptance_by_position:
             shares = row.acceptance_by_position[:_DEPTHS]
-            table.add_row(said(row), *(number(share) for share in shares))
+            table.add_row(row.label, *(number(share) for share in shares))
     return table
 
 
@@ -132,7 +122,7 @@ def categories(rows: Seq[Row]) -> Table:
     table = Table("category", title="speed by category", **_LOOK)
     shown = [row for row in rows[1:] if row.categories]
     for row in shown:
-        table.add_column(said(row), justify="right", overflow="fold")
+        table.add_column(row.label, justify="right", overflow="fold")
     for name in names:
         table.add_row(name, *(number(row.categories[name].speedup) for row in shown))
     return table
@@ -143,12 +133,12 @@ def remarks(rows: Seq[Row]) -> list[str]:
     lines = []
     for row in rows:
         if row.error is not None:
-            lines.append(f"{said(row)} failed: {row.error}")
+            lines.append(f"{row.label} failed: {row.error}")
         if not row.differences:
             continue
         kept = "" if row.promised else " (not promised to be equal)"
         lines.append(
-            f"{said(row)}: {row.different} of {row.outputs} outputs differ from plain decoding's{kept}"
+            f"{row.label}: {row.different} of {row.outputs} outputs differ from plain decoding's{kept}"
         )
         lines += [f"  {told(one)}" for one in row.differences[:_SHOWN]]
         if row.different > _SHOWN:

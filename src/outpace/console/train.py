@@ -162,9 +162,7 @@ def _seen(rows: Seq[Row], settings: Training, steps: int) -> int:
 
 
 def _check_places(out: Path, read: Seq[str | None]) -> None:
-    """Raises:
-    OutpaceError: what is read would be written over, or what is no run's to go on with.
-    """
+    """Refuse to write over what is read, or over what is no run to go on with."""
     for folder in read:
         if folder is not None and Path(folder).resolve() == out.resolve():
             raise OutpaceError(f"{out} is read and would be written over; give another --out")

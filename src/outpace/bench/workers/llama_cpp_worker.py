@@ -1,7 +1,6 @@
 """Decodes with llama.cpp what ``worker.py`` was asked, in the environment that has llama-cpp-python.
 
-The cache is emptied before each
-prompt, so that every prompt is read anew, as by all other methods.
+The cache is emptied before each prompt, so that every prompt is read anew, as by all other methods.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Decodes with vLLM what ``worker.py`` was asked, in the environment that has vLLM.
 
-Prefixes are not cached, so that every prompt
-is read anew, as by all other methods.
+Prefixes are not cached, so that every prompt is read anew, as by all other methods.
 """
 
 from __future__ import annotations
