@@ -114,7 +114,7 @@ def main() -> None:
             keep(answers(model, batch, number, options.new_tokens), options.out / "answers" / name)
         if not (options.out / "texts" / name).exists():
             keep(batch, options.out / "texts" / name)
-        print(f"{(number + 1) * PROMPTS_PER_FILE} prompts", flush=True)
+        print(f"{number * PROMPTS_PER_FILE + len(batch)} prompts", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
 """Trains drafters for outpace-nano: those that come with the package, and those of benchmarks/learned.py.
 
-    python tools/train_drafters.py --data DATA --work WORK
-    python tools/train_drafters.py --data DATA --work WORK --ship src/outpace/models
+    python tools/train_drafters.py --data DATA --work WORK --before DRAFT
+    python tools/train_drafters.py --data DATA --work WORK --before DRAFT --ship src/outpace/models
 
 outpace-nano answers prompts (answers.py), then `outpace train` trains each drafter of RUNS on them, in
-WORK/models. A run that is there is left alone, and one that was interrupted goes on. --ship writes those of
-SHIPPED, in bfloat16 and with their cards, where the package keeps its models.
+WORK/models. DRAFT is the draft model as train_nano.py left it; the one in the package is distilled already. A
+run that is there is left alone, and one that was interrupted goes on. --ship writes those of SHIPPED, in
+bfloat16 and with their cards, where the package keeps its models. --quick goes through all of it in minutes,
+with a few prompts and steps: to see that it works, for its drafters are of no use.
+
+    python tools/train_drafters.py --data DATA --work SCRATCH --ship SCRATCH/shipped --quick
 """
 
 from __future__ import annotations
@@ -64,28 +68,62 @@ SEARCHED = "self_speculative"
 PROMPTS_OF_SEARCH = 16
 TRIALS = 30
 
+QUICK_ANSWERS = ("--prompts", "400", "--new-tokens", "16")
+QUICK = "--length 128 --held-out 0.1 --rows 1 --steps 2 --evaluate-every 1"
+QUICK_TRIALS = 2
+
 SHIPPED = {"outpace-nano-medusa": "medusa", "outpace-nano-eagle": "eagle"}
 SHIPPED_DRAFT = "draft_model"
 
 
-def train(name: str, work: Path) -> None:
+def train(name: str, work: Path, quick: bool) -> None:
     """One run; its paths are relative to ``work``, so that its provenance names none of this machine's."""
     source = "texts" if name == ON_TEXTS else "answers"
-    method, *rest = RUNS[name].split()
+    method, *rest = f"{RUNS[name]} {QUICK if quick else ''}".split()
     command = ["train", method, "--data", source, "--out", f"models/{name}", *COMMON.split(), *rest]
     print(f"outpace {' '.join(command)}", flush=True)
     subprocess.run([Path(sys.executable).with_name("outpace"), *command], cwd=work, check=True)
 
 
-def search(work: Path) -> None:
+def search(work: Path, trials: int) -> None:
     """The layers that self_speculative had best skip, by prompts that were answered."""
     model = load()
     documents = read(work / "answers" / "000.jsonl", model)[:PROMPTS_OF_SEARCH]
     prompts = [document.tokens[: document.prompt] for document in documents]
     params = SamplingParams(max_new_tokens=64)
-    found = find_skipped_layers(model.target, prompts, params, trials=TRIALS)
+    found = find_skipped_layers(model.target, prompts, params, trials=trials)
     print(f"{SEARCHED}: {found}", flush=True)
     found.save(work / "models" / f"{SEARCHED}.json")
+
+
+def begin(options: argparse.Namespace) -> Path:
+    """Answers, and the draft model to begin with; the folder of the drafters."""
+    models: Path = options.work / "models"
+    before = models / BEFORE
+    wanted = options.ship or any(BEFORE in RUNS.get(name, "") for name in options.only)
+    distilled = (options.before / PROVENANCE).is_file()
+    if wanted and distilled and not before.is_dir() and not options.quick:
+        raise SystemExit(
+            f"{options.before} has been distilled already, so nothing could be said of what it gains; give "
+            "the one that train_nano.py left: --before"
+        )
+    options.work.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, answers.__file__, "--data", options.data, "--out", options.work]
+    subprocess.run([*command, *(QUICK_ANSWERS if options.quick else ())], check=True)
+    if not before.is_dir():
+        shutil.copytree(options.before, before)
+    return models
+
+
+def ship(models: Path, sources: Path, place: Path) -> None:
+    """Write the shipped ones to where the package keeps its models, or to another folder."""
+    draft = place / nano_draft_path().name
+    if not draft.is_dir():
+        shutil.copytree(models / BEFORE, draft)  # whose card is added to
+    for folder, name in SHIPPED.items():
+        facts = json.loads(sources.read_text(encoding="utf-8"))
+        card_drafters.ship(models / name, place / folder, facts)
+    card_drafters.ship_draft(models / SHIPPED_DRAFT, draft)
 
 
 def main() -> None:
@@ -94,31 +132,23 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with the sources of corpus.py")
     parser.add_argument("--work", type=Path, required=True, help="folder for answers and drafters")
     parser.add_argument(
-        "--before", type=Path, default=nano_draft_path(), help="the draft model, as train_nano.py leaves it"
+        "--before", type=Path, default=nano_draft_path(), help="the draft model as train_nano.py leaves it"
     )
     parser.add_argument("--only", nargs="+", choices=[*RUNS, SEARCHED], default=[*RUNS, SEARCHED])
     parser.add_argument("--ship", type=Path, metavar="MODELS", help="folder to write the shipped ones to")
+    parser.add_argument("--quick", action="store_true", help="a few prompts and steps: to see that it works")
     options = parser.parse_args()
-    options.work.mkdir(parents=True, exist_ok=True)
-    subprocess.run(
-        [sys.executable, answers.__file__, "--data", options.data, "--out", options.work], check=True
-    )
-    before = options.work / "models" / BEFORE
-    if not before.is_dir():
-        shutil.copytree(options.before, before)
+    if options.quick and options.ship and options.ship.resolve() == nano_draft_path().parent.resolve():
+        parser.error("--quick drafters are of no use: give another folder to --ship")
+    models = begin(options)
     for name in options.only:
         if name == SEARCHED:
-            if not (options.work / "models" / f"{SEARCHED}.json").is_file():
-                search(options.work)
-        elif not (options.work / "models" / name / PROVENANCE).is_file():
-            train(name, options.work)
+            if not (models / f"{SEARCHED}.json").is_file():
+                search(options.work, QUICK_TRIALS if options.quick else TRIALS)
+        elif not (models / name / PROVENANCE).is_file():
+            train(name, options.work, options.quick)
     if options.ship:
-        sources = json.loads((options.work / "sources.json").read_text(encoding="utf-8"))
-        for folder, name in SHIPPED.items():
-            card_drafters.ship(options.work / "models" / name, options.ship / folder, sources)
-        card_drafters.ship_draft(
-            options.work / "models" / SHIPPED_DRAFT, options.ship / nano_draft_path().name
-        )
+        ship(models, options.work / "sources.json", options.ship)
 
 
 if __name__ == "__main__":

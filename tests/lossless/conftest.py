@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import outpace
 from lossless.datastore import with_datastore
 from lossless.prompts import PROMPTS
-from lossless.trained import with_trained
+from lossless.trained import tuned, with_trained
 from outpace.core import Generation, SamplingParams
 from outpace.targets import TargetModel
+from outpace.train.joint import TARGET
+from outpace.train.lora import merge
 
 SAMPLINGS = {
     "greedy": SamplingParams(max_new_tokens=64),
@@ -24,12 +27,17 @@ SAMPLINGS = {
 
 
 class Lab:
-    """The embedded model in one dtype, its prompts, and plain decoding of them."""
+    """The embedded model in one dtype, its prompts, and plain decoding of them.
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    Args:
+        heads: the folder of a drafter whose target was trained too: the model is then that target.
+    """
+
+    def __init__(self, dtype: torch.dtype, heads: Path | None = None) -> None:
         path = outpace.nano_path()
         self.tokenizer = AutoTokenizer.from_pretrained(path)
-        self.target: TargetModel = outpace.Target(AutoModelForCausalLM.from_pretrained(path, dtype=dtype))
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        self.target: TargetModel = outpace.Target(model if heads is None else merge(model, heads / TARGET))
         self.prompts: list[list[int]] = [self.tokenizer(text).input_ids for text in PROMPTS]
         self.plain = lru_cache(self._plain)
 
@@ -70,3 +78,17 @@ def exact() -> Lab:
 def single() -> Lab:
     """In float32: a difference is allowed only at a near-tie."""
     return _lab(torch.float32)
+
+
+@pytest.fixture(scope="session")
+def tuned_exact() -> Lab:
+    """Medusa-2's target in float64."""
+    pytest.importorskip("peft")
+    return Lab(torch.float64, tuned())
+
+
+@pytest.fixture(scope="session")
+def tuned_single() -> Lab:
+    """Medusa-2's target in float32."""
+    pytest.importorskip("peft")
+    return Lab(torch.float32, tuned())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -14,40 +15,70 @@ from learning import train
 from lossless.prompts import PROMPTS
 from outpace.core import SamplingParams
 from outpace.drafters import LEARNED
+from outpace.drafters.medusa import MedusaHeads
 from outpace.engine import Engine
 from outpace.targets import TargetModel
 from outpace.train.data import Document
+from outpace.train.joint import Joint
+from outpace.train.lora import LoRA
 from outpace.train.reading import read_batch
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="outpace-")  # goes when the tests end
 # Few texts, so that a few seconds teach a drafter enough of them for its drafts to be accepted.
 _TEXTS = 3
 _STEPS = 40
+_FEWER = 8
 _OPTIONS = {
     "dflash": {"tokens": 3},
+    "early_exit attention": {"adapter": "attention"},
     "parallel_tokens": {"num_lookahead": 2},
     "spec_drafter": {"tokens": 3},
 }
 
 
 def with_trained(spec: str) -> str:
-    """The spec, ``{trained}`` in it replaced by the folder of such a drafter."""
-    if "{trained}" not in spec:
-        return spec
-    return spec.replace("{trained}", str(trained(spec.partition(":")[0])))
+    """The spec, ``{trained}`` in it replaced by the folder of such a drafter; ``{trained attention}`` by that
+    of one with these options.
+    """
+    method = spec.partition(":")[0]
+    return re.sub(r"{trained( \w+)?}", lambda found: str(trained(method + (found[1] or ""))), spec)
 
 
 @lru_cache
-def trained(method: str) -> Path:
-    """The folder of a method's drafter: enough for some drafts to be accepted, and no more."""
+def trained(name: str) -> Path:
+    """The folder of a method's drafter: enough for some drafts to be accepted, and no more.
+
+    Args:
+        name: the method, or its entry in the options.
+    """
     target, texts = _material()
-    cls = LEARNED[method]
+    cls = LEARNED[name.partition(" ")[0]]
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        module = cls.new(cls.config_type(**_OPTIONS.get(method, {})), target)
+        module = cls.new(cls.config_type(**_OPTIONS.get(name, {})), target)
     batch = read_batch(target, [texts], module.hidden_layers)
     train(module, batch, _STEPS, 3e-3)
-    folder = Path(_FOLDER.name) / method
+    folder = Path(_FOLDER.name) / name
+    module.save(folder)
+    return folder
+
+
+@lru_cache
+def tuned() -> Path:
+    """The folder of heads whose target was trained too (Medusa-2), with its updates in ``target``.
+
+    They begin as the embedded ones, so that tokens of all parts of their trees stand.
+    """
+    _, texts = _material()
+    target = _target()
+    heads = MedusaHeads.load(outpace.nano_drafter_path("medusa"), target).requires_grad_(True)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        # Nothing holds the target where it was, so that its text is another.
+        module = Joint(heads, LoRA(rank=4, weight=0.0, warmup=0.0))
+    module.at_step(0, _FEWER)
+    train(module.train(), read_batch(target, [texts], ()), _FEWER, 1e-3)
+    folder = Path(_FOLDER.name) / "tuned"
     module.save(folder)
     return folder
 
@@ -55,9 +86,12 @@ def trained(method: str) -> Path:
 @lru_cache
 def _material() -> tuple[TargetModel, list[Document]]:
     """The embedded model in float32, and some prompts with what it says after them."""
-    path = outpace.nano_path()
-    target = outpace.Target(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32))
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    target = _target()
+    tokenizer = AutoTokenizer.from_pretrained(outpace.nano_path())
     prompts = [tokenizer(text).input_ids for text in PROMPTS[:_TEXTS]]
     found = Engine(target).generate(prompts, SamplingParams(max_new_tokens=48))
     return target, [Document((*p, *g.tokens), len(p)) for p, g in zip(prompts, found, strict=True)]
+
+
+def _target() -> TargetModel:
+    return outpace.Target(AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=torch.float32))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -65,6 +67,32 @@ def test_texts_are_cut_and_long_prompts_left_out() -> None:
     (document,) = encode(Words(), pairs, new_tokens=3)  # type: ignore[arg-type]
     assert document.tokens == tuple(map(ord, "abcde"))
     assert document.prompt == 2
+
+
+def test_a_quick_run_takes_a_few_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(
+        train_drafters.subprocess, "run", lambda command, cwd, check: commands.append(command[1:])
+    )
+    for quick in (False, True):
+        train_drafters.train("medusa", tmp_path, quick)
+    slow, fast = (dict(zip(own[2::2], own[3::2], strict=True)) for own in commands)
+    assert commands[0][:2] == commands[1][:2] == ["train", "medusa:heads=4,layers=2"]
+    assert (slow["--steps"], slow["--length"]) == ("300", "512")
+    assert (fast["--steps"], fast["--length"], fast["--data"]) == ("2", "128", "answers")
+
+
+def test_what_is_of_no_use_is_not_shipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own = ["train_drafters.py", "--data", str(tmp_path), "--work", str(tmp_path / "work")]
+    package = str(train_drafters.nano_draft_path().parent)
+    for more, message in (
+        (["--quick", "--ship", package], "2"),
+        ([], "has been distilled already"),
+    ):
+        monkeypatch.setattr(sys, "argv", [*own, *more])
+        with pytest.raises(SystemExit, match=message):
+            train_drafters.main()
+        assert not (tmp_path / "work").exists()
 
 
 def test_every_run_is_of_a_method_and_its_options() -> None:

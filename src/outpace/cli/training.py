@@ -55,28 +55,34 @@ def train_drafter(
     is `draft_model:model=OUT`. With --tune lora the model learns too, and
     decodes as --model OUT/target.
     """
-    with screen.busy(f"loading {model or 'the embedded model'} ..."):
-        from outpace.console import train
-        from outpace.console.models import load
-        from outpace.train.loop import Training
+    with screen.of_the_first():
+        with screen.busy(f"loading {model or 'the embedded model'} ..."):
+            from outpace.console import train
+            from outpace.console.models import load
+            from outpace.train.loop import Training
+            from outpace.train.processes import own_device
 
-        settings = Training(
-            steps,
-            rows,
-            accumulate,
-            learning_rate,
-            objective=objective,
-            bf16=bf16,
-            evaluate_every=evaluate_every,
-            patience=patience,
-            seed=seed,
-            on_policy=on_policy,
-        )
-        loaded = load(model, device, dtype, trust_remote_code)
-    corpus = train.Corpus(data, chat, distil, max_new_tokens, temperature, length, held_out)
-    earlier = [folder.strip() for folder in (boost_after or "").split(",") if folder.strip()]
-    found = train.run(method, loaded, corpus, settings, out, draft, earlier, tune)
-    show(found, as_json, train.table)
+            settings = Training(
+                steps,
+                rows,
+                accumulate,
+                learning_rate,
+                objective=objective,
+                bf16=bf16,
+                evaluate_every=evaluate_every,
+                patience=patience,
+                seed=seed,
+                on_policy=on_policy,
+            )
+            loaded = load(model, own_device(device), dtype, trust_remote_code)
+        corpus = train.Corpus(data, chat, distil, max_new_tokens, temperature, length, held_out)
+        earlier = [folder.strip() for folder in (boost_after or "").split(",") if folder.strip()]
+        try:
+            found = train.run(method, loaded, corpus, settings, out, draft, earlier, tune)
+        except KeyboardInterrupt:
+            screen.note("the same command goes on from the last checkpoint, and with the answers so far")
+            raise
+        show(found, as_json, train.table)
 
 
 @app.command(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -42,6 +44,16 @@ def write(text: str) -> None:
 def note(message: str, style: str = "dim") -> None:
     """One line on standard error."""
     err().print(Text(printable(message), style=style), soft_wrap=True)
+
+
+@contextmanager
+def of_the_first() -> Iterator[None]:
+    """Where a launcher started several processes, what the others have to show is not shown; errors are."""
+    if os.environ.get("RANK", "0") == "0":
+        yield
+        return
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
 
 
 @contextmanager

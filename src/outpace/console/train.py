@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,23 +13,24 @@ from typing import Any
 from rich.table import Table
 
 from outpace.console import progress, screen
+from outpace.console.answers import answered
 from outpace.console.models import Loaded
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import LEARNED
-from outpace.drafting.learned import Fit, Learned
+from outpace.drafting.learned import CONFIG, WEIGHTS, Fit, Learned
 from outpace.spec import load
 from outpace.targets.base import TargetModel
 from outpace.train import data, hub, provenance
 from outpace.train.boosting import load_earlier
+from outpace.train.checkpoint import CHECKPOINT, OLD
 from outpace.train.data import Document
-from outpace.train.distil import answer
 from outpace.train.feed import Feed, Row
 from outpace.train.joint import TARGET, Joint
+from outpace.train.log import LOG
 from outpace.train.loop import Training, train
 from outpace.train.lora import LoRA
 from outpace.train.metric import replay
-
-ANSWERS, MADE_FROM = "answers.jsonl", "answers.json"
+from outpace.train.processes import Processes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,20 +90,22 @@ def run(
         tune: how the model itself is trained too, as in ``lora:rank=16``; empty leaves it as it is.
     """
     began, began_cpu = time.perf_counter(), time.process_time()
+    processes = Processes(model.target.hidden.device)
     _check_places(out, [draft, *boost_after])
     torch_seed(settings.seed)
     module = module_of(method, model.target, draft)
     if tune:
         module = Joint(module, load("way to train a model", {"lora": LoRA}, tune))
     earlier = [load_earlier(folder, model.target) for folder in boost_after]
-    documents = _documents(model, corpus, out)
+    documents = _documents(model, corpus, out, processes)
     parts = data.split(documents, corpus.held_out)
     rows, calibration, held_out = (
         data.pack(part, corpus.length) for part in (parts.learnt, parts.calibration, parts.held_out)
     )
-    module.accompany(out, model.tokenizer)
+    if processes.first:
+        module.accompany(out, model.tokenizer)
     with progress.bar(settings.steps, "steps") as bar:
-        reached = train(module, rows, held_out, settings, out, _told(bar), earlier, calibration=calibration)
+        reached = train(module, rows, held_out, settings, out, _told(bar), earlier, calibration)
     found = {
         "method": method.partition(":")[0].strip(),
         "target": dataclasses.asdict(Fit.of(model.target)),
@@ -113,7 +115,8 @@ def run(
         "held_out_documents": len(parts.held_out),
         "tokens": sum(len(document.tokens) for document in parts.learnt),
         "steps": reached.step,
-        "tokens_seen": _seen(rows, settings, reached.step),
+        "processes": processes.count,
+        "tokens_seen": _seen(rows, settings, reached.step * processes.count),
         **reached.measured,
         "seconds": time.perf_counter() - began,
         "cpu_seconds": time.process_time() - began_cpu,
@@ -130,35 +133,49 @@ def run(
         "settings": dataclasses.asdict(settings) | {"tune": tune},
         "result": found,
     }
-    provenance.write(out, facts)
+    if processes.first:
+        provenance.write(out, facts)
     tuned = {"tuned_model": str(out / TARGET)} if tune else {}
     return {**found, "out": str(out), **tuned}
 
 
 def _told(bar: progress.Bar) -> Callable[[Mapping[str, Any]], None]:
     """Shows entries of the log on a bar."""
-    last = {"length": ""}
+    length, done = "", 0
 
     def report(entry: Mapping[str, Any]) -> None:
+        nonlocal length, done
         if "loss" in entry:
-            bar.advance(f"loss {entry['loss']:.3f}{last['length']}")
+            # The first one is not step 1 where a run goes on.
+            bar.advance(f"loss {entry['loss']:.3f}{length}", entry["step"] - done)
+            done = entry["step"]
         else:
-            last["length"] = f", {entry['expected_length']:.2f} tokens a step"
+            length = f", {entry['expected_length']:.2f} tokens a step"
 
     return report
 
 
 def _seen(rows: Seq[Row], settings: Training, steps: int) -> int:
-    """Tokens that so many steps read on one device, prompts included: whole passes and a share of one."""
+    """Tokens that so many steps of a process read, prompts included: whole passes and a share of one."""
     every = sum(len(document.tokens) for row in rows for document in row)
     return round(every * steps * settings.rows * settings.accumulate / len(rows))
 
 
 def _check_places(out: Path, read: Seq[str | None]) -> None:
-    """Refuse to write over what is read."""
+    """Refuse to write over what is read, or over what is no run to go on with."""
     for folder in read:
         if folder is not None and Path(folder).resolve() == out.resolve():
             raise OutpaceError(f"{out} is read and would be written over; give another --out")
+    if out.exists() and not out.is_dir():
+        raise OutpaceError(f"{out} is a file, and --out a folder")
+    goes_on = any((out / name).exists() for name in (CHECKPOINT, OLD)) or (
+        (out / LOG).exists() and not (out / provenance.PROVENANCE).exists()
+    )
+    there = [name for name in (CONFIG, WEIGHTS, provenance.PROVENANCE) if (out / name).exists()]
+    if there and not goes_on:
+        raise OutpaceError(
+            f"{out} holds a model already, and {there[0]} would be written over; give another --out"
+        )
 
 
 def torch_seed(seed: int) -> None:
@@ -168,7 +185,7 @@ def torch_seed(seed: int) -> None:
     torch.manual_seed(seed % 2**63)
 
 
-def _documents(model: Loaded, corpus: Corpus, out: Path) -> list[Document]:
+def _documents(model: Loaded, corpus: Corpus, out: Path, processes: Processes) -> list[Document]:
     """The documents, the target's answers among them."""
     read = hub.read if corpus.source.startswith(hub.PREFIX) else data.read
     documents = read(corpus.source, model, corpus.chat)
@@ -181,36 +198,8 @@ def _documents(model: Loaded, corpus: Corpus, out: Path) -> list[Document]:
     fits = [document for document in asked if document.prompt < room and len(document.tokens) < room]
     if len(fits) < len(asked):
         screen.note(f"left out, as longer than {room} tokens: {len(asked) - len(fits)} prompts")
-    return [*given, *_answers(model, fits, corpus, out)] if fits else given
-
-
-def _answers(model: Loaded, prompts: list[Document], corpus: Corpus, out: Path) -> list[Document]:
-    """The target's answers; they are kept in ``out``, with what they were made from.
-
-    Raises:
-        OutpaceError: those in ``out`` are to other prompts, or were made with other options.
-    """
-    file, note = out / ANSWERS, out / MADE_FROM
-    facts = {
-        "target": Fit.of(model.target).name,
-        "prompts": data.digest(prompts),
-        "max_new_tokens": corpus.max_new_tokens,
-        "temperature": corpus.temperature,
-    }
-    if file.is_file() and note.is_file():
-        if json.loads(note.read_text("utf-8")) != facts:
-            raise OutpaceError(
-                f"{file} has other prompts' answers, or with other options; give another --out"
-            )
-        screen.note(f"the target's answers are in {file} already")
-        return data.read(file, model)
     params = SamplingParams(max_new_tokens=corpus.max_new_tokens, temperature=corpus.temperature, seed=0)
-    with progress.bar(len(prompts), "prompts answered") as bar:
-        answers = answer(model.target, prompts, params, report=lambda done: bar.advance(steps=done))
-    out.mkdir(parents=True, exist_ok=True)
-    data.write(answers, file)
-    note.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
-    return answers
+    return [*given, *answered(model, fits, params, out, processes)] if fits else given
 
 
 def table(found: Mapping[str, Any]) -> Table:

@@ -12,6 +12,7 @@ from outpace.core import OutpaceError
 from outpace.drafting.draws import check_confidence
 from outpace.drafting.layers import Attention, LayerConfig, Rotary, Store, itself
 from outpace.drafting.learned import Batch, Fit, Learned, Losses, Objective, accepted_of_chain, measure
+from outpace.targets.base import TargetModel
 
 Kind = Literal["feed_forward", "attention"]
 
@@ -85,6 +86,14 @@ class Adapter(Learned):
     @property
     def hidden_layers(self) -> tuple[int, ...]:
         return (self.config.layers,)
+
+    def check(self, target: TargetModel) -> None:
+        super().check(target)
+        if self.config.layers >= target.layers:
+            raise OutpaceError(
+                f"early_exit: the target has {target.layers} layers, so layers must be at most "
+                f"{target.layers - 1}, not {self.config.layers}"
+            )
 
     def advance(
         self,

@@ -13,6 +13,7 @@ from typing import Any
 from outpace.core import OutpaceError
 
 _PROGRESS = "progress.json"
+CHECKPOINT, OLD = "checkpoint", "checkpoint.old"
 
 
 class Checkpoints:
@@ -24,7 +25,7 @@ class Checkpoints:
     """
 
     def __init__(self, out: Path, accelerator: Any, signature: dict[str, Any]) -> None:
-        self._folder = out / "checkpoint"
+        self._folder = out / CHECKPOINT
         self._accelerator = accelerator
         # As it comes back from a file.
         self._signature = json.loads(json.dumps(signature))
@@ -35,6 +36,10 @@ class Checkpoints:
         Raises:
             OutpaceError: it is of a run with other data or settings.
         """
+        old = self._folder.with_name(OLD)
+        if self._accelerator.is_main_process and old.is_dir() and not self._folder.exists():
+            old.rename(self._folder)  # the writing of the next one was interrupted
+        self._accelerator.wait_for_everyone()
         file = self._folder / _PROGRESS
         if not file.is_file():
             return {}
@@ -58,11 +63,16 @@ class Checkpoints:
         self._accelerator.wait_for_everyone()
         with _quiet("accelerate.utils.other"):  # it warns of tied weights, which are tied again when loaded
             self._accelerator.save_state(str(new))
+        self._accelerator.wait_for_everyone()  # each has written its own part
         if main:
             text = json.dumps({"progress": progress, "signature": self._signature}, indent=2)
             (new / _PROGRESS).write_text(text + "\n", encoding="utf-8")
-            shutil.rmtree(self._folder, ignore_errors=True)
+            old = self._folder.with_name(OLD)
+            shutil.rmtree(old, ignore_errors=True)
+            if self._folder.exists():
+                self._folder.rename(old)
             new.rename(self._folder)
+            shutil.rmtree(old, ignore_errors=True)
         self._accelerator.wait_for_everyone()
 
 

@@ -96,7 +96,10 @@ def parse(value: Any, encoder: Encoder, chat: bool = False) -> Document:
         tokens = value["tokens"]
         if not (isinstance(tokens, list) and all(type(token) is int for token in tokens)):
             raise OutpaceError('"tokens" is not a list of token ids')
-        return _checked(tokens, int(value.get("prompt_length", 0)))
+        prompt = value.get("prompt_length", 0)
+        if type(prompt) is not int or not 0 <= prompt <= len(tokens):
+            raise OutpaceError(f'"prompt_length" is not a number from 0 to {len(tokens)}')
+        return _checked(tokens, prompt)
     if "text" in value:
         return _checked(encoder.tokens(_string(value, "text")), 0)
     if "messages" in value:
@@ -143,10 +146,11 @@ def _checked(tokens: Seq[int], prompt: int, open: bool = False) -> Document:
     return Document(tuple(tokens), prompt, open)
 
 
-def write(documents: Seq[Document], file: Path) -> None:
+def write(documents: Seq[Document], file: Path, append: bool = False) -> None:
     """Documents as token ids, for ``read``."""
     lines = (json.dumps({"tokens": d.tokens, "prompt_length": d.prompt}) + "\n" for d in documents)
-    file.write_text("".join(lines), encoding="utf-8")
+    with file.open("a" if append else "w", encoding="utf-8") as opened:
+        opened.writelines(lines)
 
 
 @dataclass(frozen=True)

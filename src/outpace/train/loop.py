@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -13,17 +12,19 @@ from typing import Any
 import torch
 
 from outpace.core import OutpaceError
-from outpace.drafting.learned import Batch, Learned, Losses
+from outpace.drafting.learned import Learned
 from outpace.sampling import key
 from outpace.targets.base import TargetModel
 from outpace.train.boosting import fingerprint
 from outpace.train.checkpoint import Checkpoints
+from outpace.train.data import digest
 from outpace.train.feed import Feed, Row
+from outpace.train.log import LOG, Log
 from outpace.train.metric import evaluate
 from outpace.train.objectives import objective
 from outpace.train.on_policy import is_on_policy
-
-LOG = "log.jsonl"
+from outpace.train.processes import Processes
+from outpace.train.update import means, update
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,12 @@ def train(
     A run whose ``out`` holds a checkpoint goes on from it, to the very weights of a run that was not
     interrupted: the order of the rows depends on seed and step alone, and each step reseeds torch.
 
+    Where a launcher started several processes, each of which calls this, a forward's rows are shared out
+    among them, and the first one writes.
+
     Args:
         module: bound to its target.
-        report: called with each entry of the log, ``log.jsonl`` in ``out``.
+        report: called with each entry of the log, ``log.jsonl`` in ``out``, in each process.
         earlier: drafters that it will draft together with. It learns the places that they get wrong, and the
             expected length is that of all together.
         calibration: rows that a module measures on what it drafts by, such as how often each head is right;
@@ -120,53 +124,61 @@ def train(
         OutpaceError: accelerate is missing, the checkpoint is of other data or settings, or the settings do
             not fit the module.
     """
-    _check(module, [*rows, *held_out], settings, earlier)
+    _check(module, rows, held_out, settings, earlier)
+    goal = objective(settings.objective)
+    processes = Processes(module.target.hidden.device)
     accelerator = _accelerator(module.target, settings)
     groups = [{"params": weights, "relative": rate} for rate, weights in module.groups()]
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
     prepared, optimizer = accelerator.prepare(module, optimizer)
-    checkpoints = Checkpoints(out, accelerator, _signature(module, rows, settings, earlier))
+    signature = _signature(module, rows, settings, earlier) | {"number of processes": processes.count}
+    checkpoints = Checkpoints(out, accelerator, signature)
     progress = Progress(**checkpoints.load())
-    log = _Log(out / LOG, progress.step, report, accelerator.is_main_process)
-    feed = Feed(
-        module,
-        rows,
-        settings.rows,
-        settings.seed,
-        settings.on_policy,
-        earlier,
-        accelerator.process_index,
-        accelerator.num_processes,
-    )
+    log = Log(out / LOG, progress.step, report, processes.first)
+    shared = settings.rows, settings.seed, settings.on_policy, earlier, processes.index, processes.count
+    feed = Feed(module, rows, *shared)
     if progress.step == 0:
         # A module that goes on from a checkpoint may not gain anything.
-        log.write(_measure(feed, held_out, calibration, settings, progress))
-        if accelerator.is_main_process:
+        log.write(_measure(feed, held_out, calibration, settings, progress, processes))
+        if processes.first:
             module.save(out)
     while progress.step < settings.steps and not (settings.patience and progress.waited >= settings.patience):
-        torch.manual_seed(key(settings.seed, progress.step))
+        torch.manual_seed(key(settings.seed, progress.step, processes.index))
         for group in optimizer.param_groups:
             group["lr"] = settings.rate(progress.step) * group["relative"]
         module.at_step(progress.step, settings.steps)
         forwards = range(progress.step * settings.accumulate, (progress.step + 1) * settings.accumulate)
-        parts = [
-            _forward(prepared, optimizer, accelerator, feed.batch(forward), settings) for forward in forwards
-        ]
+        batches = (feed.batch(forward) for forward in forwards)
+        parts = update(prepared, optimizer, accelerator, batches, goal, settings.clip, settings.bf16)
         own = sum(is_on_policy(forward, settings.on_policy) for forward in forwards) / len(forwards)
-        log.write(_entry(progress.step + 1, parts, settings.rate(progress.step), own))
+        entry = {"step": progress.step + 1, **means(parts, accelerator)}
+        log.write(entry | {"learning_rate": settings.rate(progress.step), "on_policy": own})
         progress.step += 1
         if progress.step % settings.evaluate_every == 0 or progress.step == settings.steps:
-            log.write(_measure(feed, held_out, calibration, settings, progress))
-            if progress.waited == 0 and accelerator.is_main_process:
+            log.write(_measure(feed, held_out, calibration, settings, progress, processes))
+            if progress.waited == 0 and processes.first:
                 module.save(out)
             checkpoints.save(asdict(progress))
     return progress
 
 
-def _check(module: Learned, rows: Seq[Row], settings: Training, earlier: Seq[Learned]) -> None:
+def _check(
+    module: Learned, rows: Seq[Row], held_out: Seq[Row], settings: Training, earlier: Seq[Learned]
+) -> None:
     """Raises:
     OutpaceError: the module cannot be trained like this.
     """
+    for part, what in ((rows, "learn"), (held_out, "measure on")):
+        if not any(len(document.tokens) > max(document.prompt, 1) for row in part for document in row):
+            raise OutpaceError(
+                f"there is nothing to {what}: no text is longer than its prompt; give more, or longer rows"
+            )
+    tokens = {token for row in (*rows, *held_out) for document in row for token in document.tokens}
+    if not all(0 <= token < module.target.vocabulary for token in (min(tokens), max(tokens))):
+        raise OutpaceError(
+            f"the texts have token ids from {min(tokens)} to {max(tokens)}, and the target has "
+            f"{module.target.vocabulary}; give texts of its own tokens"
+        )
     if settings.on_policy:
         _ = module.writer  # says so where it writes no text
         if earlier:
@@ -174,7 +186,7 @@ def _check(module: Learned, rows: Seq[Row], settings: Training, earlier: Seq[Lea
                 "what earlier drafters get wrong is seen on the target's text, not on a drafter's own: leave "
                 "out on_policy, or the earlier drafters"
             )
-    longest = max((len(document.tokens) for row in rows for document in row), default=0)
+    longest = max(len(document.tokens) for row in (*rows, *held_out) for document in row)
     if module.context is not None and longest > module.context:
         raise OutpaceError(
             f"{module.method}: a text has {longest} tokens, and the drafter is made for {module.context}; "
@@ -182,27 +194,12 @@ def _check(module: Learned, rows: Seq[Row], settings: Training, earlier: Seq[Lea
         )
 
 
-def _forward(prepared: Any, optimizer: Any, accelerator: Any, batch: Batch, settings: Training) -> Losses:
-    """One forward and backward; a step's last updates the weights."""
-    with accelerator.accumulate(prepared):
-        with accelerator.autocast():
-            losses: Losses = prepared(batch, objective(settings.objective))
-        accelerator.backward(losses.total)
-        if accelerator.sync_gradients:
-            accelerator.clip_grad_norm_(prepared.parameters(), settings.clip)
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses
-
-
 def _accelerator(target: TargetModel, settings: Training) -> Any:
-    try:
-        from accelerate import Accelerator
-    except ImportError as error:
-        raise OutpaceError("training needs accelerate: pip install 'outpace[train]'") from error
+    from accelerate import Accelerator
+
     return Accelerator(
         cpu=target.hidden.device.type == "cpu",
-        mixed_precision="bf16" if settings.bf16 else "no",
+        mixed_precision="no",  # see update
         gradient_accumulation_steps=settings.accumulate,
         step_scheduler_with_optimizer=False,
     )
@@ -210,20 +207,24 @@ def _accelerator(target: TargetModel, settings: Training) -> Any:
 
 def _signature(module: Learned, rows: Seq[Row], settings: Training, earlier: Seq[Learned]) -> dict[str, Any]:
     """What a checkpoint must have been made with for a run to go on from it."""
-    tokens = sum(len(document.tokens) for row in rows for document in row)
     return {
         "method": module.method,
         "config": asdict(module.config),
-        "target": asdict(module.fit),
+        "target": asdict(module.fit) | {"dtype": str(module.target.hidden.dtype)},
         "rows": len(rows),
-        "tokens": tokens,
+        "texts": digest([document for row in rows for document in row]),
         "settings": asdict(settings),
         "earlier drafters": [fingerprint(drafter) for drafter in earlier],
     }
 
 
 def _measure(
-    feed: Feed, held_out: Seq[Row], calibration: Seq[Row], settings: Training, progress: Progress
+    feed: Feed,
+    held_out: Seq[Row],
+    calibration: Seq[Row],
+    settings: Training,
+    progress: Progress,
+    processes: Processes,
 ) -> dict[str, Any]:
     """What the module is worth on held-out text; a better one is noted in the progress."""
     module = feed.module
@@ -231,56 +232,17 @@ def _measure(
     module.calibrate(feed.each(calibration))
     replay, loss = evaluate(module, feed.each(held_out), objective(settings.objective), feed.earlier)
     module.train()
-    found = {
+    own: dict[str, Any] = {
         "held_out_loss": loss,
         "expected_length": replay.expected_length,
         "accepted_per_position": replay.acceptance,
         **module.figures(feed.each(held_out)),
     }
-    if replay.expected_length > progress.best:
-        progress.best, progress.waited, progress.measured = replay.expected_length, 0, found
+    # Devices may differ in the last digits, and all must stop at the same step.
+    found = processes.agree(own)
+    length = float(found["expected_length"])
+    if length > progress.best:
+        progress.best, progress.waited, progress.measured = length, 0, found
     else:
         progress.waited += 1
     return {"step": progress.step, **found}
-
-
-def _entry(step: int, parts: Seq[Losses], rate: float, own: float) -> dict[str, Any]:
-    """The means of a step's forwards, places counted alike."""
-    places = torch.stack([part.places for part in parts])
-    total = places.sum(dim=0).clamp(min=1)
-
-    def mean(name: str) -> list[float]:
-        values = torch.stack([getattr(part, name) for part in parts])
-        means: list[float] = ((values * places).sum(dim=0) / total).tolist()
-        return means
-
-    loss = sum(float(part.total.detach()) for part in parts) / len(parts)
-    return {
-        "step": step,
-        "loss": loss,
-        "loss_by_depth": mean("loss"),
-        "acceptance_by_depth": mean("acceptance"),
-        "learning_rate": rate,
-        "on_policy": own,
-    }
-
-
-class _Log:
-    """The log in JSONL; entries after the checkpoint that a run goes on from are dropped."""
-
-    def __init__(
-        self, file: Path, step: int, report: Callable[[Mapping[str, Any]], None], writes: bool
-    ) -> None:
-        self._file = file if writes else None
-        self._report = report
-        if writes:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            old = file.read_text(encoding="utf-8").splitlines() if step and file.exists() else []
-            kept = [line for line in old if json.loads(line)["step"] <= step]
-            file.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-
-    def write(self, entry: Mapping[str, Any]) -> None:
-        if self._file is not None:
-            with self._file.open("a", encoding="utf-8") as opened:
-                opened.write(json.dumps(entry) + "\n")
-        self._report(entry)

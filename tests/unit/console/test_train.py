@@ -11,8 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from outpace.cli import app
+from outpace.console import answers
 from outpace.console.models import Loaded, load
 from outpace.core import OutpaceError, SamplingParams
+from outpace.train import distil
 from outpace.train.lora import base_of
 
 Run = Callable[..., Any]
@@ -114,6 +116,70 @@ def test_draft_models_are_trained_one_after_another(run: Run, model: Loaded, tmp
     assert result.exit_code == 2 and "would be written over" in " ".join(result.stderr.split())
 
 
+def test_answers_are_gone_on_with_where_they_were_interrupted(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(answers, "_TOGETHER", 6)
+    own = [*SMALL, "--temperature", 1.0, "--json"]
+    whole = run("medusa:heads=2,nodes=4", *own, "--out", tmp_path / "whole")
+    assert whole.exit_code == 0, whole.output
+    asked: list[int] = []
+
+    def answer(target: Any, prompts: Any, params: SamplingParams) -> Any:
+        asked.append(len(prompts))
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return distil.answer(target, prompts, params)
+
+    monkeypatch.setattr(answers, "answer", answer)
+    stopped = run("medusa:heads=2,nodes=4", *own, "--out", tmp_path / "parts")
+    assert stopped.exit_code == 130 and "the same command goes on" in stopped.stderr
+    file = tmp_path / "parts" / "answers.jsonl"
+    assert len(file.read_text().splitlines()) == 12
+    # What was written after the last note is made anew.
+    file.write_text(file.read_text() + '{"tokens": [1], "prompt')
+    result = run("medusa:heads=2,nodes=4", *own, "--out", tmp_path / "parts")
+    assert result.exit_code == 0, result.output
+    assert asked == [6, 6, 6, 6, 2]
+    assert file.read_bytes() == (tmp_path / "whole" / "answers.jsonl").read_bytes()
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts")]
+    assert weights[0] == weights[1]
+
+
+def test_what_is_no_run_of_its_own_is_not_written_over(run: Run, folder: Path, tmp_path: Path) -> None:
+    for name, content in (("config.json", "{}"), ("answers.jsonl", "mine"), ("provenance.json", "{}")):
+        out = tmp_path / name.partition(".")[0]
+        out.mkdir()
+        (out / name).write_text(content)
+        result = run("medusa:heads=2", *SMALL, "--out", out)
+        said = " ".join(result.stderr.split())
+        assert result.exit_code == 2 and "written over; give another --out" in said, said
+        assert [file.name for file in out.iterdir()] == [name] and (out / name).read_text() == content
+    result = run("medusa:heads=2", *SMALL, "--out", tmp_path / "prompts.jsonl")
+    assert result.exit_code == 2 and "is a file, and --out a folder" in " ".join(result.stderr.split())
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("mine")
+    assert run("medusa:heads=2", *SMALL, "--out", tmp_path / "notes").exit_code == 0
+    broken = tmp_path / "notes" / "answers.json"
+    broken.write_text("{")
+    result = run("medusa:heads=2", *SMALL, "--out", tmp_path / "notes")
+    assert result.exit_code == 2 and "cannot be read" in result.stderr
+
+
+def test_the_bar_begins_where_the_run_goes_on(run: Run, tmp_path: Path) -> None:
+    notes = []
+    for steps in ("stopped", "whole"):
+        result = run("medusa:heads=2,nodes=4", *SMALL, "--out", tmp_path / "out")
+        notes.append([line for line in result.stderr.splitlines() if line.startswith("steps: ")])
+        checkpoint = tmp_path / "out" / "checkpoint" / "progress.json"
+        if steps == "stopped":
+            held = json.loads(checkpoint.read_text())
+            held["progress"]["step"] = 4
+            checkpoint.write_text(json.dumps(held))
+    assert [line.split(",")[0] for line in notes[1]] == ["steps: 5 of 6", "steps: 6 of 6"]
+    assert notes[0][-1].startswith("steps: 6 of 6")
+
+
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
@@ -142,6 +208,7 @@ def test_draft_models_are_trained_one_after_another(run: Run, model: Loaded, tmp
         ),
         ("draft_model:heads=3", (), "heads must be a multiple of kv_heads"),
         ("draft_model:context=20", (), "the drafter is made for 20"),
+        ("early_exit:layers=1", (), "the target has 1 layers, so layers must be at most 0, not 1"),
     ],
 )
 def test_mistakes(run: Run, method: str, options: Any, message: str, tmp_path: Path) -> None:

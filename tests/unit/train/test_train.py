@@ -114,12 +114,18 @@ def test_objectives_are_what_they_say(name: str) -> None:
 
 
 def run(
-    documents: list[Document], out: Path, stop: int | None = None, **changes: Any
+    documents: list[Document],
+    out: Path,
+    stop: int | None = None,
+    steps_seen: list[int] | None = None,
+    **changes: Any,
 ) -> dict[str, torch.Tensor]:
     """Train; interrupted after the step ``stop``. The weights at the end."""
     module = heads()
 
     def report(entry: Mapping[str, Any]) -> None:
+        if steps_seen is not None:
+            steps_seen.append(entry["step"])
         if entry["step"] == stop and "loss" in entry:
             raise KeyboardInterrupt
 
@@ -202,6 +208,75 @@ def test_training_stops_when_nothing_is_gained(documents: list[Document], tmp_pa
     assert steps == [0, 1, 2, 2]
 
 
+@pytest.mark.parametrize("method", ["draft_model", "medusa"])
+def test_forwards_in_bfloat16_leave_weights_and_the_target_as_they_are(method: str, tmp_path: Path) -> None:
+    model = tiny_llama(dtype=torch.float32)
+    target, cls = Target(model), LEARNED[method]
+    theirs = _dtypes([model.model.layers[0].mlp.up_proj])
+    rows = [[Document(tuple((7 * place + row) % 90 + 1 for place in range(20)), 3)] for row in range(4)]
+    settings = Training(steps=2, rows=2, evaluate_every=2, on_policy=float(method == "draft_model"))
+    found = []
+    for place, bf16 in enumerate((False, True, False)):
+        torch.manual_seed(0)
+        module = cls.new(cls.config_type(), target)
+        own = _dtypes([part for part in module.modules() if isinstance(part, torch.nn.Linear)])
+        more = replace(settings, bf16=bf16)
+        train(module, rows, rows[:2], more, tmp_path / str(place), calibration=rows[2:])
+        assert (torch.bfloat16 in own) == bf16 and theirs == {torch.float32}
+        assert all(weight.dtype == torch.float32 for weight in module.parameters())
+        found.append(module.state_dict())
+    plain, rounded, again = found
+    assert all(torch.equal(plain[name], again[name]) for name in plain)
+    assert any(not torch.equal(plain[name], rounded[name]) for name in plain)
+    assert all(torch.allclose(plain[name], rounded[name], atol=0.02) for name in plain)
+
+
+def _dtypes(modules: list[torch.nn.Module]) -> set[torch.dtype]:
+    """Those that come out of some modules from now on."""
+    seen: set[torch.dtype] = set()
+    for module in modules:
+        module.register_forward_hook(lambda _, given, out: seen.add(out.dtype))
+    return seen
+
+
+def test_texts_that_cannot_be_learnt_are_refused(documents: list[Document], tmp_path: Path) -> None:
+    rows = data.pack(documents, 70)
+    prompts = data.pack(documents, 3)
+    other = [[Document((1, TARGET.vocabulary), 1)]]
+    for learnt, held_out, match in (
+        (prompts, rows, "there is nothing to learn: no text is longer than its prompt"),
+        (rows, prompts, "there is nothing to measure on"),
+        (other, rows, f"from . to {TARGET.vocabulary}, and the target has {TARGET.vocabulary}"),
+        (rows, other, "give texts of its own tokens"),
+    ):
+        with pytest.raises(OutpaceError, match=match):
+            train(heads(), learnt, held_out, SETTINGS, tmp_path, calibration=rows[:2])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_outlives_the_writing_of_the_next(documents: list[Document], tmp_path: Path) -> None:
+    whole = run(documents, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(documents, tmp_path / "parts", stop=5)
+    checkpoint = tmp_path / "parts" / "checkpoint"
+    # As it is between the two renamings, and with an entry of the log cut short.
+    checkpoint.rename(checkpoint.with_name("checkpoint.old"))
+    with (tmp_path / "parts" / "log.jsonl").open("a") as log:
+        log.write('{"step": 3, "lo')
+    seen: list[int] = []
+    parts = run(documents, tmp_path / "parts", steps_seen=seen)
+    assert seen[0] == 5 and all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert (tmp_path / "whole/log.jsonl").read_text() == (tmp_path / "parts/log.jsonl").read_text()
+    assert not checkpoint.with_name("checkpoint.old").exists()
+
+
+def test_a_run_goes_on_with_the_same_texts_alone(documents: list[Document], tmp_path: Path) -> None:
+    run(documents, tmp_path)
+    changed = [replace(d, tokens=(*d.tokens[:-1], (d.tokens[-1] + 1) % TARGET.vocabulary)) for d in documents]
+    with pytest.raises(OutpaceError, match="of a run with other texts"):
+        run(changed, tmp_path)
+
+
 def test_settings_that_make_no_sense_are_refused() -> None:
     for changes, match in (({"steps": 0}, "steps"), ({"objective": "none"}, "there are: ground_truth")):
         with pytest.raises(OutpaceError, match=match):
@@ -244,6 +319,8 @@ def test_every_kind_of_line_is_read(tmp_path: Path) -> None:
         ('{"text": 3}', '"text" is not a string'),
         ('{"tokens": ["x"]}', "not a list of token ids"),
         ('{"tokens": []}', "the text is empty"),
+        ('{"tokens": [1], "prompt_length": "x"}', '"prompt_length" is not a number from 0 to 1'),
+        ('{"tokens": [1], "prompt_length": 2}', '"prompt_length" is not a number from 0 to 1'),
         ('{"messages": [{"role": "assistant", "content": "x"}]}', "no turn of a user"),
         ('{"messages": ["x"]}', '"messages" is not'),
         ("", "there is no document"),

@@ -1,0 +1,42 @@
+"""The log of a run, in JSONL: every step and every measurement."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+LOG = "log.jsonl"
+
+
+class Log:
+    """The log in JSONL; entries after the checkpoint that a run goes on from are dropped.
+
+    Args:
+        step: of that checkpoint; 0 for none.
+        report: called with each entry.
+        writes: whether this process does.
+    """
+
+    def __init__(
+        self, file: Path, step: int, report: Callable[[Mapping[str, Any]], None], writes: bool
+    ) -> None:
+        self._file = file if writes else None
+        self._report = report
+        if writes:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            old = file.read_text(encoding="utf-8").splitlines() if step and file.exists() else []
+            kept = [line for line in old if _whole(line) and json.loads(line)["step"] <= step]
+            file.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+
+    def write(self, entry: Mapping[str, Any]) -> None:
+        if self._file is not None:
+            with self._file.open("a", encoding="utf-8") as opened:
+                opened.write(json.dumps(entry) + "\n")
+        self._report(entry)
+
+
+def _whole(line: str) -> bool:
+    """Whether a line of the log was written to its end."""
+    return line.endswith("}")

@@ -1,0 +1,77 @@
+"""The processes that train together, one for each device: who does what, and what they agree on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence as Seq
+from typing import Any, TypeVar
+
+import torch
+
+from outpace.core import OutpaceError
+
+T = TypeVar("T")
+
+
+class Processes:
+    """This process among those that a launcher started, such as ``torchrun``; alone where none did.
+
+    Attributes:
+        index, count: which of how many it is.
+
+    Args:
+        device: that it trains on. All train on devices of one kind.
+
+    Raises:
+        OutpaceError: accelerate is missing, or the processes were started in another way.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        try:
+            from accelerate import PartialState
+        except ImportError as error:
+            raise OutpaceError("training needs accelerate: pip install 'outpace[train]'") from error
+        self._state = PartialState(cpu=device.type == "cpu")
+        self.index = int(self._state.process_index)
+        self.count = int(self._state.num_processes)
+
+    @property
+    def first(self) -> bool:
+        """Whether it is the one that writes and reports."""
+        return self.index == 0
+
+    def share(self, of: Seq[T]) -> tuple[int, Seq[T]]:
+        """Its own part, one piece of about the same size for each process; and where that begins."""
+        start, stop = (len(of) * place // self.count for place in (self.index, self.index + 1))
+        return start, of[start:stop]
+
+    def gather(self, found: list[T]) -> list[T]:
+        """What all found, in the order of the processes."""
+        from accelerate.utils import gather_object
+
+        gathered: list[T] = gather_object(found)
+        return gathered
+
+    def agree(self, value: T) -> T:
+        """The first one's value."""
+        from accelerate.utils import broadcast_object_list
+
+        held: list[Any] = [value]
+        agreed: T = broadcast_object_list(held)[0]
+        return agreed
+
+    def wait(self) -> None:
+        """Until all are here."""
+        self._state.wait_for_everyone()
+
+
+def own_device(device: str | None) -> str | None:
+    """The device that a process is to use where a launcher started several on a machine with GPUs.
+
+    Args:
+        device: the one asked for, None for any; with a number it is that one.
+    """
+    number = os.environ.get("LOCAL_RANK")
+    if number is None or device not in (None, "cuda") or not torch.cuda.is_available():
+        return device
+    return f"cuda:{number}"
