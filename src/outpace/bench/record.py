@@ -27,6 +27,7 @@ class Record:
         roof: None where it is not known.
         notes: what a reader must know besides: prompts and peers left out, and why.
         whole: false where it was interrupted.
+        peers: versions in the environments of other libraries' methods, by library.
     """
 
     machine: Mapping[str, Any]
@@ -37,6 +38,7 @@ class Record:
     roof: Roof | None = None
     notes: list[str] = field(default_factory=list)
     whole: bool = True
+    peers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def failed(self) -> list[Row]:
@@ -68,6 +70,7 @@ def as_json(record: Record) -> dict[str, Any]:
         "whole": record.whole,
         "command": record.command,
         "machine": dict(record.machine),
+        "peers": {library: dict(versions) for library, versions in record.peers.items()},
         "model": dict(record.model),
         "settings": dict(record.settings),
         "notes": list(record.notes),
