@@ -225,7 +225,9 @@ def _environment(threads: int, preloaded: Path | None) -> dict[str, str]:
 
 def versions_of(methods: Seq[Method]) -> dict[str, dict[str, str]]:
     """By library, the versions in the environments of the methods that run in one."""
-    return {method.name.partition(":")[0]: method.versions for method in methods if isinstance(method, Worker)}
+    return {
+        method.name.partition(":")[0]: method.versions for method in methods if isinstance(method, Worker)
+    }
 
 
 def python_of(library: str, environment: Path | None) -> Path:

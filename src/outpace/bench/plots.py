@@ -9,8 +9,10 @@ from collections.abc import Sequence as Seq
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from outpace.bench.remarks import said
 from outpace.bench.roof import Roof
 from outpace.bench.rows import Row
+from outpace.bench.runs import BASELINE
 from outpace.bench.scaling import Point, Scaling
 from outpace.core import OutpaceError
 
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart; black is plain decoding's.
 _COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
 _MARKERS = "osD^vP*X"
+# Those of the ninth method and the next ones, whose colours are used again.
+_LINES = ("-", "--", ":")
+_HATCHES = ("", "///", "...")
+_WIDTH, _HEIGHT = 5.8, 3.8  # inches: letters are as large beside the page's own
 
 
 def check_installed() -> None:
@@ -32,15 +38,17 @@ def check_installed() -> None:
         raise OutpaceError("--html draws with matplotlib: pip install 'outpace[bench]', or leave it out")
 
 
-def speed_by_category(rows: Seq[Row]) -> str:
+def speed_by_category(rows: Seq[Row], suite: str) -> str:
     """Bars of the speed over plain decoding, a group for each category, with the 95% intervals."""
-    shown = [row for row in rows if row.speed is not None and row.drafter != "none"]
+    shown = [
+        (place, row) for place, row in enumerate(rows) if row.speed is not None and row.drafter != BASELINE
+    ]
     first = next((row for row in rows if row.categories), None)
     names = [*first.categories] if first is not None and len(first.categories) > 1 else []
     places = ["all", *names]
-    axes, save = _figure(max(7.0, 1.1 * len(places)), 4.2)
+    axes, save = _figure(max(_WIDTH, 0.14 * len(places) * max(1, len(shown))))
     width = 0.8 / max(1, len(shown))
-    for number, row in enumerate(shown):
+    for number, (look, row) in enumerate(shown):
         speeds = [row.speed, *(row.categories[name] for name in names)]
         left = [place - 0.4 + (number + 0.5) * width for place in range(len(places))]
         heights = [speed.speedup for speed in speeds if speed is not None]
@@ -49,33 +57,47 @@ def speed_by_category(rows: Seq[Row]) -> str:
             [max(0.0, height - low) for height, (low, _) in zip(heights, spans, strict=True)],
             [max(0.0, high - height) for height, (_, high) in zip(heights, spans, strict=True)],
         ]
-        colour = _COLOURS[(number + 1) % len(_COLOURS)]
-        axes.bar(left, heights, width, yerr=errors, label=row.drafter, color=colour, error_kw={"lw": 1})
+        filled = {"color": _look(look)["color"], "hatch": _HATCHES[look // len(_COLOURS) % len(_HATCHES)]}
+        axes.bar(
+            left,
+            heights,
+            width,
+            yerr=errors,
+            label=said(row),
+            edgecolor="white",
+            lw=0,
+            error_kw={"lw": 1},
+            **filled,
+        )
     axes.axhline(1, color=_COLOURS[0], lw=1, ls="--", label="none (plain decoding)")
-    axes.set_xticks(range(len(places)), places, rotation=0 if len(places) < 6 else 20)
+    turned: dict[str, Any] = (
+        {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if len(places) > 5 else {}
+    )
+    axes.set_xticks(range(len(places)), places, **turned)
+    axes.set_xlabel("category of prompts")
     axes.set_ylabel("times plain decoding's speed")
-    axes.set_title("Speed by category")
+    axes.set_title(f"Speed by category: {suite}")
     return save()
 
 
-def acceptance_by_depth(rows: Seq[Row]) -> str:
+def acceptance_by_depth(rows: Seq[Row], suite: str) -> str:
     """Lines: the share of the steps that accepted a token at each place of the draft."""
-    axes, save = _figure(7.0, 4.2)
+    axes, save = _figure()
     for number, row in enumerate(rows):
         shares = row.acceptance_by_position
         if shares:
-            axes.plot(range(1, len(shares) + 1), shares, label=row.drafter, **_look(number))
+            axes.plot(range(1, len(shares) + 1), shares, label=said(row), **_look(number))
     axes.set_ylim(0, 1)
     axes.locator_params(axis="x", integer=True)
     axes.set_xlabel("place in the draft (1 is the next token)")
     axes.set_ylabel("share of steps that accepted it")
-    axes.set_title("Acceptance by depth")
+    axes.set_title(f"Acceptance by depth: {suite}")
     return save()
 
 
 def time_by_width(roof: Roof) -> str:
     """Lines: milliseconds of a forward by its rows, measured, and the least possible."""
-    axes, save = _figure(7.0, 4.2)
+    axes, save = _figure()
     rows = [width.rows for width in roof.widths]
     axes.plot(rows, [1000 * width.seconds for width in roof.widths], label="measured", **_look(1))
     axes.plot(rows, [1000 * width.least for width in roof.widths], label="least possible", **_look(0))
@@ -83,14 +105,14 @@ def time_by_width(roof: Roof) -> str:
     axes.set_xticks(rows, [str(row) for row in rows])
     axes.set_ylim(bottom=0)
     axes.set_xlabel("tokens in one forward (1 is plain decoding)")
-    axes.set_ylabel("milliseconds")
+    axes.set_ylabel("milliseconds of a forward")
     axes.set_title("Step time by width")
     return save()
 
 
 def roofline(rows: Seq[Row], roof: Roof) -> str:
     """Operations a second over operations per byte: the roof, forwards by width, each method's mean step."""
-    axes, save = _figure(7.0, 4.2)
+    axes, save = _figure()
     limits, work = roof.limits, roof.work
     ridge = limits.operations / limits.bandwidth
     widths = [
@@ -132,7 +154,7 @@ def roofline(rows: Seq[Row], roof: Roof) -> str:
 
 def scaling_compression(found: Scaling) -> str:
     """Tokens per step over the FLOPs of a step: measured points, and the fitted law's, for each N."""
-    axes, save = _figure(7.0, 4.6)
+    axes, save = _figure(height=4.4)
     for number, (ngram, points) in enumerate(_by_ngram(found)):
         x = [point.flops / found.plain_flops for point in points]
         look = _look(number + 1)
@@ -148,7 +170,7 @@ def scaling_compression(found: Scaling) -> str:
 
 def scaling_steps(found: Scaling) -> str:
     """Steps over the FLOPs of a step, as shares of plain decoding's: on a line, if the claim holds."""
-    axes, save = _figure(7.0, 4.6)
+    axes, save = _figure(height=4.4)
     for number, (ngram, points) in enumerate(_by_ngram(found)):
         x = [point.flops / found.plain_flops for point in points]
         axes.plot(x, [p.steps / found.plain_steps for p in points], label=f"N = {ngram}", **_look(number + 1))
@@ -175,19 +197,20 @@ def _by_ngram(found: Scaling) -> list[tuple[int, list[Point]]]:
 
 
 def _label(row: Row) -> str:
-    return row.drafter if row.batch == 1 else f"{row.drafter}, {row.batch} at once"
+    return said(row) if row.batch == 1 else f"{row.suite}, {said(row)}, {row.batch} at once"
 
 
 def _look(number: int) -> dict[str, Any]:
     return {
         "color": _COLOURS[number % len(_COLOURS)],
         "marker": _MARKERS[number % len(_MARKERS)],
+        "ls": _LINES[number // len(_COLOURS) % len(_LINES)],
         "ms": 5,
         "lw": 1.5,
     }
 
 
-def _figure(width: float, height: float) -> tuple[Axes, Callable[[], str]]:
+def _figure(width: float = _WIDTH, height: float = _HEIGHT) -> tuple[Axes, Callable[[], str]]:
     """Axes to draw on, and what makes a data URI of them."""
     import matplotlib
     from matplotlib.figure import Figure

@@ -236,7 +236,9 @@ def test_a_worker_that_dies_says_its_last_words(environment: Path) -> None:
 def test_a_method_that_does_not_start_fails_its_row(environment: Path) -> None:
     method = worker_of("vllm", "suffix", environment, {**LOAD, "dtype": "float64"}, promised=True)
     assert isinstance(method, Failed)
-    with pytest.raises(OutpaceError, match=r"^vllm:suffix: ImportError: 1 error is float64!+\.\.\.$") as found:
+    with pytest.raises(
+        OutpaceError, match=r"^vllm:suffix: ImportError: 1 error is float64!+\.\.\.$"
+    ) as found:
         method.run(request([1]))
     assert len(str(found.value)) < 340
     method.close()

@@ -1,7 +1,7 @@
 """Decodes with llama.cpp what ``worker.py`` was asked, in the environment that has llama-cpp-python.
 
-The cache is emptied before each prompt, so that every prompt is read anew, as by all other methods. Its keys and
-values have the model's dtype, as elsewhere, where llama.cpp's default is float16.
+The cache is emptied before each prompt, so that every prompt is read anew, as by all other methods. Its keys
+and values have the model's dtype, as elsewhere, where llama.cpp's default is float16.
 """
 
 from __future__ import annotations
@@ -119,5 +119,7 @@ class Decoder:
             "steps": steps,
             "drafted": sum(self._drafts.sizes),
             "accepted": sum(accepted),
-            "accepted_at": [sum(one > depth for one in accepted) for depth in range(max(accepted, default=0))],
+            "accepted_at": [
+                sum(one > depth for one in accepted) for depth in range(max(accepted, default=0))
+            ],
         }

@@ -97,9 +97,7 @@ class Decoder:
             "steps": steps,
             "drafted": counts["drafted"],
             "accepted": accepted,
-            "accepted_at": [
-                now - was for now, was in zip_longest(after["at"], before["at"], fillvalue=0)
-            ],
+            "accepted_at": [now - was for now, was in zip_longest(after["at"], before["at"], fillvalue=0)],
         }
 
     def _params(self, asked: dict[str, Any]) -> Any:

@@ -51,7 +51,7 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def said(error: Exception) -> str:
-    """What an error says, on one line: where a library checks its options, the first line is not the reason."""
+    """What an error says, on one line: where a library checks options, the first one is not the reason."""
     words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words[:_LONGEST]}" + ("..." if len(words) > _LONGEST else "")
 
