@@ -35,12 +35,13 @@ def show(record: Record, console: Console) -> None:
         rows = list(found)
         at_once = f", {batch} at once" if batch > 1 else ""
         console.print(f"\n{suite}: {counted(rows[0].prompts)}{at_once}", style="bold")
-        console.print(speeds(rows))
-        console.print(steps(rows))
+        tables = [speeds(rows), steps(rows)]
         if any(row.acceptance_by_position for row in rows):
-            console.print(acceptance(rows))
+            tables.append(acceptance(rows))
         if any(row.categories for row in rows[1:]) and len(rows[0].categories) > 1:
-            console.print(categories(rows))
+            tables.append(categories(rows))
+        for table in tables:
+            console.print(table, "")
         for line in remarks(rows):
             console.print(line, soft_wrap=True)
     for line in versions(record):
