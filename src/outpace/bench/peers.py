@@ -250,7 +250,9 @@ def python_of(library: str, environment: Path | None) -> Path:
     try:
         done = subprocess.run([python, "-c", probe], capture_output=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise OutpaceError(f"{python} does not run: {error}; {remedy}") from None
+        raise OutpaceError(
+            f"{python} does not run: {getattr(error, 'strerror', None) or error}; {remedy}"
+        ) from None
     if done.returncode:
         raise OutpaceError(f"{library} is not installed in {environment}; {python} -m pip install {package}")
     return python

