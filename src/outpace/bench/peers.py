@@ -27,6 +27,7 @@ _SCRIPT = Path(__file__).parent / "workers" / "worker.py"
 _DECODER = {"vllm": "vllm_worker", "llama.cpp": "llama_cpp_worker"}
 _MODULE = {"vllm": "vllm", "llama.cpp": "llama_cpp"}
 _PACKAGE = {"vllm": "vllm", "llama.cpp": "llama-cpp-python"}
+_LONE = ("llama.cpp",)
 _OURS = ("PYTHONPATH", "PYTHONHOME")  # of this environment, not of the worker's
 # On a CPU, vLLM warns that its speculative decoding is much slower without this one, which comes with it.
 _PRELOADED = {"vllm": Path("lib", "libiomp5.so")}
@@ -42,6 +43,7 @@ class Worker:
         load: what it is told first.
         promised: whether its outputs are to equal those of plain decoding.
         preloaded: a library that its process loads first.
+        lone: takes one prompt at a time only.
 
     Attributes:
         versions: of Python and of the packages that matter, in its environment.
@@ -52,7 +54,6 @@ class Worker:
 
     peer = True
     lossy = False
-    lone = False
     verifier = ""
 
     def __init__(
@@ -62,9 +63,11 @@ class Worker:
         load: Mapping[str, Any],
         promised: bool,
         preloaded: Path | None = None,
+        lone: bool = False,
     ) -> None:
         self.name = name
         self.promised = promised
+        self.lone = lone
         self._fresh = True
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the worker)
         self._process = subprocess.Popen(
@@ -209,7 +212,7 @@ def worker_of(
     name = f"{library}:{kind}"
     preloaded = python.parent.parent / _PRELOADED[library] if library in _PRELOADED else None
     try:
-        return Worker(name, command, {**load, "kind": kind}, promised, preloaded)
+        return Worker(name, command, {**load, "kind": kind}, promised, preloaded, library in _LONE)
     except OutpaceError as error:
         return Failed(name, str(error))
 

@@ -12,11 +12,17 @@ from typing import Any
 import pytest
 
 from outpace.bench import peers
+from outpace.bench.gguf import write_gguf
+from outpace.bench.methods import LIBRARIES
+from outpace.bench.ours import Ours
 from outpace.bench.peers import Failed, Worker, python_of, versions_of, worker_of
 from outpace.bench.runs import Request
+from outpace.console.models import load
 from outpace.core import OutpaceError
 
 LOAD = {"model": "m", "dtype": "float32", "device": "cpu", "length": 64, "threads": 1, "eos": [0]}
+
+VARIABLES = {"vllm": "OUTPACE_TEST_VLLM", "llama.cpp": "OUTPACE_TEST_LLAMA_CPP"}
 
 # The next token is one more than the last.
 VLLM = """
@@ -141,7 +147,7 @@ def started(library: str, kind: str, environment: Path) -> Worker:
 def test_vllm_plain(environment: Path) -> None:
     worker = started("vllm", "plain", environment)
     try:
-        assert worker.name == "vllm:plain"
+        assert worker.name == "vllm:plain" and not worker.lone
         found = worker.run(request([5], [7, 8]))
         assert found.outputs == [[6, 7, 8, 9, 10, 11], [9, 10, 11, 12, 13, 14]]
         assert (found.forwards, found.steps, found.drafted, found.accepted) == (12, 12, 0, 0)
@@ -247,6 +253,7 @@ def test_a_method_that_does_not_start_fails_its_row(environment: Path) -> None:
 @pytest.mark.parametrize(("kind", "steps", "drafted"), [("plain", 6, 0), ("prompt_lookup", 4, 30)])
 def test_llama_cpp(environment: Path, kind: str, steps: int, drafted: int) -> None:
     worker = started("llama.cpp", kind, environment)
+    assert worker.lone
     try:
         for _ in range(2):
             found = worker.run(request([5]))
@@ -278,3 +285,32 @@ def test_what_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     python.write_text("no program", "utf-8")
     with pytest.raises(OutpaceError, match="does not run"):
         python_of("vllm", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("library", "kind"), [(library, kind) for library in VARIABLES for kind in LIBRARIES[library]]
+)
+def test_the_engines_themselves_say_what_plain_decoding_says(tmp_path: Path, library: str, kind: str) -> None:
+    variable = VARIABLES[library]
+    if variable not in os.environ:
+        pytest.skip(f"{variable} names no environment that has {library}")
+    model = load(device="cpu")
+    prompt = model.tokens("The king said to the fox: the king of the hill is the king of the")
+    plain = Ours(model.target, "none").run(request(prompt, max_new_tokens=64))
+    (expected,) = plain.outputs
+    end = expected[40]
+    more = {"model": model.source, "length": 256, "eos": [end]}
+    if library == "llama.cpp":
+        more["model"] = str(tmp_path / "model.gguf")
+        write_gguf(model.target.model, tmp_path / "model.gguf")  # type: ignore[attr-defined]
+    worker = worker_of(library, kind, Path(os.environ[variable]), {**LOAD, **more}, promised=True)
+    try:
+        found = worker.run(request(prompt, max_new_tokens=64))
+        assert found.outputs == [expected]
+        assert found.steps is not None and found.accepted == 64 - found.steps
+        assert (found.accepted == 0) == (kind == "plain")
+        assert found.forwards == found.steps and 0 < found.first_seconds < found.seconds
+        ending = worker.run(request(prompt, max_new_tokens=64, ends=True))
+        assert ending.outputs == [expected[: expected.index(end) + 1]]
+    finally:
+        worker.close()
