@@ -130,15 +130,16 @@ def _steps(rows: Seq[Row]) -> str:
 def _speed_plot(suite: str, rows: Seq[Row]) -> str:
     shown = [row for row in rows if row.speed is not None and row.drafter != BASELINE]
     names = [*rows[0].categories] if len(rows[0].categories) > 1 else []
-    head = ["category", *(row.drafter for row in shown)]
-    body = [["all", *(_with_span(row.speed) for row in shown)]]
-    body += [[name, *(_with_span(row.categories[name]) for row in shown)] for name in names]
+    body = [
+        [said(row), _with_span(row.speed), *(_with_span(row.categories[name]) for name in names)]
+        for row in shown
+    ]
     told = "; ".join(f"{row.drafter} {number(row.speed.speedup)}" for row in shown if row.speed is not None)
     return plot(
         plots.speed_by_category(rows, suite),
         f"Bar chart of the speed over plain decoding on {suite}, by category. Over all prompts: {told}.",
         "A bar above the dashed line is faster than plain decoding. The thin lines are 95% intervals.",
-        table("Speed over plain decoding, and its 95% interval.", head, body),
+        table("Speed over plain decoding, and its 95% interval.", ["method", "all", *names], body),
         wide=len(names) > 4,
     )
 

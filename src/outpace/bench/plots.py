@@ -46,7 +46,8 @@ def speed_by_category(rows: Seq[Row], suite: str) -> str:
     first = next((row for row in rows if row.categories), None)
     names = [*first.categories] if first is not None and len(first.categories) > 1 else []
     places = ["all", *names]
-    axes, save = _figure(max(_WIDTH, 0.14 * len(places) * max(1, len(shown))))
+    wide = max(_WIDTH, 0.14 * len(places) * max(1, len(shown)))
+    axes, save = _figure(wide, max(_HEIGHT, 0.5 * wide))
     width = 0.8 / max(1, len(shown))
     for number, (look, row) in enumerate(shown):
         speeds = [row.speed, *(row.categories[name] for name in names)]
@@ -223,7 +224,14 @@ def _figure(width: float = _WIDTH, height: float = _HEIGHT) -> tuple[Axes, Calla
     def save() -> str:
         handles, labels = axes.get_legend_handles_labels()
         if handles:
-            figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+            figure.legend(
+                handles,
+                labels,
+                loc="outside lower center",
+                ncols=2 if width < 8 else 4,
+                frameon=False,
+                fontsize=9,
+            )
         written = io.BytesIO()
         # Letters as shapes look the same everywhere; without a date the same data make the same file.
         with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "outpace"}):

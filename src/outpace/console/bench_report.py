@@ -132,6 +132,7 @@ def categories(rows: Seq[Row]) -> Table:
     for row in rows[1:]:
         if row.categories:
             table.add_row(said(row), *(number(row.categories[name].speedup) for name in names))
+    table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.overflow = "fold"
     return table

@@ -167,7 +167,7 @@ def test_vllm_with_drafts_counts_those_of_the_run_alone(environment: Path) -> No
         for _ in range(2):
             found = worker.run(request([5]))
             assert (found.forwards, found.steps, found.drafted, found.accepted) == (3, 3, 40, 3)
-            assert found.accepted_at == [4, 0]
+            assert found.accepted_at == [4]
         assert worker.run(request([5], [7])).steps == 4  # as vLLM counts
     finally:
         worker.close()

@@ -130,7 +130,10 @@ class Decoder:
             if metric.name in _COUNTERS:
                 found[_COUNTERS[metric.name]] += metric.value
             elif metric.name == _BY_POSITION:
+                # One for each place that a draft may have; few reach the last ones.
                 found["at"] = list(metric.values)
+                while found["at"] and not found["at"][-1]:
+                    found["at"].pop()
             elif metric.name == _FORWARDS:
                 found["forwards"] += metric.count
         return found
