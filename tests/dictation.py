@@ -12,7 +12,7 @@ from outpace.core import Draft, SamplingParams
 from outpace.drafters.base import Drafter
 from outpace.sampling import Key, Logits
 from outpace.sequence import Sequence, Step
-from outpace.tree import children, depths
+from outpace.tree import children
 
 
 @dataclass
@@ -60,7 +60,6 @@ class Dictation:
             tokens=tokens,
             logits=Logits(torch.empty(len(draft) + 1, 0)),
             root=self.sequence.output_length - len(tokens),
-            depths=depths(draft.parents),
             sequence=self.sequence,
             hidden={},
         )

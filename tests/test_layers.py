@@ -23,6 +23,7 @@ LAYERS: list[set[str]] = [
     {"verify", "targets", "governor", "observer"},
     {"drafting"},
     {"drafters", "request", "drift"},
+    {"parts"},
     {"engine", "profile"},
     {"hf", "serve", "bench", "train", "ralm", "testing"},
     {"console"},

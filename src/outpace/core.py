@@ -152,6 +152,8 @@ class Draft:
         riders: the last so many nodes are no guesses: they ride along for the logits at them, and are never
             accepted. Their tokens may be ids past the vocabulary, where the target was given embeddings for
             them. No guess hangs under one.
+        chances: of each node, how likely the drafter holds it that it is accepted, above 0, at most its
+            parent's; None where it does not say. ``combined`` weighs drafts by them.
     """
 
     tokens: Seq[int] = ()
@@ -159,10 +161,13 @@ class Draft:
     distributions: Mapping[int, torch.Tensor] | None = None
     replacement: bool = True
     riders: int = 0
+    chances: Seq[float] | None = None
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
+        if self.chances is not None and len(self.chances) != len(self.tokens):
+            raise ValueError(f"{len(self.tokens)} tokens but {len(self.chances)} chances")
         count = len(self.parents)
         if count and not (min(self.parents) >= -1 and all(map(operator.lt, self.parents, range(count)))):
             raise ValueError(f"a node's parent must come before it, or be -1: {list(self.parents)}")
@@ -176,7 +181,10 @@ class Draft:
         if not self.riders:
             return self
         count = len(self) - self.riders
-        return Draft(self.tokens[:count], self.parents[:count], self.distributions, self.replacement)
+        chances = None if self.chances is None else self.chances[:count]
+        return Draft(
+            self.tokens[:count], self.parents[:count], self.distributions, self.replacement, chances=chances
+        )
 
 
 @dataclass(frozen=True, eq=False)

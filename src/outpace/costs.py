@@ -26,6 +26,7 @@ _SURPRISE = 1.5  # times what was expected, that an earlier one may be at most
 # Steps after which a width not seen any more is forgotten: trusted, not trusted, seen once.
 _LIFE, _DOUBTFUL_LIFE, _FIRST_LIFE = 512, 96, 8
 _SLOPE = 0.1  # of the narrowest width's seconds, that as many rows more are taken to cost at first
+_SPAN = 8  # times as wide as the narrowest, that a width must be to tell how steep the curve is
 
 
 def bucket(number: int) -> int:
@@ -69,12 +70,12 @@ class Curve:
     """Seconds over rows: measured, smoothed, interpolated.
 
     Args:
-        slope: how much of the narrowest width's seconds each further such width is taken to cost, until two
-            widths have been measured.
+        slope: how much of the narrowest width's seconds each further such width is taken to cost, where no
+            other width is known; of widths that were known and are forgotten, that is remembered.
     """
 
     def __init__(self, slope: float = _SLOPE) -> None:
-        self._slope = slope
+        self.slope = slope
         self._cells: dict[int, Cell] = {}
         self._warm: set[int] = set()
         self._rows: list[float] = []
@@ -133,9 +134,9 @@ class Curve:
         if not known:
             return math.nan
         place = bisect_left(known, rows)
-        if place == len(known):
+        if rows < known[0] or rows > known[-1]:
             return self._beyond(rows)
-        if place == 0 or known[place] == rows:
+        if known[place] == rows:
             return self._seconds[place]
         share = (rows - known[place - 1]) / (known[place] - known[place - 1])
         if bucket(round(rows)) not in self._cells:
@@ -144,12 +145,17 @@ class Curve:
         return low + share * (self._seconds[place] - low)
 
     def _beyond(self, rows: float) -> float:
-        """Past the widest width measured: on, by the mean slope so far."""
+        """Past the widest width measured, or short of the narrowest: on, by the mean slope of them all.
+
+        Of widths alike that says nothing; there the usual slope is taken.
+        """
         first, last = self._rows[0], self._rows[-1]
-        if last == first:
-            return self._seconds[0] * (1 + self._slope * (rows - first) / first)
-        slope = (self._seconds[-1] - self._seconds[0]) / (last - first)
-        return self._seconds[-1] + slope * (rows - last)
+        slope = self.slope * self._seconds[0] / first
+        if last >= 2 * first:
+            slope = (self._seconds[-1] - self._seconds[0]) / (last - first)
+        if rows > last:
+            return self._seconds[-1] + slope * (rows - last)
+        return max(self._seconds[0] / 2, self._seconds[0] - slope * (first - rows))
 
     def _smooth(self) -> None:
         """The closest curve that never falls (pool adjacent violators), each width by its measurements."""
@@ -164,6 +170,9 @@ class Curve:
         self._rows = [place for _, _, rows in pools for place in rows]
         self._seconds = [seconds for seconds, _, rows in pools for _ in rows]
         self._stale = False
+        if self._rows and self._rows[-1] >= _SPAN * self._rows[0]:
+            more = self._rows[-1] / self._rows[0] - 1
+            self.slope = (self._seconds[-1] / self._seconds[0] - 1) / more
 
 
 class Costs:
@@ -181,12 +190,13 @@ class Costs:
         return self._curves[place]
 
     def _borrowed(self, place: int) -> Curve:
-        curve = Curve(self._slope)
         known = [batch for batch, other in self._curves.items() if other]
-        if known:
-            nearest = min(known, key=lambda batch: abs(math.log(batch / place)))
-            for rows, seconds in self._curves[nearest].points():
-                curve.add(max(1, round(rows)), seconds, 0, borrowed=True)
+        if not known:
+            return Curve(self._slope)
+        nearest = min(known, key=lambda batch: abs(math.log(batch / place)))
+        curve = Curve(self._curves[nearest].slope)
+        for rows, seconds in self._curves[nearest].points():
+            curve.add(max(1, round(rows)), seconds, 0, borrowed=True)
         return curve
 
     def dump(self) -> dict[str, list[tuple[float, float]]]:

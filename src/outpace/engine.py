@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -14,38 +13,18 @@ import torch
 from torch import Tensor
 
 from outpace.cache import Place, Slot
-from outpace.core import (
-    Draft,
-    Generation,
-    OutpaceError,
-    SamplingParams,
-    StreamedToken,
-)
-from outpace.costs import load_costs, save_costs
-from outpace.drafters import load_drafter
+from outpace.core import Draft, Generation, OutpaceError, SamplingParams, StreamedToken
+from outpace.costs import save_costs
 from outpace.drafters.base import Drafter
-from outpace.drafters.none import NoDraft
 from outpace.governor import Governor, Outcome, Plan, Policy
 from outpace.observer import Observer
-from outpace.request import (
-    adapts,
-    check_ids,
-    check_processors,
-    check_prompt,
-    check_seed,
-    one_each,
-    output_ids,
-    output_limit,
-    reference_ids,
-    references_of_each,
-    sources_of_each,
-    token_ids,
-)
-from outpace.sampling import Key, Logits
+from outpace.parts import adapts, check_shape, drafter_of, policy_of
+from outpace.request import Requests, one_each, params_of_each
+from outpace.sampling import Logits, logits_of_each
 from outpace.sequence import KeyedDraw, Sequence, Step
-from outpace.stopping import TextStream, Tokenizer
-from outpace.targets import Output, Rows, Target, TargetModel
-from outpace.tree import depths, trim
+from outpace.stopping import Tokenizer
+from outpace.targets import Rows, Target, TargetModel
+from outpace.tree import trim
 from outpace.verify import Verifier, load_verifier
 
 
@@ -103,23 +82,14 @@ class Engine:
         if prefill_chunk < 1:
             raise OutpaceError(f"prefill_chunk must be at least 1, not {prefill_chunk}")
         self.target = Target(target)
-        self.drafter = load_drafter(drafter) if isinstance(drafter, str) else drafter or NoDraft()
-        if not isinstance(self.drafter, Drafter):
-            raise OutpaceError(
-                f"a drafter is an instance or a spec string, as in 'lookahead'; not {drafter!r}"
-            )
+        self.drafter = drafter_of(drafter)
         self.verifier = load_verifier(verifier)
         self.tokenizer = tokenizer
         self.prefill_chunk = prefill_chunk
-        if self.verifier.chains and self.drafter.trees:
-            raise OutpaceError(
-                f"verifier={self.verifier.name!r} takes chains, and {type(self.drafter).__name__} drafts "
-                "trees; use verifier='match' or 'rejection', or a drafter of chains (draft_model, jacobi, "
-                "prompt_lookup:branches=1)"
-            )
+        check_shape(self.drafter, self.verifier)
         if adaptive is None:
             adaptive = adapts(drafter, self.verifier)
-        self.governor = self._governed(adaptive, costs)
+        self.governor = policy_of(adaptive, costs, self.drafter, self.target)
         self._clock = clock
         self.target = self.drafter.attach(self.target)
         self._cache = self.target.new_cache(slots, length)
@@ -129,6 +99,15 @@ class Engine:
         self._layers = tuple(dict.fromkeys((*self.drafter.hidden_layers(self._shared), *watched)))
         self._active: list[_Active] = []  # the one at place b sits in slot b
         self._waiting: list[Sequence] = []
+        self._requests = Requests(
+            self.target,
+            self.verifier,
+            tokenizer,
+            self.governor,
+            observer,
+            self.drafter.reads_references,
+            clock,
+        )
 
     # -- whole generations -------------------------------------------------------------------------------
 
@@ -150,12 +129,12 @@ class Engine:
         Raises:
             ContextOverflow: a prompt is longer than the context. OutpaceError: another mistake in a prompt.
         """
-        chosen = one_each(params, len(prompts))
-        given = references_of_each(references, len(prompts))
-        encoded = sources_of_each(sources, len(prompts))
+        chosen = params_of_each(params, len(prompts))
+        texts = one_each(references, (), len(prompts), "lists of references")
+        given = one_each(sources, None, len(prompts), "sources")
         sequences = [
-            self._sequence(prompt, own, references=texts, source=source)
-            for prompt, own, texts, source in zip(prompts, chosen, given, encoded, strict=True)
+            self._requests.sequence(self._cache, prompt, own, references=copied, source=source)
+            for prompt, own, copied, source in zip(prompts, chosen, texts, given, strict=True)
         ]
         self._waiting.extend(sequences)
         try:
@@ -173,8 +152,9 @@ class Engine:
         source: Any = None,
     ) -> Iterator[StreamedToken]:
         """Tokens of one prompt as they are accepted. Closing the iterator removes the sequence."""
-        chosen = params or SamplingParams()
-        return self._stream(self._sequence(prompt, chosen, references=references, source=source))
+        return self._stream(
+            self._requests.sequence(self._cache, prompt, params, references=references, source=source)
+        )
 
     def _stream(self, sequence: Sequence) -> Iterator[StreamedToken]:
         self._waiting.append(sequence)
@@ -216,7 +196,7 @@ class Engine:
                 token is the one at their end, drawn as such. ``max_new_tokens`` counts them.
             source: what an encoder-decoder model decodes from, encoded now; see ``Seq2SeqTarget``.
         """
-        sequence = self._sequence(prompt, params or SamplingParams(), criteria, references, output, source)
+        sequence = self._requests.sequence(self._cache, prompt, params, criteria, references, output, source)
         self._waiting.append(sequence)
         return sequence
 
@@ -259,12 +239,15 @@ class Engine:
         drafts = [draft for draft, _ in trimmed]
         drafted = self._clock()
         rows = [
-            _rows(a.sequence.tokens[-1 - ahead :], draft) for a, draft in zip(active, drafts, strict=True)
+            Rows.under(a.sequence.tokens[-1 - ahead :], draft)
+            for a, draft in zip(active, drafts, strict=True)
         ]
         output = self.target.forward(self._cache, rows, logits_from=ahead, hidden_layers=self._layers)
-        logits = _split(output.logits, drafts, any(a.sequence.processor.plain for a in active))
+        assert output.logits is not None
+        greedy = any(a.sequence.processor.plain for a in active)
+        logits = logits_of_each(output.logits, [1 + len(draft) for draft in drafts], greedy)
         steps = [
-            self._verify(a.sequence, *trimmed[i], logits[i], _hidden(output, i, ahead, drafts[i]))
+            self._verify(a.sequence, *trimmed[i], logits[i], output.hidden_of(i, ahead, 1 + len(drafts[i])))
             for i, a in enumerate(active)
         ]
         verified = self._clock()
@@ -324,26 +307,12 @@ class Engine:
             tokens=verdict.tokens,
             logits=logits,
             root=draw.root,
-            depths=depths(draft.parents),
             sequence=sequence,
             hidden=hidden,
             committed=_committed(hidden, verdict.path),
         )
 
     # -- the governor ------------------------------------------------------------------------------------
-
-    def _governed(self, adaptive: bool | Policy, costs: str | Path | None) -> Policy | None:
-        if not isinstance(adaptive, bool):
-            policy: Policy | None = adaptive
-        elif adaptive:
-            policy = Governor(self.drafter.widths, self.drafter.ramp, repr(self.drafter))
-        else:
-            policy = None
-        if costs is not None:
-            if not isinstance(policy, Governor):
-                raise OutpaceError("costs are for a governor; add adaptive=True, or leave them out")
-            policy.begin_with(load_costs(costs, self.target.identity))
-        return policy
 
     def save_costs(self, path: str | Path) -> None:
         """Write what steps were measured to cost to a JSON file, for ``Engine(..., costs=path)``.
@@ -358,43 +327,6 @@ class Engine:
         save_costs(path, self.target.identity, self.governor.costs())
 
     # -- joining and leaving -----------------------------------------------------------------------------
-
-    def _sequence(
-        self,
-        prompt: Seq[int],
-        params: SamplingParams,
-        criteria: Callable[[list[int]], bool] | None = None,
-        references: Seq[Seq[int]] = (),
-        output: Seq[int] = (),
-        source: Any = None,
-    ) -> Sequence:
-        """A checked sequence, not in the batch yet."""
-        target = self.target
-        tokens = token_ids(prompt)
-        check_prompt(tokens, target)
-        check_ids(params, target)
-        check_processors(params, self.verifier)
-        check_seed(params, self.verifier, self.governor, self.observer)
-        if params.stop and self.tokenizer is None:
-            raise OutpaceError("stop strings need a tokenizer: Engine(target, drafter, tokenizer=tokenizer)")
-        seed = secrets.randbits(64) if params.seed is None else params.seed
-        texts = reference_ids(references, target, self.drafter.reads_references)
-        began = self._clock()
-        encoded = target.encode(source)
-        sequence = Sequence(
-            tokens,
-            params,
-            Key(seed, coupled=self.verifier.coupled),
-            limit=output_limit(len(tokens), params, target, self._cache),
-            eos_token_ids=frozenset() if params.ignore_eos else target.eos_token_ids,
-            text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop),
-            criteria=criteria,
-            references=texts,
-            output=output_ids(output, target),
-            source=encoded,
-        )
-        sequence.stats.seconds_prefill = self._clock() - began
-        return sequence
 
     def _join(self) -> int:
         """Prefill those that wait, but for the last token of each prompt, which is the first root.
@@ -487,25 +419,7 @@ def _judged(plan: Plan, proposals: Seq[Draft], steps: Seq[Step]) -> tuple[list[i
     return [len(own) for own in first], [[0] if own else [] for own in right]
 
 
-def _rows(text: Seq[int], draft: Draft) -> Rows:
-    """A chain of committed tokens, the root last, and under it the draft: its node -1 is row ``root``."""
-    root = len(text) - 1
-    return Rows((*text, *draft.tokens), (*range(-1, root), *(root + 1 + parent for parent in draft.parents)))
-
-
-def _hidden(output: Output, place: int, root: int, draft: Draft) -> dict[int, Tensor]:
-    """One sequence's hidden states, by layer, each [1 + nodes, size]."""
-    return {layer: states[place, root : root + 1 + len(draft)] for layer, states in output.hidden.items()}
-
-
 def _committed(hidden: Mapping[int, Tensor], path: Seq[int]) -> dict[int, Tensor]:
     """Of hidden states [1 + nodes, size] those of the root and of a path."""
     rows = [0, *(node + 1 for node in path)]
     return {layer: states[rows] for layer, states in hidden.items()}
-
-
-def _split(rows: Tensor | None, drafts: Seq[Draft], greedy: bool) -> list[Logits]:
-    """Each sequence's rows without its padding; the argmax of all in one go where it will be asked for."""
-    assert rows is not None
-    best = rows.argmax(dim=-1).tolist() if greedy else [None] * len(drafts)
-    return [Logits(rows[place, : len(draft) + 1], best[place]) for place, draft in enumerate(drafts)]

@@ -42,6 +42,7 @@ _ALLOWANCE = 10.0  # plain steps that one trial may lose
 _SAVINGS = 10.0  # plain steps of the time gained that may be lost again, half of them before it is turned off
 _BARREN = 8  # steps of a trial without any draft, after which it is over
 _REACH = 2  # widths past the widest tried that may be tried next
+_PAYS = 1.05  # speed over plain decoding from which on drafting is worth it: measurements are never exact
 _RETURN = 1.1  # speed over plain decoding, measured before, at which a drafter that is off is tried at once
 _REFRESH = 128  # steps after which plain decoding is measured anew
 _SWEEP = 8  # steps from one clearing out of old measurements to the next
@@ -228,7 +229,9 @@ class Governor:
         self._batch, self._entered = 0, 0  # sequences, and the step from which on there were as many
         self._mode = _Mode.OFF
         self._wait, self._pause = 0, _FIRST  # steps to the next trial, and between trials
+        self._waits: dict[int, int] = {}  # steps to the next trial of other batches, by their octave
         self._left, self._barren, self._lost = 0, 0, 0.0  # of a trial: steps, those without a draft, seconds
+        self._tried = 0  # sequences that the latest began with
         self._saved = 0.0  # plain steps of the time gained that may be lost again
         self._measured = False  # whether a plain step was, not counting the first
         self._refresh = 0  # plain steps to come, to measure them
@@ -239,7 +242,7 @@ class Governor:
 
     def plan(self, batch: int) -> Plan:
         if batch != self._batch:
-            self._batch, self._entered = batch, self._step
+            self._enter(batch)
         elif self._mode is _Mode.OFF and self._wait > 0 and self._step % self._every:
             return Plan(0)  # between trials little changes: not worth the arithmetic in every step
         if not self._known(batch):
@@ -255,6 +258,14 @@ class Governor:
             self._refresh -= 1
             return Plan(0)
         return Plan(self._widest or width if self._mode is _Mode.TRIAL else width)
+
+    def _enter(self, batch: int) -> None:
+        """Other sequences than before. What was in vain with many may pay with few, so they wait apart."""
+        before, now = self._batch.bit_length(), batch.bit_length()
+        if now != before:
+            self._waits[before] = self._wait
+            self._wait = self._waits.get(now, min(self._wait, self._pause))
+        self._batch, self._entered = batch, self._step
 
     def best(self, batch: int) -> tuple[int, float]:
         """The width above 0 with the most tokens per second, and that speed over plain decoding's."""
@@ -295,19 +306,21 @@ class Governor:
         if self._mode is _Mode.ON and gain <= 1 and self._saved <= _SAVINGS / 2:
             self._stop()
         elif self._mode is _Mode.TRIAL and self._over():
-            if gain > 1:
+            if gain > _PAYS:
                 self._mode = _Mode.ON
-            elif self._lost >= 0:
+            elif gain > 1 or self._lost >= 0:
                 self._stop()
         if self._mode is _Mode.OFF and (self._wait <= 0 or gain > _RETURN):
-            self._mode = _Mode.TRIAL
+            self._mode, self._tried = _Mode.TRIAL, self._batch
             # The more trials were in vain, the shorter they are.
             self._left = max(self.ramp, _FIRST * _FIRST // self._pause)
             self._barren, self._lost = _BARREN, 0.0
 
     def _over(self) -> bool:
         plain = self._verify.curve(self._batch).at(self._batch)
-        return self._left <= 0 or self._barren <= 0 or self._lost > _ALLOWANCE * plain
+        # A trial that few sequences began would cost many too much.
+        crowded = self._batch > 2 * self._tried
+        return crowded or self._left <= 0 or self._barren <= 0 or self._lost > _ALLOWANCE * plain
 
     def _stop(self) -> None:
         """Off. The next trial is soon if this one gained time, else later than the last."""
@@ -341,7 +354,7 @@ class Governor:
         batch, rows = len(outcome.paths), outcome.rows
         if outcome.verify_seconds is not None:
             # After a much wider step the caches of the machine are cold: not what such steps take in a row.
-            after_wide = self._rows > 2 * rows
+            after_wide = self._rows >= 2 * rows
             self._verify.curve(batch).add(rows, outcome.verify_seconds, self._step, borrowed=after_wide)
             if outcome.plan.nodes:
                 self._draft.curve(batch).add(batch * outcome.plan.nodes, outcome.draft_seconds, self._step)

@@ -1,20 +1,92 @@
-"""What is asked of the engine, checked before anything is decoded."""
+"""What is asked of an engine: checked before anything is decoded, and made a sequence."""
 
 from __future__ import annotations
 
 import operator
+import secrets
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from outpace.cache import KVCache
 from outpace.core import ContextOverflow, OutpaceError, SamplingParams
 from outpace.governor import Policy
 from outpace.observer import Observer
+from outpace.sampling import Key
+from outpace.sequence import Sequence
+from outpace.stopping import TextStream, Tokenizer
 from outpace.targets.base import TargetModel
 from outpace.verify import Verifier
 
+T = TypeVar("T")
 
-def one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
+
+@dataclass(frozen=True)
+class Requests:
+    """Makes sequences of what is asked of one engine, or refuses it.
+
+    Attributes:
+        target, verifier, tokenizer, policy, observer: the engine's parts.
+        reads_references: whether its drafter does.
+        clock: what seconds are read from.
+    """
+
+    target: TargetModel
+    verifier: Verifier
+    tokenizer: Tokenizer | None
+    policy: Policy | None
+    observer: Observer | None
+    reads_references: bool
+    clock: Callable[[], float]
+
+    def sequence(
+        self,
+        cache: KVCache,
+        prompt: Seq[int],
+        params: SamplingParams | None = None,
+        criteria: Callable[[list[int]], bool] | None = None,
+        references: Seq[Seq[int]] = (),
+        output: Seq[int] = (),
+        source: Any = None,
+    ) -> Sequence:
+        """A checked sequence, not in the batch yet; ``Engine.add`` says what the arguments are.
+
+        Args:
+            cache: where its rows will lie: a static one has room for so many.
+
+        Raises:
+            ContextOverflow: the prompt is longer than the context. OutpaceError: another mistake.
+        """
+        target, params = self.target, params or SamplingParams()
+        tokens = token_ids(prompt)
+        check_prompt(tokens, target)
+        check_ids(params, target)
+        check_processors(params, self.verifier)
+        check_seed(params, self.verifier, self.policy, self.observer)
+        if params.stop and self.tokenizer is None:
+            raise OutpaceError("stop strings need a tokenizer: Engine(target, drafter, tokenizer=tokenizer)")
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        texts = reference_ids(references, target, self.reads_references)
+        began = self.clock()
+        encoded = target.encode(source)
+        sequence = Sequence(
+            tokens,
+            params,
+            Key(seed, coupled=self.verifier.coupled),
+            limit=output_limit(len(tokens), params, target, cache),
+            eos_token_ids=frozenset() if params.ignore_eos else target.eos_token_ids,
+            text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop),
+            criteria=criteria,
+            references=texts,
+            output=output_ids(output, target),
+            source=encoded,
+        )
+        sequence.stats.seconds_prefill = self.clock() - began
+        return sequence
+
+
+def params_of_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if len(params) != count:
@@ -24,22 +96,13 @@ def one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) ->
     return list(params)
 
 
-def references_of_each(references: Seq[Seq[Seq[int]]] | None, count: int) -> Seq[Seq[Seq[int]]]:
-    if references is None:
-        return [()] * count
-    if len(references) != count:
-        raise OutpaceError(
-            f"{count} prompts but {len(references)} lists of references; give one list for each prompt"
-        )
-    return references
-
-
-def sources_of_each(sources: Seq[Any] | None, count: int) -> Seq[Any]:
-    if sources is None:
-        return [None] * count
-    if len(sources) != count:
-        raise OutpaceError(f"{count} prompts but {len(sources)} sources; give one for each prompt")
-    return sources
+def one_each(given: Seq[T] | None, absent: T, count: int, what: str) -> Seq[T]:
+    """What was given for each of so many prompts; where nothing was, ``absent`` for each."""
+    if given is None:
+        return [absent] * count
+    if len(given) != count:
+        raise OutpaceError(f"{count} prompts but {len(given)} {what}; give one for each prompt")
+    return given
 
 
 def reference_ids(
@@ -60,11 +123,8 @@ def reference_ids(
     if any(not hasattr(text, "__iter__") for text in references):
         raise OutpaceError("references are a list of texts, each a list of token ids")
     texts = tuple(tuple(token_ids(text)) for text in references)
-    outside = [token for text in texts for token in text if not 0 <= token < target.vocabulary]
-    if outside:
-        raise OutpaceError(
-            f"references: token {outside[0]} is outside the model's vocabulary of {target.vocabulary}"
-        )
+    for text in texts:
+        check_vocabulary(text, target, "references: ")
     return texts
 
 
@@ -75,11 +135,7 @@ def output_ids(output: Seq[int], target: TargetModel) -> list[int]:
         OutpaceError: it is not a list of token ids of the target's vocabulary.
     """
     tokens = token_ids(output)
-    outside = [token for token in tokens if not 0 <= token < target.vocabulary]
-    if outside:
-        raise OutpaceError(
-            f"output: token {outside[0]} is outside the model's vocabulary of {target.vocabulary}"
-        )
+    check_vocabulary(tokens, target, "output: ")
     return tokens
 
 
@@ -96,13 +152,15 @@ def token_ids(prompt: Any) -> list[int]:
         raise OutpaceError(f"a prompt is a list of token ids: {error}") from error
 
 
+def check_vocabulary(tokens: Iterable[int], target: TargetModel, where: str = "") -> None:
+    outside = next((token for token in tokens if not 0 <= token < target.vocabulary), None)
+    if outside is not None:
+        raise OutpaceError(f"{where}token {outside} is outside the model's vocabulary of {target.vocabulary}")
+
+
 def check_ids(params: SamplingParams, target: TargetModel) -> None:
-    for name in ("logit_bias", "stop_token_ids"):
-        outside = [token for token in getattr(params, name) or () if not 0 <= token < target.vocabulary]
-        if outside:
-            raise OutpaceError(
-                f"{name}: token {outside[0]} is outside the model's vocabulary of {target.vocabulary}"
-            )
+    check_vocabulary(params.logit_bias or (), target, "logit_bias: ")
+    check_vocabulary(params.stop_token_ids, target, "stop_token_ids: ")
 
 
 def check_processors(params: SamplingParams, verifier: Verifier) -> None:
@@ -111,17 +169,6 @@ def check_processors(params: SamplingParams, verifier: Verifier) -> None:
             f"logits_processors see emitted tokens only, and verifier={verifier.name!r} looks further ahead; "
             "use verifier='match' or 'rejection'"
         )
-
-
-def adapts(drafter: Any, verifier: Verifier) -> bool:
-    """Whether a governor decides how much is drafted where nobody said so.
-
-    It does for a drafter that is given by its name alone: whoever gives options or an instance means them.
-    And only under a verifier that it cannot change the tokens of.
-    """
-    return (
-        isinstance(drafter, str) and ":" not in drafter and drafter.strip() != "none" and verifier.invariant
-    )
 
 
 def check_seed(
@@ -145,9 +192,7 @@ def check_seed(
 def check_prompt(prompt: Seq[int], target: TargetModel) -> None:
     if not len(prompt):
         raise OutpaceError("the prompt is empty: it needs at least one token (the model's BOS token will do)")
-    outside = [token for token in prompt if not 0 <= token < target.vocabulary]
-    if outside:
-        raise OutpaceError(f"token {outside[0]} is outside the model's vocabulary of {target.vocabulary}")
+    check_vocabulary(prompt, target)
     if target.context is not None and len(prompt) > target.context:
         raise ContextOverflow(
             f"the prompt has {len(prompt)} tokens, the model's context {target.context}; shorten the prompt"

@@ -236,6 +236,18 @@ class Logits:
         return self._best[node + 1]
 
 
+def logits_of_each(rows: Tensor, counts: Seq[int], greedy: bool) -> list[Logits]:
+    """Each sequence's logits of a batch, without its padding.
+
+    Args:
+        rows: [B, width, vocabulary].
+        counts: rows of each sequence.
+        greedy: the most probable tokens will be asked for: found here for all in one go.
+    """
+    best = rows.argmax(dim=-1).tolist() if greedy else [None] * len(counts)
+    return [Logits(rows[place, :count], best[place]) for place, count in enumerate(counts)]
+
+
 class SelectedLogits(Logits):
     """The rows of the root and of some nodes, as those of a draft of their own.
 

@@ -34,6 +34,7 @@ from outpace.sampling import (
     warp,
 )
 from outpace.stopping import TextStream
+from outpace.tree import depths
 
 
 class Sequence:
@@ -270,7 +271,6 @@ class Step:
         tokens: emitted tokens, the bonus included.
         logits: the target's rows, root first.
         root: output index of the token that follows the root.
-        depths: depth of each node.
         sequence: the sequence, these tokens included already.
         hidden: layer -> hidden states of the rows, root first, for the layers that the drafter or an observer
             asks for.
@@ -284,10 +284,14 @@ class Step:
     tokens: list[int]
     logits: Logits
     root: int
-    depths: list[int]
     sequence: Sequence
     hidden: Mapping[int, Tensor]
     committed: Mapping[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def depths(self) -> list[int]:
+        """Of each node of the draft; a child of the root has depth 0."""
+        return depths(self.draft.parents)
 
     def refill(self, nodes: Seq[int], argmax: bool = False) -> list[int]:
         """What the target would say after each of these nodes (-1 is the root), by its own keyed draw.
@@ -299,5 +303,6 @@ class Step:
         if not nodes:
             return []
         rows = self.logits.gather(nodes)
-        indices = [self.root + (self.depths[node] + 1 if node >= 0 else 0) for node in nodes]
+        depth = [*self.depths, -1]  # the root's is the last entry, so that index -1 finds it
+        indices = [self.root + depth[node] + 1 for node in nodes]
         return draw_rows(rows, indices, self.sequence.params, self.sequence.key)

@@ -87,15 +87,19 @@ class Trie:
         """Add a chain below a node; returns its nodes, as far as ``budget`` nodes in all allow."""
         nodes: list[int] = []
         for token in tokens:
-            node = self._index.get((under, token))
-            if node is None:
-                if budget is not None and len(self.tokens) >= budget:
-                    break
-                node = self.append(token, under)
-                self._index[under, token] = node
-            nodes.append(node)
-            under = node
+            full = budget is not None and len(self.tokens) >= budget
+            if full and (under, token) not in self._index:
+                break
+            under = self.child(token, under)
+            nodes.append(under)
         return nodes
+
+    def child(self, token: int, parent: int) -> int:
+        """The child of a node with this token; a new one where there is none."""
+        node = self._index.get((parent, token))
+        if node is None:
+            node = self._index[parent, token] = self.append(token, parent)
+        return node
 
     def append(self, token: int, parent: int) -> int:
         """Add a node of its own, even beside an equal sibling; later chains do not join it."""
@@ -121,7 +125,7 @@ def merge(drafts: Sequence[Draft]) -> tuple[Draft, list[list[int]]]:
             )
         nodes: list[int] = []
         for token, parent in zip(draft.tokens, draft.parents, strict=True):
-            nodes.extend(trie.add([token], under=nodes[parent] if parent >= 0 else -1))
+            nodes.append(trie.child(token, nodes[parent] if parent >= 0 else -1))
         maps.append(nodes)
     return trie.draft(), maps
 
@@ -152,4 +156,5 @@ def select(draft: Draft, kept: Sequence[int]) -> Draft:
             place[old]: row for old, row in draft.distributions.items() if old in place and place[old] in used
         }
     riders = sum(node >= len(draft) - draft.riders for node in kept)
-    return Draft(tokens, parents, distributions, draft.replacement, riders)
+    chances = None if draft.chances is None else tuple(draft.chances[node] for node in kept)
+    return Draft(tokens, parents, distributions, draft.replacement, riders, chances)

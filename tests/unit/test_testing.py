@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-import outpace.engine
 from outpace.cache import KVCache
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import Drafter, Lookahead, NoDraft, SequenceDrafter
@@ -149,8 +148,8 @@ def shift_parents(text: Sequence[int], draft: Draft) -> Rows:
         (toy, "depths", lambda parents: [0] * len(parents)),
         (toy, "ancestor_mask", lambda parents: np.tri(len(parents), dtype=bool)),
         (toy, "ancestor_mask", lambda parents: np.eye(len(parents), dtype=bool)),
-        (outpace.engine, "_rows", hang_under_the_root),
-        (outpace.engine, "_rows", shift_parents),
+        (Rows, "under", hang_under_the_root),
+        (Rows, "under", shift_parents),
     ],
 )
 def test_a_broken_engine_changes_its_tokens(
@@ -192,7 +191,7 @@ def test_prompt_and_draft_in_one_forward(monkeypatch: pytest.MonkeyPatch) -> Non
     sound = Engine(ToyTarget(), oracle).generate(prompts, GREEDY)
     assert [g.tokens for g in sound] == plain
     assert [g.stats.steps for g in sound] == [7] * 8  # 60 tokens, 9 a step
-    monkeypatch.setattr(outpace.engine, "_rows", hang_under_the_prompt)
+    monkeypatch.setattr(Rows, "under", hang_under_the_prompt)
     broken = Engine(ToyTarget(), oracle).generate(prompts, GREEDY)
     assert [g.tokens for g in broken] != plain
 
@@ -266,6 +265,12 @@ class ParentsPastTheCheck(Guess):
         draft = Draft((1, 2), (-1, 0))
         object.__setattr__(draft, "parents", (-1, 1))
         return draft
+
+
+@dataclass(frozen=True)
+class SurerOfTheChild(Guess):
+    def draft(self, state: Text) -> Draft:
+        return Draft([1, 2], [-1, 0], chances=[0.5, 0.6])
 
 
 @dataclass(frozen=True)
@@ -445,6 +450,7 @@ BROKEN = [
     (ForgetsADraft, "must return one draft for each of the 4 sequences"),
     (WrongParents, "WrongParents.propose raises ValueError.*parent must come before"),
     (ParentsPastTheCheck, "puts node 1 under 1; a parent comes before its node"),
+    (SurerOfTheChild, "at most its parent.s, 0.5"),
     (TooLarge, "drafts 32 at node 1, which is not a token id below 32"),
     (Negative, "drafts -1 at node 0"),
     (Tensors, r"drafts tensor\(1\) at node 0"),

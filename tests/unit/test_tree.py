@@ -17,6 +17,7 @@ from outpace.tree import (
     is_chain,
     merge,
     path_to,
+    select,
     trim,
 )
 
@@ -68,6 +69,11 @@ def test_tokens_and_parents_must_be_as_many() -> None:
         Draft([1, 2], [-1])
 
 
+def test_chances_must_be_as_many() -> None:
+    with pytest.raises(ValueError, match="2 tokens but 1 chances"):
+        Draft([1, 2], [-1, 0], chances=[0.5])
+
+
 def _texts(draft: Draft) -> set[tuple[int, ...]]:
     return {tuple(draft.tokens[n] for n in path_to(draft.parents, node)) for node in range(len(draft))}
 
@@ -110,3 +116,9 @@ def test_trim_moves_distributions_along_and_drops_unused_ones() -> None:
     rows = {-1: "root", 0: "first", 1: "second"}
     draft = Draft([1, 2, 3], [-1, 0, 1], distributions=rows)  # type: ignore[arg-type]
     assert trim(draft, 2)[0].distributions == {-1: "root", 0: "first"}
+
+
+def test_chances_stay_with_their_nodes() -> None:
+    draft = Draft([1, 2, 3, 4], [-1, 0, -1, 2], riders=1, chances=[0.6, 0.3, 0.2, 0.1])
+    assert select(draft, [2, 0, 3]).chances == (0.2, 0.6, 0.1)
+    assert draft.guesses.chances == [0.6, 0.3, 0.2]

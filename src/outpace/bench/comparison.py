@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from outpace.bench.runs import BASELINE
+
 Key = tuple[str, str, int]
 # What makes two runs comparable besides the model.
 _SETTINGS = ("max_new_tokens", "temperature", "verifier", "adaptive", "ends", "limit")
@@ -42,10 +44,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Attributes:
-    pairs: rows that both have.
-    only_first, only_second: rows that one has.
-    differing: what is not the same in how they were measured.
+    """Two benchmarks side by side.
+
+    Attributes:
+        pairs: rows that both have.
+        only_first, only_second: rows that one has.
+        differing: what is not the same in how they were measured.
     """
 
     pairs: list[Pair]
@@ -56,7 +60,7 @@ class Comparison:
     @property
     def comparable(self) -> list[Pair]:
         """Pairs that are not plain decoding, whose ratio to itself is 1, and that have intervals."""
-        return [pair for pair in self.pairs if pair.overlap is not None and pair.drafter != "none"]
+        return [pair for pair in self.pairs if pair.overlap is not None and pair.drafter != BASELINE]
 
     @property
     def agreeing(self) -> int:

@@ -8,12 +8,13 @@ from itertools import groupby
 
 from outpace.bench import plots
 from outpace.bench.items import counted
-from outpace.bench.markup import frame, number, plot, table
+from outpace.bench.markup import frame, plot, table
 from outpace.bench.record import Record
-from outpace.bench.remarks import remarks, said, versions
+from outpace.bench.remarks import remarks, versions
 from outpace.bench.roof import Roof
-from outpace.bench.rows import Row, Speed
+from outpace.bench.rows import Row, number
 from outpace.bench.runs import BASELINE
+from outpace.bench.speed import Speed
 
 
 def page(record: Record) -> str:
@@ -90,7 +91,7 @@ def _speeds(rows: Seq[Row]) -> str:
     ]
     body = [
         [
-            said(row),
+            row.label,
             number(row.speed.tokens_per_second, 1),
             number(row.speed.speedup),
             _span(row.speed),
@@ -114,7 +115,7 @@ def _steps(rows: Seq[Row]) -> str:
             continue
         body.append(
             [
-                said(row),
+                row.label,
                 "" if row.steps is None else str(row.steps),
                 number(row.tau),
                 number(row.acceptance_rate) if row.drafted else "",
@@ -131,7 +132,7 @@ def _speed_plot(suite: str, rows: Seq[Row]) -> str:
     shown = [row for row in rows if row.speed is not None and row.drafter != BASELINE]
     names = [*rows[0].categories] if len(rows[0].categories) > 1 else []
     body = [
-        [said(row), _with_span(row.speed), *(_with_span(row.categories[name]) for name in names)]
+        [row.label, _with_span(row.speed), *(_with_span(row.categories[name]) for name in names)]
         for row in shown
     ]
     told = "; ".join(f"{row.drafter} {number(row.speed.speedup)}" for row in shown if row.speed is not None)

@@ -58,12 +58,6 @@ class Shape:
         """Heads that share a key and value head."""
         return self.heads // self.kv_heads
 
-    @property
-    def layer_weights(self) -> int:
-        """Weights of all layers: what a step reads besides the head, norms and biases left aside."""
-        attention = 2 * self.hidden_size * self.head_dim * (self.heads + self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden_size * self.intermediate_size)
-
 
 # 7B, 13B and 70B as in Llama 2, 34B as in Code Llama, 1B as in Llama 3.2; the smallest two are like them.
 SHAPES = {

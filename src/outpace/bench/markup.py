@@ -58,8 +58,3 @@ def table(caption: str, head: Seq[str], body: Seq[Seq[str]]) -> str:
         f"<thead><tr>{titles}</tr></thead>\n"
         f"<tbody>\n{rows}\n</tbody>\n</table></div>"
     )
-
-
-def number(value: float | None, digits: int = 2) -> str:
-    """A figure, or nothing where it is not known."""
-    return "" if value is None else f"{value:.{digits}f}"

@@ -185,8 +185,10 @@ class Failed:
         """Nothing to forget."""
 
     def run(self, request: Request) -> Run:
-        """Raises:
-        OutpaceError: always, with the reason.
+        """Say why it could not be started.
+
+        Raises:
+            OutpaceError: always, with the reason.
         """
         raise OutpaceError(self._reason)
 

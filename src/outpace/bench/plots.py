@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from outpace.bench.remarks import said
 from outpace.bench.roof import Roof
 from outpace.bench.rows import Row
 from outpace.bench.runs import BASELINE
@@ -26,6 +25,7 @@ _MARKERS = "osD^vP*X"
 _LINES = ("-", "--", ":")
 _HATCHES = ("", "///", "...")
 _WIDTH, _HEIGHT = 5.8, 3.8  # inches: letters are as large beside the page's own
+_FLOPS = "FLOPs of a step, in those of a plain step"
 
 
 def check_installed() -> None:
@@ -40,14 +40,17 @@ def check_installed() -> None:
 
 def speed_by_category(rows: Seq[Row], suite: str) -> str:
     """Bars of the speed over plain decoding, a group for each category, with the 95% intervals."""
-    shown = [
-        (place, row) for place, row in enumerate(rows) if row.speed is not None and row.drafter != BASELINE
-    ]
+    shown = [(place, row) for place, row in enumerate(rows) if row.speed and row.drafter != BASELINE]
     first = next((row for row in rows if row.categories), None)
     names = [*first.categories] if first is not None and len(first.categories) > 1 else []
     places = ["all", *names]
     wide = max(_WIDTH, 0.14 * len(places) * max(1, len(shown)))
-    axes, save = _figure(wide, max(_HEIGHT, 0.5 * wide))
+    axes, save = _figure(
+        f"Speed by category: {suite}",
+        "category of prompts",
+        "times plain decoding's speed",
+        (wide, max(_HEIGHT, 0.5 * wide)),
+    )
     width = 0.8 / max(1, len(shown))
     for number, (look, row) in enumerate(shown):
         speeds = [row.speed, *(row.categories[name] for name in names)]
@@ -64,7 +67,7 @@ def speed_by_category(rows: Seq[Row], suite: str) -> str:
             heights,
             width,
             yerr=errors,
-            label=said(row),
+            label=row.label,
             edgecolor="white",
             lw=0,
             error_kw={"lw": 1},
@@ -75,45 +78,44 @@ def speed_by_category(rows: Seq[Row], suite: str) -> str:
         {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if len(places) > 5 else {}
     )
     axes.set_xticks(range(len(places)), places, **turned)
-    axes.set_xlabel("category of prompts")
-    axes.set_ylabel("times plain decoding's speed")
-    axes.set_title(f"Speed by category: {suite}")
     return save()
 
 
 def acceptance_by_depth(rows: Seq[Row], suite: str) -> str:
     """Lines: the share of the steps that accepted a token at each place of the draft."""
-    axes, save = _figure()
+    axes, save = _figure(
+        f"Acceptance by depth: {suite}",
+        "place in the draft (1 is the next token)",
+        "share of steps that accepted it",
+    )
     for number, row in enumerate(rows):
         shares = row.acceptance_by_position
         if shares:
-            axes.plot(range(1, len(shares) + 1), shares, label=said(row), **_look(number))
+            axes.plot(range(1, len(shares) + 1), shares, label=row.label, **_look(number))
     axes.set_ylim(0, 1)
     axes.locator_params(axis="x", integer=True)
-    axes.set_xlabel("place in the draft (1 is the next token)")
-    axes.set_ylabel("share of steps that accepted it")
-    axes.set_title(f"Acceptance by depth: {suite}")
     return save()
 
 
 def time_by_width(roof: Roof) -> str:
     """Lines: milliseconds of a forward by its rows, measured, and the least possible."""
-    axes, save = _figure()
+    axes, save = _figure(
+        "Step time by width", "tokens in one forward (1 is plain decoding)", "milliseconds of a forward"
+    )
     rows = [width.rows for width in roof.widths]
     axes.plot(rows, [1000 * width.seconds for width in roof.widths], label="measured", **_look(1))
     axes.plot(rows, [1000 * width.least for width in roof.widths], label="least possible", **_look(0))
     axes.set_xscale("log", base=2)
     axes.set_xticks(rows, [str(row) for row in rows])
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("tokens in one forward (1 is plain decoding)")
-    axes.set_ylabel("milliseconds of a forward")
-    axes.set_title("Step time by width")
     return save()
 
 
 def roofline(rows: Seq[Row], roof: Roof) -> str:
     """Operations a second over operations per byte: the roof, forwards by width, each method's mean step."""
-    axes, save = _figure()
+    axes, save = _figure(
+        "Roofline of the mean step", "operations per byte moved", "billion operations per second"
+    )
     limits, work = roof.limits, roof.work
     ridge = limits.operations / limits.bandwidth
     widths = [
@@ -147,58 +149,43 @@ def roofline(rows: Seq[Row], roof: Roof) -> str:
         axes.plot([x], [y], **{**_look(number), "ls": "", "ms": 8}, label=_label(row))
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("operations per byte moved")
-    axes.set_ylabel("billion operations per second")
-    axes.set_title("Roofline of the mean step")
     return save()
 
 
 def scaling_compression(found: Scaling) -> str:
     """Tokens per step over the FLOPs of a step: measured points, and the fitted law's, for each N."""
-    axes, save = _figure(height=4.4)
-    for number, (ngram, points) in enumerate(_by_ngram(found)):
-        x = [point.flops / found.plain_flops for point in points]
+    axes, save = _figure("The scaling law of lookahead decoding", _FLOPS, "tokens per step", (_WIDTH, 4.4))
+    for number, (ngram, points, x) in enumerate(_by_ngram(found)):
         look = _look(number + 1)
         axes.plot(x, [point.tau for point in points], **{**look, "ls": ""}, label=f"N = {ngram}, measured")
         law = [found.fit.predict(point.setting) for point in points]
         axes.plot(x, law, color=look["color"], ls="--", label=f"N = {ngram}, the fitted law")
     axes.set_xscale("log", base=2)
-    axes.set_xlabel("FLOPs of a step, in those of a plain step")
-    axes.set_ylabel("tokens per step")
-    axes.set_title("The scaling law of lookahead decoding")
     return save()
 
 
 def scaling_steps(found: Scaling) -> str:
     """Steps over the FLOPs of a step, as shares of plain decoding's: on a line, if the claim holds."""
-    axes, save = _figure(height=4.4)
-    for number, (ngram, points) in enumerate(_by_ngram(found)):
-        x = [point.flops / found.plain_flops for point in points]
+    axes, save = _figure(
+        "Steps over the logarithm of the FLOPs per step", _FLOPS, "steps, in plain decoding's", (_WIDTH, 4.4)
+    )
+    for number, (ngram, points, x) in enumerate(_by_ngram(found)):
         axes.plot(x, [p.steps / found.plain_steps for p in points], label=f"N = {ngram}", **_look(number + 1))
     axes.axhline(1, color=_COLOURS[0], lw=1, ls="--", label="plain decoding")
     axes.set_xscale("log", base=2)
-    axes.set_xlabel("FLOPs of a step, in those of a plain step")
-    axes.set_ylabel("steps, in plain decoding's")
-    axes.set_title("Steps over the logarithm of the FLOPs per step")
     return save()
 
 
-def _by_ngram(found: Scaling) -> list[tuple[int, list[Point]]]:
-    sizes = sorted({point.setting.ngram for point in found.points})
-    return [
-        (
-            size,
-            sorted(
-                (point for point in found.points if point.setting.ngram == size),
-                key=lambda point: point.flops,
-            ),
-        )
-        for size in sizes
-    ]
+def _by_ngram(found: Scaling) -> Iterator[tuple[int, list[Point], list[float]]]:
+    """For each N its points, and where they lie: the FLOPs of their steps in those of a plain step."""
+    for size in sorted({point.setting.ngram for point in found.points}):
+        points = [point for point in found.points if point.setting.ngram == size]
+        points.sort(key=lambda point: point.flops)
+        yield size, points, [point.flops / found.plain_flops for point in points]
 
 
 def _label(row: Row) -> str:
-    return said(row) if row.batch == 1 else f"{row.suite}, {said(row)}, {row.batch} at once"
+    return row.label if row.batch == 1 else f"{row.suite}, {row.label}, {row.batch} at once"
 
 
 def _look(number: int) -> dict[str, Any]:
@@ -211,13 +198,15 @@ def _look(number: int) -> dict[str, Any]:
     }
 
 
-def _figure(width: float = _WIDTH, height: float = _HEIGHT) -> tuple[Axes, Callable[[], str]]:
-    """Axes to draw on, and what makes a data URI of them."""
+def _figure(
+    title: str, x: str, y: str, size: tuple[float, float] = (_WIDTH, _HEIGHT)
+) -> tuple[Axes, Callable[[], str]]:
+    """Axes to draw on, with their labels, and what makes a data URI of them."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.add_subplot(title=title, xlabel=x, ylabel=y)
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -228,7 +217,7 @@ def _figure(width: float = _WIDTH, height: float = _HEIGHT) -> tuple[Axes, Calla
                 handles,
                 labels,
                 loc="outside lower center",
-                ncols=2 if width < 8 else 4,
+                ncols=2 if size[0] < 8 else 4,
                 frameon=False,
                 fontsize=9,
             )

@@ -10,22 +10,17 @@ from outpace.bench.rows import Difference, Row
 _SHOWN = 5
 
 
-def said(row: Row) -> str:
-    """What a row's method is called: with its verifier, where that changes tokens."""
-    return f"{row.drafter}, {row.verifier}" if row.verifier not in ("", "match") else row.drafter
-
-
 def remarks(rows: Seq[Row]) -> list[str]:
     """Errors, and the outputs that are not plain decoding's."""
     lines = []
     for row in rows:
         if row.error is not None:
-            lines.append(f"{said(row)} failed: {row.error}")
+            lines.append(f"{row.label} failed: {row.error}")
         if not row.differences:
             continue
         kept = "" if row.promised else " (not promised to be equal)"
         lines.append(
-            f"{said(row)}: {row.different} of {row.outputs} outputs differ from plain decoding's{kept}"
+            f"{row.label}: {row.different} of {row.outputs} outputs differ from plain decoding's{kept}"
         )
         lines += [f"  {told(one)}" for one in row.differences[:_SHOWN]]
         if row.different > _SHOWN:

@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from outpace.bench.roof import Roof
 from outpace.bench.run import Measured, Trace
 from outpace.bench.runs import Run
-from outpace.bench.statistics import interval, quartiles, ratio, repeated_4grams
+from outpace.bench.speed import Sample, Speed, samples_of, speed_of, speed_of_categories
+from outpace.bench.statistics import ratio, repeated_4grams
 from outpace.drift import parting
 
 Margin = Callable[[Seq[int]], float]
@@ -31,30 +31,6 @@ class Difference:
     plain: int | None
     other: int | None
     margin: float | None
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Tokens per second of some prompts, and the ratio to plain decoding's on the same ones.
-
-    Attributes:
-        tokens_per_second: all tokens over all seconds, the prompts' included; of repeats the median counts.
-        quartiles: of the groups' own tokens per second.
-        speedup: the median over groups of the ratio to plain decoding, whole answers.
-        interval: its 95% interval; None for a single group.
-        decode_tokens_per_second, decode_speedup: the same after the first step; None where
-            there was no other.
-        prefill_seconds: the median time to the end of the first step.
-    """
-
-    prompts: int
-    tokens_per_second: float
-    quartiles: tuple[float, float, float]
-    speedup: float
-    interval: tuple[float, float] | None
-    decode_tokens_per_second: float | None
-    decode_speedup: float | None
-    prefill_seconds: float
 
 
 @dataclass(frozen=True)
@@ -104,6 +80,7 @@ class Row:
     outputs: int = 0
     tokens: int = 0
     speed: Speed | None = None
+    samples: list[Sample] = field(default_factory=list)
     categories: dict[str, Speed] = field(default_factory=dict)
     steps: int | None = None
     drafted: int | None = None
@@ -118,6 +95,11 @@ class Row:
     differences: tuple[Difference, ...] = ()
     roof: Reached | None = None
     error: str | None = None
+
+    @property
+    def label(self) -> str:
+        """What the method is called: with its verifier, where that changes tokens."""
+        return self.drafter if self.verifier in ("", "match") else f"{self.drafter}, {self.verifier}"
 
 
 def rows_of(measured: Measured, margin: Margin, roof: Roof | None) -> list[Row]:
@@ -157,8 +139,9 @@ def _row(measured: Measured, trace: Trace, margin: Margin, roof: Roof | None) ->
             **vars(head),
             "outputs": len(outputs),
             "tokens": tokens,
-            "speed": _speed(measured, trace, places),
-            "categories": _categories(measured, trace),
+            "speed": speed_of(measured, trace, places),
+            "samples": samples_of(measured, trace),
+            "categories": speed_of_categories(measured, trace),
             "steps": steps,
             "drafted": drafted,
             "accepted": accepted,
@@ -178,87 +161,6 @@ def _row(measured: Measured, trace: Trace, margin: Margin, roof: Roof | None) ->
 def _total(counts: Seq[int | None]) -> int | None:
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
-
-
-# -- speed -----------------------------------------------------------------------------------------------
-
-
-def _speed(measured: Measured, trace: Trace, places: Seq[int]) -> Speed:
-    """The speed over some groups."""
-    plain = measured.traces[0]
-    mine = [_whole(trace.runs[place]) for place in places]
-    ratios = _ratios(mine, [_whole(plain.runs[place]) for place in places])
-    later = [(_later(trace.runs[place]), _later(plain.runs[place])) for place in places]
-    # A group whose answers came whole with the first step has nothing to compare after it.
-    decoding = [(one, two) for one, two in later if one.told and two.told]
-    decode = _ratios([one for one, _ in decoding], [two for _, two in decoding])
-    low, middle, high = quartiles([one.tokens / statistics.median(one.seconds) for one in mine])
-    first = [run.first_seconds for place in places for repeat in trace.runs[place] for run in repeat]
-    return Speed(
-        prompts=sum(len(measured.groups[place]) for place in places),
-        tokens_per_second=_rate(mine),
-        quartiles=(low, middle, high),
-        speedup=statistics.median(ratios),
-        interval=interval(ratios),
-        decode_tokens_per_second=_rate([one for one, _ in decoding]) if decode else None,
-        decode_speedup=statistics.median(decode) if decode else None,
-        prefill_seconds=statistics.median(first),
-    )
-
-
-class _Timed(NamedTuple):
-    """Tokens of a group, of a repeat on average (they may not be the same), and each repeat's seconds."""
-
-    tokens: float
-    seconds: list[float]
-
-    @property
-    def told(self) -> bool:
-        """Whether there is a speed in it."""
-        return self.tokens > 0 and min(self.seconds) > 0
-
-
-def _whole(repeats: Seq[Seq[Run]]) -> _Timed:
-    return _Timed(
-        statistics.fmean(sum(run.tokens for run in turns) for turns in repeats),
-        [sum(run.seconds for run in turns) for turns in repeats],
-    )
-
-
-def _later(repeats: Seq[Seq[Run]]) -> _Timed:
-    """Without the first step of each answer."""
-    return _Timed(
-        statistics.fmean(sum(run.tokens - run.first_tokens for run in turns) for turns in repeats),
-        [sum(run.seconds - run.first_seconds for run in turns) for turns in repeats],
-    )
-
-
-def _rate(groups: Seq[_Timed]) -> float:
-    """Tokens per second of all groups together; of repeats the median counts."""
-    seconds = sum(statistics.median(group.seconds) for group in groups)
-    return ratio(sum(group.tokens for group in groups), seconds)
-
-
-def _ratios(mine: Seq[_Timed], theirs: Seq[_Timed]) -> list[float]:
-    """For each group, how many times as many tokens a second: the median over repeats, paired."""
-    return [
-        statistics.median(
-            (one.tokens / took) / (two.tokens / other)
-            for took, other in zip(one.seconds, two.seconds, strict=True)
-        )
-        for one, two in zip(mine, theirs, strict=True)
-    ]
-
-
-def _categories(measured: Measured, trace: Trace) -> dict[str, Speed]:
-    """The speed in each category; none where prompts of several were decoded together."""
-    found: dict[str, list[int]] = {}
-    for place, group in enumerate(measured.groups):
-        names = {item.category for item in group}
-        if len(names) > 1:
-            return {}
-        found.setdefault(names.pop(), []).append(place)
-    return {name: _speed(measured, trace, places) for name, places in found.items()}
 
 
 # -- steps -----------------------------------------------------------------------------------------------
@@ -337,3 +239,8 @@ def _differences(measured: Measured, trace: Trace, margin: Margin) -> list[Diffe
 
 def _at(tokens: Seq[int], index: int) -> int | None:
     return tokens[index] if index < len(tokens) else None
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A figure as text, or nothing where it is not known."""
+    return "" if value is None else f"{value:.{digits}f}"

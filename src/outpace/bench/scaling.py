@@ -27,12 +27,11 @@ from outpace.bench.ours import Ours
 from outpace.bench.roof import Work
 from outpace.bench.rows import rows_of
 from outpace.bench.run import Settings, measure
+from outpace.bench.runs import BASELINE
 from outpace.bench.statistics import ratio
 from outpace.bench.subject import Subject
 from outpace.core import OutpaceError
 
-WINDOWS = (1, 2, 4, 8, 16)
-NGRAMS = (3, 4, 5, 6)
 LEAST_POINTS = 3  # of one N, for a line to say anything
 
 
@@ -201,7 +200,7 @@ def measure_scaling(
         OutpaceError: too few settings for a fit, or plain decoding failed.
     """
     specs = [setting.spec(from_text) for setting in grid]
-    methods = [Ours(subject.target, spec, adaptive=False) for spec in ["none", *specs]]
+    methods = [Ours(subject.target, spec, adaptive=False) for spec in [BASELINE, *specs]]
     found = measure(subject, methods, suite, batch, settings, advanced, stopped)
     if not found.groups:
         raise OutpaceError("interrupted before any prompt was decoded by every setting")

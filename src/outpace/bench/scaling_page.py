@@ -9,7 +9,8 @@ from typing import Any
 
 from outpace.bench import plots
 from outpace.bench.items import counted
-from outpace.bench.markup import frame, number, plot, table
+from outpace.bench.markup import frame, plot, table
+from outpace.bench.rows import number
 from outpace.bench.scaling import Line, Scaling
 
 

@@ -39,11 +39,7 @@ class Subject(Protocol):
 
 
 def encode(subject: Subject, item: Item, answers: Seq[Seq[int]] = ()) -> list[int]:
-    """Token ids of an item's next turn: all it says up to there, with the answers given so far between.
-
-    A conversation goes into the model's chat template, or, where it has none, into lines that begin with
-    ``User:`` and ``Assistant:``.
-    """
+    """Token ids of an item's next turn: all it says up to there, with the answers given so far between."""
     if item.tokens:
         return list(item.tokens)
     if not item.chat:
@@ -52,6 +48,15 @@ def encode(subject: Subject, item: Item, answers: Seq[Seq[int]] = ()) -> list[in
     for turn, answer in zip(item.turns[1:], answers, strict=False):
         messages.append({"role": "assistant", "content": spoken(subject, answer)})
         messages.append({"role": "user", "content": turn})
+    return conversation(subject, messages)
+
+
+def conversation(subject: Subject, messages: Seq[dict[str, str]]) -> list[int]:
+    """Token ids of a conversation up to where the answer begins, however long.
+
+    It goes into the model's chat template, or, where it has none, into lines that begin with ``User:`` and
+    ``Assistant:``.
+    """
     if subject.has_template:
         return subject.encode_chat(messages)
     names = {"user": "User", "assistant": "Assistant"}
@@ -81,14 +86,13 @@ def fitting(subject: Subject, suite: Suite, new_tokens: int) -> Suite:
     context = subject.target.context
     kept = []
     for item in suite.items:
-        longest = [[0] * new_tokens] * (item.rounds - 1)
         prompt = encode(subject, item, [()] * (item.rounds - 1))
         if not prompt or not all(0 <= token < subject.target.vocabulary for token in prompt):
             raise OutpaceError(
                 f"{suite.name}, prompt {item.id}: "
                 + ("it has no tokens" if not prompt else "it has token ids outside the model's vocabulary")
             )
-        if context is None or len(prompt) + sum(map(len, longest)) + new_tokens <= context:
+        if context is None or len(prompt) + item.rounds * new_tokens <= context:
             kept.append(item)
     if not kept:
         raise OutpaceError(

@@ -10,96 +10,19 @@ import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from outpace.bench.candidates import affordable, candidates
 from outpace.bench.halving import Halving, Round
 from outpace.bench.items import Suite
-from outpace.bench.ours import Ours
 from outpace.bench.roof import WIDTHS, measure_widths
-from outpace.bench.run import Measured, Settings, Trace, measure
+from outpace.bench.run import Settings
 from outpace.bench.runs import BASELINE
-from outpace.bench.statistics import interval, quartiles
 from outpace.bench.subject import Subject
+from outpace.bench.ways import Goal, Rounds, Way, WaySpeed, method_of
 from outpace.core import OutpaceError
 
-THROUGHPUT, LATENCY = "throughput", "latency"
 _CONTEXT = 128  # rows in the cache when steps are measured
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What is to be fast.
-
-    Attributes:
-        objective: ``throughput``, tokens per second of all prompts together, or ``latency``, tokens per
-            second of one of them.
-        batches: how many prompts are decoded at once; of several numbers the best is chosen.
-    """
-
-    objective: str = THROUGHPUT
-    batches: tuple[int, ...] = (1,)
-
-    def __post_init__(self) -> None:
-        if self.objective not in (THROUGHPUT, LATENCY):
-            raise OutpaceError(
-                f"there is no objective {self.objective!r}; there are: {THROUGHPUT}, {LATENCY}"
-            )
-        if self.objective == LATENCY and len(self.batches) > 1:
-            raise OutpaceError(
-                "latency is least with one prompt at a time; give one --batch, that of the use to come"
-            )
-
-    @property
-    def unit(self) -> int:
-        """Prompts that every batch divides: candidates are compared on so many."""
-        return math.lcm(*self.batches)
-
-
-class Way(NamedTuple):
-    """A way of decoding: a drafter's spec, and how many prompts at once."""
-
-    spec: str
-    batch: int
-
-    def __str__(self) -> str:
-        return self.spec if self.batch == 1 else f"{self.spec}, {self.batch} at once"
-
-
-@dataclass(frozen=True)
-class Unit:
-    """What a way did with a unit of prompts; the seconds are as the objective counts them."""
-
-    tokens: int
-    seconds: float
-    steps: int
-    outputs: list[list[int]]
-
-
-@dataclass(frozen=True)
-class Speed:
-    """How fast a way is on some prompts.
-
-    Attributes:
-        tokens_per_second: by the objective.
-        plain: the same of plain decoding, as many prompts at once.
-        speedup: the median over units of prompts of the one over the other.
-        interval: its 95% interval; None for a single unit.
-        mean_accepted_length: tokens out per step.
-        prompts: how many.
-        equal: how many outputs are those of plain decoding.
-        outputs: of how many.
-    """
-
-    tokens_per_second: float
-    plain: float
-    speedup: float
-    interval: tuple[float, float] | None
-    mean_accepted_length: float
-    prompts: int
-    equal: int
-    outputs: int
 
 
 @dataclass
@@ -116,7 +39,7 @@ class Tuned:
     """
 
     way: Way
-    speed: Speed
+    speed: WaySpeed
     halving: Halving
     steps: dict[int, dict[int, float]]
     left_out: list[Way]
@@ -163,7 +86,7 @@ def tune(
     known = {batch: affordable(found, by_rows) for batch, by_rows in steps.items()}
     ways = [Way(one.spec, batch) for batch in goal.batches for one in known[batch]]
     everything = [Way(one.spec, batch) for batch in goal.batches for one in found]
-    rounds = _Rounds(subject, suite, goal, settings, {way: _method(subject, way, settings) for way in ways})
+    rounds = Rounds(subject, suite, goal, settings, {way: method_of(subject, way, settings) for way in ways})
     halving = Halving(
         [str(way) for way in ways],
         len(suite.items) // goal.unit,
@@ -210,19 +133,19 @@ def measure_steps(subject: Subject, batch: int) -> dict[int, float]:
 
 def verify(
     subject: Subject, way: Way, suite: Suite, goal: Goal, settings: Settings, stopped: Callable[[], bool]
-) -> Speed | None:
+) -> WaySpeed | None:
     """How fast a choice is on other prompts, in turns with plain decoding; None if it was stopped.
 
     Raises:
         OutpaceError: it failed.
     """
     ways = [Way(BASELINE, way.batch), way] if way.spec != BASELINE else [way]
-    rounds = _Rounds(
+    rounds = Rounds(
         subject,
         suite,
         replace(goal, batches=(way.batch,)),
         settings,
-        {one: _method(subject, one, settings) for one in ways},
+        {one: method_of(subject, one, settings) for one in ways},
     )
     count = len(suite.items) // way.batch
     halving = Halving([str(one) for one in ways], count, math.inf, [str(one) for one in ways])
@@ -233,101 +156,3 @@ def verify(
     if failed:
         raise OutpaceError(failed)
     return rounds.speed(way)
-
-
-def _method(subject: Subject, way: Way, settings: Settings) -> Ours:
-    try:
-        return Ours(subject.target, way.spec, temperature=settings.temperature)
-    except OutpaceError as error:
-        raise type(error)(f"{way.spec}: {error}") from None
-
-
-@dataclass
-class _Rounds:
-    """Measures rounds, and keeps what every way did."""
-
-    subject: Subject
-    suite: Suite
-    goal: Goal
-    settings: Settings
-    methods: dict[Way, Ours]
-    found: dict[Way, list[Unit]] = field(default_factory=dict)
-
-    def run(
-        self,
-        todo: Round,
-        halving: Halving,
-        stopped: Callable[[], bool],
-        report: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        """A round, batch by batch; what only some of the batches were measured on does not count."""
-        # Who has left gives back the memory of its cache.
-        self.methods = {way: method for way, method in self.methods.items() if str(way) in todo.names}
-        unit = self.goal.unit
-        part = replace(self.suite, items=self.suite.items[todo.first * unit : todo.stop * unit])
-        took: dict[Way, list[Unit]] = {}
-        for batch in self.goal.batches:
-            ways = [way for way in self.methods if way.batch == batch]
-            ways.sort(key=lambda way: way.spec != BASELINE)  # plain decoding answers for all
-            measured = measure(
-                self.subject,
-                [self.methods[way] for way in ways],
-                part,
-                batch,
-                self.settings,
-                stopped=lambda: _ticked(stopped, report),
-                warm=todo.first > 0,
-            )
-            for way, trace in zip(ways, measured.traces, strict=True):
-                if trace.error is not None:
-                    halving.fail(str(way), f"{way}: {trace.error}")
-                else:
-                    took[way] = self._units(measured, trace)
-        whole = min(map(len, took.values()), default=0)
-        for way, units in took.items():
-            self.found.setdefault(way, []).extend(units[:whole])
-            for one in units[:whole]:
-                halving.learn(str(way), one.tokens, one.seconds)
-
-    def _units(self, measured: Measured, trace: Trace) -> list[Unit]:
-        each = self.goal.unit // measured.batch
-        found = []
-        for first in range(0, len(trace.runs) - each + 1, each):
-            runs = [run for group in trace.runs[first : first + each] for run in group[0]]
-            throughput = self.goal.objective == THROUGHPUT
-            seconds = sum(run.seconds if throughput else sum(run.last_seconds) for run in runs)
-            outputs = [output for run in runs for output in run.outputs]
-            steps = sum(run.steps or 0 for run in runs)
-            found.append(Unit(sum(run.tokens for run in runs), seconds, steps, outputs))
-        return found
-
-    def speed(self, way: Way) -> Speed:
-        """How fast a way was, beside plain decoding of the same prompts."""
-        units = self.found[way]
-        plain = self.found[Way(BASELINE, way.batch)]  # measured in every round
-        ratios = [
-            (one.tokens / one.seconds) / (other.tokens / other.seconds)
-            for one, other in zip(units, plain, strict=True)
-        ]
-        pairs = [
-            (mine, theirs)
-            for one, other in zip(units, plain, strict=True)
-            for mine, theirs in zip(one.outputs, other.outputs, strict=True)
-        ]
-        tokens = sum(one.tokens for one in units)
-        return Speed(
-            tokens / sum(one.seconds for one in units),
-            sum(one.tokens for one in plain) / sum(one.seconds for one in plain),
-            quartiles(ratios)[1],
-            interval(ratios),
-            tokens / sum(one.steps for one in units),
-            len(units) * self.goal.unit,
-            sum(mine == theirs for mine, theirs in pairs),
-            len(pairs),
-        )
-
-
-def _ticked(stopped: Callable[[], bool], report: Callable[[str], None]) -> bool:
-    """Asked before each run: a chance to show that time goes by."""
-    report("")
-    return stopped()

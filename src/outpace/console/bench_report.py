@@ -13,8 +13,8 @@ from rich.table import Table
 from outpace.bench.comparison import Comparison
 from outpace.bench.items import counted
 from outpace.bench.record import Record
-from outpace.bench.remarks import remarks, said, versions
-from outpace.bench.rows import Row
+from outpace.bench.remarks import remarks, versions
+from outpace.bench.rows import Row, number
 
 _LOOK: dict[str, Any] = {
     "box": box.SIMPLE_HEAD,
@@ -60,11 +60,6 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def number(value: float | None, digits: int = 2) -> str:
-    """A figure, or nothing where it is not known."""
-    return "" if value is None else f"{value:.{digits}f}"
-
-
 def span(interval: tuple[float, float] | None) -> str:
     """An interval of confidence."""
     return "" if interval is None else f"{interval[0]:.2f}-{interval[1]:.2f}"
@@ -75,11 +70,11 @@ def speeds(rows: Seq[Row]) -> Table:
     table = _table("speed over plain decoding", "tokens/s", "speed", "95%", "decode", "4-grams", "equal")
     for row in rows:
         if row.speed is None:
-            table.add_row(said(row), "failed")
+            table.add_row(row.label, "failed")
             continue
         speed = row.speed
         table.add_row(
-            said(row),
+            row.label,
             number(speed.tokens_per_second, 1),
             number(speed.speedup),
             span(speed.interval),
@@ -100,7 +95,7 @@ def steps(rows: Seq[Row]) -> Table:
             continue
         each = row.milliseconds_per_step
         table.add_row(
-            said(row),
+            row.label,
             "" if row.steps is None else str(row.steps),
             number(row.tau),
             number(row.acceptance_rate) if row.drafted else "",
@@ -121,7 +116,7 @@ def acceptance(rows: Seq[Row]) -> Table:
     for row in rows:
         if row.acceptance_by_position:
             shares = row.acceptance_by_position[:_DEPTHS]
-            table.add_row(said(row), *(number(share) for share in shares))
+            table.add_row(row.label, *(number(share) for share in shares))
     return table
 
 
@@ -131,7 +126,7 @@ def categories(rows: Seq[Row]) -> Table:
     table = _table("speed by category", *names)
     for row in rows[1:]:
         if row.categories:
-            table.add_row(said(row), *(number(row.categories[name].speedup) for name in names))
+            table.add_row(row.label, *(number(row.categories[name].speedup) for name in names))
     table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.overflow = "fold"

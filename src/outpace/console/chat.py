@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 
+from outpace.bench.subject import conversation
 from outpace.console import screen
 from outpace.console.interrupt import Interrupt
 from outpace.console.models import Loaded
@@ -34,11 +35,7 @@ class Chat:
 
     def encode(self) -> list[int]:
         """The conversation as token ids, up to where the answer begins."""
-        if self.model.has_template:
-            return self.model.encode_chat(self.messages)
-        names = {"user": "User", "assistant": "Assistant"}
-        lines = [f"{names[message['role']]}: {message['content']}" for message in self.messages]
-        return self.model.tokens("\n".join([*lines, "Assistant:"]))
+        return conversation(self.model, self.messages)
 
     def fit(self) -> tuple[list[int], int]:
         """The prompt's token ids, after dropping the oldest turns that the context has no room for.

@@ -1,4 +1,4 @@
-"""``outpace generate`` without ``--compare``: results to a writer, remarks to standard error."""
+"""``outpace generate``: results to a writer, remarks to standard error."""
 
 from __future__ import annotations
 

@@ -19,8 +19,9 @@ from outpace.bench.growth import grow
 from outpace.bench.llama_shapes import load_shape
 from outpace.core import ContextOverflow, OutpaceError, UnsupportedModel
 from outpace.drafters.base import Drafter
+from outpace.drafting.loading import refuse_incomplete
 from outpace.engine import Engine
-from outpace.request import adapts
+from outpace.parts import adapts
 from outpace.targets import Target, TargetModel
 from outpace.train import Online, lora
 from outpace.verify import Verifier, load_verifier
@@ -277,13 +278,7 @@ def _weights(source: str, shown: str, dtype: torch.dtype | str, trust_remote_cod
         output_loading_info=True,
     )
     model, info = loaded
-    missing = sorted(info["missing_keys"])
-    if missing:
-        # transformers would put random numbers there and say so in a warning only.
-        raise OutpaceError(
-            f"cannot load {shown}: its weights are not complete; missing are {', '.join(missing[:3])}"
-            + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        )
+    refuse_incomplete(info, shown)
     return model
 
 

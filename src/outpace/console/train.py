@@ -155,9 +155,7 @@ def _seen(rows: Seq[Row], settings: Training, steps: int) -> int:
 
 
 def _check_places(out: Path, read: Seq[str | None]) -> None:
-    """Raises:
-    OutpaceError: what is read would be written over.
-    """
+    """Refuse to write over what is read."""
     for folder in read:
         if folder is not None and Path(folder).resolve() == out.resolve():
             raise OutpaceError(f"{out} is read and would be written over; give another --out")

@@ -19,7 +19,8 @@ from outpace.bench.run import Settings
 from outpace.bench.runs import BASELINE
 from outpace.bench.subject import fitting
 from outpace.bench.suites import load_suite
-from outpace.bench.tuning import Goal, Speed, Tuned, tune, verify
+from outpace.bench.tuning import Tuned, tune, verify
+from outpace.bench.ways import Goal, WaySpeed
 from outpace.console import screen
 from outpace.console.interrupt import Interrupt
 from outpace.console.models import Loaded
@@ -88,7 +89,7 @@ class Found:
     """What came of it; ``verified`` is the choice on prompts it has not seen, if that was asked for."""
 
     tuned: Tuned
-    verified: Speed | None
+    verified: WaySpeed | None
     profile: Profile
 
 
@@ -208,7 +209,7 @@ def as_json(found: Found, chosen: Plan) -> dict[str, Any]:
     }
 
 
-def agrees(expected: Speed, verified: Speed) -> bool:
+def agrees(expected: WaySpeed, verified: WaySpeed) -> bool:
     """Whether the intervals of two speedups have something in common; a single prompt's is a point."""
     low, high = expected.interval or (expected.speedup,) * 2
     other_low, other_high = verified.interval or (verified.speedup,) * 2
@@ -266,6 +267,6 @@ def lines(found: Found, chosen: Plan) -> list[str]:
     return said
 
 
-def _times(speed: Speed) -> str:
+def _times(speed: WaySpeed) -> str:
     text = f"{speed.speedup:.2f} times"
     return text if speed.interval is None else f"{text} ({speed.interval[0]:.2f} to {speed.interval[1]:.2f})"

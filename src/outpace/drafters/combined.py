@@ -1,12 +1,12 @@
 """Several drafters at once, their trees merged into one (as SpecInfer merges those of several draft models:
 Miao et al. 2023, arXiv 2305.09781, section 3).
 
-A node that several parts propose is drafted once. Which nodes are worth their row is measured: for each
-part, depth and place among siblings, how often such a node was right where its parent was. The target's
-tokens tell that of every node proposed, drafted or not, so all parts are measured all the time and none
-needs to be tried out (Liu et al. 2025, Not-a-Bandit, arXiv 2510.20064, for the choice of one draft model). A
-node is right with the product of the chances on the way to it, and the likeliest are drafted, whosever they
-are: the part that earns more per node gets more of them.
+A node that several parts propose is drafted once. Which nodes are worth their row is measured: by the parts
+that propose a node, its depth, and the chance they state or its place among its siblings, how often such a
+node was right where its parent was. The target's tokens tell that of every node proposed, drafted or not, so
+all parts are measured all the time and none needs to be tried out (Liu et al. 2025, Not-a-Bandit, arXiv
+2510.20064, for the choice of one draft model). A node is right with the product of the chances on the way to
+it, and the likeliest are drafted, whosever they are: the part that earns more per node gets more of them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from torch import Tensor
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
-from outpace.index.ledger import Ledger
+from outpace.index.ledger import Guesses, Ledger
 from outpace.sampling import SelectedLogits
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
-from outpace.tree import depths, merge, path_to, select
+from outpace.tree import merge, path_to, select
 
 _ROUND = 16  # steps after which each part has had its minimum
+_NOTHING, _NO_GUESSES = Draft(), Guesses()
+
 Layers = list[tuple[int, ...]]  # those of the target that each part reads
 
 
@@ -35,6 +37,7 @@ class CombinedState:
     """A sequence's states of the parts, what they proposed last, and where that is in the draft.
 
     ``nodes[part][node]`` is the node of the draft that stands for a part's node; -1 where none does.
+    ``guesses`` is all that they proposed, as one tree.
     """
 
     sequence: Sequence
@@ -44,6 +47,7 @@ class CombinedState:
     steps: int = 0
     proposals: list[Draft] = field(default_factory=list)
     nodes: list[list[int]] = field(default_factory=list)
+    guesses: Guesses = field(default_factory=Guesses)
 
 
 @dataclass(frozen=True)
@@ -119,14 +123,14 @@ class Combined(Drafter[CombinedState]):
     def prepare(self, target: TargetModel) -> tuple[list[Any], Ledger, Layers]:
         prepared = [part.prepare(target) for part in self.parts]
         layers = [part.hidden_layers(own) for part, own in zip(self.parts, prepared, strict=True)]
-        return prepared, Ledger(len(self.parts)), layers
+        return prepared, Ledger(), layers
 
     def hidden_layers(self, shared: tuple[list[Any], Ledger, Layers]) -> tuple[int, ...]:
         return tuple(sorted({layer for own in shared[2] for layer in own}))
 
     def start(self, sequence: Sequence, shared: tuple[list[Any], Ledger, Layers]) -> CombinedState:
         prepared, ledger, layers = shared
-        state = CombinedState(sequence, [], ledger if self.share else Ledger(len(self.parts)), layers)
+        state = CombinedState(sequence, [], ledger if self.share else Ledger(), layers)
         self._clear(state)
         try:
             for part, own in zip(self.parts, prepared, strict=True):
@@ -158,17 +162,17 @@ class Combined(Drafter[CombinedState]):
         ]
 
     def observe(self, states: Seq[CombinedState], steps: Seq[Step]) -> None:
+        verified = [{old: new for new, old in enumerate(step.kept)} for step in steps]
         for place, part in enumerate(self.parts):
-            own = [self._sub_step(place, state, step) for state, step in zip(states, steps, strict=True)]
+            own = [self._sub_step(place, *of_one) for of_one in zip(states, steps, verified, strict=True)]
             part.observe([state.states[place] for state in states], own)
         for state, step in zip(states, steps, strict=True):
-            for place, draft in enumerate(state.proposals):
-                state.ledger.note(place, draft.tokens, draft.parents, step.tokens)
+            state.ledger.note(state.guesses, step.tokens)
             self._clear(state)
 
     def _clear(self, state: CombinedState) -> None:
-        state.proposals = [Draft()] * len(self.parts)
-        state.nodes = [[]] * len(self.parts)
+        state.proposals, state.nodes = [_NOTHING] * len(self.parts), [[]] * len(self.parts)
+        state.guesses = _NO_GUESSES
 
     def _merge(self, state: CombinedState, proposals: list[Draft]) -> Draft:
         """The draft of a sequence, the likeliest nodes first."""
@@ -178,8 +182,8 @@ class Combined(Drafter[CombinedState]):
             state.nodes = [list(range(len(proposals[0])))]
             return proposals[0]
         merged, maps = merge([self._chosen(state.sequence, *own) for own in enumerate(proposals)])
-        worth = _worth(state.ledger, merged, proposals, maps)
-        chosen = self._choose(state, worth, maps)
+        state.guesses = _guesses(merged, proposals, maps)
+        chosen = self._choose(state, state.ledger.worth(state.guesses), maps)
         place = {node: new for new, node in enumerate(chosen)}
         state.nodes = [[place.get(node, -1) for node in nodes] for nodes in maps]
         return select(merged, chosen)
@@ -205,16 +209,20 @@ class Combined(Drafter[CombinedState]):
                 "weighs by their distributions, and a merged tree has none; use verifier='match', or let "
                 "it draft greedily (draft_model:draws=greedy)"
             )
-        return Draft(draft.tokens, draft.parents)
+        return Draft(draft.tokens, draft.parents, chances=draft.chances)
 
-    def _sub_step(self, part: int, state: CombinedState, step: Step) -> Step:
-        """The step as a part would see it whose draft were its own nodes alone."""
-        verified = {old: new for new, old in enumerate(step.kept)}
+    def _sub_step(self, part: int, state: CombinedState, step: Step, verified: Mapping[int, int]) -> Step:
+        """The step as a part would see it whose draft were its own nodes alone.
+
+        Args:
+            verified: node of the draft as it was proposed -> the node that it was verified as.
+        """
         stands = [verified.get(node, -1) for node in state.nodes[part]]
         kept = [node for node, there in enumerate(stands) if there >= 0]
         nodes = [stands[node] for node in kept]
         draft = select(state.proposals[part], kept)
-        last = next((nodes.index(node) for node in reversed(step.path) if node in nodes), -1)
+        accepted = set(step.path)
+        last = max((own for own, node in enumerate(nodes) if node in accepted), default=-1)
         path = path_to(draft.parents, last)
         if len(self.parts) > 1:
             name = type(self.parts[part]).__name__
@@ -228,22 +236,20 @@ class Combined(Drafter[CombinedState]):
             tokens=step.tokens,
             logits=SelectedLogits(step.logits, nodes),
             root=step.root,
-            depths=depths(draft.parents),
             sequence=step.sequence,
             hidden={layer: step.hidden[layer][rows] for layer in layers},
             committed={layer: step.committed[layer] for layer in layers},
         )
 
 
-def _worth(ledger: Ledger, merged: Draft, proposals: Seq[Draft], maps: Seq[Seq[int]]) -> list[float]:
-    """The chance that each node is accepted. Parts that propose the same are taken to judge apart."""
-    wrong = [1.0] * len(merged)  # that all who propose it are wrong, where its parent is right
+def _guesses(merged: Draft, proposals: Seq[Draft], maps: Seq[Seq[int]]) -> Guesses:
+    """The merged tree with who guesses each node; of several chances that are stated the highest counts."""
+    guessers, stated = [0] * len(merged), [0.0] * len(merged)
     for part, (draft, nodes) in enumerate(zip(proposals, maps, strict=True)):
-        ranks = [0] * (len(draft) + 1)
-        for node, (parent, depth) in enumerate(zip(draft.parents, depths(draft.parents), strict=True)):
-            wrong[nodes[node]] *= 1 - ledger.chance(part, depth, ranks[parent])
-            ranks[parent] += 1
-    worth: list[float] = []
-    for parent, all_wrong in zip(merged.parents, wrong, strict=True):
-        worth.append((worth[parent] if parent >= 0 else 1.0) * (1 - all_wrong))
-    return worth
+        for node in nodes:
+            guessers[node] |= 1 << part
+        if draft.chances is not None:
+            for node, chance, parent in zip(nodes, draft.chances, draft.parents, strict=True):
+                given = chance / draft.chances[parent] if parent >= 0 else chance
+                stated[node] = max(stated[node], given)
+    return Guesses(merged.tokens, merged.parents, guessers, stated)

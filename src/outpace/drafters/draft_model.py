@@ -13,7 +13,6 @@ target. A verifier that needs independent drafts gets independent draws.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
@@ -22,7 +21,7 @@ from outpace import nano_draft_path
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafting.draft_module import DraftModule
-from outpace.drafting.draws import Draws
+from outpace.drafting.draws import Draws, check_confidence, log_confidence
 from outpace.drafting.growth import Drafting, Shared, feed_of, grow
 from outpace.drafting.loading import load_model, load_tokenizer
 from outpace.drafting.provisional import Decoder
@@ -97,10 +96,7 @@ class DraftModel(Drafter[Drafting]):
             if getattr(self, name) not in choices:
                 wanted = " or ".join(map(repr, choices))
                 raise OutpaceError(f"draft_model: {name} must be {wanted}, not {getattr(self, name)!r}")
-        if not 0 <= self.min_confidence <= 1:
-            raise OutpaceError(
-                f"draft_model: min_confidence must be between 0 and 1, not {self.min_confidence}"
-            )
+        check_confidence("draft_model", self.min_confidence)
         if self.replacement and self.draws != "independent":
             raise OutpaceError(
                 "draft_model: with one noise siblings are drawn without replacement; for replacement=true "
@@ -169,7 +165,7 @@ class DraftModel(Drafter[Drafting]):
         draws = Draws(self.draws, self.replacement, weigh, independent=not shape.weighs)
         if vocabulary.text and self.draws == "coupled":
             draws = replace(draws, noise="greedy")
-        least = math.log(self.min_confidence) if self.min_confidence else -math.inf
+        least = log_confidence(self.min_confidence)
         runner = Runner(model, vocabulary.late)
         return Shared(vocabulary, shape, draws, least, self.confidence == "path", runner)
 

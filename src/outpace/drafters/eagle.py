@@ -8,7 +8,6 @@ place of what the drafter made up.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from torch import Tensor
 from outpace import nano_drafter_path
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
-from outpace.drafting.draws import Draws, Noise, check_noise
+from outpace.drafting.draws import Draws, Noise, check_confidence, check_noise, log_confidence
 from outpace.drafting.eagle_module import EagleModule
 from outpace.drafting.growth import Growth, grow
 from outpace.drafting.layer_cache import Feed, LayerCache, Slot
@@ -98,8 +97,7 @@ class Eagle(Drafter[EagleState]):
     def __post_init__(self) -> None:
         shape = self._shape()
         check_noise("eagle", self.draws)
-        if not 0 <= self.min_confidence <= 1:
-            raise OutpaceError(f"eagle: min_confidence must be between 0 and 1, not {self.min_confidence}")
+        check_confidence("eagle", self.min_confidence)
         if shape.weighs and self.draws == "independent":
             raise OutpaceError(
                 "eagle: expand chooses among candidates by their tokens, so they cannot be independent "
@@ -122,7 +120,7 @@ class Eagle(Drafter[EagleState]):
             vocabulary=Vocabulary(),
             shape=shape,
             draws=Draws(self.draws, weigh=weigh, independent=not shape.weighs),
-            least=math.log(self.min_confidence) if self.min_confidence else -math.inf,
+            least=log_confidence(self.min_confidence),
             by_path=True,
             module=module,
             cache=LayerCache(module.config, module.config.depth, weight.dtype, weight.device),

@@ -15,7 +15,6 @@ several tokens in its layers at once, as in a pipeline; here a stock model is us
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
-from outpace.drafting.draws import Draws, Noise, check_noise
+from outpace.drafting.draws import Draws, Noise, check_confidence, check_noise, log_confidence
 from outpace.drafting.exit_adapter import Adapter
 from outpace.drafting.growth import Growth
 from outpace.drafting.layer_cache import Feed, LayerCache, Slot
@@ -134,10 +133,7 @@ class EarlyExit(Drafter[ExitState]):
             if value is not None and value < 1:
                 raise OutpaceError(f"early_exit: {name} must be at least 1, not {value}")
         check_noise("early_exit", self.draws)
-        if not 0 <= self.min_confidence <= 1:
-            raise OutpaceError(
-                f"early_exit: min_confidence must be between 0 and 1, not {self.min_confidence}"
-            )
+        check_confidence("early_exit", self.min_confidence)
 
     def attach(self, target: TargetModel) -> SplitTarget:
         return SplitTarget(target, self._depth())
@@ -164,7 +160,7 @@ class EarlyExit(Drafter[ExitState]):
             vocabulary=Vocabulary(),
             shape=shape_of(self.num_draft_tokens, method="early_exit"),
             draws=Draws(self.draws, weigh=self.min_confidence > 0),
-            least=math.log(self.min_confidence) if self.min_confidence else -math.inf,
+            least=log_confidence(self.min_confidence),
             by_path=False,
             target=target,
             adapter=adapter,

@@ -81,6 +81,7 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
     def draft(self, state: PromptLookupState) -> Draft:
         tokens: list[int] = []
         parents: list[int] = []
+        chances: list[float] = []
         guesses: list[Guess] = []
         stops, budget = state.sequence.stop_tokens, state.sequence.budget
         most = self.num_tokens if budget is None else min(self.num_tokens, budget)
@@ -90,9 +91,10 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
             chance, parent, _, token, depth, matches = heappop(guesses)
             tokens.append(token)
             parents.append(parent)
+            chances.append(-chance)
             if token not in stops:
                 self._guess(state.index, guesses, matches, len(tokens) - 1, depth + 1, -chance)
-        return Draft(tokens, parents)
+        return Draft(tokens, parents, chances=chances)
 
     def learn(self, state: PromptLookupState, step: Step) -> None:
         state.index.update()

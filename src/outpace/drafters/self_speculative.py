@@ -13,7 +13,6 @@ found by ``outpace search`` (``train/skipping.py``).
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import ClassVar
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
-from outpace.drafting.draws import Draws, Noise, check_noise
+from outpace.drafting.draws import Draws, Noise, check_confidence, check_noise, log_confidence
 from outpace.drafting.growth import Growth
 from outpace.drafting.shapes import shape_of
 from outpace.drafting.vocabulary import Vocabulary
@@ -67,10 +66,7 @@ class SelfSpeculative(Drafter[Within]):
                 f"self_speculative: num_draft_tokens must be at least 1, not {self.num_draft_tokens}"
             )
         check_noise("self_speculative", self.draws)
-        if not 0 <= self.min_confidence <= 1:
-            raise OutpaceError(
-                f"self_speculative: min_confidence must be between 0 and 1, not {self.min_confidence}"
-            )
+        check_confidence("self_speculative", self.min_confidence)
 
     def skipped(self, layers: int) -> tuple[int, ...]:
         """The layers left out of a target of so many, ascending.
@@ -97,7 +93,7 @@ class SelfSpeculative(Drafter[Within]):
             vocabulary=Vocabulary(),
             shape=shape_of(self.num_draft_tokens, method="self_speculative"),
             draws=Draws(self.draws, weigh=self.min_confidence > 0),
-            least=math.log(self.min_confidence) if self.min_confidence else -math.inf,
+            least=log_confidence(self.min_confidence),
             by_path=False,
             part=target.some_layers([layer for layer in range(target.layers) if layer not in skipped]),
         )

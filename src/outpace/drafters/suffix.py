@@ -122,15 +122,17 @@ class Suffix(SequenceDrafter[SuffixState]):
         most = min(self.num_tokens, max(1, int(self.max_spec_factor * contexts[0].length)))
         tokens: list[int] = []
         parents: list[int] = []
+        chances: list[float] = []
         guesses: list[Guess] = []
         self._guess(guesses, contexts, parent=-1, chance=1.0)
         while guesses and len(tokens) < most:
             chance, parent, _, token, contexts = heappop(guesses)
             tokens.append(token)
             parents.append(parent)
+            chances.append(-chance)
             if token not in state.sequence.stop_tokens:
                 self._guess(guesses, contexts, len(tokens) - 1, -chance)
-        return Draft(tokens, parents)
+        return Draft(tokens, parents, chances=chances)
 
     def learn(self, state: SuffixState, step: Step) -> None:
         state.text.extend(step.tokens)

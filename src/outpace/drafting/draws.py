@@ -17,12 +17,21 @@ Noise = Literal["coupled", "independent", "greedy"]
 
 
 def check_noise(method: str, draws: str) -> None:
-    """Raises:
-    OutpaceError: a method's option ``draws`` is none of those there are.
-    """
+    """Refuse a value of a method's option ``draws`` that there is not."""
     if draws not in get_args(Noise):
         wanted = " or ".join(map(repr, get_args(Noise)))
         raise OutpaceError(f"{method}: draws must be {wanted}, not {draws!r}")
+
+
+def check_confidence(method: str, min_confidence: float) -> None:
+    """Refuse a value of a method's option ``min_confidence`` that is no probability."""
+    if not 0 <= min_confidence <= 1:
+        raise OutpaceError(f"{method}: min_confidence must be between 0 and 1, not {min_confidence}")
+
+
+def log_confidence(min_confidence: float) -> float:
+    """Its log, as trees go by it; 0 bounds nothing."""
+    return math.log(min_confidence) if min_confidence else -math.inf
 
 
 @dataclass(frozen=True)

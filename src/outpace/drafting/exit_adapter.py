@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core import OutpaceError
+from outpace.drafting.draws import check_confidence
 from outpace.drafting.layers import Attention, LayerConfig, Rotary, Store, itself
 from outpace.drafting.learned import Batch, Fit, Learned, Losses, Objective, accepted_of_chain, measure
 
@@ -50,10 +51,7 @@ class AdapterConfig:
             raise OutpaceError(
                 "early_exit: layers, heads and num_draft_tokens must be at least 1, and width above 0"
             )
-        if not 0 <= self.min_confidence <= 1:
-            raise OutpaceError(
-                f"early_exit: min_confidence must be between 0 and 1, not {self.min_confidence}"
-            )
+        check_confidence("early_exit", self.min_confidence)
 
 
 class Adapter(Learned):

@@ -1,143 +1,43 @@
-"""What learned drafters share: a trained module, its folder on disk, and the batches it learns from."""
+"""What learned drafters share: a trained module, made for a target and bound to it.
+
+Authors of learned drafters import from here whatever they need: the batches that a module learns from
+(``batch.py``), its losses (``losses.py``) and its folder on disk (``folder.py``).
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from outpace.core import OutpaceError
+from outpace.drafting.batch import Batch
+from outpace.drafting.folder import CONFIG, FORMAT, WEIGHTS, read_config, read_weights, write_folder
+from outpace.drafting.losses import Losses, Objective, accepted_at, accepted_of_chain, measure
 from outpace.targets.base import TargetModel
-
-# (draft logits [N, vocabulary], target logits [N, vocabulary], labels [N]) -> the loss of each, [N].
-Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 L = TypeVar("L", bound="Learned")
 
-WEIGHTS = "model.safetensors"
-CONFIG = "config.json"
-_FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Packed text, and what the target says at each place of it: B rows of T places.
-
-    Attributes:
-        tokens: [B, T].
-        positions: [B, T], in the place's own document.
-        documents: [B, T], which of the row's documents a place is of; -1 is padding. Nothing looks across.
-        counted: [B, T], whether the token is to be learnt: the target's own words, not a prompt's.
-        hidden: layer -> [B, T, hidden size], for the layers that the module reads.
-        logits: [B, T, vocabulary], the target's own: ``logits[:, t]`` is of ``tokens[:, t + 1]``.
-        sampled: the text after the prompts is the drafter's own (on-policy), not the target's.
-
-    Hidden states and logits have no graph; a method that trains the target too runs it itself.
-    """
-
-    tokens: Tensor
-    positions: Tensor
-    documents: Tensor
-    counted: Tensor
-    hidden: Mapping[int, Tensor]
-    logits: Tensor
-    sampled: bool = False
-
-    @property
-    def labels(self) -> Tensor:
-        """[B, T]: what is to be learnt after each place: the text's next token, or the one that the target
-        would most probably go on with where the text is the drafter's own. (After the last place: nothing.)
-        """
-        return self.logits.argmax(dim=-1) if self.sampled else self.tokens.roll(-1, dims=1)
-
-    @property
-    def seen(self) -> Tensor:
-        """[B, T, T]: whether a place (second axis) sees another: its document's, up to itself."""
-        order = torch.arange(self.tokens.shape[1], device=self.tokens.device)
-        return (self.documents[:, :, None] == self.documents[:, None]) & (order[:, None] >= order)
-
-    def ahead(self, distance: int) -> Tensor:
-        """[B, T]: whether the place so far ahead is of the same document, and its token counted."""
-        found = torch.zeros_like(self.counted)
-        if distance < self.tokens.shape[1]:
-            stop = self.tokens.shape[1] - distance
-            found[:, :stop] = (
-                self.counted[:, distance:] & (self.documents[:, distance:] == self.documents[:, :stop])
-            ) & (self.documents[:, :stop] >= 0)
-        return found
-
-
-@dataclass(frozen=True)
-class Losses:
-    """What a batch says about a module, D depths of its draft.
-
-    Attributes:
-        total: the scalar to minimise.
-        loss: [D], the mean of the objective at each depth.
-        acceptance: [D], the share of places where the draft's most probable token is the text's.
-        places: [D], how many places those are the means of.
-    """
-
-    total: Tensor
-    loss: Tensor
-    acceptance: Tensor
-    places: Tensor
-
-
-def measure(
-    objective: Objective, depths: Iterable[tuple[Tensor, Tensor, Tensor]], weights: Seq[float]
-) -> Losses:
-    """The losses of a draft whose depths are learnt alike.
-
-    Args:
-        depths: at each depth the draft's logits [N, vocabulary], the target's of the same places, and the
-            text's tokens [N]; N may be 0.
-        weights: of each depth in the total.
-    """
-    loss, acceptance, places = [], [], []
-    for draft, target, labels in depths:
-        count = max(len(labels), 1)
-        loss.append(objective(draft, target, labels).sum() / count)
-        acceptance.append((draft.argmax(dim=-1) == labels).sum() / count)
-        places.append(len(labels))
-    stacked = torch.stack(loss)
-    total = (stacked * torch.tensor(list(weights), dtype=stacked.dtype, device=stacked.device)).sum()
-    counts = torch.tensor(places, device=stacked.device)
-    return Losses(total, stacked.detach(), torch.stack(acceptance), counts)
-
-
-def accepted_of_chain(batch: Batch, guesses: Tensor) -> Tensor:
-    """How many tokens of a chain stand, drafted at each place of a text.
-
-    Args:
-        guesses: [B, T, D], at place t the tokens guessed for t + 1, t + 2, ...
-
-    Returns:
-        [B, T], from 0 to D.
-    """
-    return accepted_at(batch, guesses[..., None])
-
-
-def accepted_at(batch: Batch, guesses: Tensor) -> Tensor:
-    """How many depths stand in a row, where R tokens are guessed for each: [B, T, D, R] -> [B, T]."""
-    right = torch.zeros_like(guesses[..., 0], dtype=torch.bool)
-    width = batch.tokens.shape[1]
-    for depth in range(min(guesses.shape[2], width - 1)):
-        stop = width - depth - 1
-        same = batch.documents[:, depth + 1 :] == batch.documents[:, :stop]
-        equal = (guesses[:, :stop, depth] == batch.tokens[:, depth + 1 :, None]).any(dim=-1)
-        right[:, :stop, depth] = equal & same
-    return right.cumprod(dim=-1).sum(dim=-1)
+__all__ = [
+    "CONFIG",
+    "WEIGHTS",
+    "Batch",
+    "Fit",
+    "Learned",
+    "Losses",
+    "Objective",
+    "accepted_at",
+    "accepted_of_chain",
+    "head_weights",
+    "measure",
+    "read_config",
+]
 
 
 @dataclass(frozen=True)
@@ -318,17 +218,13 @@ class Learned(nn.Module, ABC):
 
     def save(self, folder: str | Path) -> None:
         """Write ``config.json`` and ``model.safetensors``; the folder is made."""
-        place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
         described = {
             "method": self.method,
-            "format": _FORMAT,
+            "format": FORMAT,
             "target": dataclasses.asdict(self.fit),
             "config": dataclasses.asdict(self.config),
         }
-        (place / CONFIG).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-        tensors = {name: tensor.detach().contiguous() for name, tensor in self.state_dict().items()}
-        save_file(tensors, place / WEIGHTS, {"format": "pt"})
+        write_folder(folder, described, self.state_dict())
 
     @classmethod
     def load(cls: type[L], folder: str | Path, target: TargetModel) -> L:
@@ -346,7 +242,7 @@ class Learned(nn.Module, ABC):
             raise OutpaceError(f"{folder}: {CONFIG} is not one of {cls.method}: {error!r}") from error
         made = cls(config, fit)
         made.bind(target)
-        made.take(_read_weights(folder), str(folder))
+        made.take(read_weights(folder), str(folder))
         made.requires_grad_(False).eval()
         return made.to(device=target.hidden.device, dtype=target.hidden.dtype)
 
@@ -371,40 +267,6 @@ class Learned(nn.Module, ABC):
             shape = list(tensors[left[0]].shape)
             raise OutpaceError(f"{place}: tensor {left[0]!r}, of shape {shape}, has no place by {CONFIG}")
         self.load_state_dict(dict(tensors))
-
-
-def read_config(folder: str | Path, method: str) -> dict[str, Any]:
-    """What ``config.json`` in a folder says.
-
-    Raises:
-        OutpaceError: there is no such file, or it is of another method or format.
-    """
-    path = Path(folder) / CONFIG
-    if not path.is_file():
-        raise OutpaceError(
-            f"{method}: there is no {path}; train one with: outpace train {method} --model MODEL "
-            f"--data FILE --out {folder}"
-        )
-    try:
-        described: Any = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise OutpaceError(f"{path} is not JSON: {error}") from error
-    found = described.get("method") if isinstance(described, dict) else None
-    if found != method:
-        raise OutpaceError(f"{path} is of the method {found!r}, not {method!r}; name the drafter {found}")
-    if described.get("format") != _FORMAT:
-        raise OutpaceError(
-            f"{path} has format {described.get('format')!r}, and this version reads {_FORMAT}; train it anew"
-        )
-    return dict(described)
-
-
-def _read_weights(folder: str | Path) -> dict[str, Tensor]:
-    path = Path(folder) / WEIGHTS
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise OutpaceError(f"{path} cannot be read: {error}") from error
 
 
 def _frozen(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -77,14 +78,26 @@ def read_model(name: str, **options: Any) -> Any:
     loaded, info = _read(
         AutoModelForCausalLM, name, use_safetensors=True, output_loading_info=True, **options
     )
+    refuse_incomplete(info, f"draft_model {name!r}")
+    return loaded
+
+
+def refuse_incomplete(info: Mapping[str, Any], shown: str) -> None:
+    """Refuse a model without some of its weights: transformers would put random numbers there, and only warn.
+
+    Args:
+        info: what ``from_pretrained`` says with ``output_loading_info``.
+        shown: what the model is called.
+
+    Raises:
+        OutpaceError: weights are missing; the message names some.
+    """
     missing = sorted(info["missing_keys"])
     if missing:
-        # transformers would put random numbers there and say so in a warning only.
         raise OutpaceError(
-            f"draft_model: the weights of {name!r} are not complete: there is no {missing[0]}"
-            + (f", and {len(missing) - 1} more are missing" if len(missing) > 1 else "")
+            f"cannot load {shown}: its weights are not complete; missing are {', '.join(missing[:3])}"
+            + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         )
-    return loaded
 
 
 def _read(kind: Any, name: str, **options: Any) -> Any:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from outpace.core import OutpaceError
+from outpace.drafting.folder import write_folder
 
 # SafeAILab's name of the one layer, and that of speculators.
 _THEIRS, _OURS = "midlayer.", "layers.0."
@@ -173,11 +174,4 @@ def write(
             "verifier": dict(target),
         },
     }
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-    save_file(
-        {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
-        place / "model.safetensors",
-        {"format": "pt"},
-    )
+    write_folder(folder, config, tensors)

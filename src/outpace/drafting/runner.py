@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outpace.cache import Slot
-from outpace.targets.base import Rows, TargetModel
+from outpace.targets.base import Rows, TargetModel, rows_of
 
 _CHUNK = 512  # tokens of a text fed in one forward
 
@@ -112,20 +112,19 @@ class Runner:
             any, then those after each node.
         """
         # The order of the tracks is the engine's, that of the slots the cache's.
-        slots = [track.slot.index for track in tracks]
-        first = min(slots)
-        rows = [Rows(())] * (max(slots) - first + 1)
-        for track, slot, feed in zip(tracks, slots, feeds, strict=True):
-            rows[slot - first] = feed.rows(track.parents)
+        first, rows = rows_of(
+            [track.slot for track in tracks],
+            [feed.rows(track.parents) for track, feed in zip(tracks, feeds, strict=True)],
+        )
         output = self.model.forward(self.cache, rows, first, 0 if logits else None)
         self.cache.keep([range(len(row.tokens)) for row in rows])
         sequences: list[int] = []
         places: list[int] = []
-        for track, slot, feed in zip(tracks, slots, feeds, strict=True):
+        for track, feed in zip(tracks, feeds, strict=True):
             track.tokens += (*feed.text, *feed.tokens)
             track.parents += feed.parents
             wanted = range(max(len(feed.text) - 1, 0), len(feed.text) + len(feed.tokens))
-            sequences += [slot - first] * len(wanted)
+            sequences += [track.slot.index - first] * len(wanted)
             places += wanted
         return torch.empty(0) if output.logits is None else output.logits[sequences, places]
 

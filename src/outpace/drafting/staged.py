@@ -10,7 +10,6 @@ from outpace.core import Draft
 from outpace.drafting.provisional import Provisional, RecordingDraw
 from outpace.sampling import Logits
 from outpace.sequence import Step
-from outpace.tree import depths
 from outpace.verify.match import match
 
 
@@ -35,7 +34,6 @@ def verify(text: Provisional, draft: Draft, kept: Seq[int], logits: Logits) -> t
         tokens=verdict.tokens,
         logits=logits,
         root=draw.root,
-        depths=depths(draft.parents),
         sequence=text,
         hidden={},
     )

@@ -3,48 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 _DEPTHS, _RANKS = 12, 8  # what is deeper, or further among its siblings, is counted with the last
+_GRADES = 8  # chances told apart where guessers state them
 _FORGET = 0.96  # what an observation counts for, after each later one of its kind
 _DOUBT = 2.0  # observations that the first guess of a chance counts for
 
+Cell = list[float]  # right, judged
 
-class Ledger:
-    """How often the nodes that each part drafts are right where their parents are.
 
-    Args:
-        parts: how many drafters are measured.
+class Guesses(NamedTuple):
+    """A tree of guesses and who guesses each.
+
+    Attributes:
+        tokens, parents: the tree; -1 is the root, and parents come first.
+        guessers: of each node, those who guess it: a number whose bit i stands for guesser i.
+        stated: the chance they give it where its parent is right; 0 where they do not say.
     """
 
-    def __init__(self, parts: int) -> None:
-        # At first: a node's first child is right half the time, the second a third of the time, and so on.
-        cells = [[_DOUBT / (2 + rank), _DOUBT] for rank in range(_RANKS)]
-        self._counts = [[[list(cell) for cell in cells] for _ in range(_DEPTHS)] for _ in range(parts)]
+    tokens: Seq[int] = ()
+    parents: Seq[int] = ()
+    guessers: Seq[int] = ()
+    stated: Seq[float] = ()
 
-    def chance(self, part: int, depth: int, rank: int) -> float:
-        """That a node is right where its parent is. Depth 0 is under the root, rank 0 the first child."""
-        right, judged = self._counts[part][min(depth, _DEPTHS - 1)][min(rank, _RANKS - 1)]
-        return right / judged
 
-    def note(self, part: int, tokens: Seq[int], parents: Seq[int], text: Seq[int]) -> None:
-        """Judge the nodes of a tree whose parents were right, by the text that came in its place.
+class Ledger:
+    """How often guesses are right where their parents are.
+
+    What two guessers agree on is right more often than what one says against the other, and how much more is
+    not known beforehand: so each set of guessers is counted apart. Guesses whose chance is stated are counted
+    by it, others by their place among their siblings.
+    """
+
+    def __init__(self) -> None:
+        self._cells: dict[tuple[int, int, int], Cell] = {}
+
+    def worth(self, guesses: Guesses) -> list[float]:
+        """The chance of each node that it is right, and all on the way to it."""
+        found: list[float] = []
+        # node -> the depth of its children, and how many there were; the root's are the last.
+        depth, ranks = [0] * (len(guesses.parents) + 1), [0] * (len(guesses.parents) + 1)
+        for node, parent in enumerate(guesses.parents):
+            right, judged = self._cell(guesses, node, depth[parent], ranks[parent])
+            found.append((found[parent] if parent >= 0 else 1.0) * right / judged)
+            depth[node] = depth[parent] + 1
+            ranks[parent] += 1
+        return found
+
+    def note(self, guesses: Guesses, text: Seq[int]) -> None:
+        """Judge the nodes whose parents were right, by the text that came in the tree's place.
 
         Of what follows the last token of the text nothing is known yet.
 
         Args:
-            tokens, parents: the tree; -1 is the root, and parents come first.
             text: the tokens that came after the root.
         """
-        right = {-1: 0}  # node -> the depth of its children
-        ranks = {-1: 0}  # node -> how many of its children were judged
-        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-            depth = right.get(parent, len(text))
-            if depth < len(text):
-                hit = token == text[depth]
-                rank = ranks[parent]
-                cell = self._counts[part][min(depth, _DEPTHS - 1)][min(rank, _RANKS - 1)]
+        depth, ranks = {-1: 0}, {-1: 0}  # as in ``worth``, of the nodes that were right
+        for node, parent in enumerate(guesses.parents):
+            place = depth.get(parent, len(text))
+            if place < len(text):
+                hit = guesses.tokens[node] == text[place]
+                cell = self._cell(guesses, node, place, ranks[parent])
                 cell[0] = cell[0] * _FORGET + hit
                 cell[1] = cell[1] * _FORGET + 1
-                ranks[parent] = rank + 1
+                ranks[parent] += 1
                 if hit:
-                    right[node], ranks[node] = depth + 1, 0
+                    depth[node], ranks[node] = place + 1, 0
+
+    def _cell(self, guesses: Guesses, node: int, depth: int, rank: int) -> Cell:
+        # What is stated is believed at first; else a first child is taken to be right half the time, a second
+        # one a third of it, and so on.
+        stated = guesses.stated[node]
+        grade = -1 - int(_GRADES * stated) if stated else min(rank, _RANKS - 1)
+        place = (guesses.guessers[node], min(depth, _DEPTHS - 1), grade)
+        cell = self._cells.get(place)
+        if cell is None:
+            cell = self._cells[place] = [_DOUBT * (stated or 1 / (2 + rank)), _DOUBT]
+        return cell

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from outpace.cache import KVCache, Slot
-from outpace.core import OutpaceError, Source, UnsupportedModel
+from outpace.core import Draft, OutpaceError, Source, UnsupportedModel
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,13 @@ class Rows:
     def __post_init__(self) -> None:
         if self.fed and self.parents is None:
             raise ValueError("rows that go on with a tree need their parents")
+
+    @classmethod
+    def under(cls, text: Sequence[int], draft: Draft) -> Rows:
+        """A chain of text, its last token the root, and the draft under it."""
+        root = len(text) - 1
+        parents = (*range(-1, root), *(root + 1 + parent for parent in draft.parents))
+        return cls((*text, *draft.tokens), parents)
 
 
 def rows_of(slots: Sequence[Slot], feeds: Sequence[Rows]) -> tuple[int, list[Rows]]:
@@ -71,17 +78,23 @@ def extra_rows(embeddings: Tensor, table: Tensor | int) -> Tensor:
 
 @dataclass(frozen=True)
 class Output:
-    """Attributes:
-    logits: [B, width - logits_from, vocabulary]; rows past a sequence's own are padding. None where none
-        were wanted.
-    hidden: layer -> [B, width, hidden size], the layers asked for. Layer 0 is the embeddings, layer i what
-        comes out of the i-th block, -1 the input of the head (transformers' ``hidden_states``).
+    """What a model says to the rows of a forward.
+
+    Attributes:
+        logits: [B, width - logits_from, vocabulary]; rows past a sequence's own are padding. None where none
+            were wanted.
+        hidden: layer -> [B, width, hidden size], the layers asked for. Layer 0 is the embeddings, layer i
+            what comes out of the i-th block, -1 the input of the head (transformers' ``hidden_states``).
 
     Both may be made in inference mode; to train on them, clone them.
     """
 
     logits: Tensor | None
     hidden: dict[int, Tensor]
+
+    def hidden_of(self, place: int, first: int, count: int) -> dict[int, Tensor]:
+        """Of one sequence: layer -> [count, hidden size], its rows from ``first`` on."""
+        return {layer: states[place, first : first + count] for layer, states in self.hidden.items()}
 
 
 @dataclass(frozen=True)

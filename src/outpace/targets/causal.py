@@ -18,9 +18,10 @@ from transformers import Cache, PreTrainedModel
 from outpace.cache import KVCache, LayerShape, RowShape
 from outpace.core import OutpaceError, Source, UnsupportedModel
 from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, extra_rows
-from outpace.targets.checks import agree, context_of, end_tokens, family, refuse_by_config, self_test
+from outpace.targets.checks import context_of, end_tokens, family, refuse_by_config
 from outpace.targets.layers import keep_layers
 from outpace.targets.masks import MaskMaker
+from outpace.targets.self_test import agree, self_test
 from outpace.tree import depths
 
 _NOTHING = Rows(())

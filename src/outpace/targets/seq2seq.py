@@ -20,9 +20,10 @@ from outpace.cache import KVCache, LayerShape, Slot, Window
 from outpace.core import ContextOverflow, OutpaceError, Source, UnsupportedModel
 from outpace.targets.base import Output, Rows, TargetModel
 from outpace.targets.causal import CacheAdapter, Probe, device_of, positions_of
-from outpace.targets.checks import context_of, end_tokens, family, refuse_by_config, self_test
+from outpace.targets.checks import context_of, end_tokens, family, refuse_by_config
 from outpace.targets.masks import MaskMaker
 from outpace.targets.positions import placement_of
+from outpace.targets.self_test import self_test
 
 _TEXT, _FEATURES = "input_ids", "input_features"
 _TEST_LENGTHS = (7, 4)  # of the self-test's two sources

@@ -17,8 +17,9 @@ from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.around import AroundTarget
 from outpace.targets.base import Output, Rows, TargetModel, rows_of
 from outpace.targets.causal import CausalTarget
-from outpace.targets.checks import agree, family
+from outpace.targets.checks import family
 from outpace.targets.layers import stack_of
+from outpace.targets.self_test import agree
 
 
 @dataclass

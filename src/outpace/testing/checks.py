@@ -6,22 +6,21 @@ import copy
 import dataclasses
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
 from itertools import cycle
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from outpace.core import Draft, Generation, SamplingParams
+from outpace.core import Generation, SamplingParams
 from outpace.drafters.base import Drafter
 from outpace.engine import Engine
 from outpace.governor import Outcome, Plan
-from outpace.sequence import Sequence, Step
 from outpace.targets.base import Rows, TargetModel
 from outpace.testing.toy import ToyTarget
+from outpace.testing.watch import Watch, watch_of
 
 _PARAMS = (
     SamplingParams(max_new_tokens=28),
@@ -39,7 +38,7 @@ def check_drafter(drafter: Drafter[Any], target: TargetModel | None = None) -> N
 
     - Its class: a frozen dataclass whose options survive ``dataclasses.replace``, pickle and deepcopy.
     - Its drafts: trees of tokens of the vocabulary; where it samples, with the distributions that its tokens
-      were drawn from.
+      were drawn from; where it states chances, none above its parent's.
     - The tokens: those of plain decoding, greedy and sampled, in batches that sequences join and leave, up to
       the end of the context.
     - Budgets: it copes with steps for which none of its drafts, or only their first nodes, are wanted.
@@ -124,8 +123,8 @@ class _Check:
     def _attributes(self) -> dict[str, Any]:
         return {name: value if _plain(value) else id(value) for name, value in vars(self.drafter).items()}
 
-    def engine(self, verifier: str = "match") -> tuple[Engine, _Watch]:
-        watch = _watch(self.drafter, self.target.vocabulary)
+    def engine(self, verifier: str = "match") -> tuple[Engine, Watch]:
+        watch = watch_of(self.drafter, self.target.vocabulary)
         return Engine(self.target, watch, verifier), watch
 
     def plain(self, prompts: Seq[Seq[int]], params: Any) -> list[Generation]:
@@ -189,7 +188,7 @@ class _Check:
         """Steps that take the first nodes of a draft, all of it, or none, and steps that want no draft."""
         for params in _PARAMS[:2]:
             for budgets in ((0, 1, 0, -1, 64, 2, 64, -1, 64, 0, 5), (64, 64, 64, 64, 64, 64, 0)):
-                watch = _watch(self.drafter, self.target.vocabulary)
+                watch = watch_of(self.drafter, self.target.vocabulary)
                 engine = Engine(self.target, watch, adaptive=_Budgets(cycle(budgets)))
                 found = engine.generate(self.prompts, params)
                 for prompt, one, plain in zip(
@@ -297,104 +296,3 @@ class _Budgets:
 
     def learn(self, outcome: Outcome) -> None:
         pass
-
-
-@dataclasses.dataclass(frozen=True)
-class _Watch(Drafter[Any]):
-    """Passes every call on to a drafter, and checks and keeps what it proposes: ``seen[step][sequence]``."""
-
-    inner: Drafter[Any]
-    vocabulary: int
-    seen: list[list[Draft]] = dataclasses.field(default_factory=list)
-
-    def shapes(self) -> list[list[tuple[list[int], list[int]]]]:
-        """Tokens and parents of all drafts, to compare two runs."""
-        return [[(list(draft.tokens), list(draft.parents)) for draft in step] for step in self.seen]
-
-    @property
-    def reads_references(self) -> bool:
-        return self.inner.reads_references
-
-    def attach(self, target: TargetModel) -> TargetModel:
-        return self.inner.attach(target)
-
-    def prepare(self, target: TargetModel) -> Any:
-        return self.inner.prepare(target)
-
-    def hidden_layers(self, shared: Any) -> tuple[int, ...]:
-        return self.inner.hidden_layers(shared)
-
-    def start(self, sequence: Sequence, shared: Any) -> Any:
-        with self._named("start"):
-            return self.inner.start(sequence, shared)
-
-    def read(self, states: Seq[Any], hidden: Seq[Mapping[int, Tensor]]) -> None:
-        with self._named("read"):
-            self.inner.read(states, hidden)
-
-    def propose(self, states: Seq[Any]) -> list[Draft]:
-        with self._named("propose"):
-            drafts = self.inner.propose(states)
-        name = type(self.inner).__name__
-        assert isinstance(drafts, list | tuple) and len(drafts) == len(states), (
-            f"{name}.propose must return one draft for each of the {len(states)} sequences, not {drafts!r}"
-        )
-        for draft in drafts:
-            _check_draft(draft, self.vocabulary, self.inner)
-        self.seen.append(list(drafts))
-        return list(drafts)
-
-    def observe(self, states: Seq[Any], steps: Seq[Step]) -> None:
-        with self._named("observe"):
-            self.inner.observe(states, steps)
-
-    def stop(self, state: Any) -> None:
-        with self._named("stop"):
-            self.inner.stop(state)
-
-    @contextmanager
-    def _named(self, method: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            raise AssertionError(f"{type(self.inner).__name__}.{method} raises {error!r}") from error
-
-
-def _watch(drafter: Drafter[Any], vocabulary: int) -> _Watch:
-    """A watch that needs of the target what the drafter needs."""
-    needs = {name: getattr(drafter, name) for name in ("paper", "probabilities")}
-    cls: type[_Watch] = type("_Watch", (_Watch,), needs)
-    return cls(drafter, vocabulary)
-
-
-def _check_draft(draft: Any, vocabulary: int, drafter: Drafter[Any]) -> None:
-    name = type(drafter).__name__
-    assert isinstance(draft, Draft), f"{name} proposes {draft!r}, which is not an outpace Draft"
-    assert len(draft.tokens) == len(draft.parents), (
-        f"{name} drafts {len(draft.tokens)} tokens with {len(draft.parents)} parents"
-    )
-    for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
-        rides = node >= len(draft) - draft.riders
-        assert isinstance(token, int) and token >= 0 and (token < vocabulary or rides), (
-            f"{name} drafts {token!r} at node {node}, which is not a token id below {vocabulary}"
-        )
-        assert isinstance(parent, int) and -1 <= parent < node, (
-            f"{name} puts node {node} under {parent!r}; a parent comes before its node, or is -1"
-        )
-    if draft.distributions is None:
-        return
-    assert drafter.probabilities, f"{name} brings distributions but does not say `probabilities = True`"
-    draft = draft.guesses
-    assert draft.distributions is not None
-    missing = set(draft.parents) - set(draft.distributions)
-    assert not missing, f"{name} gives no distribution for the children of nodes {sorted(missing)}"
-    for parent, row in draft.distributions.items():
-        where = f"{name}'s distribution after node {parent}"
-        assert isinstance(row, Tensor) and row.shape == (vocabulary,), f"{where} has not shape [{vocabulary}]"
-        assert row.dtype == torch.float64, f"{where} is {row.dtype}, not float64"
-        assert bool((row >= 0).all()), f"{where} has values that are negative or not numbers"
-        assert abs(float(row.sum()) - 1) < 1e-9, f"{where} sums to {float(row.sum()):.6g}, not 1"
-    for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
-        assert draft.distributions[parent][token] > 0, (
-            f"{name} drafts token {token} at node {node} but gives it probability 0"
-        )

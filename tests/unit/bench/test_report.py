@@ -20,7 +20,8 @@ from outpace.bench.comparison import compare
 from outpace.bench.html import page
 from outpace.bench.record import Record, as_json, read_rows
 from outpace.bench.roof import Limits, Roof, Width, Work
-from outpace.bench.rows import Difference, PerStep, Reached, Row, Speed
+from outpace.bench.rows import Difference, PerStep, Reached, Row
+from outpace.bench.speed import Speed
 from outpace.core import OutpaceError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")

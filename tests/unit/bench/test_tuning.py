@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from outpace.bench import tuning
+from outpace.bench import tuning, ways
 from outpace.bench.candidates import COSTLIEST, affordable, candidates
 from outpace.bench.items import Item, Suite
 from outpace.bench.run import Settings
 from outpace.bench.runs import Request, Run
-from outpace.bench.tuning import Goal, Way, tune, verify
+from outpace.bench.tuning import tune, verify
+from outpace.bench.ways import Goal, Way
 from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
 
@@ -72,7 +73,7 @@ def made_up(
             steps = 10 if self.name == "none" else 5
             return Run(outputs, seconds, 0.0, 0, steps=steps * len(outputs), last_seconds=last)
 
-    monkeypatch.setattr(tuning, "Ours", Fake)
+    monkeypatch.setattr(ways, "Ours", Fake)
     monkeypatch.setattr(
         tuning, "measure_widths", lambda target, context, widths, batch: [0.001 * width for width in widths]
     )

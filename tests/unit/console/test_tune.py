@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outpace.bench import tuning
-from outpace.bench.tuning import Speed
+from outpace.bench.ways import WaySpeed
 from outpace.cli import app
 from outpace.console.models import Loaded
 from outpace.console.tune import agrees
@@ -142,8 +142,8 @@ def test_another_file_is_not_replaced(folder: Path, prompts: Path, tmp_path: Pat
 
 
 def test_intervals_that_meet_agree() -> None:
-    def speed(middle: float, interval: tuple[float, float] | None) -> Speed:
-        return Speed(1.0, 1.0, middle, interval, 1.0, 1, 1, 1)
+    def speed(middle: float, interval: tuple[float, float] | None) -> WaySpeed:
+        return WaySpeed(1.0, 1.0, middle, interval, 1.0, 1, 1, 1)
 
     assert agrees(speed(1.5, (1.4, 1.6)), speed(1.7, (1.6, 1.8)))
     assert not agrees(speed(1.5, (1.4, 1.6)), speed(1.8, (1.7, 1.9)))

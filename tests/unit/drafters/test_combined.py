@@ -237,6 +237,31 @@ def test_the_nodes_go_to_the_part_that_is_right_now() -> None:
     assert drafted(parts[1], slice(-8, None)) > 3 * drafted(parts[0], slice(-8, None))
 
 
+@dataclass(frozen=True)
+class Says(Oracle):
+    chance: float = 0.5
+
+    def draft(self, state: Sequence) -> Draft:
+        draft = super().draft(state)
+        return Draft(draft.tokens, draft.parents, chances=[self.chance] * len(draft))
+
+
+def test_a_chance_that_is_stated_is_believed_at_once() -> None:
+    text = said()
+    parts = Says(text, right=(0, 0), chance=0.01), Oracle(text)
+    stats = run(Combined(parts, threshold=0.05, minimum=0))
+    assert stats.extra["Says drafted"] == 0
+    assert stats.extra["Oracle drafted"] == stats.drafted
+
+
+def test_and_measured_where_it_is_wrong() -> None:
+    text = said()
+    says = Recorded(Says(text, right=(0, 0), chance=0.9))
+    run(Combined((says, Oracle(text)), threshold=0.05, minimum=0))
+    drafted = [len(step.draft) for _, _, step in says.seen]
+    assert drafted[0] and not any(drafted[-8:])
+
+
 def test_a_tight_budget_goes_to_the_likelier_nodes() -> None:
     text = said()
     drafter = Combined((Other(text, right=(0, 0)), Oracle(text)), nodes=5, threshold=0, minimum=0)

@@ -130,7 +130,7 @@ def test_it_reads_what_was_said_behind_the_last_accepted_token(path: list[int], 
     state = Ahead(sequence, growth, 40)
     draft = Draft([1, 2, 40, 41, 40, 41, 40], [-1, 0, -1, 2, 0, 4, 1], riders=5)
     rows = torch.arange(8.0)[:, None].repeat(1, 3)
-    step = Step(draft, range(7), path, [], Logits(rows), 0, depths(draft.parents), sequence, {})
+    step = Step(draft, range(7), path, [], Logits(rows), 0, sequence, {})
     ParallelTokens(num_lookahead=2).learn(state, step)
     assert [int(row[0]) - 1 for row in state.rows] == places
 

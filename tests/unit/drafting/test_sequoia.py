@@ -54,7 +54,7 @@ def test_ranks_are_counted_at_the_nodes_the_verifier_came_to() -> None:
 
     def step(path: list[int], tokens: list[int]) -> Step:
         logits = Logits(None)  # type: ignore[arg-type]
-        return Step(draft, range(5), path, tokens, logits, 0, depths(draft.parents), text, {})
+        return Step(draft, range(5), path, tokens, logits, 0, text, {})
 
     count_ranks(step([1, 2], [6, 7, 3]))  # the root's second, its first, and no child of that
     count_ranks(step([], [4]))  # none of the root's

@@ -143,7 +143,7 @@ def test_rejected_places(draft: Draft, path: list[int], tokens: list[int], kept:
 
 def step(draft: Draft, path: list[int], tokens: list[int], rows: Tensor) -> Step:
     sequence: Any = None
-    return Step(draft, range(len(draft)), path, tokens, Logits(rows), 0, [], sequence, {})
+    return Step(draft, range(len(draft)), path, tokens, Logits(rows), 0, sequence, {})
 
 
 def record(length: int, context: int = 1, places: Seq[int] = (1,), first: int = 0) -> Record:

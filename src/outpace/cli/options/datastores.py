@@ -7,15 +7,14 @@ from typing import Annotated
 
 import typer
 
-_MODEL = "Model"
-_OUTPUT = "Output"
+from outpace.cli.options.shared import MODEL, OUTPUT
 
 Sources = Annotated[
     list[Path], typer.Argument(help="Files and folders of texts or of token ids.", show_default=False)
 ]
 DatastoreOut = Annotated[
     Path,
-    typer.Option("--out", "-o", help="The datastore's file.", rich_help_panel=_OUTPUT, show_default=False),
+    typer.Option("--out", "-o", help="The datastore's file.", rich_help_panel=OUTPUT, show_default=False),
 ]
 TokenizerName = Annotated[
     str | None,
@@ -24,7 +23,7 @@ TokenizerName = Annotated[
         "--tokenizer",
         "-m",
         help="Whose tokenizer: hub name or folder. Default: the embedded model's.",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]
 VocabularySize = Annotated[
@@ -33,7 +32,7 @@ VocabularySize = Annotated[
         "--vocabulary",
         help="Instead, where all sources are token ids: how many there are.",
         min=1,
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]
 Field = Annotated[str, typer.Option("--field", help="Where objects of a .jsonl file have their text.")]

@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
-_MODEL = "Model"
-_SAMPLING = "Sampling"
-_OUTPUT = "Output"
+from outpace.cli.options.shared import MODEL, OUTPUT, SAMPLING
+
+_SPEC = (
+    "A drafter and its options, as in lookahead:window=7,ngram=5; drafters of drafters in parentheses, as in "
+    "combined:(lookahead)+(prompt_lookup); see `outpace drafters`."
+)
 
 DrafterSpec = Annotated[
     str,
@@ -17,9 +20,8 @@ DrafterSpec = Annotated[
         "--drafter",
         "-d",
         metavar="SPEC",
-        help="A drafter and its options, as in lookahead:window=7,ngram=5; drafters of drafters in "
-        "parentheses, as in combined:(lookahead)+(prompt_lookup); see `outpace drafters`.",
-        rich_help_panel=_MODEL,
+        help=_SPEC,
+        rich_help_panel=MODEL,
     ),
 ]
 DefaultDrafterSpec = Annotated[
@@ -28,10 +30,9 @@ DefaultDrafterSpec = Annotated[
         "--drafter",
         "-d",
         metavar="SPEC",
-        help="A drafter and its options, as in lookahead:window=7,ngram=5; drafters of drafters in "
-        "parentheses, as in combined:(lookahead)+(prompt_lookup); see `outpace drafters`.",
+        help=_SPEC,
         show_default="lookahead",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]
 OnlineLearning = Annotated[
@@ -40,7 +41,7 @@ OnlineLearning = Annotated[
         "--online",
         help="Let the drafter learn in the background from what it gets wrong, where it has trained weights: "
         "draft_model, or METHOD:path=FOLDER. No token changes.",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]
 OnlineOut = Annotated[
@@ -49,12 +50,12 @@ OnlineOut = Annotated[
 ]
 TopK = Annotated[
     int,
-    typer.Option("--top-k", help="Keep the k most probable tokens; 0 keeps all.", rich_help_panel=_SAMPLING),
+    typer.Option("--top-k", help="Keep the k most probable tokens; 0 keeps all.", rich_help_panel=SAMPLING),
 ]
 TopP = Annotated[
     float,
     typer.Option(
-        "--top-p", help="Keep the smallest set of tokens with this probability.", rich_help_panel=_SAMPLING
+        "--top-p", help="Keep the smallest set of tokens with this probability.", rich_help_panel=SAMPLING
     ),
 ]
 MinP = Annotated[
@@ -62,28 +63,28 @@ MinP = Annotated[
     typer.Option(
         "--min-p",
         help="Drop tokens less probable than this times the best one.",
-        rich_help_panel=_SAMPLING,
+        rich_help_panel=SAMPLING,
     ),
 ]
 RepetitionPenalty = Annotated[
     float,
-    typer.Option("--repetition-penalty", help="Over prompt and output; 1 is off.", rich_help_panel=_SAMPLING),
+    typer.Option("--repetition-penalty", help="Over prompt and output; 1 is off.", rich_help_panel=SAMPLING),
 ]
 PresencePenalty = Annotated[
     float,
-    typer.Option("--presence-penalty", help="Off each token seen in the output.", rich_help_panel=_SAMPLING),
+    typer.Option("--presence-penalty", help="Off each token seen in the output.", rich_help_panel=SAMPLING),
 ]
 FrequencyPenalty = Annotated[
     float,
     typer.Option(
         "--frequency-penalty",
         help="Off a token for each time it is in the output.",
-        rich_help_panel=_SAMPLING,
+        rich_help_panel=SAMPLING,
     ),
 ]
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", help="Same seed, same output. Default: a new one.", rich_help_panel=_SAMPLING),
+    typer.Option("--seed", help="Same seed, same output. Default: a new one.", rich_help_panel=SAMPLING),
 ]
 Prompt = Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt.")]
 PromptFile = Annotated[
@@ -107,33 +108,31 @@ InTemplate = Annotated[bool, typer.Option("--chat", help="Put each prompt into t
 Batch = Annotated[int, typer.Option("--batch", help="Prompts decoded together.", min=1)]
 Stop = Annotated[
     list[str] | None,
-    typer.Option("--stop", help="Text that ends the output; repeatable.", rich_help_panel=_SAMPLING),
+    typer.Option("--stop", help="Text that ends the output; repeatable.", rich_help_panel=SAMPLING),
 ]
 IgnoreEos = Annotated[
-    bool, typer.Option("--ignore-eos", help="Go on after an end token.", rich_help_panel=_SAMPLING)
+    bool, typer.Option("--ignore-eos", help="Go on after an end token.", rich_help_panel=SAMPLING)
 ]
 Logprobs = Annotated[
     int | None,
     typer.Option(
         "--logprobs",
         help="With --json: log probabilities of each token and of so many alternatives.",
-        rich_help_panel=_OUTPUT,
+        rich_help_panel=OUTPUT,
     ),
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", "-o", help="Write results to this file.", rich_help_panel=_OUTPUT)
+    Path | None, typer.Option("--out", "-o", help="Write results to this file.", rich_help_panel=OUTPUT)
 ]
 Compare = Annotated[
     bool,
     typer.Option(
-        "--compare", help="Decode plainly too, in turns: equality and both speeds.", rich_help_panel=_OUTPUT
+        "--compare", help="Decode plainly too, in turns: equality and both speeds.", rich_help_panel=OUTPUT
     ),
 ]
 Repeats = Annotated[
     int,
-    typer.Option(
-        "--repeats", help="With --compare: medians of so many runs.", min=1, rich_help_panel=_OUTPUT
-    ),
+    typer.Option("--repeats", help="With --compare: medians of so many runs.", min=1, rich_help_panel=OUTPUT),
 ]
 Question = Annotated[str | None, typer.Option("--prompt", "-p", help="Decode this instead of the question.")]
 Once = Annotated[
@@ -144,6 +143,6 @@ ProfileFile = Annotated[
     typer.Option(
         "--profile",
         help="What `outpace tune` wrote: its drafter, in place of --drafter.",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]

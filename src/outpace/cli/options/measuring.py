@@ -7,16 +7,15 @@ from typing import Annotated
 
 import typer
 
-_MODEL = "Model"
-_SAMPLING = "Sampling"
-_OUTPUT = "Output"
+from outpace.cli.options.shared import MODEL, OUTPUT, SAMPLING
+
 _DATA = "Data"
 _METHODS = "Methods"
 
 ProfileToo = Annotated[
     Path | None,
     typer.Option(
-        "--profile", help="Measure the drafter of what `outpace tune` wrote, too.", rich_help_panel=_MODEL
+        "--profile", help="Measure the drafter of what `outpace tune` wrote, too.", rich_help_panel=MODEL
     ),
 ]
 GrownLike = Annotated[
@@ -25,7 +24,7 @@ GrownLike = Annotated[
         "--like",
         metavar="SHAPE",
         help="Grow the model to this shape in memory; see `outpace grow`.",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]
 ShapeName = Annotated[
@@ -38,14 +37,14 @@ ShapeName = Annotated[
 ]
 ModelOut = Annotated[
     Path,
-    typer.Option("--out", "-o", help="The model's folder.", rich_help_panel=_OUTPUT, show_default=False),
+    typer.Option("--out", "-o", help="The model's folder.", rich_help_panel=OUTPUT, show_default=False),
 ]
 GrownDtype = Annotated[
     str,
     typer.Option(
         "--dtype",
         help="float32 keeps every token; in bfloat16 and float16 near-ties may go the other way. Or float64.",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]
 NoiseSeed = Annotated[int, typer.Option("--seed", help="Of the noise that no output depends on.", min=0)]
@@ -115,13 +114,13 @@ BenchRepeats = Annotated[
     int,
     typer.Option("--repeats", help="Measure so often, after a warm-up.", min=1, rich_help_panel=_METHODS),
 ]
-BenchSeed = Annotated[int, typer.Option("--seed", help="Of the first prompt.", rich_help_panel=_SAMPLING)]
+BenchSeed = Annotated[int, typer.Option("--seed", help="Of the first prompt.", rich_help_panel=SAMPLING)]
 Ends = Annotated[
     bool,
     typer.Option(
         "--eos",
         help="Answers end at the model's end tokens; else all have the same length.",
-        rich_help_panel=_SAMPLING,
+        rich_help_panel=SAMPLING,
     ),
 ]
 JsonTo = Annotated[
@@ -130,12 +129,12 @@ JsonTo = Annotated[
         "--json",
         metavar="FILE",
         help="Write results as JSON; - is standard output, the tables then go to standard error.",
-        rich_help_panel=_OUTPUT,
+        rich_help_panel=OUTPUT,
     ),
 ]
 Html = Annotated[
     Path | None,
-    typer.Option("--html", help="Write a report with plots.", rich_help_panel=_OUTPUT),
+    typer.Option("--html", help="Write a report with plots.", rich_help_panel=OUTPUT),
 ]
 Windows = Annotated[
     str,
@@ -175,7 +174,7 @@ Objective = Annotated[
     ),
 ]
 TuneSeed = Annotated[
-    int, typer.Option("--seed", help="Of the order of the prompts.", min=0, rich_help_panel=_SAMPLING)
+    int, typer.Option("--seed", help="Of the order of the prompts.", min=0, rich_help_panel=SAMPLING)
 ]
 TuneBatches = Annotated[
     str,
@@ -198,6 +197,6 @@ CheckChoice = Annotated[
 ProfileOut = Annotated[
     Path,
     typer.Option(
-        "--out", "-o", help="The profile. Those of other models in it are kept.", rich_help_panel=_OUTPUT
+        "--out", "-o", help="The profile. Those of other models in it are kept.", rich_help_panel=OUTPUT
     ),
 ]

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-_MODEL = "Model"
-_SAMPLING = "Sampling"
-_OUTPUT = "Output"
+MODEL = "Model"
+SAMPLING = "Sampling"
+OUTPUT = "Output"
 
 ModelName = Annotated[
     str | None,
     typer.Option(
-        "--model", "-m", help="Hub name or folder. Default: the embedded model.", rich_help_panel=_MODEL
+        "--model", "-m", help="Hub name or folder. Default: the embedded model.", rich_help_panel=MODEL
     ),
 ]
 VerifierName = Annotated[
@@ -23,7 +23,7 @@ VerifierName = Annotated[
         metavar="SPEC",
         help="match: the tokens of plain decoding; rejection, block: their distribution; lossy: typical, "
         "top_beta, bild, with options as in typical:epsilon=0.3.",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]
 Adaptive = Annotated[
@@ -32,36 +32,36 @@ Adaptive = Annotated[
         "--adaptive/--no-adaptive",
         help="Let a governor decide, from measured times, how much each step drafts. "
         "Default: where --drafter is a name without options and the verifier is match.",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
         show_default=False,
     ),
 ]
 Device = Annotated[
     str | None,
-    typer.Option("--device", help="As torch writes it. Default: cuda if there is.", rich_help_panel=_MODEL),
+    typer.Option("--device", help="As torch writes it. Default: cuda if there is.", rich_help_panel=MODEL),
 ]
 Dtype = Annotated[
     str,
     typer.Option(
         "--dtype",
         help="auto (the model's own on a GPU, float32 on a CPU), float32, bfloat16, float16, float64.",
-        rich_help_panel=_MODEL,
+        rich_help_panel=MODEL,
     ),
 ]
 Trust = Annotated[
     bool,
     typer.Option(
-        "--trust-remote-code", help="Run Python code that comes with the model.", rich_help_panel=_MODEL
+        "--trust-remote-code", help="Run Python code that comes with the model.", rich_help_panel=MODEL
     ),
 ]
 MaxNewTokens = Annotated[
     int,
-    typer.Option("--max-new-tokens", "-n", help="Tokens to emit at most.", rich_help_panel=_SAMPLING),
+    typer.Option("--max-new-tokens", "-n", help="Tokens to emit at most.", rich_help_panel=SAMPLING),
 ]
 Temperature = Annotated[
-    float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=_SAMPLING)
+    float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=SAMPLING)
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Results as JSON.", rich_help_panel=_OUTPUT)]
+AsJson = Annotated[bool, typer.Option("--json", help="Results as JSON.", rich_help_panel=OUTPUT)]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Let --out replace a file.", rich_help_panel=_OUTPUT)
+    bool, typer.Option("--overwrite", help="Let --out replace a file.", rich_help_panel=OUTPUT)
 ]

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-_OUTPUT = "Output"
+from outpace.cli.options.shared import OUTPUT
+
 _TRAINING = "Training"
 _DATA = "Data"
 _SEARCH = "Search"
@@ -27,7 +28,7 @@ TrainingData = Annotated[
 ]
 DrafterOut = Annotated[
     Path,
-    typer.Option("--out", "-o", help="The drafter's folder.", rich_help_panel=_OUTPUT, show_default=False),
+    typer.Option("--out", "-o", help="The drafter's folder.", rich_help_panel=OUTPUT, show_default=False),
 ]
 ObjectiveName = Annotated[
     str,
@@ -121,7 +122,7 @@ Bf16 = Annotated[
 ]
 LayersOut = Annotated[
     Path | None,
-    typer.Option("--out", "-o", help="Write the layers to this .json file.", rich_help_panel=_OUTPUT),
+    typer.Option("--out", "-o", help="Write the layers to this .json file.", rich_help_panel=OUTPUT),
 ]
 Trials = Annotated[int, typer.Option("--trials", help="Sets to try.", min=1, rich_help_panel=_SEARCH)]
 DraftTokens = Annotated[

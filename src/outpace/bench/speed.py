@@ -1,0 +1,135 @@
+"""How fast a method was, and how many times as fast as plain decoding on the same prompts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from outpace.bench.run import Measured, Trace
+from outpace.bench.runs import Run
+from outpace.bench.statistics import interval, quartiles, ratio
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Prompts decoded together as they were measured, so that any two methods can be compared by pairs.
+
+    Attributes:
+        prompts: their names in the suite.
+        tokens: of all their answers, of a repeat on average.
+        seconds: of each repeat, from the first answer's start to the last one's end.
+    """
+
+    prompts: tuple[str, ...]
+    tokens: float
+    seconds: list[float]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Tokens per second of some prompts, and the ratio to plain decoding's on the same ones.
+
+    Attributes:
+        tokens_per_second: all tokens over all seconds, the prompts' included; of repeats the median counts.
+        quartiles: of the groups' own tokens per second.
+        speedup: the median over groups of the ratio to plain decoding, whole answers.
+        interval: its 95% interval; None for a single group.
+        decode_tokens_per_second, decode_speedup: the same after the first step; None where
+            there was no other.
+        prefill_seconds: the median time to the end of the first step.
+    """
+
+    prompts: int
+    tokens_per_second: float
+    quartiles: tuple[float, float, float]
+    speedup: float
+    interval: tuple[float, float] | None
+    decode_tokens_per_second: float | None
+    decode_speedup: float | None
+    prefill_seconds: float
+
+
+def speed_of(measured: Measured, trace: Trace, places: Seq[int]) -> Speed:
+    """The speed over the groups at some places."""
+    plain = measured.traces[0]
+    mine = [_whole(trace.runs[place]) for place in places]
+    ratios = _ratios(mine, [_whole(plain.runs[place]) for place in places])
+    later = [(_later(trace.runs[place]), _later(plain.runs[place])) for place in places]
+    # A group whose answers came whole with the first step has nothing to compare after it.
+    decoding = [(one, two) for one, two in later if one.told and two.told]
+    decode = _ratios([one for one, _ in decoding], [two for _, two in decoding])
+    low, middle, high = quartiles([one.tokens / statistics.median(one.seconds) for one in mine])
+    first = [run.first_seconds for place in places for repeat in trace.runs[place] for run in repeat]
+    return Speed(
+        prompts=sum(len(measured.groups[place]) for place in places),
+        tokens_per_second=_rate(mine),
+        quartiles=(low, middle, high),
+        speedup=statistics.median(ratios),
+        interval=interval(ratios),
+        decode_tokens_per_second=_rate([one for one, _ in decoding]) if decode else None,
+        decode_speedup=statistics.median(decode) if decode else None,
+        prefill_seconds=statistics.median(first),
+    )
+
+
+def samples_of(measured: Measured, trace: Trace) -> list[Sample]:
+    """What was measured of each group."""
+    groups = zip(measured.groups, map(_whole, trace.runs), strict=True)
+    return [Sample(tuple(item.id for item in group), *timed) for group, timed in groups]
+
+
+class _Timed(NamedTuple):
+    """Tokens of a group, of a repeat on average (they may not be the same), and each repeat's seconds."""
+
+    tokens: float
+    seconds: list[float]
+
+    @property
+    def told(self) -> bool:
+        """Whether there is a speed in it."""
+        return self.tokens > 0 and min(self.seconds) > 0
+
+
+def _whole(repeats: Seq[Seq[Run]]) -> _Timed:
+    return _Timed(
+        statistics.fmean(sum(run.tokens for run in turns) for turns in repeats),
+        [sum(run.seconds for run in turns) for turns in repeats],
+    )
+
+
+def _later(repeats: Seq[Seq[Run]]) -> _Timed:
+    """Without the first step of each answer."""
+    return _Timed(
+        statistics.fmean(sum(run.tokens - run.first_tokens for run in turns) for turns in repeats),
+        [sum(run.seconds - run.first_seconds for run in turns) for turns in repeats],
+    )
+
+
+def _rate(groups: Seq[_Timed]) -> float:
+    """Tokens per second of all groups together; of repeats the median counts."""
+    seconds = sum(statistics.median(group.seconds) for group in groups)
+    return ratio(sum(group.tokens for group in groups), seconds)
+
+
+def _ratios(mine: Seq[_Timed], theirs: Seq[_Timed]) -> list[float]:
+    """For each group, how many times as many tokens a second: the median over repeats, paired."""
+    return [
+        statistics.median(
+            (one.tokens / took) / (two.tokens / other)
+            for took, other in zip(one.seconds, two.seconds, strict=True)
+        )
+        for one, two in zip(mine, theirs, strict=True)
+    ]
+
+
+def speed_of_categories(measured: Measured, trace: Trace) -> dict[str, Speed]:
+    """The speed in each category; none where prompts of several were decoded together."""
+    found: dict[str, list[int]] = {}
+    for place, group in enumerate(measured.groups):
+        names = {item.category for item in group}
+        if len(names) > 1:
+            return {}
+        found.setdefault(names.pop(), []).append(place)
+    return {name: speed_of(measured, trace, places) for name, places in found.items()}

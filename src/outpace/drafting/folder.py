@@ -1,0 +1,69 @@
+"""The folder of a trained module: ``config.json`` and ``model.safetensors``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from outpace.core import OutpaceError
+
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+FORMAT = 1
+
+
+def write_folder(folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write both files; the folder is made."""
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    save_file(
+        {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
+        place / WEIGHTS,
+        {"format": "pt"},
+    )
+
+
+def read_config(folder: str | Path, method: str) -> dict[str, Any]:
+    """What ``config.json`` in a folder says.
+
+    Raises:
+        OutpaceError: there is no such file, or it is of another method or format.
+    """
+    path = Path(folder) / CONFIG
+    if not path.is_file():
+        raise OutpaceError(
+            f"{method}: there is no {path}; train one with: outpace train {method} --model MODEL "
+            f"--data FILE --out {folder}"
+        )
+    try:
+        described: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise OutpaceError(f"{path} is not JSON: {error}") from error
+    found = described.get("method") if isinstance(described, dict) else None
+    if found != method:
+        raise OutpaceError(f"{path} is of the method {found!r}, not {method!r}; name the drafter {found}")
+    if described.get("format") != FORMAT:
+        raise OutpaceError(
+            f"{path} has format {described.get('format')!r}, and this version reads {FORMAT}; train it anew"
+        )
+    return dict(described)
+
+
+def read_weights(folder: str | Path) -> dict[str, Tensor]:
+    """The tensors in a folder, by name.
+
+    Raises:
+        OutpaceError: there is no such file, or it holds something else.
+    """
+    path = Path(folder) / WEIGHTS
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise OutpaceError(f"{path} cannot be read: {error}") from error
