@@ -182,7 +182,7 @@ class Combined(Drafter[CombinedState]):
             state.nodes = [list(range(len(proposals[0])))]
             return proposals[0]
         merged, maps = merge([self._chosen(state.sequence, *own) for own in enumerate(proposals)])
-        state.guesses = _guesses(merged, proposals, maps)
+        state.guesses = Guesses.merged(merged, proposals, maps)
         chosen = self._choose(state, state.ledger.worth(state.guesses), maps)
         place = {node: new for new, node in enumerate(chosen)}
         state.nodes = [[place.get(node, -1) for node in nodes] for nodes in maps]
@@ -240,16 +240,3 @@ class Combined(Drafter[CombinedState]):
             hidden={layer: step.hidden[layer][rows] for layer in layers},
             committed={layer: step.committed[layer] for layer in layers},
         )
-
-
-def _guesses(merged: Draft, proposals: Seq[Draft], maps: Seq[Seq[int]]) -> Guesses:
-    """The merged tree with who guesses each node; of several chances that are stated the highest counts."""
-    guessers, stated = [0] * len(merged), [0.0] * len(merged)
-    for part, (draft, nodes) in enumerate(zip(proposals, maps, strict=True)):
-        for node in nodes:
-            guessers[node] |= 1 << part
-        if draft.chances is not None:
-            for node, chance, parent in zip(nodes, draft.chances, draft.parents, strict=True):
-                given = chance / draft.chances[parent] if parent >= 0 else chance
-                stated[node] = max(stated[node], given)
-    return Guesses(merged.tokens, merged.parents, guessers, stated)

@@ -104,6 +104,8 @@ class Lookahead(SequenceDrafter[LookaheadState]):
 
     def draft(self, state: LookaheadState) -> Draft:
         trie = Trie()
+        if self.window and not state.levels:
+            self._restart(state)
         state.nodes = _plant(state.levels, trie) if self.window else []
         state.cells = len(trie)
         for guess in state.pool.get(state.sequence.tokens[-1]):
@@ -117,8 +119,8 @@ class Lookahead(SequenceDrafter[LookaheadState]):
             state.pool.add_text(tokens, len(tokens) - len(step.tokens) - self.ngram + 1)
         if state.nodes:
             self._roll(state, step)
-        elif self.window:
-            self._restart(state)
+        else:
+            state.levels = []  # made anew when a draft is wanted: many steps may go without one
         state.nodes = []
 
     def _restart(self, state: LookaheadState) -> None:

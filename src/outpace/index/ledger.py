@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
+from outpace.core import Draft
+
 _DEPTHS, _RANKS = 12, 8  # what is deeper, or further among its siblings, is counted with the last
 _GRADES = 8  # chances told apart where guessers state them
 _FORGET = 0.96  # what an observation counts for, after each later one of its kind
@@ -26,6 +28,25 @@ class Guesses(NamedTuple):
     parents: Seq[int] = ()
     guessers: Seq[int] = ()
     stated: Seq[float] = ()
+
+    @classmethod
+    def merged(cls, tree: Draft, drafts: Seq[Draft], maps: Seq[Seq[int]]) -> Guesses:
+        """Those of a tree that was merged from one draft of each guesser.
+
+        Of several chances that are stated the highest counts.
+
+        Args:
+            maps: for each draft, which node of the tree each of its nodes is.
+        """
+        guessers, stated = [0] * len(tree), [0.0] * len(tree)
+        for guesser, (draft, nodes) in enumerate(zip(drafts, maps, strict=True)):
+            for node in nodes:
+                guessers[node] |= 1 << guesser
+            if draft.chances is not None:
+                for node, chance, parent in zip(nodes, draft.chances, draft.parents, strict=True):
+                    given = chance / draft.chances[parent] if parent >= 0 else chance
+                    stated[node] = max(stated[node], given)
+        return cls(tree.tokens, tree.parents, guessers, stated)
 
 
 class Ledger:
