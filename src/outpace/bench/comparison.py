@@ -85,6 +85,12 @@ def compare(
         for name in names
         if first[part].get(name) != second[part].get(name)
     ]
+    libraries = sorted(set(first.get("peers", {})) & set(second.get("peers", {})))
+    differing += [
+        f"environment of {library}: {first['peers'][library]} and {second['peers'][library]}"
+        for library in libraries
+        if first["peers"][library] != second["peers"][library]
+    ]
     return Comparison(
         pairs,
         [key for key in mine if key not in theirs],

@@ -8,25 +8,13 @@ from itertools import groupby
 
 from outpace.bench import plots
 from outpace.bench.items import counted
+from outpace.bench.markup import frame, plot, table
 from outpace.bench.record import Record
+from outpace.bench.remarks import remarks, versions
 from outpace.bench.roof import Roof
 from outpace.bench.rows import Row, number
 from outpace.bench.runs import BASELINE
 from outpace.bench.speed import Speed
-
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; margin: 2rem auto;
-       max-width: 75rem; padding: 0 1rem; }
-h1 { font-size: 1.6rem } h2 { font-size: 1.3rem; border-bottom: 1px solid #ccc; margin-top: 2.5rem }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem }
-caption { text-align: left; color: #555; padding-bottom: .3rem }
-th, td { padding: .2rem .5rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
-thead th { white-space: normal; vertical-align: bottom }
-th:first-child, td:first-child { text-align: left }
-.plot { display: flex; flex-wrap: wrap; gap: 2rem; align-items: flex-start; margin: 1.5rem 0 }
-.plot figure { flex: 1 1 30rem; max-width: 50rem; margin: 0 } .plot img { width: 100%; height: auto }
-.scroll { overflow-x: auto } figcaption { color: #333 } .failed { color: #a40000 }
-"""
 
 
 def page(record: Record) -> str:
@@ -44,16 +32,6 @@ def page(record: Record) -> str:
     return frame(f"outpace bench: {record.model['name']}", "\n".join(parts))
 
 
-def frame(title: str, body: str) -> str:
-    """A whole page around its body."""
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n"
-        f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
-
-
 def _head(record: Record) -> str:
     machine, model, settings = record.machine, record.model, record.settings
     facts = [
@@ -65,7 +43,8 @@ def _head(record: Record) -> str:
         ("repeats after a warm-up", settings["repeats"]),
         ("command", record.command),
     ]
-    items = "".join(f"<li>{escape(name)}: {escape(str(value))}</li>" for name, value in facts)
+    lines = [f"{name}: {value}" for name, value in facts]
+    items = "".join(f"<li>{escape(line)}</li>" for line in [*lines[:3], *versions(record), *lines[3:]])
     notes = "".join(f"<li>{escape(note)}</li>" for note in record.notes)
     interrupted = "" if record.whole else "<p class=failed>Interrupted: not all prompts were measured.</p>"
     return (
@@ -78,13 +57,12 @@ def _head(record: Record) -> str:
 
 def _suite(suite: str, batch: int, rows: list[Row]) -> str:
     at_once = f", {batch} at once" if batch > 1 else ""
-    failed = "".join(
-        f"<p class=failed>{escape(row.drafter)} failed: {escape(row.error)}</p>" for row in rows if row.error
-    )
+    told = "\n".join(_remark(row) for row in rows if row.error or row.differences)
     parts = [
         f"<section>\n<h2>{escape(suite)}: {counted(rows[0].prompts)}{at_once}</h2>",
-        failed,
-        _figures(rows),
+        _speeds(rows),
+        told,
+        _steps(rows),
         _speed_plot(suite, rows),
     ]
     if any(row.acceptance_by_position for row in rows):
@@ -92,22 +70,52 @@ def _suite(suite: str, batch: int, rows: list[Row]) -> str:
     return "\n".join([*parts, "</section>"])
 
 
-def _figures(rows: Seq[Row]) -> str:
-    head = ["method", "tokens/s", "speed", "95%", "decode speed", "prefill ms", "steps", "tau", "accepted"]
-    head += ["draft ms", "verify ms", "rest ms", "of the roof", "repeated 4-grams", "equal outputs"]
+def _remark(row: Row) -> str:
+    """Why a row failed, or what of its outputs differs."""
+    first, *others = map(escape, remarks([row]))
+    items = "".join(f"<li>{line}</li>" for line in others)
+    said_first = f"<p class=failed>{first}</p>" if row.error else f"<p>{first}:</p>"
+    return said_first + (f"<ul>{items}</ul>" if items else "")
+
+
+def _speeds(rows: Seq[Row]) -> str:
+    head = [
+        "method",
+        "tokens/s",
+        "speed",
+        "95%",
+        "decode speed",
+        "prefill ms",
+        "repeated 4-grams",
+        "equal outputs",
+    ]
+    body = [
+        [
+            row.label,
+            number(row.speed.tokens_per_second, 1),
+            number(row.speed.speedup),
+            _span(row.speed),
+            number(row.speed.decode_speedup),
+            number(1000 * row.speed.prefill_seconds, 1),
+            number(row.repeated_4grams),
+            f"{row.outputs - row.different}/{row.outputs}",
+        ]
+        for row in rows
+        if row.speed is not None
+    ]
+    return table("Speed over plain decoding, and outputs equal to its.", head, body)
+
+
+def _steps(rows: Seq[Row]) -> str:
+    head = ["method", "steps", "tau", "accepted", "draft ms", "verify ms", "rest ms", "of the roof"]
     body = []
     for row in rows:
-        speed, each = row.speed, row.milliseconds_per_step
-        if speed is None:
+        each = row.milliseconds_per_step
+        if row.speed is None:
             continue
         body.append(
             [
                 row.label,
-                number(speed.tokens_per_second, 1),
-                number(speed.speedup),
-                _span(speed),
-                number(speed.decode_speedup),
-                number(1000 * speed.prefill_seconds, 1),
                 "" if row.steps is None else str(row.steps),
                 number(row.tau),
                 number(row.acceptance_rate) if row.drafted else "",
@@ -115,25 +123,25 @@ def _figures(rows: Seq[Row]) -> str:
                 number(each.verify if each else None),
                 number((each.rest if each.rest is not None else each.total) if each else None),
                 "" if row.roof is None else f"{row.roof.share:.0%}",
-                number(row.repeated_4grams),
-                f"{row.outputs - row.different}/{row.outputs}",
             ]
         )
-    return table("Milliseconds are those of one step.", head, body)
+    return table("Steps of the target, and milliseconds of one.", head, body)
 
 
 def _speed_plot(suite: str, rows: Seq[Row]) -> str:
     shown = [row for row in rows if row.speed is not None and row.drafter != BASELINE]
     names = [*rows[0].categories] if len(rows[0].categories) > 1 else []
-    head = ["category", *(row.drafter for row in shown)]
-    body = [["all", *(_with_span(row.speed) for row in shown)]]
-    body += [[name, *(_with_span(row.categories[name]) for row in shown)] for name in names]
+    body = [
+        [row.label, _with_span(row.speed), *(_with_span(row.categories[name]) for name in names)]
+        for row in shown
+    ]
     told = "; ".join(f"{row.drafter} {number(row.speed.speedup)}" for row in shown if row.speed is not None)
     return plot(
-        plots.speed_by_category(rows),
+        plots.speed_by_category(rows, suite),
         f"Bar chart of the speed over plain decoding on {suite}, by category. Over all prompts: {told}.",
         "A bar above the dashed line is faster than plain decoding. The thin lines are 95% intervals.",
-        table("Speed over plain decoding, and its 95% interval.", head, body),
+        table("Speed over plain decoding, and its 95% interval.", ["method", "all", *names], body),
+        wide=len(names) > 4,
     )
 
 
@@ -152,7 +160,7 @@ def _acceptance_plot(suite: str, rows: Seq[Row]) -> str:
     ]
     told = "; ".join(f"{row.drafter} {number(row.acceptance_by_position[0])}" for row in shown)
     return plot(
-        plots.acceptance_by_depth(rows),
+        plots.acceptance_by_depth(rows, suite),
         f"Line chart of acceptance by depth on {suite}. At the first place: {told}.",
         "How many of the steps kept the drafted token at each place. All lines fall: a token stands only "
         "where those before it do.",
@@ -201,33 +209,6 @@ def _machine(rows: Seq[Row], roof: Roof) -> str:
             ),
             "</section>",
         ]
-    )
-
-
-# -- pieces ----------------------------------------------------------------------------------------------
-
-
-def plot(source: str, alt: str, caption: str, data: str) -> str:
-    """A plot that says in words what it shows, with a table of its data beside it."""
-    return (
-        f'<div class="plot">\n<figure><img src="{source}" alt="{escape(alt)}">\n'
-        f"<figcaption>{escape(caption)}</figcaption></figure>\n{data}\n</div>"
-    )
-
-
-def table(caption: str, head: Seq[str], body: Seq[Seq[str]]) -> str:
-    """A table whose first column names its rows."""
-    titles = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
-    rows = "\n".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
-        + "</tr>"
-        for row in body
-    )
-    return (
-        f'<div class="scroll"><table>\n<caption>{escape(caption)}</caption>\n'
-        f"<thead><tr>{titles}</tr></thead>\n"
-        f"<tbody>\n{rows}\n</tbody>\n</table></div>"
     )
 
 

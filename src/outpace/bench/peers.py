@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +27,10 @@ _SCRIPT = Path(__file__).parent / "workers" / "worker.py"
 _DECODER = {"vllm": "vllm_worker", "llama.cpp": "llama_cpp_worker"}
 _MODULE = {"vllm": "vllm", "llama.cpp": "llama_cpp"}
 _PACKAGE = {"vllm": "vllm", "llama.cpp": "llama-cpp-python"}
+_LONE = ("llama.cpp",)
 _OURS = ("PYTHONPATH", "PYTHONHOME")  # of this environment, not of the worker's
+# On a CPU, vLLM warns that its speculative decoding is much slower without this one, which comes with it.
+_PRELOADED = {"vllm": Path("lib", "libiomp5.so")}
 _SECONDS_TO_END = 10.0
 
 
@@ -37,6 +42,11 @@ class Worker:
         command: what starts the worker.
         load: what it is told first.
         promised: whether its outputs are to equal those of plain decoding.
+        preloaded: a library that its process loads first.
+        lone: takes one prompt at a time only.
+
+    Attributes:
+        versions: of Python and of the packages that matter, in its environment.
 
     Raises:
         OutpaceError: it did not start; the message is its own.
@@ -44,29 +54,39 @@ class Worker:
 
     peer = True
     lossy = False
-    lone = False
     verifier = ""
 
-    def __init__(self, name: str, command: list[str], load: Mapping[str, Any], promised: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        load: Mapping[str, Any],
+        promised: bool,
+        preloaded: Path | None = None,
+        lone: bool = False,
+    ) -> None:
         self.name = name
         self.promised = promised
+        self.lone = lone
+        self._fresh = True
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the worker)
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=_environment(load["threads"]),
+            env=_environment(load["threads"], preloaded),
             start_new_session=True,  # Ctrl-C is for us; the worker ends when its input does
         )
         try:
-            self.version = str(self._ask(load)["version"])
+            self.versions: dict[str, str] = self._ask(load)["versions"]
         except BaseException:
-            self.close()
+            self._end(0.0)
             raise
 
     def begin(self) -> None:
-        """Nothing is kept from one prompt to the next: prefixes are not cached."""
+        """What a drafter remembers of earlier outputs is forgotten with the next request."""
+        self._fresh = True
 
     def run(self, request: Request) -> Run:
         """Decode.
@@ -81,31 +101,36 @@ class Worker:
                 "temperature": request.temperature,
                 "seed": request.seeds[0] % 2**31,
                 "ends": request.ends,
+                "fresh": self._fresh,
             }
         )
+        self._fresh = False
         return Run(
             outputs=answer["outputs"],
             seconds=answer["seconds"],
             first_seconds=answer["first_seconds"],
             first_tokens=answer["first_tokens"],
-            steps=answer.get("steps"),
-            drafted=answer.get("drafted"),
-            accepted=answer.get("accepted"),
-            accepted_at=answer.get("accepted_at") or [],
+            forwards=answer["forwards"],
+            steps=answer["steps"],
+            drafted=answer["drafted"],
+            accepted=answer["accepted"],
+            accepted_at=answer.get("accepted_at", []),
         )
 
     def close(self) -> None:
         """End the process: its input is closed, and it is stopped if that is not enough."""
+        self._end(_SECONDS_TO_END)
+
+    def _end(self, patience: float) -> None:
         process = self._process
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 with suppress(BrokenPipeError):  # it has ended before
                     stream.close()
-        try:
-            process.wait(_SECONDS_TO_END)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+        _kill_all(process)
+        process.wait()
         self._log.close()
 
     def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,6 +157,15 @@ class Worker:
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"exit code {self._process.returncode}, without a word"
+
+
+def _kill_all(process: subprocess.Popen[bytes]) -> None:
+    """End a process that leads a session, and those that it has started."""
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError, PermissionError):  # all have ended
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
 
 
 class Failed:
@@ -175,18 +209,30 @@ def worker_of(
     Raises:
         OutpaceError: the library is not installed there.
     """
-    command = [str(python_of(library, environment)), str(_SCRIPT), _DECODER[library]]
+    python = python_of(library, environment)
+    command = [str(python), str(_SCRIPT), _DECODER[library]]
     name = f"{library}:{kind}"
+    preloaded = python.parent.parent / _PRELOADED[library] if library in _PRELOADED else None
     try:
-        return Worker(name, command, {**load, "kind": kind}, promised)
+        return Worker(name, command, {**load, "kind": kind}, promised, preloaded, library in _LONE)
     except OutpaceError as error:
         return Failed(name, str(error))
 
 
-def _environment(threads: int) -> dict[str, str]:
+def _environment(threads: int, preloaded: Path | None) -> dict[str, str]:
     """The variables that a worker sees: not where our packages lie, and as many threads as we use."""
-    others = {name: value for name, value in os.environ.items() if name not in _OURS}
-    return {**others, "OMP_NUM_THREADS": str(threads)}
+    found = {name: value for name, value in os.environ.items() if name not in _OURS}
+    found["OMP_NUM_THREADS"] = str(threads)
+    if preloaded is not None and preloaded.is_file():
+        found.setdefault("LD_PRELOAD", str(preloaded.absolute()))
+    return found
+
+
+def versions_of(methods: Seq[Method]) -> dict[str, dict[str, str]]:
+    """By library, the versions in the environments of the methods that run in one."""
+    return {
+        method.name.partition(":")[0]: method.versions for method in methods if isinstance(method, Worker)
+    }
 
 
 def python_of(library: str, environment: Path | None) -> Path:
@@ -209,7 +255,9 @@ def python_of(library: str, environment: Path | None) -> Path:
     try:
         done = subprocess.run([python, "-c", probe], capture_output=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise OutpaceError(f"{python} does not run: {error}; {remedy}") from None
+        raise OutpaceError(
+            f"{python} does not run: {getattr(error, 'strerror', None) or error}; {remedy}"
+        ) from None
     if done.returncode:
         raise OutpaceError(f"{library} is not installed in {environment}; {python} -m pip install {package}")
     return python

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart; black is plain decoding's.
 _COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
 _MARKERS = "osD^vP*X"
+# Those of the ninth method and the next ones, whose colours are used again.
+_LINES = ("-", "--", ":")
+_HATCHES = ("", "///", "...")
+_WIDTH, _HEIGHT = 5.8, 3.8  # inches: letters are as large beside the page's own
 _FLOPS = "FLOPs of a step, in those of a plain step"
 
 
@@ -34,17 +38,21 @@ def check_installed() -> None:
         raise OutpaceError("--html draws with matplotlib: pip install 'outpace[bench]', or leave it out")
 
 
-def speed_by_category(rows: Seq[Row]) -> str:
+def speed_by_category(rows: Seq[Row], suite: str) -> str:
     """Bars of the speed over plain decoding, a group for each category, with the 95% intervals."""
-    shown = [row for row in rows if row.speed is not None and row.drafter != BASELINE]
+    shown = [(place, row) for place, row in enumerate(rows) if row.speed and row.drafter != BASELINE]
     first = next((row for row in rows if row.categories), None)
     names = [*first.categories] if first is not None and len(first.categories) > 1 else []
     places = ["all", *names]
+    wide = max(_WIDTH, 0.14 * len(places) * max(1, len(shown)))
     axes, save = _figure(
-        "Speed by category", "", "times plain decoding's speed", (max(7.0, 1.1 * len(places)), 4.2)
+        f"Speed by category: {suite}",
+        "category of prompts",
+        "times plain decoding's speed",
+        (wide, max(_HEIGHT, 0.5 * wide)),
     )
     width = 0.8 / max(1, len(shown))
-    for number, row in enumerate(shown):
+    for number, (look, row) in enumerate(shown):
         speeds = [row.speed, *(row.categories[name] for name in names)]
         left = [place - 0.4 + (number + 0.5) * width for place in range(len(places))]
         heights = [speed.speedup for speed in speeds if speed is not None]
@@ -53,22 +61,37 @@ def speed_by_category(rows: Seq[Row]) -> str:
             [max(0.0, height - low) for height, (low, _) in zip(heights, spans, strict=True)],
             [max(0.0, high - height) for height, (_, high) in zip(heights, spans, strict=True)],
         ]
-        colour = _COLOURS[(number + 1) % len(_COLOURS)]
-        axes.bar(left, heights, width, yerr=errors, label=row.drafter, color=colour, error_kw={"lw": 1})
+        filled = {"color": _look(look)["color"], "hatch": _HATCHES[look // len(_COLOURS) % len(_HATCHES)]}
+        axes.bar(
+            left,
+            heights,
+            width,
+            yerr=errors,
+            label=row.label,
+            edgecolor="white",
+            lw=0,
+            error_kw={"lw": 1},
+            **filled,
+        )
     axes.axhline(1, color=_COLOURS[0], lw=1, ls="--", label="none (plain decoding)")
-    axes.set_xticks(range(len(places)), places, rotation=0 if len(places) < 6 else 20)
+    turned: dict[str, Any] = (
+        {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if len(places) > 5 else {}
+    )
+    axes.set_xticks(range(len(places)), places, **turned)
     return save()
 
 
-def acceptance_by_depth(rows: Seq[Row]) -> str:
+def acceptance_by_depth(rows: Seq[Row], suite: str) -> str:
     """Lines: the share of the steps that accepted a token at each place of the draft."""
     axes, save = _figure(
-        "Acceptance by depth", "place in the draft (1 is the next token)", "share of steps that accepted it"
+        f"Acceptance by depth: {suite}",
+        "place in the draft (1 is the next token)",
+        "share of steps that accepted it",
     )
     for number, row in enumerate(rows):
         shares = row.acceptance_by_position
         if shares:
-            axes.plot(range(1, len(shares) + 1), shares, label=row.drafter, **_look(number))
+            axes.plot(range(1, len(shares) + 1), shares, label=row.label, **_look(number))
     axes.set_ylim(0, 1)
     axes.locator_params(axis="x", integer=True)
     return save()
@@ -76,7 +99,9 @@ def acceptance_by_depth(rows: Seq[Row]) -> str:
 
 def time_by_width(roof: Roof) -> str:
     """Lines: milliseconds of a forward by its rows, measured, and the least possible."""
-    axes, save = _figure("Step time by width", "tokens in one forward (1 is plain decoding)", "milliseconds")
+    axes, save = _figure(
+        "Step time by width", "tokens in one forward (1 is plain decoding)", "milliseconds of a forward"
+    )
     rows = [width.rows for width in roof.widths]
     axes.plot(rows, [1000 * width.seconds for width in roof.widths], label="measured", **_look(1))
     axes.plot(rows, [1000 * width.least for width in roof.widths], label="least possible", **_look(0))
@@ -129,7 +154,7 @@ def roofline(rows: Seq[Row], roof: Roof) -> str:
 
 def scaling_compression(found: Scaling) -> str:
     """Tokens per step over the FLOPs of a step: measured points, and the fitted law's, for each N."""
-    axes, save = _figure("The scaling law of lookahead decoding", _FLOPS, "tokens per step", (7.0, 4.6))
+    axes, save = _figure("The scaling law of lookahead decoding", _FLOPS, "tokens per step", (_WIDTH, 4.4))
     for number, (ngram, points, x) in enumerate(_by_ngram(found)):
         look = _look(number + 1)
         axes.plot(x, [point.tau for point in points], **{**look, "ls": ""}, label=f"N = {ngram}, measured")
@@ -142,7 +167,7 @@ def scaling_compression(found: Scaling) -> str:
 def scaling_steps(found: Scaling) -> str:
     """Steps over the FLOPs of a step, as shares of plain decoding's: on a line, if the claim holds."""
     axes, save = _figure(
-        "Steps over the logarithm of the FLOPs per step", _FLOPS, "steps, in plain decoding's", (7.0, 4.6)
+        "Steps over the logarithm of the FLOPs per step", _FLOPS, "steps, in plain decoding's", (_WIDTH, 4.4)
     )
     for number, (ngram, points, x) in enumerate(_by_ngram(found)):
         axes.plot(x, [p.steps / found.plain_steps for p in points], label=f"N = {ngram}", **_look(number + 1))
@@ -160,20 +185,21 @@ def _by_ngram(found: Scaling) -> Iterator[tuple[int, list[Point], list[float]]]:
 
 
 def _label(row: Row) -> str:
-    return row.drafter if row.batch == 1 else f"{row.drafter}, {row.batch} at once"
+    return row.label if row.batch == 1 else f"{row.suite}, {row.label}, {row.batch} at once"
 
 
 def _look(number: int) -> dict[str, Any]:
     return {
         "color": _COLOURS[number % len(_COLOURS)],
         "marker": _MARKERS[number % len(_MARKERS)],
+        "ls": _LINES[number // len(_COLOURS) % len(_LINES)],
         "ms": 5,
         "lw": 1.5,
     }
 
 
 def _figure(
-    title: str, x: str, y: str, size: tuple[float, float] = (7.0, 4.2)
+    title: str, x: str, y: str, size: tuple[float, float] = (_WIDTH, _HEIGHT)
 ) -> tuple[Axes, Callable[[], str]]:
     """Axes to draw on, with their labels, and what makes a data URI of them."""
     import matplotlib
@@ -187,7 +213,14 @@ def _figure(
     def save() -> str:
         handles, labels = axes.get_legend_handles_labels()
         if handles:
-            figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+            figure.legend(
+                handles,
+                labels,
+                loc="outside lower center",
+                ncols=2 if size[0] < 8 else 4,
+                frameon=False,
+                fontsize=9,
+            )
         written = io.BytesIO()
         # Letters as shapes look the same everywhere; without a date the same data make the same file.
         with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "outpace"}):

@@ -27,6 +27,7 @@ class Record:
         roof: None where it is not known.
         notes: what a reader must know besides: prompts and peers left out, and why.
         whole: false where it was interrupted.
+        peers: versions in the environments of other libraries' methods, by library.
     """
 
     machine: Mapping[str, Any]
@@ -37,6 +38,7 @@ class Record:
     roof: Roof | None = None
     notes: list[str] = field(default_factory=list)
     whole: bool = True
+    peers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def failed(self) -> list[Row]:
@@ -68,6 +70,7 @@ def as_json(record: Record) -> dict[str, Any]:
         "whole": record.whole,
         "command": record.command,
         "machine": dict(record.machine),
+        "peers": {library: dict(versions) for library, versions in record.peers.items()},
         "model": dict(record.model),
         "settings": dict(record.settings),
         "notes": list(record.notes),
@@ -112,5 +115,20 @@ def read_rows(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str, int], di
         raise OutpaceError(
             f"{file} is no benchmark's JSON of this version; outpace bench --json {file} writes one"
         )
+    try:
+        _check(found)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise OutpaceError(
+            f"{file} is broken ({error}); outpace bench --json {file} writes it anew"
+        ) from None
     rows: Seq[dict[str, Any]] = found["rows"]
     return found, {(row["suite"], row["drafter"], row["batch"]): row for row in rows}
+
+
+def _check(found: Mapping[str, Any]) -> None:
+    """Look at all that a comparison reads."""
+    for part in ("model", "settings", "machine"):
+        found[part].get("name")
+    for row in found["rows"]:
+        for name in ("suite", "drafter", "batch", "speedup", "speedup_interval", "error"):
+            row[name]

@@ -182,8 +182,7 @@ class _Runner:
                 raise
             trace.error = "out of memory"
         except Exception as error:  # whatever another library may raise
-            lines = str(error).strip().splitlines() or [""]
-            trace.error = f"{type(error).__name__}: {lines[0]}"
+            trace.error = _said(error)
             if method is self._pairs[0][0]:
                 raise OutpaceError(f"plain decoding failed: {trace.error}") from error
         return None
@@ -200,3 +199,11 @@ class _Runner:
             temperature=settings.temperature,
             seeds=[(settings.seed + place + i) % 2**64 for i in range(len(items))],
         )
+
+
+def _said(error: Exception) -> str:
+    """Why a method failed, on one line; our own errors need no name."""
+    if isinstance(error, OutpaceError):
+        return str(error)
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"

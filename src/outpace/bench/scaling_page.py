@@ -8,8 +8,8 @@ from html import escape
 from typing import Any
 
 from outpace.bench import plots
-from outpace.bench.html import frame, plot, table
 from outpace.bench.items import counted
+from outpace.bench.markup import frame, plot, table
 from outpace.bench.rows import number
 from outpace.bench.scaling import Line, Scaling
 

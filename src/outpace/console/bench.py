@@ -25,6 +25,7 @@ from outpace.bench.methods import (
     split_drafters,
     split_peers,
 )
+from outpace.bench.peers import versions_of
 from outpace.bench.record import Record
 from outpace.bench.roof import Roof, measure_roof
 from outpace.bench.rows import rows_of
@@ -221,6 +222,7 @@ def _measure_all(chosen: Plan, model: Loaded) -> Record:
         settings=chosen.facts(),
         command=" ".join(["outpace", *sys.argv[1:]]),
         notes=notes,
+        peers=versions_of(methods),
     )
     try:
         found.roof = _roof(model, notes)

@@ -13,16 +13,17 @@ from rich.table import Table
 from outpace.bench.comparison import Comparison
 from outpace.bench.items import counted
 from outpace.bench.record import Record
-from outpace.bench.rows import Difference, Row, number
+from outpace.bench.remarks import remarks, versions
+from outpace.bench.rows import Row, number
 
 _LOOK: dict[str, Any] = {
     "box": box.SIMPLE_HEAD,
     "padding": (0, 1, 0, 0),
+    "show_edge": False,
     "title_justify": "left",
     "title_style": "dim",
 }
 _DEPTHS = 8
-_SHOWN = 5
 
 
 def show(record: Record, console: Console) -> None:
@@ -34,14 +35,17 @@ def show(record: Record, console: Console) -> None:
         rows = list(found)
         at_once = f", {batch} at once" if batch > 1 else ""
         console.print(f"\n{suite}: {counted(rows[0].prompts)}{at_once}", style="bold")
-        console.print(speeds(rows))
-        console.print(steps(rows))
+        tables = [speeds(rows), steps(rows)]
         if any(row.acceptance_by_position for row in rows):
-            console.print(acceptance(rows))
-        if any(row.categories for row in rows) and len(rows[0].categories) > 1:
-            console.print(categories(rows))
+            tables.append(acceptance(rows))
+        if any(row.categories for row in rows[1:]) and len(rows[0].categories) > 1:
+            tables.append(categories(rows))
+        for table in tables:
+            console.print(table, "")
         for line in remarks(rows):
             console.print(line, soft_wrap=True)
+    for line in versions(record):
+        console.print(line, soft_wrap=True)
     for note in record.notes:
         console.print(f"Note: {note}", soft_wrap=True)
     if not record.whole:
@@ -119,39 +123,14 @@ def acceptance(rows: Seq[Row]) -> Table:
 def categories(rows: Seq[Row]) -> Table:
     """The speed in each category."""
     names = list(rows[0].categories)
-    table = Table("category", title="speed by category", **_LOOK)
-    shown = [row for row in rows[1:] if row.categories]
-    for row in shown:
-        table.add_column(row.label, justify="right", overflow="fold")
-    for name in names:
-        table.add_row(name, *(number(row.categories[name].speedup) for row in shown))
+    table = _table("speed by category", *names)
+    for row in rows[1:]:
+        if row.categories:
+            table.add_row(row.label, *(number(row.categories[name].speedup) for name in names))
+    table.columns[0].no_wrap = True
+    for column in table.columns[1:]:
+        column.overflow = "fold"
     return table
-
-
-def remarks(rows: Seq[Row]) -> list[str]:
-    """Errors, and the outputs that are not plain decoding's."""
-    lines = []
-    for row in rows:
-        if row.error is not None:
-            lines.append(f"{row.label} failed: {row.error}")
-        if not row.differences:
-            continue
-        kept = "" if row.promised else " (not promised to be equal)"
-        lines.append(
-            f"{row.label}: {row.different} of {row.outputs} outputs differ from plain decoding's{kept}"
-        )
-        lines += [f"  {told(one)}" for one in row.differences[:_SHOWN]]
-        if row.different > _SHOWN:
-            lines.append(f"  and {row.different - _SHOWN} more; --json has them all")
-    return lines
-
-
-def told(one: Difference) -> str:
-    """Where an output parts from plain decoding's."""
-    apart = "" if one.margin is None else f"; the two best logits there are {one.margin:.2g} apart"
-    turn = f", turn {one.turn + 1}" if one.turn else ""
-    plain, other = (("the end" if token is None else token) for token in (one.plain, one.other))
-    return f"{one.item}{turn}: token {one.index + 1} is {plain} plainly and {other} here{apart}"
 
 
 def compared(found: Comparison, console: Console) -> None:

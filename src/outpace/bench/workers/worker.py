@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+_LONGEST = 300  # characters of an error
 
 
 def main() -> None:
@@ -28,12 +32,28 @@ def main() -> None:
         try:
             if decoder is None:
                 decoder = import_module(sys.argv[1]).Decoder(asked)
-                answer({"version": decoder.version})
+                answer({"versions": versions(decoder.packages)})
             else:
                 answer(decoder.run(asked))
         except Exception as error:  # told to whoever asked
-            lines = str(error).strip().splitlines() or [""]
-            answer({"error": f"{type(error).__name__}: {lines[0]}"})
+            answer({"error": said(error)})
+
+
+def versions(packages: tuple[str, ...]) -> dict[str, str]:
+    """Python's version, and those of the packages that are installed here."""
+    found = {"python": platform.python_version()}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def said(error: Exception) -> str:
+    """What an error says, on one line: where a library checks options, the first one is not the reason."""
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words[:_LONGEST]}" + ("..." if len(words) > _LONGEST else "")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,44 @@
+"""What the tables of a benchmark do not say, in words: for the terminal and the HTML report alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from outpace.bench.record import Record
+from outpace.bench.rows import Difference, Row
+
+_SHOWN = 5
+
+
+def remarks(rows: Seq[Row]) -> list[str]:
+    """Errors, and the outputs that are not plain decoding's."""
+    lines = []
+    for row in rows:
+        if row.error is not None:
+            lines.append(f"{row.label} failed: {row.error}")
+        if not row.differences:
+            continue
+        kept = "" if row.promised else " (not promised to be equal)"
+        lines.append(
+            f"{row.label}: {row.different} of {row.outputs} outputs differ from plain decoding's{kept}"
+        )
+        lines += [f"  {told(one)}" for one in row.differences[:_SHOWN]]
+        if row.different > _SHOWN:
+            lines.append(f"  and {row.different - _SHOWN} more; --json has them all")
+    return lines
+
+
+def told(one: Difference) -> str:
+    """Where an output parts from plain decoding's."""
+    apart = "" if one.margin is None else f"; the two best logits there are {one.margin:.2g} apart"
+    turn = f", turn {one.turn + 1}" if one.turn else ""
+    plain, other = (("the end" if token is None else token) for token in (one.plain, one.other))
+    return f"{one.item}{turn}: token {one.index + 1} is {plain} plainly and {other} here{apart}"
+
+
+def versions(record: Record) -> list[str]:
+    """What each library ran on that has an environment of its own."""
+    return [
+        f"environment of {library}: " + ", ".join(f"{name} {version}" for name, version in found.items())
+        for library, found in record.peers.items()
+    ]
