@@ -170,7 +170,7 @@ class Curve:
         self._rows = [place for _, _, rows in pools for place in rows]
         self._seconds = [seconds for seconds, _, rows in pools for _ in rows]
         self._stale = False
-        if self._rows and self._rows[-1] >= _SPAN * self._rows[0]:
+        if self._rows and self._seconds[0] > 0 and self._rows[-1] >= _SPAN * self._rows[0]:
             more = self._rows[-1] / self._rows[0] - 1
             self.slope = (self._seconds[-1] / self._seconds[0] - 1) / more
 

@@ -323,8 +323,8 @@ class Governor:
         return crowded or self._left <= 0 or self._barren <= 0 or self._lost > _ALLOWANCE * plain
 
     def _stop(self) -> None:
-        """Off. The next trial is soon if this one gained time, else later than the last."""
-        if self._lost < 0:
+        """Off. The next trial is soon if drafting paid until now, else later than the last."""
+        if self._mode is _Mode.ON and self._lost < 0:
             self._wait = self._pause = _FIRST
         else:
             plain = self._verify.curve(self._batch).at(self._batch)

@@ -16,7 +16,7 @@ from outpace.drafters import DraftModel, Jacobi, Lookahead, PromptLookup, Sequen
 from outpace.drafters.base import Drafter
 from outpace.engine import Engine
 from outpace.governor import Governor, Outcome, Pinned, Plan
-from outpace.sequence import Sequence, Step
+from outpace.sequence import Sequence
 from outpace.targets.base import Output, Rows, TargetModel
 from outpace.testing import ToyTarget
 from outpace.tree import chain
@@ -330,12 +330,9 @@ class Watching(Lookahead):
 
     def draft(self, state: Any) -> Draft:
         draft = super().draft(state)
+        assert all(state.levels) and state.levels[0][0] == state.sequence.tokens[-1]
         state.sequence.stats.count(f"levels {len(state.levels)}", 1)
         return draft
-
-    def learn(self, state: Any, step: Step) -> None:
-        super().learn(state, step)
-        assert all(state.levels) and state.levels[0][0] == state.sequence.tokens[-1]
 
 
 def test_lookahead_begins_its_window_anew_after_plain_steps() -> None:

@@ -52,6 +52,30 @@ def test_between_widths_a_line_and_beyond_them_the_mean_slope() -> None:
     assert curve({1: 1.0, 5: 2.0, 9: 3.0}).at(5) == 2.0
 
 
+def test_short_of_the_narrowest_width_the_slope_goes_on() -> None:
+    made = curve({16: 10.0, 32: 14.0})
+    assert made.at(8) == pytest.approx(10.0 - 8 * 4 / 16)
+    assert curve({16: 10.0, 32: 30.0}).at(1) == 5.0  # no more than half is taken off
+
+
+def test_widths_alike_say_nothing_of_the_slope() -> None:
+    made = curve({14: 1.0, 15: 1.0, 16: 1.0})
+    assert made.at(140) == pytest.approx(1.0 + made.slope * (140 - 16) / 14)
+
+
+def test_the_slope_of_widths_that_are_forgotten_is_remembered() -> None:
+    costs = Costs()
+    for step in range(5):
+        for rows, seconds in ((16, 1.0), (160, 4.6)):
+            costs.curve(16).add(rows, seconds, step)
+    known = costs.curve(16)
+    assert known.at(160) == 4.6
+    known.forget(1000, keep=16)
+    assert known.cell(160) is None
+    assert known.at(64) == pytest.approx(1.0 + 0.4 * (64 - 16) / 16)
+    assert costs.curve(8).at(80) == known.at(80)  # and what is borrowed is as steep
+
+
 def test_wider_never_counts_as_cheaper() -> None:
     made = curve({1: 1.0, 2: 1.4, 3: 1.2, 5: 2.0})
     seconds = [made.at(rows) for rows in range(1, 9)]

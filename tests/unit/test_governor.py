@@ -160,6 +160,38 @@ def test_high_load_turns_drafting_down() -> None:
     assert statistics.mean(flooded[50:]) < 0.2
 
 
+def test_what_was_in_vain_with_many_is_tried_with_few() -> None:
+    governor = Governor()
+    machine, hopeless, easy = Machine(steep), Text(constant(0.0)), Text(constant(0.9))
+    plans(governor, machine, hopeless, 2000, batch=16)
+    machine = Machine(flat)
+    assert sum(map(bool, plans(governor, machine, easy, 200, batch=2))) > 40
+
+
+def test_a_trial_that_few_began_does_not_go_on_with_many() -> None:
+    governor = Governor(widths=(32,), ramp=20)
+    # Plain steps of both, then a trial of one that is to last twenty steps.
+    for batch in (16, 1):
+        for _ in range(3):
+            governor.learn(Outcome(Plan(0), [0] * batch, [[]] * batch, 0.0, linear(batch)))
+    assert governor.plan(1).nodes == 32
+    governor.learn(Outcome(Plan(32), [32], [[]], 1e-6, linear(33)))
+    assert governor.plan(1).nodes == 32
+    assert governor.plan(16) == Plan(0)
+
+
+def test_what_hardly_pays_is_left() -> None:
+    """Drafts that would gain two in a hundred, if all was measured exactly."""
+    text = Text(constant(1.0), longest=1)
+
+    def seconds_of(rows: int) -> float:
+        return 1.0 if rows == 1 else 1.96
+
+    governor = Governor(widths=(1,))
+    found = plans(governor, Machine(seconds_of, draft=(0.0, 0.0)), text, 600)
+    assert sum(map(bool, found)) < 0.2 * len(found)
+
+
 def test_a_busy_machine_that_becomes_idle_is_noticed() -> None:
     governor, text = Governor(), Text(constant(0.7))
     busy = plans(governor, Machine(steep), text, 1000)
