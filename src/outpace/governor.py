@@ -328,7 +328,7 @@ class Governor:
             self._wait = self._pause = _FIRST
         else:
             plain = self._verify.curve(self._batch).at(self._batch)
-            if self._barren > 0:
+            if self._barren > 0 or self._peeks:
                 self._pause = min(2 * self._pause, _CEILING)
             self._wait = self._pause
             if self._saved <= 0:
