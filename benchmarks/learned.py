@@ -74,7 +74,7 @@ class Figures:
         acceptance: share of steps that accept each position of the draft.
         predicted: the tau that ``Replay`` expects on plain decoding's text; None without weights to ask.
         ratio: that over tau.
-        equal: outputs that are plain decoding's.
+        outputs: of all rounds; ``equal`` of them are plain decoding's.
         speed: median over prompts of the speed against plain decoding's.
         interval: its 95% interval.
     """
@@ -89,6 +89,7 @@ class Figures:
     acceptance: list[float]
     predicted: float | None
     ratio: float | None
+    outputs: int
     equal: int
     speed: float
     interval: tuple[float, float] | None
@@ -171,6 +172,7 @@ def figures(drafter: Trained, row: Row, target: TargetModel, texts: Sequence[Doc
         row.acceptance_by_position,
         predicted,
         None if predicted is None else predicted / row.tau,
+        row.outputs,
         row.outputs - row.different,
         row.speed.speedup,
         row.speed.interval,
@@ -215,7 +217,7 @@ def table(found: Sequence[Figures]) -> str:
             _shown(figures.parameters, ","),
             _shown(figures.training_tokens, ","),
             _shown(figures.training_minutes, ".0f"),
-            f"{figures.equal}/{figures.prompts}",
+            f"{figures.equal}/{figures.outputs}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
