@@ -15,6 +15,7 @@ from typing import Any
 
 from outpace.bench.record import read_rows
 from outpace.bench.statistics import interval
+from outpace.core import OutpaceError
 
 Row = dict[str, Any]
 
@@ -31,7 +32,10 @@ def total(row: Row) -> float:
 def main() -> None:
     if len(sys.argv) != 4:
         raise SystemExit(__doc__)
-    _, rows = read_rows(Path(sys.argv[1]))
+    try:
+        _, rows = read_rows(Path(sys.argv[1]))
+    except OutpaceError as error:
+        raise SystemExit(str(error)) from None
     found: dict[tuple[str, int], list[Row]] = {}
     for name in sys.argv[2:]:
         for (suite, drafter, batch), row in rows.items():
