@@ -40,7 +40,7 @@ _FIRST, _CEILING = 4, 64  # steps from a vain trial to the next, at first and at
 _SHARE = 0.01  # of the time, that vain trials may take
 _ALLOWANCE = 10.0  # plain steps that one trial may lose
 _SAVINGS = 10.0  # plain steps of the time gained that may be lost again, half of them before it is turned off
-_BARREN = 8  # steps of a trial without any draft, after which it is over
+_BARREN, _GLANCE = 8, 2  # steps of a trial without any draft, after which it is over; where there are peeks
 _REACH = 2  # widths past the widest tried that may be tried next
 _PAYS = 1.05  # speed over plain decoding from which on drafting is worth it: measurements are never exact
 _RETURN = 1.1  # speed over plain decoding, measured before, at which a drafter that is off is tried at once
@@ -314,7 +314,8 @@ class Governor:
             self._mode, self._tried = _Mode.TRIAL, self._batch
             # The more trials were in vain, the shorter they are.
             self._left = max(self.ramp, _FIRST * _FIRST // self._pause)
-            self._barren, self._lost = _BARREN, 0.0
+            # Where nobody looks between trials, a trial waits longer for a draft.
+            self._barren, self._lost = _GLANCE if self._peeks else _BARREN, 0.0
 
     def _over(self) -> bool:
         plain = self._verify.curve(self._batch).at(self._batch)
@@ -328,7 +329,7 @@ class Governor:
             self._wait = self._pause = _FIRST
         else:
             plain = self._verify.curve(self._batch).at(self._batch)
-            if self._barren > 0 or self._peeks:
+            if self._barren > 0:
                 self._pause = min(2 * self._pause, _CEILING)
             self._wait = self._pause
             if self._saved <= 0:
