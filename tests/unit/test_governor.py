@@ -8,8 +8,9 @@ from itertools import pairwise
 
 import pytest
 
+from outpace.acceptance import Acceptance
 from outpace.core import OutpaceError
-from outpace.governor import WIDTHS, Acceptance, Governor, Outcome, Pinned, Plan, Policy
+from outpace.governor import WIDTHS, Governor, Outcome, Pinned, Plan, Policy
 from unit.simulation import CURVES, Machine, Text, constant, flat, linear, recorded, simulate, steep
 
 NOISY = {"jitter": 0.1, "outliers": 0.01, "warm_up": 3.0}
@@ -203,7 +204,7 @@ def test_a_busy_machine_that_becomes_idle_is_noticed() -> None:
 def test_acceptance_of_narrow_steps_is_read_off_wide_ones() -> None:
     acceptance = Acceptance((1, 2, 4))
     for path in ([0, 1, 2], [0], [], [0, 1]):
-        acceptance.observe(Outcome(Plan(4), [3], [path], 0.0, None))
+        acceptance.observe(4, [3], [path])
     (one, first, _), (two, second, _), (four, third, there) = acceptance.expected()
     assert (one, two, four) == (1, 2, 4)
     assert first == pytest.approx(0.75, abs=0.06)
@@ -215,7 +216,7 @@ def test_acceptance_of_narrow_steps_is_read_off_wide_ones() -> None:
 def test_a_batch_counts_its_mean_acceptance_and_its_longest_draft() -> None:
     acceptance = Acceptance((1, 2))
     for _ in range(50):
-        acceptance.observe(Outcome(Plan(2), [2, 0, 1, 0], [[0, 1], [], [0], []], 0.0, None))
+        acceptance.observe(2, [2, 0, 1, 0], [[0, 1], [], [0], []])
     (_, first, one), (_, second, two) = acceptance.expected()
     assert first == pytest.approx(0.5, abs=0.02)
     assert second == pytest.approx(0.75, abs=0.02)
