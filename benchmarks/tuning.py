@@ -1,0 +1,144 @@
+"""Is `outpace tune` quick, and is its choice as good as that of an exhaustive grid?
+
+    python benchmarks/tuning.py --suite gsm8k --data DIR --out benchmarks/RESULT.json
+
+The prompts of a suite, shuffled, are those to tune on and, after them, those held out. The grid decodes
+every prompt to tune on with every candidate of `outpace tune`, in turns; then the tuner does, within --share
+of the time that the grid took. The choices of both decode the held-out prompts, in turns with plain decoding,
+so often as --rounds says; of each prompt the median counts. `paired` is the speed of the tuner's choice over
+the grid's: the median over prompts, with its 95% interval. `total` is that over all tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import random
+import statistics
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from outpace.bench.candidates import candidates
+from outpace.bench.halving import Halving, Round
+from outpace.bench.items import Suite
+from outpace.bench.machine import machine
+from outpace.bench.methods import split_drafters
+from outpace.bench.run import Settings, measure
+from outpace.bench.runs import BASELINE
+from outpace.bench.statistics import interval
+from outpace.bench.subject import fitting
+from outpace.bench.suites import load_suite
+from outpace.bench.tuning import tune
+from outpace.bench.ways import Goal, Rounds, Way, method_of
+from outpace.console.models import Loaded, load
+from outpace.console.tune import DRAFTERS
+
+
+def told(text: str) -> None:
+    print(f"\r{text:<100.100}", end="", file=sys.stderr, flush=True)
+
+
+def grid(model: Loaded, specs: list[str], suite: Suite, settings: Settings) -> tuple[Rounds, float]:
+    """Every candidate on every prompt; what came of it, and the seconds it took."""
+    began = time.perf_counter()
+    ways = [Way(one.spec, 1) for one in candidates(specs)]
+    rounds = Rounds(model, suite, Goal(), settings, {way: method_of(model, way, settings) for way in ways})
+    names = [str(way) for way in ways]
+    halving = Halving(names, len(suite.items), math.inf, [BASELINE])
+    runs = itertools.count(1)
+    total = len(names) * len(suite.items)
+    rounds.run(
+        Round(tuple(names), 0, len(suite.items)),
+        halving,
+        lambda: False,
+        lambda text: told(f"grid: {next(runs)} of {total} runs"),
+    )
+    return rounds, time.perf_counter() - began
+
+
+def seconds_of(model: Loaded, specs: list[str], suite: Suite, settings: Settings) -> dict[str, list[float]]:
+    """Of each spec: the seconds of each prompt, the median of its runs. Fails where an output differs."""
+    methods = [method_of(model, Way(spec, 1), settings) for spec in specs]
+    found = measure(model, methods, suite, 1, settings)
+    for trace in found.traces:
+        if trace.error is not None:
+            raise SystemExit(f"{trace.name}: {trace.error}")
+    outputs = {
+        spec: [[[run.outputs for run in turns] for turns in group] for group in trace.runs]
+        for spec, trace in zip(specs, found.traces, strict=True)
+    }
+    for spec in specs:
+        if outputs[spec] != outputs[BASELINE]:
+            raise SystemExit(f"{spec}: an output is not plain decoding's")
+    return {
+        spec: [
+            statistics.median(sum(run.seconds for run in turns) for turns in group) for group in trace.runs
+        ]
+        for spec, trace in zip(specs, found.traces, strict=True)
+    }
+
+
+def compared(model: Loaded, tuned: str, best: str, suite: Suite, settings: Settings) -> dict[str, object]:
+    specs = list(dict.fromkeys([BASELINE, best, tuned]))
+    found = seconds_of(model, specs, suite, settings)
+    ratios = [theirs / mine for mine, theirs in zip(found[tuned], found[best], strict=True)]
+    return {
+        "paired": statistics.median(ratios),
+        "interval": interval(ratios),
+        "total": sum(found[best]) / sum(found[tuned]),
+        "over_plain": {spec: sum(found[BASELINE]) / sum(found[spec]) for spec in specs},
+        "prompts": len(ratios),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--suite", default="builtin")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--prompts", type=int, default=40, help="to tune on")
+    parser.add_argument("--held-out", type=int, default=20)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--share", type=float, default=0.2, help="of the grid's time, for the tuner")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--drafters", default=DRAFTERS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    settings = Settings(max_new_tokens=options.max_new_tokens)
+    model = load()
+    prompts = fitting(model, load_suite(options.suite, options.data), options.max_new_tokens)
+    items = list(prompts.items)
+    random.Random(options.seed).shuffle(items)
+    seen = replace(prompts, items=tuple(items[: options.prompts]))
+    unseen = replace(prompts, items=tuple(items[options.prompts :][: options.held_out]))
+    specs = split_drafters(options.drafters)
+    rounds, took = grid(model, specs, seen, settings)
+    ranked = sorted(rounds.found, key=lambda way: -rounds.speed(way).tokens_per_second)
+    tuned = tune(model, specs, seen, Goal(), settings, options.share * took, told)
+    if tuned is None:
+        raise SystemExit("interrupted")
+    told("held-out prompts")
+    again = replace(settings, repeats=options.rounds)
+    result = {
+        "machine": machine(),
+        "command": " ".join(sys.argv),
+        "candidates": len(ranked),
+        "prompts": len(seen.items),
+        "grid_seconds": took,
+        "tune_seconds": tuned.seconds,
+        "share": tuned.seconds / took,
+        "grid": {way.spec: rounds.speed(way).tokens_per_second for way in ranked},
+        "tuned": {"spec": tuned.way.spec, **asdict(tuned.speed)},
+        "held_out": compared(model, tuned.way.spec, ranked[0].spec, unseen, again),
+    }
+    print(json.dumps(result, indent=1))
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
