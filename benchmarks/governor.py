@@ -10,8 +10,8 @@ order that rotates, after a warm-up; all are medians of rounds:
   governor, over that of plain decoding.
 - batch: the same with 16 prompts at once, on random weights and on the embedded model.
 - dictated: a logits processor forces a text on the embedded model: a quarter GSM8K, half random tokens, a
-  quarter GSM8K. Total seconds under the governor, over the sum of the seconds that the best fixed choice takes
-  for each part: chosen in every other round, timed in those between, and the other way round.
+  quarter GSM8K. Total seconds under the governor, over the sum of those that the best fixed choice takes for
+  each part: chosen in every other round, timed in those between, and the other way round.
 
 The result is printed as JSON.
 """
