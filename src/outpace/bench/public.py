@@ -83,7 +83,7 @@ PUBLIC = {
         _mt_bench,
     ),
     "humaneval": PublicSet(
-        ("[hH]uman[eE]val*.jsonl", "[hH]uman[eE]val*.jsonl.gz"),
+        ("humaneval*.jsonl", "HumanEval*.jsonl", "humaneval*.jsonl.gz", "HumanEval*.jsonl.gz"),
         {"path": "openai/openai_humaneval", "split": "test"},
         _humaneval,
     ),

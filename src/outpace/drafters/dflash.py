@@ -30,7 +30,6 @@ from outpace.drafting.blocks import (
     BlockShared,
     BlockState,
     begin_block,
-    finish_block,
     grow_block,
     sees_before,
     sees_own_block,
@@ -182,7 +181,7 @@ class DFlash(Drafter[BlockState]):
         _feed_text([state for state in active if state.waiting])
         if active:
             grow_block(active, _fill(active))
-        return [finish_block(state) for state in states]
+        return [state.tree.finish() for state in states]
 
 
 def _feed_text(behind: Seq[BlockState]) -> None:

@@ -183,7 +183,7 @@ class DraftModel(Drafter[Drafting]):
         active = []
         for state in states:
             state.text, unchanged = state.reader.read()
-            state.tree = Growing(self._layers(state))
+            state.tree = self._begin(state)
             if state.text:
                 state.shared.runner.rewind(state.track, state.text, unchanged)
             if state.tree.layers > 0:
@@ -204,14 +204,15 @@ class DraftModel(Drafter[Drafting]):
             for step in steps:
                 count_ranks(step)
 
-    def _layers(self, state: Drafting) -> int:
-        """Layers to draft: no more than could be accepted, and none past the draft model's own context."""
-        context = state.shared.model.context
-        layers = state.sequence.within_reach(state.shared.shape.depth) if state.text else 0
-        # The last layer is not fed: with the root, K layers take K - 1 positions more than the text.
-        return layers if context is None else min(layers, context - len(state.text) + 1)
+    def _begin(self, state: Drafting) -> Growing:
+        """An empty tree, of no layer past the draft model's own context, and of none without a text."""
+        tree, context = state.shared.begin(state.sequence), state.shared.model.context
+        if not state.text:
+            tree.layers = 0
+        elif context is not None:
+            # The last layer is not fed: with the root, K layers take K - 1 positions more than the text.
+            tree.layers = min(tree.layers, context - len(state.text) + 1)
+        return tree
 
     def _finish(self, state: Drafting) -> Draft:
-        shared = state.shared
-        draft = shared.shape.finish(state.tree, self.replacement or not shared.shape.branches)
-        return shared.vocabulary.draft(state.reader, draft)
+        return state.shared.vocabulary.draft(state.reader, state.tree.finish(self.replacement))

@@ -59,7 +59,7 @@ class EagleState:
     rows: int = 0
     outputs: Tensor = field(default_factory=lambda: torch.empty(0))
     parents: list[int] = field(default_factory=list)
-    tree: Growing = field(default_factory=lambda: Growing(0))
+    tree: Growing = field(init=False)
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,9 @@ class Eagle(Drafter[EagleState]):
     @torch.inference_mode()
     def propose(self, states: Seq[EagleState]) -> list[Draft]:
         for state in states:
-            state.tree = Growing(self._layers(state))
+            state.tree = state.shared.begin(state.sequence)
+            if not state.waiting and not len(state.outputs):
+                state.tree.layers = 0  # the target has said nothing yet
         active = [state for state in states if state.tree.layers > 0]
         _catch_up([state for state in active if state.waiting])
         while active:
@@ -154,12 +156,6 @@ class Eagle(Drafter[EagleState]):
             if active:
                 _feed_fronts(active)
         return [_finish(state) for state in states]
-
-    def _layers(self, state: EagleState) -> int:
-        """Layers to draft: none before the target has said anything."""
-        if not state.waiting and not len(state.outputs):
-            return 0
-        return state.sequence.within_reach(state.shared.shape.depth)
 
 
 def _front(state: EagleState) -> Tensor:
@@ -225,5 +221,4 @@ def _finish(state: EagleState) -> Draft:
     state.shared.cache.truncate(state.slot, state.rows)
     state.parents = []
     state.outputs = state.outputs[:1]
-    shape = state.shared.shape
-    return shape.finish(state.tree, replacement=not shape.branches)
+    return state.tree.finish()

@@ -152,7 +152,7 @@ class Ahead:
     shared: Growth
     vocabulary: int
     rows: list[Tensor] = field(default_factory=list)
-    tree: Growing = field(default_factory=lambda: Growing(0))
+    tree: Growing = field(init=False)
 
 
 @dataclass(frozen=True)
@@ -215,10 +215,10 @@ class ParallelTokens(SequenceDrafter[Ahead]):
         return Ahead(sequence, *shared)
 
     def draft(self, state: Ahead) -> Draft:
-        state.tree = Growing(len(state.rows))
+        state.tree = Growing(len(state.rows), state.shared.shape)
         while state.tree.depth < len(state.rows) and state.tree.front:
             grow([state], state.rows[state.tree.depth][None])
-        chain = state.shared.shape.finish(state.tree, replacement=True)
+        chain = state.tree.finish()
         tokens, parents = list(chain.tokens), list(chain.parents)
         guesses = len(tokens)
         for node in range(-1, guesses if self.behind == "all" else 0):

@@ -29,7 +29,6 @@ from outpace.drafting.blocks import (
     BlockShared,
     BlockState,
     begin_block,
-    finish_block,
     grow_block,
     sees_before,
     sees_own_block,
@@ -151,7 +150,7 @@ class SpecDrafter(Drafter[BlockState]):
         if active:
             rows = _feed(active, masks=active[0].shared.module.config.tokens)
             grow_block(active, active[0].shared.module.logits(rows))
-        return [finish_block(state) for state in states]
+        return [state.tree.finish() for state in states]
 
 
 def _feed(active: Seq[BlockState], masks: int) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.core import Draft, OutpaceError
+from outpace.core import OutpaceError
 from outpace.drafting.draws import Draws, Noise
 from outpace.drafting.growth import Growth, grow
 from outpace.drafting.layer_cache import LayerCache, Slot
@@ -143,7 +143,7 @@ class BlockState:
     slot: Slot
     rows: int = 0
     waiting: list[Mapping[int, Tensor]] = field(default_factory=list)
-    tree: Growing = field(default_factory=lambda: Growing(0))
+    tree: Growing = field(init=False)
 
 
 def share(method: str, module: BlockModule, draws: Noise) -> BlockShared:
@@ -166,8 +166,9 @@ def begin_block(state: BlockState, most: int | None) -> bool:
     Args:
         most: tokens at most; None for the whole block.
     """
-    whole = state.shared.module.config.tokens
-    state.tree = Growing(state.sequence.within_reach(whole if most is None else min(most, whole)))
+    shape = state.shared.shape
+    depth = shape.depth if most is None else min(most, shape.depth)
+    state.tree = Growing(state.sequence.within_reach(depth), shape)
     return state.tree.layers > 0
 
 
@@ -182,8 +183,3 @@ def grow_block(states: Seq[BlockState], logits: Tensor) -> None:
         rows = [logits[place, state.tree.depth] for place, state in active]
         grow([state for _, state in active], torch.stack(rows))
         active = [(place, state) for place, state in active if state.tree.front]
-
-
-def finish_block(state: BlockState) -> Draft:
-    """The draft of a sequence's tree."""
-    return state.shared.shape.finish(state.tree, replacement=True)

@@ -36,6 +36,14 @@ class Growth:
         """Tokens after which nothing is drafted."""
         return sequence.stop_tokens
 
+    def begin(self, sequence: Sequence) -> Growing:
+        """This step's tree, empty: of as many nodes as the step may draft, and no deeper than is of use.
+
+        A tree is drafted a layer at a time, so what is left of one that is cut would be its first layers.
+        """
+        shape = self.shape.within(sequence.budget)
+        return Growing(sequence.within_reach(shape.depth), shape)
+
 
 class Grows(Protocol):
     """A sequence's state, as far as its tree goes."""
@@ -70,7 +78,7 @@ class Drafting:
     track: Track
     reader: Reader
     text: Seq[int] = ()
-    tree: Growing = field(default_factory=lambda: Growing(0))
+    tree: Growing = field(init=False)
 
 
 def grow(active: Seq[Grows], rows: Tensor) -> None:
@@ -82,7 +90,7 @@ def grow(active: Seq[Grows], rows: Tensor) -> None:
     shared = active[0].shared
     rows = shared.vocabulary.logits(rows)
     nodes = [(state, node) for state in active for node in state.tree.front]
-    counts = [shared.shape.count(state.tree, node) for state, node in nodes]
+    counts = [state.tree.shape.count(state.tree, node) for state, node in nodes]
     quick = [place for place, (state, _) in enumerate(nodes) if _quick(state)]
     found: dict[int, Children] = {}
     if quick:
@@ -149,4 +157,4 @@ def _advance(state: Grows, layer: Seq[int]) -> None:
     tree.depth += 1
     stops = shared.ends(state.sequence)
     going = [node for node in layer if tree.tokens[node] not in stops]
-    tree.front = shared.shape.front(tree, going) if tree.depth < tree.layers else []
+    tree.front = tree.shape.front(tree, going) if tree.depth < tree.layers else []

@@ -12,8 +12,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -166,30 +165,11 @@ class HeadGrowth(Growth):
     """What the sequences of one engine share: the heads, and the tree of their guesses."""
 
     heads: Heads
-    parents: tuple[int, ...]
 
     @classmethod
     def of(cls, heads: Heads, parents: Seq[int], noise: Noise) -> HeadGrowth:
-        shape, draws = Static(parents), Draws(noise)
-        return cls(Vocabulary(), shape, draws, -math.inf, by_path=True, heads=heads, parents=tuple(parents))
-
-    def within(self, budget: int | None) -> HeadGrowth:
-        """The same with a tree of so many nodes: the first, which are the likeliest.
-
-        A tree is drafted a layer at a time, so what is left of one that is cut would be its first layers.
-        """
-        if budget is None or not 0 < budget < len(self.parents):
-            return self
-        return replace(self, shape=_static(self.parents[:budget]))
-
-    def finish(self, tree: Growing) -> Draft:
-        """A chain's siblings are none, so that its verifiers may take it either way."""
-        return self.shape.finish(tree, replacement=not self.shape.branches)
-
-
-@lru_cache(maxsize=256)
-def _static(parents: tuple[int, ...]) -> Static:
-    return Static(parents)
+        """For a tree of these parents, likeliest nodes first."""
+        return cls(Vocabulary(), Static(parents), Draws(noise), -math.inf, by_path=True, heads=heads)
 
 
 @dataclass
@@ -197,15 +177,12 @@ class HeadState:
     """A sequence and its tree.
 
     Attributes:
-        whole: what its engine's sequences share, with the whole tree.
-        shared: the same with as much of the tree as this step is to draft.
         before: the target's hidden state of the row before the root, [hidden size]; None until there is one.
     """
 
     sequence: Sequence
-    whole: HeadGrowth
-    shared: HeadGrowth = field(init=False)
-    tree: Growing = field(default_factory=lambda: Growing(0))
+    shared: HeadGrowth
+    tree: Growing = field(init=False)
     before: Tensor | None = None
 
     def read(self, hidden: Mapping[int, Tensor]) -> None:
@@ -214,9 +191,9 @@ class HeadState:
 
     def begin(self) -> None:
         """Begin a tree: an empty one before the target has said anything."""
-        self.shared = self.whole.within(self.sequence.budget)
-        depth = self.shared.shape.depth
-        self.tree = Growing(0 if self.before is None else self.sequence.within_reach(depth))
+        self.tree = self.shared.begin(self.sequence)
+        if self.before is None:
+            self.tree.layers = 0
 
 
 class HeadDrafting:
@@ -243,7 +220,7 @@ class HeadDrafting:
         while active:
             grow(active, _rows(active))
             active = [state for state in active if state.tree.front]
-        return [state.shared.finish(state.tree) for state in states]
+        return [state.tree.finish() for state in states]
 
     def observe(self, states: Seq[HeadState], steps: Seq[Step]) -> None:
         for state, step in zip(states, steps, strict=True):

@@ -54,6 +54,22 @@ def best_tree(acceptance: Seq[float], nodes: int, depth: int) -> list[int]:
     return parents
 
 
+def likeliest(parents: Seq[int], acceptance: Seq[float]) -> list[int]:
+    """The nodes of a tree, those with the greatest chances first.
+
+    A node comes after its parent and the siblings ranked before it, so that the first n are a tree.
+    """
+    chances: dict[int, float] = {-1: 1.0}
+    keys: dict[int, float] = {-1: 1.0}
+    elder: dict[int, int] = {}  # of each parent, its latest child
+    ranks = dict.fromkeys(range(-1, len(parents)), 0)
+    for node, parent in enumerate(parents):
+        chances[node] = chances[parent] * acceptance[ranks[parent]]
+        keys[node] = min(chances[node], keys[elder.get(parent, parent)])
+        elder[parent], ranks[parent] = node, ranks[parent] + 1
+    return sorted(range(len(parents)), key=lambda node: -keys[node])
+
+
 def count_ranks(step: Step) -> None:
     """Count, at each node the verifier came to, which ranks of candidates it had and which was accepted."""
     below = children(step.draft.parents)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from outpace.core import Draft, OutpaceError
-from outpace.drafting.sequoia import best_tree
+from outpace.drafting.sequoia import best_tree, likeliest
 from outpace.tree import children, depths, select
 
 T = TypeVar("T", int, float)
@@ -27,6 +27,7 @@ class Growing:
 
     Attributes:
         layers: how many it may have.
+        shape: how it grows in this step.
         weights: of each node, the log of the draft model's confidence in its whole path; 0 where nobody asks.
         ranks: of each node, its place among its siblings.
         distributions: parent -> what its children were drawn from, where they were drawn.
@@ -35,6 +36,7 @@ class Growing:
     """
 
     layers: int
+    shape: Shape
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
@@ -54,6 +56,14 @@ class Growing:
             found.append(self.tokens[node])
             node = self.parents[node]
         return found[::-1]
+
+    def finish(self, replacement: bool = False) -> Draft:
+        """The draft that the tree makes.
+
+        Args:
+            replacement: its siblings, where it has any and they were drawn, were drawn with replacement.
+        """
+        return self.shape.finish(self, replacement or not self.shape.branches)
 
     def add(self, parent: int, tokens: Seq[int], weights: Seq[float]) -> range:
         """Put children under a node; which nodes they are. ``weights``: the log of the confidence in each."""
@@ -86,6 +96,10 @@ class Shape(ABC):
     def front(self, tree: Growing, layer: Seq[int]) -> list[int]:
         """Which nodes of the newest layer the tree goes on from."""
 
+    @abstractmethod
+    def within(self, nodes: int | None) -> Shape:
+        """The same with so many nodes at most, those likeliest to stand; itself for None."""
+
     def finish(self, tree: Growing, replacement: bool) -> Draft:
         """The draft that the tree makes. ``replacement``: how its siblings were drawn, where they were."""
         rows: Mapping[int, Tensor] | None = tree.distributions or None
@@ -96,10 +110,16 @@ class Static(Shape):
     """The same tree in every step: a node's child of rank r is the r-th child of the place it stands for.
 
     A chain is one, with a single child everywhere.
+
+    Args:
+        likeliest: the nodes, those that stand oftenest first, each after its parent and the siblings before
+            it; without it they are taken to be in this order.
     """
 
-    def __init__(self, parents: Seq[int]) -> None:
+    def __init__(self, parents: Seq[int], likeliest: Seq[int] | None = None) -> None:
         self.parents = tuple(parents)
+        self._likeliest = range(len(parents)) if likeliest is None else likeliest
+        self._narrower: dict[int, Static] = {}
         self.depth = max(depths(parents)) + 1
         self._below = children(parents)
         self.branches = any(len(below) > 1 for below in self._below)
@@ -119,6 +139,15 @@ class Static(Shape):
 
     def front(self, tree: Growing, layer: Seq[int]) -> list[int]:
         return [node for node in layer if self.count(tree, node)]
+
+    def within(self, nodes: int | None) -> Static:
+        if nodes is None or not 0 < nodes < len(self.parents):
+            return self
+        if nodes not in self._narrower:
+            kept = sorted(self._likeliest[:nodes])
+            places = {-1: -1} | {node: place for place, node in enumerate(kept)}
+            self._narrower[nodes] = Static([places[self.parents[node]] for node in kept])
+        return self._narrower[nodes]
 
 
 class Confident(Shape):
@@ -144,6 +173,11 @@ class Confident(Shape):
 
     def front(self, tree: Growing, layer: Seq[int]) -> list[int]:
         return sorted(sorted(layer, key=lambda node: -tree.weights[node])[: self.width])
+
+    def within(self, nodes: int | None) -> Confident:
+        if nodes is None or not 0 < nodes < self.nodes:
+            return self
+        return Confident(min(self.width, nodes), nodes, min(self.depth, nodes))
 
     def finish(self, tree: Growing, replacement: bool) -> Draft:
         # The sort is stable: of equal paths the earlier node comes first, a parent before its child.
@@ -204,7 +238,8 @@ def shape_of(
     if expand is not None and nodes is not None:
         return Confident(expand, nodes, depth)
     if chances and nodes is not None:
-        return Static(best_tree(chances, nodes, depth))
+        parents = best_tree(chances, nodes, depth)
+        return Static(parents, likeliest(parents, chances))
     return Static(branching_parents(factors, depth))
 
 

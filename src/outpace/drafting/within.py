@@ -28,7 +28,7 @@ class Within:
     sequence: Sequence
     shared: Growth
     place: Place
-    tree: Growing = field(default_factory=lambda: Growing(0))
+    tree: Growing = field(init=False)
 
     @property
     def last(self) -> int:
@@ -56,12 +56,12 @@ def draft_chains(states: Seq[Within], step: Callable[[list[Any]], Tensor]) -> li
         step: the logits [n, vocabulary] after the last token of each of these sequences' chains.
     """
     for state in states:
-        state.tree = Growing(layers_of(state))
+        state.tree = Growing(layers_of(state), state.shared.shape)
     active = [state for state in states if state.tree.layers > 0]
     while active:
         grow(active, step(active))
         active = [state for state in active if state.tree.front]
-    return [state.shared.shape.finish(state.tree, True) for state in states]
+    return [state.tree.finish() for state in states]
 
 
 def layers_of(state: Within) -> int:

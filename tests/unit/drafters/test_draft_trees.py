@@ -31,10 +31,40 @@ def draft_model() -> ToyTarget:
     return ToyTarget(surprise=0.6)
 
 
-def one_draft(params: SamplingParams, coupled: bool = True, **options: Any) -> Draft:
-    drafter = DraftModel(draft_model(), **options)
+def one_draft(
+    params: SamplingParams,
+    coupled: bool = True,
+    budget: int | None = None,
+    model: ToyTarget | None = None,
+    **options: Any,
+) -> Draft:
+    drafter = DraftModel(model or draft_model(), **options)
     text = Sequence(PROMPTS[1], params, Key(params.seed or 0, coupled), limit=params.max_new_tokens)
+    text.budget = budget
     return drafter.propose([drafter.start(text, drafter.prepare(ToyTarget()))])[0]
+
+
+@pytest.mark.parametrize(("shape", "parents"), [("sequoia", [-1, 0, 1]), ("branching", [-1, -1, -1])])
+def test_a_smaller_budget_drafts_the_likeliest_nodes(shape: str, parents: list[int]) -> None:
+    assert list(one_draft(GREEDY, budget=3, **SHAPES[shape]).parents) == parents
+    assert one_draft(GREEDY, budget=99, **SHAPES[shape]) == one_draft(GREEDY, **SHAPES[shape])
+
+
+def test_a_smaller_budget_feeds_the_draft_model_no_more_than_it_drafts() -> None:
+    class Counted(ToyTarget):
+        rows = 0
+
+        def forward(self, cache: Any, rows: Seq[Rows], *args: Any, **options: Any) -> Output:
+            self.rows += sum(len(own.tokens) for own in rows)
+            return super().forward(cache, rows, *args, **options)
+
+    fed = []
+    for budget in (None, 2):
+        model = Counted(surprise=0.6)
+        one_draft(GREEDY, model=model, budget=budget, **SHAPES["confident"])
+        fed.append(model.rows)
+    # The prompt, and of the tree the first of two layers; else three nodes of each of four but the last.
+    assert fed == [len(PROMPTS[1]) + 3 * 3, len(PROMPTS[1]) + 2]
 
 
 @pytest.mark.parametrize(

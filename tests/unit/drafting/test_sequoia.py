@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 from outpace.core import Draft, SamplingParams, Stats
-from outpace.drafting.sequoia import acceptance_by_rank, best_tree, count_ranks
-from outpace.drafting.shapes import branching_parents
+from outpace.drafting.sequoia import acceptance_by_rank, best_tree, count_ranks, likeliest
+from outpace.drafting.shapes import branching_parents, shape_of
 from outpace.sampling import Key, Logits
 from outpace.sequence import Sequence, Step
 from outpace.tree import children, depths
@@ -46,6 +46,26 @@ def test_no_tree_is_better(acceptance: tuple[float, ...], nodes: int, depth: int
 def test_a_sure_first_candidate_makes_a_chain_and_doubt_makes_it_wide() -> None:
     assert best_tree((0.9, 0.05), 4, 9) == branching_parents((), 4)
     assert best_tree((0.3, 0.29, 0.28), 3, 9) == [-1, -1, -1]
+
+
+@pytest.mark.parametrize("acceptance", [(0.6, 0.2, 0.1), (0.45, 0.25, 0.2), (0.9, 0.05)])
+def test_the_likeliest_nodes_of_the_best_tree_are_the_best_smaller_tree(
+    acceptance: tuple[float, ...],
+) -> None:
+    whole = shape_of(5, acceptance=acceptance, nodes=20)
+    for nodes in range(1, 20):
+        narrow = list(whole.within(nodes).parents)
+        best = worth(acceptance, best_tree(acceptance, nodes, 5))
+        assert len(narrow) == nodes and worth(acceptance, narrow) == pytest.approx(best, abs=1e-12), nodes
+
+
+def test_a_node_comes_after_its_parent_and_its_elder_siblings_whatever_the_chances() -> None:
+    parents = [-1, -1, 0, 1, 1]
+    order = likeliest(parents, (0.1, 0.8))
+    assert sorted(order) == list(range(5))
+    for node, parent in enumerate(parents):
+        elders = [other for other in range(node) if parents[other] == parent]
+        assert all(order.index(other) < order.index(node) for other in [parent, *elders] if other >= 0)
 
 
 def test_ranks_are_counted_at_the_nodes_the_verifier_came_to() -> None:

@@ -41,7 +41,8 @@ def test_trees_of_thousands_of_nodes_are_allowed(factors: str, nodes: int) -> No
 
 def test_a_chain_is_as_long_as_one_likes() -> None:
     """Longer than calls may nest."""
-    shape, tree = shape_of(3000), Growing(3000)
+    shape = shape_of(3000)
+    tree = Growing(3000, shape)
     while tree.front:
         (node,) = tree.front
         assert shape.count(tree, node) == 1
@@ -77,7 +78,7 @@ def test_options_that_mean_nothing_are_refused(options: Any, message: str) -> No
 def test_the_most_confident_nodes_are_kept_and_no_child_without_its_parent(seed: int) -> None:
     draw = random.Random(seed)
     shape = Confident(width=3, nodes=7, depth=4)
-    tree = Growing(4)
+    tree = Growing(4, shape)
     while tree.depth < 4:
         layer: list[int] = []
         for node in tree.front:
@@ -100,3 +101,24 @@ def test_the_most_confident_nodes_are_kept_and_no_child_without_its_parent(seed:
             next(n for n, p in enumerate(tree.parents) if p == above and tree.tokens[n] == draft.tokens[node])
         )
     assert sorted((tree.weights[n] for n in kept), reverse=True) == weights[:7]
+
+
+def test_a_static_tree_within_fewer_nodes_has_the_likeliest() -> None:
+    parents = [-1, -1, 0, 0, 2]
+    shape = Static(parents, likeliest=[0, 2, 4, 1, 3])
+    assert [list(shape.within(nodes).parents) for nodes in (1, 2, 3, 4)] == [
+        [-1],
+        [-1, 0],
+        [-1, 0, 1],
+        [-1, -1, 0, 2],  # the second candidate of the root is the node after the first again
+    ]
+    assert [shape.within(nodes) for nodes in (None, 5, 9)] == [shape] * 3
+    assert shape.within(3) is shape.within(3) and shape.within(3).depth == 3
+    assert list(Static(parents).within(3).parents) == parents[:3]
+
+
+def test_a_dynamic_tree_within_fewer_nodes_grows_no_wider_and_no_deeper() -> None:
+    shape = Confident(width=3, nodes=7, depth=4)
+    narrow = shape.within(2)
+    assert (narrow.width, narrow.nodes, narrow.depth) == (2, 2, 2)
+    assert shape.within(None) is shape and shape.within(7) is shape
