@@ -35,6 +35,16 @@ class NoTokenLeft(OutpaceError):
     """A row of logits leaves no token to choose."""
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory is full: Python's, a device's, or that of torch's tensors on a CPU.
+
+    The last is a RuntimeError as any other, but for its words.
+    """
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True  # by its name, for torch may not have been imported
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
 _INTEGERS = ("max_new_tokens", "top_k", "seed", "logprobs")
 _NUMBERS = (
     "temperature",

@@ -11,7 +11,7 @@ from outpace.bench.items import counted
 from outpace.bench.markup import frame, plot, table
 from outpace.bench.record import Record
 from outpace.bench.remarks import remarks, versions
-from outpace.bench.roof import Roof
+from outpace.bench.roof import Roof, Width, Work
 from outpace.bench.rows import Row, number
 from outpace.bench.runs import BASELINE
 from outpace.bench.speed import Speed
@@ -170,45 +170,54 @@ def _acceptance_plot(suite: str, rows: Seq[Row]) -> str:
 
 def _machine(rows: Seq[Row], roof: Roof) -> str:
     limits = roof.limits
-    widths = [
-        [str(width.rows), number(1000 * width.seconds), number(1000 * width.least),
-         f"{width.least / width.seconds:.0%}"]
-        for width in roof.widths
-    ]  # fmt: skip
+    widths = [[str(width.rows), number(1000 * width.seconds), *_least(width)] for width in roof.widths]
+    one, last = roof.widths[0], roof.widths[-1]
+    parts = [
+        "<section>\n<h2>The machine</h2>",
+        f"<p>Measured here: {limits.bandwidth / 1e9:.1f} GB/s reading {limits.buffer_bytes / 1e6:.0f} MB "
+        "(as much as the weights, of large ones 1 GiB), and "
+        f"{limits.operations / 1e9:.0f} billion operations per second.</p>",
+        plot(
+            plots.time_by_width(roof),
+            f"Line chart of the time of one forward by its tokens: {1000 * one.seconds:.2f} ms for "
+            f"{one.rows}, {1000 * last.seconds:.2f} ms for {last.rows}"
+            + ("." if roof.work is None else "; and the least possible."),
+            "What a step costs that verifies a draft. Where the line is flat, drafted tokens are free. "
+            f"With {roof.context} tokens read before.",
+            table("One forward.", ["tokens", "ms", "least ms", "reached"], widths),
+        ),
+    ]
+    if roof.work is not None:
+        parts.append(_roofline(rows, roof, roof.work))
+    return "\n".join([*parts, "</section>"])
+
+
+def _least(width: Width) -> list[str]:
+    """The least possible milliseconds, and the share reached."""
+    if width.least is None:
+        return ["", ""]
+    return [number(1000 * width.least), f"{width.least / width.seconds:.0%}"]
+
+
+def _roofline(rows: Seq[Row], roof: Roof, work: Work) -> str:
     reached = [
         [f"{row.suite}, {row.drafter}" + (f", {row.batch} at once" if row.batch > 1 else ""),
          number(row.roof.bytes_per_step / 1e6, 1), number(row.roof.operations_per_step / 1e6, 1),
          number(row.roof.least_milliseconds), row.roof.bound_by, f"{row.roof.share:.0%}"]
         for row in rows if row.roof is not None
     ]  # fmt: skip
-    one, last = roof.widths[0], roof.widths[-1]
-    return "\n".join(
-        [
-            "<section>\n<h2>The machine</h2>",
-            f"<p>Measured here: {limits.bandwidth / 1e9:.1f} GB/s reading {limits.buffer_bytes / 1e6:.0f} MB "
-            f"(as much as the weights), and {limits.operations / 1e9:.0f} billion operations per second.</p>",
-            plot(
-                plots.time_by_width(roof),
-                f"Line chart of the time of one forward by its tokens: {1000 * one.seconds:.2f} ms for "
-                f"{one.rows}, {1000 * last.seconds:.2f} ms for {last.rows}; and the least possible.",
-                "What a step costs that verifies a draft. Where the line is flat, drafted tokens are free. "
-                f"With {roof.context} tokens read before.",
-                table("One forward.", ["tokens", "ms", "least ms", "reached"], widths),
-            ),
-            plot(
-                plots.roofline(rows, roof),
-                "Roofline: operations per second over operations per byte. "
-                + "; ".join(f"{line[0]} reaches {line[-1]} of the limit" for line in reached),
-                "No step can lie above the line: on its slope the memory is the limit, on its flat part "
-                "arithmetic is. Drafting moves a step to the right, where more is done for each byte.",
-                table(
-                    "The mean step's forward.",
-                    ["row", "MB moved", "million operations", "least ms", "limit", "reached"],
-                    reached,
-                ),
-            ),
-            "</section>",
-        ]
+    return plot(
+        plots.roofline(rows, roof, work),
+        "Roofline: operations per second over operations per byte. "
+        + "; ".join(f"{line[0]} reaches {line[-1]} of the limit" for line in reached),
+        "The line is the best that was measured here: on its slope the memory is the limit, on its flat "
+        "part arithmetic is. A step above it would say that the machine can do more than was measured. "
+        "Drafting moves a step to the right, where more is done for each byte.",
+        table(
+            "The mean step's forward.",
+            ["row", "MB moved", "million operations", "least ms", "limit", "reached"],
+            reached,
+        ),
     )
 
 

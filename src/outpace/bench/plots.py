@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from outpace.bench.roof import Roof
+from outpace.bench.roof import Roof, Work
 from outpace.bench.rows import Row
 from outpace.bench.runs import BASELINE
 from outpace.bench.scaling import Point, Scaling
@@ -98,25 +98,27 @@ def acceptance_by_depth(rows: Seq[Row], suite: str) -> str:
 
 
 def time_by_width(roof: Roof) -> str:
-    """Lines: milliseconds of a forward by its rows, measured, and the least possible."""
+    """Lines: milliseconds of a forward by its rows, measured, and the least possible where it is known."""
     axes, save = _figure(
         "Step time by width", "tokens in one forward (1 is plain decoding)", "milliseconds of a forward"
     )
     rows = [width.rows for width in roof.widths]
     axes.plot(rows, [1000 * width.seconds for width in roof.widths], label="measured", **_look(1))
-    axes.plot(rows, [1000 * width.least for width in roof.widths], label="least possible", **_look(0))
+    least = [1000 * width.least for width in roof.widths if width.least is not None]
+    if least:
+        axes.plot(rows, least, label="least possible", **_look(0))
     axes.set_xscale("log", base=2)
     axes.set_xticks(rows, [str(row) for row in rows])
     axes.set_ylim(bottom=0)
     return save()
 
 
-def roofline(rows: Seq[Row], roof: Roof) -> str:
+def roofline(rows: Seq[Row], roof: Roof, work: Work) -> str:
     """Operations a second over operations per byte: the roof, forwards by width, each method's mean step."""
     axes, save = _figure(
         "Roofline of the mean step", "operations per byte moved", "billion operations per second"
     )
-    limits, work = roof.limits, roof.work
+    limits = roof.limits
     ridge = limits.operations / limits.bandwidth
     widths = [
         (work.operations(width.rows, roof.context), work.bytes(1, roof.context), width.seconds)

@@ -4,7 +4,8 @@ A step moves every weight once and the keys and values of what came before, and 
 each of its rows. It takes at least as long as the memory needs for the one, or the processor for the other
 (the roofline of Williams, Waterman and Patterson 2009). Both limits are measured here, not read from a data
 sheet: reading a buffer as large as the weights, so that a model that fits a cache is held to the speed of
-that cache, and a product of large matrices, in the model's dtype or in float32, whichever is faster.
+that cache, and a product of large matrices, in the model's dtype or in float32, whichever is faster. They
+are the best that was seen with torch's own operations and as many threads as it has; a machine may do more.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ from outpace.targets.base import Rows, TargetModel
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 _ROUNDS = 7
 _LEAST_BUFFER = 1 << 20
+# Hardly a cache holds so much: a larger buffer comes from memory as this one does, and is read no faster. It
+# would take room that a large model leaves to nothing else.
+_MOST_BUFFER = 1 << 30
+_COLUMNS = 1024
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = "no roof is known for experts: a step reads those that its tokens choose"
 
 
 @dataclass(frozen=True)
@@ -69,18 +75,23 @@ class Limits:
 
 @dataclass(frozen=True)
 class Width:
-    """A forward of one sequence over so many rows: median seconds, and the least possible."""
+    """A forward of one sequence over so many rows: median seconds, and the least possible, where known."""
 
     rows: int
     seconds: float
-    least: float
+    least: float | None
 
 
 @dataclass(frozen=True)
 class Roof:
-    """The work of a model's step, the machine's limits, and measured steps by width."""
+    """The work of a model's step, the machine's limits, and measured steps by width.
 
-    work: Work
+    Attributes:
+        work: None for a mixture of experts.
+        context: rows in the cache in the measured steps.
+    """
+
+    work: Work | None
     limits: Limits
     widths: tuple[Width, ...]
     context: int
@@ -95,12 +106,10 @@ def work_of(target: TargetModel) -> Work:
         OutpaceError: the target is no transformers model, or one whose steps do not read all weights
             (experts).
     """
-    model: Any = getattr(target, "model", None)
-    if model is None:
-        raise OutpaceError(f"no roof is known for a {type(target).__name__}")
+    model = _model_of(target)
+    if _has_experts(model):
+        raise OutpaceError(EXPERTS)
     config = model.config.get_text_config(decoder=True)
-    if any(getattr(config, name, None) for name in _EXPERTS):
-        raise OutpaceError("no roof is known for experts: a step reads those that its tokens choose")
     table = model.get_input_embeddings().weight
     tied = model.get_output_embeddings().weight is table
     weights = [weight for weight in model.parameters() if tied or weight is not table]
@@ -117,6 +126,18 @@ def work_of(target: TargetModel) -> Work:
     )
 
 
+def _model_of(target: TargetModel) -> Any:
+    model = getattr(target, "model", None)
+    if model is None:
+        raise OutpaceError(f"no roof is known for a {type(target).__name__}")
+    return model
+
+
+def _has_experts(model: Any) -> bool:
+    config = model.config.get_text_config(decoder=True)
+    return any(getattr(config, name, None) for name in _EXPERTS)
+
+
 def _attended(config: Any, rows: list[int]) -> int:
     """Keys and values count once for each head of the queries that shares them."""
     heads = getattr(config, "num_attention_heads", 1)
@@ -128,37 +149,50 @@ def measure_roof(target: TargetModel, context: int, device: str, dtype: torch.dt
     """Measure the machine and the model's step by width; ``context`` rows are in the cache.
 
     Raises:
-        OutpaceError: no roof is known for this target.
+        OutpaceError: the target is no transformers model.
     """
-    work = work_of(target)
-    limits = measure_limits(work.weight_bytes, device, dtype)
+    model = _model_of(target)
+    work = None if _has_experts(model) else work_of(target)
+    weights = sum(weight.nbytes for weight in model.parameters()) if work is None else work.weight_bytes
+    limits = measure_limits(weights, device, dtype)
     room = 2 * max(WIDTHS) if target.context is None else target.context
     context = max(1, min(context, room - max(WIDTHS)))
     widths = tuple(width for width in WIDTHS if target.context is None or context + width <= target.context)
     seconds = measure_widths(target, context, widths)
     found = tuple(
-        Width(rows, took, limits.seconds(work.bytes(1, context), work.operations(rows, context)))
+        Width(rows, took, None if work is None else _least(work, limits, rows, context))
         for rows, took in zip(widths, seconds, strict=True)
     )
     return Roof(work, limits, found, context)
 
 
+def _least(work: Work, limits: Limits, rows: int, context: int) -> float:
+    return limits.seconds(work.bytes(1, context), work.operations(rows, context))
+
+
 def measure_limits(buffer_bytes: int, device: str, dtype: torch.dtype) -> Limits:
-    """The machine's limits: the best of some rounds, since whatever disturbs one makes it slower."""
-    size = max(buffer_bytes, _LEAST_BUFFER)
+    """The machine's limits: the best of some rounds, since whatever disturbs one makes it slower.
+
+    Args:
+        buffer_bytes: to be read; less is read where there are more than is sensible.
+        dtype: the model's.
+    """
+    size = min(max(buffer_bytes, _LEAST_BUFFER), _MOST_BUFFER)
     cuda = torch.device(device).type == "cuda"
-    columns = 1024
     # In float32 whatever the model's dtype: reading is what counts, and some dtypes are slow to multiply.
-    matrix = torch.ones(size // 4 // columns, columns, device=device)
-    vector = torch.ones(columns, device=device)
+    matrix = torch.ones(size // 4 // _COLUMNS, _COLUMNS, device=device)
+    vector = torch.ones(_COLUMNS, device=device)
     side = 8192 if cuda else 1024
-    # What the processor can do in float32 it can in any dtype, if it multiplies in float32 what is stored in
-    # the other: small products are done so where the dtype has no instructions of its own.
-    squares = [torch.ones(side, side, dtype=kind, device=device) for kind in {dtype, torch.float32}]
+    # What the processor can do in float32 it can in a smaller dtype, if it multiplies in float32 what is
+    # stored in the other: small products are done so where the dtype has no instructions of its own.
+    kinds = {dtype} if dtype == torch.float64 else {dtype, torch.float32}
+    squares = [torch.ones(side, side, dtype=kind, device=device) for kind in kinds]
     with torch.inference_mode():
-        reading = min(_rounds(lambda: torch.mv(matrix, vector), device))
+        # Some libraries multiply by a vector with one thread; a sum takes all of them.
+        readings = (partial(torch.mv, matrix, vector), partial(torch.sum, matrix))
+        reading = min(min(_rounds(read, device)) for read in readings)
         multiplying = min(min(_rounds(partial(torch.mm, square, square), device)) for square in squares)
-    return Limits(matrix.numel() * 4 / reading, size, 2 * side**3 / multiplying)
+    return Limits(matrix.nbytes / reading, matrix.nbytes, 2 * side**3 / multiplying)
 
 
 def measure_widths(target: TargetModel, context: int, widths: tuple[int, ...], batch: int = 1) -> list[float]:

@@ -197,7 +197,7 @@ def _reached(measured: Measured, runs: Seq[Run], roof: Roof) -> Reached | None:
     """The least time of the mean step beside what its forward took."""
     per_step = _per_step(runs)
     forwards = sum(run.forwards or 0 for run in runs)
-    if per_step is None or not per_step.verify or not forwards:
+    if roof.work is None or per_step is None or not per_step.verify or not forwards:
         return None
     rows = sum((run.steps or 0) + (run.drafted or 0) for run in runs) / forwards
     sequences = sum(run.steps or 0 for run in runs) / forwards

@@ -14,7 +14,7 @@ import typer
 
 from outpace import __version__
 from outpace.console import screen
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, out_of_memory
 
 P = ParamSpec("P")
 Found = dict[str, Any]
@@ -62,8 +62,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             fail(str(error))
             raise typer.Exit(MISTAKE) from None
         except (MemoryError, RuntimeError) as error:
-            # torch.OutOfMemoryError is a RuntimeError; torch may not have been imported.
-            if not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":
+            if not out_of_memory(error):
                 raise
             fail(
                 "out of memory; a shorter prompt, a smaller --batch or --max-new-tokens, or --dtype bfloat16 "

@@ -27,7 +27,7 @@ from outpace.bench.methods import (
 )
 from outpace.bench.peers import versions_of
 from outpace.bench.record import Record
-from outpace.bench.roof import Roof, measure_roof
+from outpace.bench.roof import EXPERTS, Roof, measure_roof
 from outpace.bench.rows import rows_of
 from outpace.bench.run import Settings, measure
 from outpace.bench.runs import Method
@@ -38,7 +38,7 @@ from outpace.console.interrupt import Interrupt
 from outpace.console.models import Loaded
 from outpace.console.progress import Bar, bar
 from outpace.console.writer import check_out
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, out_of_memory
 from outpace.drafters import load_drafter
 from outpace.drift import margin
 from outpace.verify import load_verifier
@@ -281,7 +281,15 @@ def _of_batch(methods: Seq[Method], batch: int, notes: list[str]) -> list[Method
 def _roof(model: Loaded, notes: list[str]) -> Roof | None:
     with screen.busy("measuring the machine ..."):
         try:
-            return measure_roof(model.target, 128, model.device, getattr(torch, model.dtype))
+            found = measure_roof(model.target, 128, model.device, getattr(torch, model.dtype))
         except OutpaceError as error:
             notes.append(str(error))
             return None
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            notes.append("no roof was measured: out of memory")
+            return None
+    if found.work is None:
+        notes.append(EXPERTS)
+    return found

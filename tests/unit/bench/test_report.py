@@ -186,6 +186,18 @@ def test_the_page_needs_nothing_besides_and_says_all_in_words(record: Record) ->
     assert found.all("html")[0]["lang"] == "en"
 
 
+def test_of_experts_the_page_has_step_times_and_no_roof(record: Record) -> None:
+    assert record.roof is not None
+    widths = tuple(replace(width, least=None) for width in record.roof.widths)
+    record.roof = replace(record.roof, work=None, widths=widths)
+    record.rows = [replace(one, roof=None) for one in record.rows]
+    found = read(page(record))
+    assert len(found.all("img")) == 3 and len(found.all("table")) == 5
+    assert "One forward." in found.text and "The mean step's forward." not in found.text
+    assert not any("least possible" in str(image["alt"]) for image in found.all("img"))
+    assert as_json(record)["roof"]["work"] is None
+
+
 def test_the_page_shows_what_differs_and_what_peers_ran_on(record: Record) -> None:
     unequal = tuple(Difference(f"p{i}", 1, 3, 11, None, 0.0125) for i in range(7))
     record.rows[2] = row(
@@ -226,7 +238,7 @@ def test_what_is_drawn_depends_on_the_figures(record: Record) -> None:
     faster[1] = replace(faster[1], roof=Reached(2e7, 4e7, 3.0, "memory", 0.35), milliseconds_per_step=None)
     assert plots.speed_by_category(rows, "some") != plots.speed_by_category(faster, "some")
     assert plots.acceptance_by_depth(rows, "some") != plots.acceptance_by_depth(faster, "some")
-    assert plots.roofline(rows, roof) != plots.roofline(faster, roof)
+    assert plots.roofline(rows, roof, roof.work) != plots.roofline(faster, roof, roof.work)
     slower = replace(roof, widths=roof.widths[:2])
     assert plots.time_by_width(roof) != plots.time_by_width(slower)
 

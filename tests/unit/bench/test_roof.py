@@ -1,9 +1,14 @@
-"""The work of a step, counted by hand, and that the machine's limits and the widths are measured at all."""
+"""The work of a step, counted by hand, and what the machine's limits and the widths are measured on."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from models import tiny_llama
@@ -43,9 +48,7 @@ def test_the_least_time_is_that_of_the_nearer_limit() -> None:
     assert limits.seconds(50, 100) == 5 and limits.seconds(50, 1000) == 10
 
 
-def test_targets_without_a_known_roof() -> None:
-    with pytest.raises(OutpaceError, match="no roof is known for a ToyTarget"):
-        work_of(ToyTarget())
+def experts() -> Target:
     config = MixtralConfig(
         vocab_size=97,
         hidden_size=16,
@@ -56,9 +59,23 @@ def test_targets_without_a_known_roof() -> None:
         num_local_experts=2,
         max_position_embeddings=64,
     )
-    target = Target(MixtralForCausalLM(config).float().eval(), check=False)
+    return Target(MixtralForCausalLM(config).float().eval(), check=False)
+
+
+def test_targets_without_a_known_roof() -> None:
+    for measured in (work_of, lambda target: measure_roof(target, 1, "cpu", torch.float32)):
+        with pytest.raises(OutpaceError, match="no roof is known for a ToyTarget"):
+            measured(ToyTarget())
     with pytest.raises(OutpaceError, match="no roof is known for experts"):
-        work_of(target)
+        work_of(experts())
+
+
+def test_of_experts_the_step_times_are_known_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roof, "_ROUNDS", 1)
+    found = measure_roof(experts(), 30, "cpu", torch.float32)
+    assert found.work is None
+    assert [width.rows for width in found.widths] == [1, 2, 4, 8, 16, 32]
+    assert all(width.seconds > 0 and width.least is None for width in found.widths)
 
 
 def test_the_widths_fit_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,9 +93,67 @@ def test_the_widths_fit_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wide.context == 100 and wide.widths[-1].rows == 128
 
 
-def test_limits_are_of_a_buffer_as_large_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roof, "_ROUNDS", 1)
-    found = measure_limits(3 << 20, "cpu", torch.float32)
-    assert found.buffer_bytes == 3 << 20
+class Seen(TorchDispatchMode):
+    """Notes the operations, and what goes into them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, list[torch.Tensor]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls.append((func.overloadpacket.__name__, [one for one in args if torch.is_tensor(one)]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[torch.Tensor]]]:
+    """What is timed; rounds of a product of matrices take 4 and 2 seconds, others the longer the earlier."""
+    calls: list[tuple[str, list[torch.Tensor]]] = []
+
+    def rounds(work: Callable[[], object], device: str) -> list[float]:
+        with Seen() as seen:
+            work()
+        calls.extend(seen.calls)
+        return [4.0, 2.0] if calls[-1][0] == "mm" else [9.0, 8.0 / len(calls)]
+
+    monkeypatch.setattr(roof, "_rounds", rounds)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("dtype", "multiplied"),
+    [
+        (torch.float32, {torch.float32}),
+        (torch.bfloat16, {torch.bfloat16, torch.float32}),
+        (torch.float64, {torch.float64}),
+    ],
+)
+def test_limits_are_those_of_what_was_timed(
+    timed: list[tuple[str, list[torch.Tensor]]], dtype: torch.dtype, multiplied: set[torch.dtype]
+) -> None:
+    found = measure_limits(3 << 20, "cpu", dtype)
+    readings = [tensors[0] for name, tensors in timed if name != "mm"]
+    products = [tensors for name, tensors in timed if name == "mm"]
+    assert [name for name, _ in timed if name != "mm"] == ["mv", "sum"]
+    assert [read.numel() * read.element_size() for read in readings] == [3 << 20] * 2
+    # The best round of the faster of two ways to read: 4 seconds.
+    assert found.buffer_bytes == 3 << 20 and found.bandwidth == (3 << 20) / 4
+    assert {one.dtype for one, _ in products} == multiplied
+    # Each of a product's numbers takes as many multiplications as additions.
+    (rows, inner), (_, columns) = products[0][0].shape, products[0][1].shape
+    assert found.operations == 2 * rows * inner * columns / 2.0
+
+
+def test_the_buffer_is_as_large_as_the_weights_within_reason(
+    timed: list[tuple[str, list[torch.Tensor]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert measure_limits(5, "cpu", torch.float32).buffer_bytes == 1 << 20
-    assert found.bandwidth > 0 and found.operations > 0
+    assert 1 << 28 <= roof._MOST_BUFFER <= 1 << 30
+    monkeypatch.setattr(roof, "_MOST_BUFFER", 2 << 20)
+    assert measure_limits(7 << 30, "cpu", torch.float32).buffer_bytes == 2 << 20
+    assert max(one.nbytes for name, (one, *_) in timed if name != "mm") == 2 << 20
+
+
+def test_limits_are_measured() -> None:
+    found = measure_limits(1 << 20, "cpu", torch.float32)
+    assert 0 < found.bandwidth < math.inf and 0 < found.operations < math.inf

@@ -164,3 +164,4 @@ def test_the_share_of_the_roof() -> None:
     by_arithmetic = rows(found, Roof(work, Limits(10_000, 0, 1_000), (), 1))[1].roof
     assert by_arithmetic is not None and by_arithmetic.bound_by == "arithmetic"
     assert by_arithmetic.least_milliseconds == pytest.approx(1000 * operations / 1_000)
+    assert rows(found, Roof(None, Limits(10_000, 0, 10_000), (), 1))[1].roof is None

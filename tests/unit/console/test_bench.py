@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from outpace.bench import roof
@@ -159,6 +160,29 @@ def test_an_error_fails_the_row(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
     assert rows["transformers:plain", 1]["error"] == "ValueError: it broke"
     assert rows["transformers:plain", 1]["speedup"] is None and rows["suffix", 1]["speedup"] > 0
     assert "transformers:plain failed: ValueError: it broke" in result.stderr
+
+
+def test_a_roof_that_is_not_known_is_noted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> None:
+        torch.empty(1 << 46)  # what torch itself says
+
+    monkeypatch.setattr(console, "measure_roof", full)
+    result = bench("--drafters", "none", "--peers", "none", "--json", "-")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["roof"] is None and found["notes"] == ["no roof was measured: out of memory"]
+    assert rows_of(result)["none", 1]["speedup"] == 1 and rows_of(result)["none", 1]["roof"] is None
+
+    of_experts = roof.Roof(None, roof.Limits(1.0, 1, 1.0), (), 1)
+    monkeypatch.setattr(console, "measure_roof", lambda *args: of_experts)
+    result = bench("--drafters", "none", "--peers", "none")
+    assert result.exit_code == 0 and "Note: no roof is known for experts" in result.stdout
+
+    def broken(*args: Any) -> None:
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(console, "measure_roof", broken)
+    assert isinstance(bench("--drafters", "none", "--peers", "none").exception, RuntimeError)
 
 
 def test_ctrl_c_leaves_the_prompts_that_all_have_decoded(
