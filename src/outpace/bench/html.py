@@ -10,7 +10,7 @@ from outpace.bench import plots
 from outpace.bench.items import counted
 from outpace.bench.markup import frame, plot, table
 from outpace.bench.record import Record
-from outpace.bench.remarks import remarks, versions
+from outpace.bench.remarks import missing, remarks, versions
 from outpace.bench.roof import Roof, Width, Work
 from outpace.bench.rows import Row, number
 from outpace.bench.runs import BASELINE
@@ -46,9 +46,9 @@ def _head(record: Record) -> str:
     lines = [f"{name}: {value}" for name, value in facts]
     items = "".join(f"<li>{escape(line)}</li>" for line in [*lines[:3], *versions(record), *lines[3:]])
     notes = "".join(f"<li>{escape(note)}</li>" for note in record.notes)
-    interrupted = "" if record.whole else "<p class=failed>Interrupted: not all prompts were measured.</p>"
+    incomplete = f"<p class=failed>{escape(missing(record))}</p>" if missing(record) else ""
     return (
-        f"<h1>How fast {escape(str(model['name']))} decodes</h1>\n{interrupted}"
+        f"<h1>How fast {escape(str(model['name']))} decodes</h1>\n{incomplete}"
         "<p>All methods decoded the same prompts in turns, with the same weights and the same stop rule. "
         "Speed is the median over prompts of the ratio to plain decoding, with a 95% interval by a bootstrap "
         f"over the prompts.</p>\n<ul>{items}</ul>\n" + (f"<p>Notes:</p><ul>{notes}</ul>" if notes else "")

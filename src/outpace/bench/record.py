@@ -26,7 +26,8 @@ class Record:
         settings: the options that figures depend on.
         roof: None where it is not known.
         notes: what a reader must know besides: prompts and peers left out, and why.
-        whole: false where it was interrupted.
+        whole: false where not all was measured that was to be.
+        interrupted: whether that is because somebody stopped it; else the notes say why.
         peers: versions in the environments of other libraries' methods, by library.
     """
 
@@ -38,6 +39,7 @@ class Record:
     roof: Roof | None = None
     notes: list[str] = field(default_factory=list)
     whole: bool = True
+    interrupted: bool = False
     peers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
@@ -68,6 +70,7 @@ def as_json(record: Record) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "whole": record.whole,
+        "interrupted": record.interrupted,
         "command": record.command,
         "machine": dict(record.machine),
         "peers": {library: dict(versions) for library, versions in record.peers.items()},

@@ -36,6 +36,13 @@ def told(one: Difference) -> str:
     return f"{one.item}{turn}: token {one.index + 1} is {plain} plainly and {other} here{apart}"
 
 
+def missing(record: Record) -> str:
+    """That not all was measured that was to be; "" where all was."""
+    if record.interrupted:
+        return "Interrupted: the figures are those of the prompts that every method had decoded."
+    return "" if record.whole else "Not all was measured that was to be: see the notes."
+
+
 def versions(record: Record) -> list[str]:
     """What each library ran on that has an environment of its own."""
     return [

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-import torch
-
 from outpace.bench.items import Item, Suite
 from outpace.bench.runs import Method, Request, Run
 from outpace.bench.subject import Subject, encode, references
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, out_of_memory
 
 
 @dataclass(frozen=True)
@@ -177,12 +175,8 @@ class _Runner:
             return None
         try:
             return method.run(request)
-        except (MemoryError, torch.OutOfMemoryError):
-            if method is self._pairs[0][0]:
-                raise
-            trace.error = "out of memory"
         except Exception as error:  # whatever another library may raise
-            trace.error = _said(error)
+            trace.error = said(error)
             if method is self._pairs[0][0]:
                 raise OutpaceError(f"plain decoding failed: {trace.error}") from error
         return None
@@ -201,8 +195,10 @@ class _Runner:
         )
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
     """Why a method failed, on one line; our own errors need no name."""
+    if out_of_memory(error):
+        return "out of memory; a smaller --batch or --max-new-tokens needs less"
     if isinstance(error, OutpaceError):
         return str(error)
     lines = str(error).strip().splitlines() or [""]

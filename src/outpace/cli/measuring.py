@@ -94,7 +94,7 @@ def bench(
     loading = ("" if profile else "none", profile, verifier, model, device, dtype, trust_remote_code)
     loaded, spec = profiled(*loading, like=like)
     found = runner.run(chosen.with_drafter(spec), loaded, json_to, html)
-    finish(found.whole, equal=not found.failed and not found.broken)
+    finish(not found.interrupted, equal=found.whole and not found.failed and not found.broken)
 
 
 @app.command(

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,7 +31,7 @@ from outpace.bench.peers import versions_of
 from outpace.bench.record import Record
 from outpace.bench.roof import EXPERTS, Roof, measure_roof
 from outpace.bench.rows import rows_of
-from outpace.bench.run import Settings, measure
+from outpace.bench.run import Settings, measure, said
 from outpace.bench.runs import Method
 from outpace.bench.subject import fitting
 from outpace.bench.suites import load_suite
@@ -233,37 +235,37 @@ def _measure_all(chosen: Plan, model: Loaded) -> Record:
 
 
 def _measure(chosen: Plan, model: Loaded, suites: Seq[Suite], methods: Seq[Method], found: Record) -> None:
-    """A row for each method, suite and batch, into the record."""
-    total = chosen.settings.repeats * sum(
-        -(-len(suite.items) // batch) for suite in suites for batch in chosen.batches
-    )
+    """A row for each method, suite and batch, into the record.
 
-    def apart(text: Seq[int]) -> float:
-        return margin(model.target, text)
+    Where plain decoding fails on a suite at a batch, a note stands for its rows.
 
-    with Interrupt() as interrupt, bar(total, "prompts") as progress:
-        for suite in suites:
-            for batch in chosen.batches:
-                taking_part = _of_batch(methods, batch, found.notes)
-                step = _advance(progress, suite.name, batch)
-                measured = measure(
-                    model,
-                    taking_part,
-                    suite,
-                    batch,
-                    chosen.settings,
-                    step,
-                    lambda: interrupt.raised,
-                )
+    Raises:
+        OutpaceError: it failed on all.
+    """
+    groups = [-(-len(suite.items) // batch) for suite in suites for batch in chosen.batches]
+    failures: list[str] = []
+    with Interrupt() as interrupt, bar(chosen.settings.repeats * sum(groups), "prompts") as progress:
+        for suite, batch in product(suites, chosen.batches):
+            name = suite.name if batch == 1 else f"{suite.name}, {batch} at once"
+            asked = (model, _of_batch(methods, batch, found.notes), suite, batch, chosen.settings)
+            try:
+                measured = measure(*asked, _advance(progress, name), lambda: interrupt.raised)
                 if measured.groups:
-                    found.rows += rows_of(measured, apart, found.roof)
-                if interrupt.raised:
-                    found.whole = False
-                    return
+                    found.rows += rows_of(measured, partial(margin, model.target), found.roof)
+            except (OutpaceError, MemoryError, RuntimeError) as error:
+                if not isinstance(error, OutpaceError) and not out_of_memory(error):
+                    raise
+                failures.append(f"{name}: {said(error)}")
+            found.interrupted = interrupt.raised
+            if found.interrupted:
+                break
+    if failures and not found.rows and not found.interrupted:
+        raise OutpaceError("; ".join(failures))
+    found.notes += failures
+    found.whole = not failures and not found.interrupted
 
 
-def _advance(progress: Bar, suite: str, batch: int) -> Callable[[], None]:
-    name = suite if batch == 1 else f"{suite}, {batch} at once"
+def _advance(progress: Bar, name: str) -> Callable[[], None]:
     return lambda: progress.advance(name)
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from outpace.bench.comparison import Comparison
 from outpace.bench.items import counted
 from outpace.bench.record import Record
-from outpace.bench.remarks import remarks, versions
+from outpace.bench.remarks import missing, remarks, versions
 from outpace.bench.rows import Row, number
 
 _LOOK: dict[str, Any] = {
@@ -48,8 +48,8 @@ def show(record: Record, console: Console) -> None:
         console.print(line, soft_wrap=True)
     for note in record.notes:
         console.print(f"Note: {note}", soft_wrap=True)
-    if not record.whole:
-        console.print("Interrupted: the figures are those of the prompts that every method had decoded.")
+    if missing(record):
+        console.print(missing(record), soft_wrap=True)
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -221,7 +221,7 @@ def test_the_page_of_rows_that_failed_or_know_little(record: Record) -> None:
     record.rows[1] = Row("some", "<b>", 1, False, "match", True, False, 10, error="it <broke>")
     record.rows[2] = row("peer", 0.8, categories={}, acceptance_by_position=[], milliseconds_per_step=None)
     record.rows[0] = replace(record.rows[0], categories={})
-    record.roof, record.whole = None, False
+    record.roof, record.whole, record.interrupted = None, False, True
     found = read(page(record))
     assert len(found.all("img")) == 1
     assert "<b> failed: it <broke>" in found.text and "Interrupted" in found.text

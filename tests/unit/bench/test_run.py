@@ -89,10 +89,10 @@ def test_plain_decoding_must_not_fail(model: Loaded) -> None:
     def full(prompt: list[int]) -> list[int]:
         raise MemoryError
 
-    with pytest.raises(MemoryError):
+    with pytest.raises(OutpaceError, match="plain decoding failed: out of memory; a smaller --batch"):
         measure(model, [Told("none", [], full)], texts(1), 1, Settings(max_new_tokens=4))
     found = measure(model, [Told("none", []), Told("a", [], full)], texts(1), 1, Settings(max_new_tokens=4))
-    assert found.traces[1].error == "out of memory"
+    assert found.traces[1].error == "out of memory; a smaller --batch or --max-new-tokens needs less"
 
 
 @pytest.mark.parametrize("after", [0, 1, 4, 9, 10])

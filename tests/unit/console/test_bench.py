@@ -185,6 +185,32 @@ def test_a_roof_that_is_not_known_is_noted(bench: Bench, monkeypatch: pytest.Mon
     assert isinstance(bench("--drafters", "none", "--peers", "none").exception, RuntimeError)
 
 
+@pytest.mark.parametrize("error", [OutpaceError("the turn is too long"), MemoryError()])
+def test_where_plain_decoding_fails_the_other_rows_are_kept(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, prompts: Path, tmp_path: Path, error: Exception
+) -> None:
+    right = Ours.run
+
+    def fails(self: Ours, request: Request) -> Run:
+        if len(request.prompts) > 1:
+            raise error
+        return right(self, request)
+
+    monkeypatch.setattr(Ours, "run", fails)
+    options = ("--batch", "2,1", "--drafters", "suffix", "--peers", "none")
+    result = bench(*options, "--json", "-")
+    assert result.exit_code == 1, result.output
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert set(rows_of(result)) == {("none", 1), ("suffix", 1)}
+    assert not found["whole"] and not found["interrupted"]
+    (note,) = found["notes"]
+    reason = str(error) or "out of memory; a smaller --batch or --max-new-tokens needs less"
+    assert note == f"file:{prompts}, 2 at once: plain decoding failed: {reason}"
+    assert note in " ".join(result.stderr.split()) and "Not all was measured" in result.stderr
+    # With nothing measured at all there is nothing to keep.
+    refused(bench("--batch", "2", *options[2:], "--json", tmp_path / "a.json"), "plain decoding failed")
+
+
 def test_ctrl_c_leaves_the_prompts_that_all_have_decoded(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +231,7 @@ def test_ctrl_c_leaves_the_prompts_that_all_have_decoded(
     assert result.exit_code == 130, result.output
     found = json.loads(result.stdout.splitlines()[-1])
     assert not found["whole"] and [row["prompts"] for row in found["rows"]] == [2, 2]
+    assert found["interrupted"]
     assert "interrupted" in result.stderr and "Interrupted" in result.stderr
 
 
