@@ -321,6 +321,12 @@ class Governor:
 
     # -- measured costs ----------------------------------------------------------------------------------
 
+    def again(self) -> Governor:
+        """One that begins as this one did, but knows the costs that this one has measured."""
+        found = Governor(None if self._widest is None else self.widths, self.ramp, self.drafter)
+        found.begin_with(self.costs())
+        return found
+
     def costs(self) -> dict[str, Any]:
         """What was measured, for ``save_costs``: seconds over rows, by the number of sequences."""
         return {"verify": self._verify.dump(), f"draft, {self.drafter}": self._draft.dump()}

@@ -9,6 +9,7 @@ from itertools import zip_longest
 from outpace.bench.runs import BASELINE, Request, Run
 from outpace.core import SamplingParams
 from outpace.engine import Engine
+from outpace.governor import Governor
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 
@@ -35,8 +36,8 @@ class Ours:
         temperature: float = 0.0,
     ) -> None:
         self.name = spec
-        # Plain decoding drafts nothing: there is nothing to verify.
-        verifier = "match" if spec == BASELINE else verifier
+        if spec == BASELINE:
+            verifier, adaptive = "match", False  # without drafts there is nothing to verify or to govern
         self._target = target
         self._engine = Engine(target, spec, verifier, adaptive=adaptive)
         chosen = self._engine.verifier
@@ -45,14 +46,16 @@ class Ours:
         self.promised = chosen.invariant or (temperature == 0 and not chosen.lossy)
         # Where the tokens of a seed would depend on the clock, the engine refuses a seed.
         governor = self._engine.governor
+        self.adaptive = governor is not None
         self._seeded = governor is None or not governor.timed or chosen.invariant
 
-    def begin(self) -> None:
-        """A new engine, which remembers no output. The governor keeps what it has measured."""
+    def begin(self, anew: bool = False) -> None:
+        """A new engine, which remembers no output; and a new governor, which knows what steps cost."""
         before = self._engine
-        self._engine = Engine(
-            self._target, before.drafter, before.verifier, adaptive=before.governor or False
-        )
+        governor = before.governor
+        if anew and isinstance(governor, Governor):
+            governor = governor.again()
+        self._engine = Engine(self._target, before.drafter, before.verifier, adaptive=governor or False)
 
     def run(self, request: Request) -> Run:
         """Decode, step by step."""

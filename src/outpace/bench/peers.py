@@ -54,6 +54,7 @@ class Worker:
 
     peer = True
     lossy = False
+    adaptive = False
     verifier = ""
 
     def __init__(
@@ -84,7 +85,7 @@ class Worker:
             self._end(0.0)
             raise
 
-    def begin(self) -> None:
+    def begin(self, anew: bool = False) -> None:
         """What a drafter remembers of earlier outputs is forgotten with the next request."""
         self._fresh = True
 
@@ -174,6 +175,7 @@ class Failed:
     peer = True
     promised = False
     lossy = False
+    adaptive = False
     lone = False
     verifier = ""
 
@@ -181,7 +183,7 @@ class Failed:
         self.name = name
         self._reason = reason
 
-    def begin(self) -> None:
+    def begin(self, anew: bool = False) -> None:
         """Nothing to forget."""
 
     def run(self, request: Request) -> Run:

@@ -66,6 +66,7 @@ class Row:
         repeated_4grams: the mean share of 4-grams that occurred before in the same output.
         equal: whether all outputs equal plain decoding's; ``different`` counts those that do not.
         promised: whether they were to.
+        adaptive: whether a governor decided how much was drafted.
         error: why the method failed; there are no figures then.
     """
 
@@ -95,6 +96,7 @@ class Row:
     differences: tuple[Difference, ...] = ()
     roof: Reached | None = None
     error: str | None = None
+    adaptive: bool = False
 
     @property
     def label(self) -> str:
@@ -123,6 +125,7 @@ def _row(measured: Measured, trace: Trace, margin: Margin, roof: Roof | None) ->
         lossy=trace.lossy,
         prompts=sum(map(len, measured.groups)),
         error=trace.error,
+        adaptive=trace.adaptive,
     )
     if trace.error is not None or not measured.groups:
         return head

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ class Settings:
     Attributes:
         max_new_tokens: tokens of each answer.
         temperature: 0 is greedy.
-        seed: the first prompt's; each other has the next one.
+        seed: the first prompt's; each other has the next one. The order of the methods is drawn with it too.
         repeats: how often everything is measured, after a warm-up.
         ends: answers end at the model's end tokens. Else all have ``max_new_tokens`` tokens, except in suites
             whose outputs repeat a text.
@@ -39,6 +40,7 @@ class Trace:
     Attributes:
         runs: its runs, [group][repeat][turn].
         error: why it failed; it is not asked again then.
+        adaptive: a governor decided how much it drafted.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Trace:
     verifier: str
     runs: list[list[list[Run]]] = field(default_factory=list)
     error: str | None = None
+    adaptive: bool = False
 
 
 @dataclass
@@ -91,23 +94,27 @@ def measure(
         methods: plain decoding first.
         advanced: called after each group of prompts.
         stopped: asked before each run; then only whole groups count.
-        warm: the methods have decoded before in this process, at this batch.
+        warm: the methods have decoded other prompts of this suite before, at this batch.
 
     Raises:
         OutpaceError: plain decoding failed.
     """
     items = suite.items
     groups = [items[start : start + batch] for start in range(0, len(items), batch)]
-    traces = [Trace(m.name, m.peer, m.promised, m.lossy, m.verifier) for m in methods]
+    traces = [Trace(m.name, m.peer, m.promised, m.lossy, m.verifier, adaptive=m.adaptive) for m in methods]
     measured = Measured(suite, batch, settings, traces=traces)
-    runner = _Runner(subject, list(zip(methods, traces, strict=True)), settings, stopped)
+    # Other orders for each suite, for each batch, and for prompts that are measured round by round.
+    key = f"{settings.seed}, {batch}, {items[0].id}"
+    runner = _Runner(subject, list(zip(methods, traces, strict=True)), settings, stopped, key)
     if not warm:
+        for method in methods:
+            method.begin(anew=True)
         runner.warm_up(groups[0])
     for repeat in range(settings.repeats):
         for method in methods:
             method.begin()
         for place, group in enumerate(groups):
-            found = runner.group(group, place * batch, place + repeat)
+            found = runner.group(group, place * batch)
             if found is None:
                 return measured
             if repeat == 0:
@@ -137,11 +144,14 @@ class _Runner:
         pairs: list[tuple[Method, Trace]],
         settings: Settings,
         stopped: Callable[[], bool],
+        key: str,
     ) -> None:
         self._subject = subject
         self._pairs = pairs
         self._settings = settings
         self._stopped = stopped
+        self._random = random.Random(key)
+        self._firsts: list[int] = []
 
     def warm_up(self, group: Seq[Item]) -> None:
         """Whatever is done once in a process, or for this shape of batch, is done before it counts."""
@@ -149,15 +159,14 @@ class _Runner:
             if not self._stopped():
                 self._one(method, trace, self._request(group, [[] for _ in group], 0))
 
-    def group(self, group: Seq[Item], place: int, shift: int) -> _Found | None:
-        """All turns of a group by every method, which begins with another one each time; None if stopped."""
+    def group(self, group: Seq[Item], place: int) -> _Found | None:
+        """All turns of a group by every method, each in an order of its own; None if stopped."""
         found = _Found([], {trace.name: [] for _, trace in self._pairs})
         answers: dict[str, list[list[int]]] = {item.id: [] for item in group}
-        first = shift % len(self._pairs)
         for turn in range(max(item.rounds for item in group)):
             asked = [item for item in group if item.rounds > turn]
             request = self._request(asked, [answers[item.id] for item in asked], place)
-            for method, trace in self._pairs[first:] + self._pairs[:first]:
+            for method, trace in self._order():
                 if self._stopped():
                     return None
                 run = self._one(method, trace, request)
@@ -168,6 +177,19 @@ class _Runner:
             for item, output in zip(asked, plain.outputs, strict=True):
                 answers[item.id].append(output)
         return found
+
+    def _order(self) -> list[tuple[Method, Trace]]:
+        """The methods in an order drawn anew; in as many orders as there are methods each is first once.
+
+        What one leaves behind, in caches and in threads that still turn, so meets each of the others alike.
+        """
+        count = len(self._pairs)
+        if not self._firsts:
+            self._firsts = self._random.sample(range(count), count)
+        first = self._firsts.pop()
+        others = [place for place in range(count) if place != first]
+        self._random.shuffle(others)
+        return [self._pairs[place] for place in (first, *others)]
 
     def _one(self, method: Method, trace: Trace, request: Request) -> Run | None:
         """One run; an error fails the method's row, and all others go on."""

@@ -76,6 +76,7 @@ class Method(Protocol):
         promised: whether its outputs are to equal those of plain decoding.
         lossy: whether it changes the distribution of the output.
         verifier: what decides about its drafts; "" for a peer.
+        adaptive: a governor decides how much it drafts.
         lone: takes one prompt at a time only.
     """
 
@@ -90,10 +91,17 @@ class Method(Protocol):
     @property
     def verifier(self) -> str: ...
     @property
+    def adaptive(self) -> bool: ...
+    @property
     def lone(self) -> bool: ...
 
-    def begin(self) -> None:
-        """Forget every output so far: a suite begins, or a repeat of it."""
+    def begin(self, anew: bool = False) -> None:
+        """Forget every output so far: a repeat of a suite begins.
+
+        Args:
+            anew: the suite itself begins, or with another number of prompts at once. Whatever else was
+                learned of texts is forgotten too; what was measured of the machine may stay.
+        """
 
     def run(self, request: Request) -> Run:
         """Decode."""

@@ -34,6 +34,7 @@ class Stock:
 
     peer = True
     lossy = False
+    adaptive = False
     verifier = ""
 
     def __init__(
@@ -63,7 +64,7 @@ class Stock:
         # Older transformers look for an end token among drafted ones even where there is none.
         self._never = _NO_TOKEN if kind == "prompt_lookup" else None
 
-    def begin(self) -> None:
+    def begin(self, anew: bool = False) -> None:
         """Nothing is kept from one prompt to the next."""
 
     def close(self) -> None:

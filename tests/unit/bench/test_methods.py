@@ -15,6 +15,7 @@ from outpace.bench.runs import Request, Run
 from outpace.bench.stock import Stock
 from outpace.console.models import Loaded
 from outpace.core import OutpaceError, SamplingParams
+from outpace.governor import Governor
 
 TEXTS = ("abcabcabcabc", "xyz", "aaaaaaab")
 
@@ -140,6 +141,34 @@ def test_a_new_beginning_forgets_outputs(model: Loaded) -> None:
     assert before is not None and again is not None and again < before  # it remembers the answer
     method.begin()
     assert method.run(asked).steps == before
+
+
+@pytest.mark.parametrize("given", [True, None, False])
+def test_only_what_drafts_is_governed(model: Loaded, given: bool | None) -> None:
+    methods = make_methods(model, ["none", "prompt_lookup"], "match", given, [], PeerOptions())
+    governed = [isinstance(method, Ours) and method._engine.governor is not None for method in methods]
+    assert governed == [False, given is not False]
+    assert governed == [method.adaptive for method in methods]
+
+
+def test_a_new_suite_begins_with_measured_costs_and_no_acceptance(model: Loaded) -> None:
+    def told() -> tuple[Governor, float]:
+        governor = method._engine.governor
+        assert isinstance(governor, Governor)
+        return governor, governor.acceptance.expected()[0][1]
+
+    method = Ours(model.target, "prompt_lookup", adaptive=True)
+    _, unknown = told()
+    method.run(request(model, ("a" * 30,), max_new_tokens=30))
+    before, learned = told()
+    assert learned != unknown
+    method.begin()
+    assert told() == (before, learned)  # a repeat goes on
+    method.begin(anew=True)
+    after, forgotten = told()
+    assert forgotten == unknown and (after.widths, after.ramp) == (before.widths, before.ramp)
+    assert after.costs() == before.costs() and after.costs()["verify"]
+    assert method.adaptive
 
 
 def test_answers_end_at_an_end_token_only_where_asked(ending_model: Loaded) -> None:

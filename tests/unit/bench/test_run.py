@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -28,17 +29,48 @@ def test_methods_take_turns_and_each_begins_in_turn(model: Loaded) -> None:
     methods = [Told(name, log) for name in ("none", "a", "b")]
     found = measure(model, methods, texts(4), 1, Settings(max_new_tokens=4, repeats=2))
     assert [name for name, _ in log[:3]] == ["none", "a", "b"]  # the warm-up
-    order = [name for name, _ in log[3:]]
-    rounds = [order[start : start + 3] for start in range(0, len(order), 3)]
-    assert rounds[0] == ["none", "a", "b"] and rounds[1] == ["a", "b", "none"]
-    assert rounds[2] == ["b", "none", "a"] and rounds[4] == ["a", "b", "none"]
+    rounds = rounds_of(log, 3)
     assert len(rounds) == 8 and all(sorted(one) == ["a", "b", "none"] for one in rounds)
     # All three are asked the very same at each prompt.
     for start in range(3, len(log), 3):
         assert log[start][1] == log[start + 1][1] == log[start + 2][1]
-    assert [method.begun for method in methods] == [2, 2, 2]
+    # The suite begins before the warm-up, its repeats after it.
+    assert [method.begun for method in methods] == [[True, False, False]] * 3
     for trace in found.traces:
         assert [len(group) for group in trace.runs] == [2, 2, 2, 2]
+
+
+def rounds_of(log: list[tuple[str, Request]], methods: int) -> list[tuple[str, ...]]:
+    """The order of the methods at each prompt, after the warm-up."""
+    order = [name for name, _ in log[methods:]]
+    return [tuple(order[start : start + methods]) for start in range(0, len(order), methods)]
+
+
+def test_the_order_is_drawn_anew_and_again_with_the_same_seed(model: Loaded) -> None:
+    prompts = texts(24)
+
+    def drawn(items: Suite = prompts, batch: int = 1, **settings: Any) -> list[tuple[str, ...]]:
+        log: list[tuple[str, Request]] = []
+        methods = [Told(name, log) for name in ("none", "a", "b", "c")]
+        measure(model, methods, items, batch, Settings(max_new_tokens=4, **settings))
+        return rounds_of(log, 4)
+
+    rounds = drawn()
+    # Each is first equally often, in any part of the run, and has had all others before it.
+    for start in range(0, 24, 4):
+        assert {one[0] for one in rounds[start : start + 4]} == {"none", "a", "b", "c"}
+    before = {pair for one in rounds for pair in pairwise(one)}
+    assert len(before) == 4 * 3
+    assert drawn() == rounds != drawn(seed=1)
+    assert drawn(batch=2) != rounds[:12]
+    assert drawn(suite(*prompts.items[1:])) != rounds[:23]  # another part of the suite
+    assert drawn(repeats=2)[24:] != rounds
+
+
+def test_a_round_of_a_suite_already_begun_does_not_begin_it_anew(model: Loaded) -> None:
+    method = Told("none", [])
+    measure(model, [method], texts(2), 1, Settings(max_new_tokens=4), warm=True)
+    assert method.begun == [False]
 
 
 def test_a_conversation_goes_on_from_plain_decodings_answer_for_all(model: Loaded) -> None:

@@ -47,14 +47,14 @@ def made_up(
     asked: list[tuple[str, int]] = []
 
     class Fake:
-        peer = lossy = lone = False
+        peer = lossy = lone = adaptive = False
         promised = True
         verifier = "match"
 
         def __init__(self, target: Any, spec: str, temperature: float) -> None:
             self.name = spec
 
-        def begin(self) -> None:
+        def begin(self, anew: bool = False) -> None:
             pass
 
         def run(self, request: Request) -> Run:

@@ -12,6 +12,7 @@ class Told:
 
     peer = False
     lossy = False
+    adaptive = False
     promised = True
     lone = False
     verifier = "match"
@@ -24,13 +25,13 @@ class Told:
         seconds: float = 1.0,
     ) -> None:
         self.name = name
-        self.begun = 0
+        self.begun: list[bool] = []
         self._log = log
         self._answer = answer
         self._seconds = seconds
 
-    def begin(self) -> None:
-        self.begun += 1
+    def begin(self, anew: bool = False) -> None:
+        self.begun.append(anew)
 
     def close(self) -> None:
         pass

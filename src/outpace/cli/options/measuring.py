@@ -114,7 +114,12 @@ BenchRepeats = Annotated[
     int,
     typer.Option("--repeats", help="Measure so often, after a warm-up.", min=1, rich_help_panel=_METHODS),
 ]
-BenchSeed = Annotated[int, typer.Option("--seed", help="Of the first prompt.", rich_help_panel=SAMPLING)]
+BenchSeed = Annotated[
+    int,
+    typer.Option(
+        "--seed", help="Of the first prompt, and of the order of the methods.", rich_help_panel=SAMPLING
+    ),
+]
 Ends = Annotated[
     bool,
     typer.Option(
