@@ -20,6 +20,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
+import torch
+
 from outpace.bench.runs import Method, Request, Run
 from outpace.core import OutpaceError
 
@@ -31,6 +33,10 @@ _LONE = ("llama.cpp",)
 _OURS = ("PYTHONPATH", "PYTHONHOME")  # of this environment, not of the worker's
 # On a CPU, vLLM warns that its speculative decoding is much slower without this one, which comes with it.
 _PRELOADED = {"vllm": Path("lib", "libiomp5.so")}
+# Threads of Intel's and LLVM's OpenMP that have nothing to do turn for 200 ms by default, and so into the run
+# of the next method. These are the values that vLLM itself takes on a CPU: one millisecond, without the
+# processor's own pause. GNU's, which torch and llama.cpp come with, reads neither; it turns for milliseconds.
+_RESTING = {"KMP_BLOCKTIME": "1", "KMP_TPAUSE": "0"}
 _SECONDS_TO_END = 10.0
 
 
@@ -76,7 +82,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=_environment(load["threads"], preloaded),
+            env=_environment(load["threads"], torch.device(load["device"]), preloaded),
             start_new_session=True,  # Ctrl-C is for us; the worker ends when its input does
         )
         try:
@@ -221,13 +227,26 @@ def worker_of(
         return Failed(name, str(error))
 
 
-def _environment(threads: int, preloaded: Path | None) -> dict[str, str]:
-    """The variables that a worker sees: not where our packages lie, and as many threads as we use."""
+def _environment(threads: int, device: torch.device, preloaded: Path | None) -> dict[str, str]:
+    """The variables that a worker sees: not where our packages lie; as many threads, and the device, that we
+    use."""
     found = {name: value for name, value in os.environ.items() if name not in _OURS}
     found["OMP_NUM_THREADS"] = str(threads)
+    found["CUDA_VISIBLE_DEVICES"] = _visible(device)
+    if device.type == "cpu":
+        found = {**_RESTING, **found}
     if preloaded is not None and preloaded.is_file():
         found.setdefault("LD_PRELOAD", str(preloaded.absolute()))
     return found
+
+
+def _visible(device: torch.device) -> str:
+    """The one device that a worker may see, as the driver counts them: ours are those that we may see."""
+    if device.type != "cuda":
+        return ""
+    place = device.index or 0
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return str(place) if seen is None else seen.split(",")[place].strip()
 
 
 def versions_of(methods: Seq[Method]) -> dict[str, dict[str, str]]:

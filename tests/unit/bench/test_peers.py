@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import select
@@ -47,6 +48,8 @@ class LLM:
         assert options["skip_tokenizer_init"]
         assert os.environ["OMP_NUM_THREADS"] == "1"
         assert os.environ.get("LD_PRELOAD") == os.environ.get("PRELOADED")
+        for name, value in json.loads(os.environ.get("EXPECTED", "{}")).items():
+            assert os.environ.get(name) == value, (name, os.environ.get(name))
     def collective_rpc(self, function):
         return [function(self)]
     def generate(self, prompts, params, use_tqdm):
@@ -88,8 +91,11 @@ class LLM:
 """
 
 LLAMA = """
+import json, os
 class Llama:
     def __init__(self, **options):
+        for name, value in json.loads(os.environ.get("EXPECTED", "{}")).items():
+            assert os.environ.get(name) == value, (name, os.environ.get(name))
         self.draft = options["draft_model"]
         assert options["logits_all"] == (self.draft is not None)
         assert options["type_k"] == options["type_v"] == 0  # float32
@@ -209,6 +215,40 @@ def test_vllm_loads_its_own_openmp_first(tmp_path: Path, environment: Path) -> N
     (tmp_path / "bin" / "python").chmod(0o755)
     worker = started("vllm", "plain", tmp_path)
     worker.close()
+
+
+@pytest.mark.parametrize(
+    ("device", "ours", "expected"),
+    [
+        ("cpu", {}, {"CUDA_VISIBLE_DEVICES": "", "KMP_BLOCKTIME": "1", "KMP_TPAUSE": "0"}),
+        (
+            "cpu",
+            {"CUDA_VISIBLE_DEVICES": "0", "KMP_BLOCKTIME": "7"},
+            {"CUDA_VISIBLE_DEVICES": "", "KMP_BLOCKTIME": "7", "KMP_TPAUSE": "0"},
+        ),
+        ("cuda", {}, {"CUDA_VISIBLE_DEVICES": "0", "KMP_BLOCKTIME": None}),
+        ("cuda:1", {}, {"CUDA_VISIBLE_DEVICES": "1"}),
+        ("cuda:1", {"CUDA_VISIBLE_DEVICES": "2, 5"}, {"CUDA_VISIBLE_DEVICES": "5"}),
+    ],
+)
+@pytest.mark.parametrize("library", ["vllm", "llama.cpp"])
+def test_a_worker_gets_the_device_that_we_use_and_its_threads_rest(
+    environment: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    library: str,
+    device: str,
+    ours: dict[str, str],
+    expected: dict[str, str | None],
+) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "KMP_BLOCKTIME", "KMP_TPAUSE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**ours, "EXPECTED": json.dumps(expected)}.items():
+        monkeypatch.setenv(name, value)
+    worker = worker_of(library, "plain", environment, {**LOAD, "device": device}, promised=True)
+    try:
+        assert isinstance(worker, Worker), worker._reason  # type: ignore[attr-defined]
+    finally:
+        worker.close()
 
 
 def test_what_a_worker_has_started_ends_with_it(tmp_path: Path) -> None:
