@@ -258,7 +258,7 @@ def main() -> None:
     options = arguments()
     drafters = chosen(options)
     subject = load(options.model)
-    result: dict[str, Any] = {"machine": machine(), "command": " ".join(sys.argv), "suites": {}}
+    result: dict[str, Any] = {"machine": machine(subject.device), "command": " ".join(sys.argv), "suites": {}}
     for suite in options.suites:
         found = run(subject, suite, drafters, options)
         print(

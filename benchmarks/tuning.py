@@ -124,7 +124,7 @@ def main() -> None:
     told("held-out prompts")
     again = replace(settings, repeats=options.rounds)
     result = {
-        "machine": machine(),
+        "machine": machine(model.device),
         "command": " ".join(sys.argv),
         "candidates": len(ranked),
         "prompts": len(seen.items),

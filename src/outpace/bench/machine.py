@@ -14,8 +14,13 @@ import transformers
 from outpace import __version__
 
 
-def machine() -> dict[str, object]:
-    """The processor or the device, the versions, and the commit of a checkout where this is one."""
+def machine(device: str) -> dict[str, object]:
+    """The processor, the versions, and the commit of a checkout where this is one.
+
+    Args:
+        device: that of the model, as torch writes it. Its name is ``device`` in what is found; there is none
+            for a processor, which has been named already.
+    """
     found: dict[str, object] = {
         "processor": processor(),
         "cores": os.cpu_count(),
@@ -28,8 +33,8 @@ def machine() -> dict[str, object]:
         "numpy": numpy.__version__,
         "commit": commit(),
     }
-    if torch.cuda.is_available():
-        found["device"] = torch.cuda.get_device_name()
+    if torch.device(device).type == "cuda":
+        found["device"] = torch.cuda.get_device_name(device)
     return found
 
 

@@ -219,7 +219,7 @@ def _measure_all(chosen: Plan, model: Loaded) -> Record:
             model, chosen.drafters, chosen.verifier, chosen.adaptive, chosen.peers, options
         )
     found = Record(
-        machine=machine(),
+        machine=machine(model.device),
         model={"name": model.name, "dtype": model.dtype, "device": model.device},
         settings=chosen.facts(),
         command=" ".join(["outpace", *sys.argv[1:]]),

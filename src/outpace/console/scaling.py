@@ -81,7 +81,7 @@ def run(
         screen.note(f"report: {html}")
     facts = {
         "command": command,
-        "machine": machine(),
+        "machine": machine(model.device),
         "model": {"name": model.name, "dtype": model.dtype, "device": model.device},
         "max_new_tokens": settings.max_new_tokens,
         "from_text": from_text,
