@@ -10,11 +10,11 @@ from outpace.bench import plots
 from outpace.bench.items import counted
 from outpace.bench.markup import frame, plot, table
 from outpace.bench.record import Record
-from outpace.bench.remarks import missing, remarks, versions
+from outpace.bench.remarks import missing, remarks, totals, versions
 from outpace.bench.roof import Roof, Width, Work
 from outpace.bench.rows import Row, number
 from outpace.bench.runs import BASELINE
-from outpace.bench.speed import Speed
+from outpace.bench.speed import LEAST_GROUPS, Speed
 
 
 def page(record: Record) -> str:
@@ -51,7 +51,8 @@ def _head(record: Record) -> str:
         f"<h1>How fast {escape(str(model['name']))} decodes</h1>\n{incomplete}"
         "<p>All methods decoded the same prompts in turns, with the same weights and the same stop rule. "
         "Speed is the median over prompts of the ratio to plain decoding, with a 95% interval by a bootstrap "
-        f"over the prompts.</p>\n<ul>{items}</ul>\n" + (f"<p>Notes:</p><ul>{notes}</ul>" if notes else "")
+        f"over the prompts, of {LEAST_GROUPS} at least; prompts decoded at once count as one.</p>\n"
+        f"<ul>{items}</ul>\n" + (f"<p>Notes:</p><ul>{notes}</ul>" if notes else "")
     )
 
 
@@ -62,6 +63,7 @@ def _suite(suite: str, batch: int, rows: list[Row]) -> str:
         f"<section>\n<h2>{escape(suite)}: {counted(rows[0].prompts)}{at_once}</h2>",
         _speeds(rows),
         told,
+        *(f"<p>{escape(line)}.</p>" for line in totals(rows)),
         _steps(rows),
         _speed_plot(suite, rows),
     ]

@@ -94,6 +94,8 @@ def row_json(row: Row, settings: Mapping[str, Any]) -> dict[str, Any]:
         "tokens_per_second": speed.get("tokens_per_second"),
         "speedup": speed.get("speedup"),
         "speedup_interval": speed.get("interval"),
+        "speedup_total": speed.get("speedup_total"),
+        "groups": speed.get("groups"),
         "tokens_per_second_quartiles": speed.get("quartiles"),
         "decode_tokens_per_second": speed.get("decode_tokens_per_second"),
         "decode_speedup": speed.get("decode_speedup"),

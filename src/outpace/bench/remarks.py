@@ -8,6 +8,7 @@ from outpace.bench.record import Record
 from outpace.bench.rows import Difference, Row
 
 _SHOWN = 5
+_ALIKE = 1.1
 
 
 def remarks(rows: Seq[Row]) -> list[str]:
@@ -26,6 +27,24 @@ def remarks(rows: Seq[Row]) -> list[str]:
         if row.different > _SHOWN:
             lines.append(f"  and {row.different - _SHOWN} more; --json has them all")
     return lines
+
+
+def totals(rows: Seq[Row]) -> list[str]:
+    """Where the median prompt and all prompts together tell different speeds."""
+    lines = []
+    for row in rows:
+        if row.speed is None or _alike(row.speed.speedup, row.speed.speedup_total):
+            continue
+        median = "prompt" if row.batch == 1 else f"{row.batch} prompts at once"
+        lines.append(
+            f"{row.label}: {row.speed.speedup:.2f} times as fast as plain decoding on the median {median}, "
+            f"{row.speed.speedup_total:.2f} times on all together, where those that take long count for more"
+        )
+    return lines
+
+
+def _alike(one: float, other: float) -> bool:
+    return max(one, other) <= _ALIKE * min(one, other)
 
 
 def told(one: Difference) -> str:

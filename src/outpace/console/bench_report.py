@@ -13,7 +13,7 @@ from rich.table import Table
 from outpace.bench.comparison import Comparison
 from outpace.bench.items import counted
 from outpace.bench.record import Record
-from outpace.bench.remarks import missing, remarks, versions
+from outpace.bench.remarks import missing, remarks, totals, versions
 from outpace.bench.rows import Row, number
 
 _LOOK: dict[str, Any] = {
@@ -42,7 +42,7 @@ def show(record: Record, console: Console) -> None:
             tables.append(categories(rows))
         for table in tables:
             console.print(table, "")
-        for line in remarks(rows):
+        for line in [*remarks(rows), *totals(rows)]:
             console.print(line, soft_wrap=True)
     for line in versions(record):
         console.print(line, soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import re
 import shutil
@@ -13,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from outpace.bench import plots
 from outpace.bench.comparison import as_json as comparison_json
 from outpace.bench.comparison import compare
 from outpace.bench.html import page
 from outpace.bench.record import Record, as_json, read_rows
+from outpace.bench.remarks import totals
 from outpace.bench.roof import Limits, Roof, Width, Work
 from outpace.bench.rows import Difference, PerStep, Reached, Row
 from outpace.bench.speed import Speed
+from outpace.console.bench_report import show
 from outpace.core import OutpaceError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -29,7 +33,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 def speed(times: float, spread: float = 0.1) -> Speed:
     span = (times - spread, times + spread)
-    return Speed(10, 50 * times, (40.0, 50.0, 60.0), times, span, 55 * times, times, 0.01)
+    return Speed(10, 10, 50 * times, (40.0, 50.0, 60.0), times, span, times, 55 * times, times, 0.01)
 
 
 def row(name: str, times: float, **more: Any) -> Row:
@@ -94,6 +98,9 @@ def test_a_row_has_its_main_figures_at_the_top(record: Record) -> None:
         "tokens_per_second": 75.0,
         "speedup": 1.5,
         "speedup_interval": [1.4, 1.6],
+        "speedup_total": 1.5,
+        "groups": 10,
+        "adaptive": False,
         "steps": 320,
         "tau": 2.0,
         "acceptance_rate": 0.5,
@@ -196,6 +203,22 @@ def test_of_experts_the_page_has_step_times_and_no_roof(record: Record) -> None:
     assert "One forward." in found.text and "The mean step's forward." not in found.text
     assert not any("least possible" in str(image["alt"]) for image in found.all("img"))
     assert as_json(record)["roof"]["work"] is None
+
+
+def test_where_the_median_and_the_total_differ_it_is_said(record: Record) -> None:
+    apart = "5.50 times as fast as plain decoding on the median prompt, 3.10 times on all together"
+    assert totals(record.rows) == [] and apart not in page(record)
+    several = replace(speed(5.5), speedup_total=3.1)
+    record.rows[1] = row("lookahead", 5.5, speed=several)
+    (line,) = totals(record.rows)
+    assert line.startswith(f"lookahead: {apart}") and line in read(page(record)).text
+    written = io.StringIO()
+    show(record, Console(file=written, width=200))
+    assert line in written.getvalue()
+    assert "on the median 4 prompts at once," in totals([replace(record.rows[1], batch=4)])[0]
+    for total, said in ((5.01, 0), (4.99, 1), (6.04, 0), (6.06, 1)):
+        one = replace(record.rows[1], speed=replace(several, speedup_total=total))
+        assert len(totals([one])) == said
 
 
 def test_the_page_shows_what_differs_and_what_peers_ran_on(record: Record) -> None:

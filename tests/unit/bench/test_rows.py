@@ -46,13 +46,12 @@ def test_speed() -> None:
     other = [[[run(TOKENS, 2.5)]], [[run(TOKENS, 8.5)]], [[run(TOKENS, 1.0)]]]
     none, row = rows(measured(plain, other))
     assert none.speed is not None and row.speed is not None
-    assert none.speed.speedup == 1 and none.speed.interval == (1, 1)
+    assert none.speed.speedup == none.speed.speedup_total == 1
     assert none.speed.tokens_per_second == pytest.approx(12 / 15.5)
     assert row.speed.tokens_per_second == pytest.approx(12 / 12)
     assert row.speed.quartiles == pytest.approx(((4 / 8.5 + 4 / 2.5) / 2, 4 / 2.5, (4 / 2.5 + 4) / 2))
     assert row.speed.speedup == pytest.approx(4.5 / 2.5)  # the median of 1.8, 1 and 2.5
-    assert row.speed.interval is not None
-    assert row.speed.interval[0] == pytest.approx(1) and row.speed.interval[1] == pytest.approx(2.5)
+    assert row.speed.speedup_total == pytest.approx(15.5 / 12)
     # Without the first step: 3 tokens in 2, 8 and 0.5 seconds, plainly in 4, 8 and 2.
     assert row.speed.decode_speedup == pytest.approx(2)
     assert row.speed.decode_tokens_per_second == pytest.approx(9 / 10.5)
@@ -61,7 +60,26 @@ def test_speed() -> None:
         "x": pytest.approx((1.8 + 1) / 2),
         "y": pytest.approx(2.5),
     }
-    assert row.categories["x"].prompts == 2 and row.categories["y"].interval is None
+    assert row.categories["x"].prompts == 2
+
+
+@pytest.mark.parametrize("count", [1, 5, 6, 9])
+def test_the_interval_is_of_groups_and_there_must_be_a_few(count: int) -> None:
+    both = {"outputs": [TOKENS, TOKENS]}
+    plain = [[[run(TOKENS, 3.0, **both)]]] * count
+    other = [[[run(TOKENS, 1.0 + place % 2, **both)]] for place in range(count)]
+    found = measured(plain[:1], other[:1])
+    found.traces[0].runs, found.traces[1].runs = plain, other
+    found.groups = [(ITEMS[0], ITEMS[1])] * count
+    found.prompts = [[[[9], [9]]]] * count
+    none, row = rows(found)
+    assert none.speed is not None and row.speed is not None
+    assert (row.speed.prompts, row.speed.groups) == (2 * count, count)
+    if count < 6:
+        assert none.speed.interval is row.speed.interval is None
+    else:
+        assert none.speed.interval == (1, 1)
+        assert row.speed.interval is not None and row.speed.interval == pytest.approx((1.5, 3.0))
 
 
 def test_of_repeats_the_median_counts_and_pairs_are_of_one_repeat() -> None:

@@ -76,6 +76,7 @@ def test_the_last_line_is_one_json_object(bench: Bench, folder: Path, prompts: P
         assert row["tau"] == 48 / row["steps"] >= 1
         assert set(row["categories"]) == {"all", "b"}
     assert rows["none", 1]["steps"] == 48 and rows["none", 1]["speedup"] == 1
+    assert [row["adaptive"] for row in rows.values()] == [False, True, True, False, False]
     assert found["settings"]["max_new_tokens"] == 12 and found["model"]["name"] == str(folder)
     assert found["whole"] and found["machine"]["torch"]
     assert "speed over plain decoding" in result.stderr
@@ -83,14 +84,20 @@ def test_the_last_line_is_one_json_object(bench: Bench, folder: Path, prompts: P
 
 def test_tables_files_and_a_comparison(bench: Bench, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the report's plots need matplotlib")
-    options = ("--drafters", "prompt_lookup:branches=1,suffix", "--peers", "none", "--repeats", 2)
+    file = tmp_path / "six.jsonl"
+    file.write_text(
+        "".join(json.dumps(text * 3) + "\n" for text in ("ab", "cd", "ef", "gh", "ij", "kl")), "utf-8"
+    )
+    methods = ("--drafters", "prompt_lookup:branches=1,suffix", "--peers", "none", "--repeats", 2)
+    options = ("--suite", f"file:{file}", *methods)
     result = bench(*options, "--json", tmp_path / "a.json", "--html", tmp_path / "report.html")
     assert result.exit_code == 0, result.output
     for told in ("prompt_lookup:branches=1", "suffix", "speed over plain decoding", "95%"):
         assert told in result.stdout
     assert (tmp_path / "report.html").read_text("utf-8").startswith("<!DOCTYPE html>")
     found = json.loads((tmp_path / "a.json").read_text("utf-8"))
-    assert [row["tokens"] for row in found["rows"]] == [96, 96, 96]
+    assert [row["tokens"] for row in found["rows"]] == [144, 144, 144]
+    assert [row["groups"] for row in found["rows"]] == [6, 6, 6]
     compared = CliRunner().invoke(app, ["bench", "compare", "a.json", "a.json"])
     assert compared.exit_code == 0 and "2 of 2 rows overlap (100%)" in compared.stdout
     told = json.loads(CliRunner().invoke(app, ["bench", "compare", "a.json", "a.json", "--json"]).stdout)
