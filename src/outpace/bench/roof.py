@@ -161,8 +161,18 @@ def measure_limits(buffer_bytes: int, device: str, dtype: torch.dtype) -> Limits
     return Limits(matrix.numel() * 4 / reading, size, 2 * side**3 / multiplying)
 
 
-def measure_widths(target: TargetModel, context: int, widths: tuple[int, ...], batch: int = 1) -> list[float]:
-    """Median seconds of a forward over so many rows of each of ``batch`` sequences, the widths in turns."""
+def measure_widths(
+    target: TargetModel,
+    context: int,
+    widths: tuple[int, ...],
+    batch: int = 1,
+    before: Callable[[], None] = lambda: None,
+) -> list[float]:
+    """Median seconds of a forward over so many rows of each of ``batch`` sequences, the widths in turns.
+
+    Args:
+        before: called before each forward; what it raises ends the measurement.
+    """
     cache = target.new_cache(batch, context + max(widths))
     for _ in range(batch):
         target.open(cache)
@@ -172,6 +182,7 @@ def measure_widths(target: TargetModel, context: int, widths: tuple[int, ...], b
     device = str(next(model.parameters()).device)
 
     def step(rows: int) -> float:
+        before()
         began = time.perf_counter()
         target.forward(cache, [Rows([0] * rows)] * batch)
         _wait(device)

@@ -132,7 +132,7 @@ def _row(measured: Measured, trace: Trace, margin: Margin, roof: Roof | None) ->
     drafted = _total([run.drafted for run in runs])
     accepted = _total([run.accepted for run in runs])
     tokens = sum(map(len, outputs))
-    differences = _differences(measured, trace, margin)
+    differences = differences_of(measured, trace, margin)
     places = range(len(measured.groups))
     return Row(
         **{
@@ -215,7 +215,7 @@ def _reached(measured: Measured, runs: Seq[Run], roof: Roof) -> Reached | None:
 # -- equality --------------------------------------------------------------------------------------------
 
 
-def _differences(measured: Measured, trace: Trace, margin: Margin) -> list[Difference]:
+def differences_of(measured: Measured, trace: Trace, margin: Margin) -> list[Difference]:
     """Every output, of every repeat, that is not plain decoding's of the first repeat."""
     found = []
     greedy = measured.settings.temperature == 0

@@ -18,9 +18,19 @@ def check_out(file: Path, overwrite: bool) -> None:
         OutpaceError: the file cannot be written, or holds something already.
     """
     if file.is_dir() or not file.parent.is_dir():
-        raise OutpaceError(f"cannot write {file}: " + ("a folder" if file.is_dir() else "no such folder"))
+        why = "a folder" if file.is_dir() else f"no such folder: {file.parent}"
+        raise OutpaceError(f"cannot write {file}: {why}")
     if file.is_file() and file.stat().st_size and not overwrite:
         raise OutpaceError(f"{file} exists and would be lost; give another --out, or --overwrite")
+    if file.exists() and not file.is_file():
+        return  # a device or a pipe: opening it might be seen at its other end
+    new = not file.exists()
+    try:
+        file.open("a").close()
+        if new:
+            file.unlink()
+    except OSError as error:
+        raise OutpaceError(f"cannot write {file}: {error.strerror or error}") from None
 
 
 class Writer:
