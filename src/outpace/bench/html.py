@@ -82,6 +82,7 @@ def _speeds(rows: Seq[Row]) -> str:
     head = [
         "method",
         "tokens/s",
+        "quartiles",
         "speed",
         "95%",
         "decode speed",
@@ -93,6 +94,7 @@ def _speeds(rows: Seq[Row]) -> str:
         [
             row.label,
             number(row.speed.tokens_per_second, 1),
+            " / ".join(number(one, 1) for one in row.speed.quartiles),
             number(row.speed.speedup),
             _span(row.speed),
             number(row.speed.decode_speedup),
@@ -103,11 +105,24 @@ def _speeds(rows: Seq[Row]) -> str:
         for row in rows
         if row.speed is not None
     ]
-    return table("Speed over plain decoding, and outputs equal to its.", head, body)
+    told = (
+        "Speed over plain decoding, and outputs equal to its. Quartiles are those of the prompts' tokens/s."
+    )
+    return table(told, head, body)
 
 
 def _steps(rows: Seq[Row]) -> str:
-    head = ["method", "steps", "tau", "accepted", "draft ms", "verify ms", "rest ms", "of the roof"]
+    head = [
+        "method",
+        "steps",
+        "tau",
+        "accepted",
+        "step ms",
+        "draft ms",
+        "verify ms",
+        "rest ms",
+        "of the roof",
+    ]
     body = []
     for row in rows:
         each = row.milliseconds_per_step
@@ -119,9 +134,7 @@ def _steps(rows: Seq[Row]) -> str:
                 "" if row.steps is None else str(row.steps),
                 number(row.tau),
                 number(row.acceptance_rate) if row.drafted else "",
-                number(each.draft if each else None),
-                number(each.verify if each else None),
-                number((each.rest if each.rest is not None else each.total) if each else None),
+                *(number(part) for part in (each.parts if each else [None] * 4)),
                 "" if row.roof is None else f"{row.roof.share:.0%}",
             ]
         )

@@ -144,9 +144,10 @@ def roofline(rows: Seq[Row], roof: Roof) -> str:
         color="#777777",
         label="forwards of 1 to 128 tokens",
     )
+    several = len({row.suite for row, _, _ in reached}) > 1
     for number, (row, one, seconds) in enumerate(reached):
         x, y = one.operations_per_step / one.bytes_per_step, one.operations_per_step / seconds / 1e9
-        axes.plot([x], [y], **{**_look(number), "ls": "", "ms": 8}, label=_label(row))
+        axes.plot([x], [y], **{**_look(number), "ls": "", "ms": 8}, label=_label(row, several))
     axes.set_xscale("log")
     axes.set_yscale("log")
     return save()
@@ -184,8 +185,10 @@ def _by_ngram(found: Scaling) -> Iterator[tuple[int, list[Point], list[float]]]:
         yield size, points, [point.flops / found.plain_flops for point in points]
 
 
-def _label(row: Row) -> str:
-    return row.label if row.batch == 1 else f"{row.suite}, {row.label}, {row.batch} at once"
+def _label(row: Row, several: bool) -> str:
+    """What a row is called beside those of other batches and, where there are ``several``, other suites."""
+    parts = [row.suite] * several + [row.label] + [f"{row.batch} at once"] * (row.batch > 1)
+    return ", ".join(parts)
 
 
 def _look(number: int) -> dict[str, Any]:

@@ -42,6 +42,11 @@ class PerStep:
     verify: float | None
     rest: float | None
 
+    @property
+    def parts(self) -> list[float | None]:
+        """The whole, and what it consists of, as tables show it."""
+        return [self.total, self.draft, self.verify, self.rest]
+
 
 @dataclass(frozen=True)
 class Reached:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -37,13 +38,11 @@ from outpace.console import screen
 from outpace.console.interrupt import Interrupt
 from outpace.console.models import Loaded
 from outpace.console.progress import Bar, bar
-from outpace.console.writer import check_out
+from outpace.console.writer import STANDARD_OUTPUT, check_out, write_results
 from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
 from outpace.drift import margin
 from outpace.verify import load_verifier
-
-STANDARD_OUTPUT = "-"
 
 
 @dataclass(frozen=True)
@@ -105,18 +104,32 @@ def plan(
     for spec in specs:
         load_drafter(spec)
     load_verifier(verifier)
+    chosen_peers = split_peers(peers)
+    _refuse_unread(chosen_peers, assistant, gguf)
     return Plan(
         suites=tuple(load_suite(name, data) for name in names),
         limit=limit,
         drafters=tuple(specs),
         verifier=verifier,
         adaptive=adaptive,
-        peers=tuple(split_peers(peers)),
+        peers=tuple(chosen_peers),
         assistant=assistant,
         gguf=gguf,
         batches=batch_sizes(batches),
         settings=settings,
     )
+
+
+def _refuse_unread(peers: Seq[Peer], assistant: str | None, gguf: Path | None) -> None:
+    """Refuse options of peers that were not asked for."""
+    if assistant is not None and not any(peer.name == "transformers:assisted" for peer in peers):
+        raise OutpaceError(
+            "--assistant is the draft model of transformers:assisted; add that to --peers, or leave it out"
+        )
+    if gguf is not None and not any(peer.library == "llama.cpp" for peer in peers):
+        raise OutpaceError(
+            "--gguf is the model's weights for llama.cpp; add llama.cpp=VENV to --peers, or leave it out"
+        )
 
 
 def batch_sizes(text: str) -> tuple[int, ...]:
@@ -162,16 +175,10 @@ def run(chosen: Plan, model: Loaded, as_json: str | None, html: Path | None) -> 
     if found.rows:
         screen_of = screen.err() if as_json == STANDARD_OUTPUT else screen.out()
         report.show(found, screen_of)
-    if html is not None and found.rows:
-        from outpace.bench.html import page
+    from outpace.bench.html import page
 
-        html.write_text(page(found), encoding="utf-8")
-        screen.note(f"report: {html}")
-    text = json.dumps(records.as_json(found))
-    if as_json == STANDARD_OUTPUT:
-        screen.write(text + "\n")
-    elif as_json is not None:
-        Path(as_json).write_text(text + "\n", encoding="utf-8")
+    drawn = html if found.rows else None
+    write_results(json.dumps(records.as_json(found)), as_json, lambda: page(found), drawn)
     return found
 
 
@@ -220,7 +227,7 @@ def _measure_all(chosen: Plan, model: Loaded) -> Record:
         machine=machine(),
         model={"name": model.name, "dtype": model.dtype, "device": model.device},
         settings=chosen.facts(),
-        command=" ".join(["outpace", *sys.argv[1:]]),
+        command=shlex.join(["outpace", *sys.argv[1:]]),
         notes=notes,
         peers=versions_of(methods),
     )
