@@ -21,6 +21,7 @@ from outpace.core import ContextOverflow, OutpaceError, UnsupportedModel
 from outpace.drafters.base import Drafter
 from outpace.drafting.loading import refuse_incomplete
 from outpace.engine import Engine
+from outpace.jsonl import check_text
 from outpace.parts import adapts
 from outpace.targets import Target, TargetModel
 from outpace.train import Online, lora
@@ -76,11 +77,17 @@ class Loaded:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def tokens(self, text: str) -> list[int]:
-        """Token ids of a text, however long."""
+        """Token ids of a text, however long.
+
+        Raises:
+            OutpaceError: it has half a character.
+        """
+        check_text(text)
         return list(self.tokenizer(text).input_ids)
 
     def plain_tokens(self, text: str) -> list[int]:
         """Token ids of a text as it may stand within another: without tokens that begin or end one."""
+        check_text(text)
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     def encode(self, text: str, chat: bool = False) -> list[int]:
@@ -109,7 +116,7 @@ class Loaded:
             )
         except Exception as error:  # a template may raise anything
             raise OutpaceError(f"the chat template of {self.name} failed: {_first_line(error)}") from error
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return self.plain_tokens(text)
 
 
 def load(
