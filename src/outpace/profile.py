@@ -5,7 +5,7 @@ A TOML file holds profiles of any number of models, dtypes and machines, and is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,18 @@ def load_profile(path: str | Path, target: TargetModel) -> Profile:
             "profile holds for one model, dtype, and processor or GPU by its name, so run `outpace tune` here"
         )
     return _profile(path, known[key])
+
+
+def other_batch(profile: Profile, at_once: Iterable[int]) -> str | None:
+    """What to tell who decodes other numbers of prompts at once than the profile names; None for nothing."""
+    others = sorted({count for count in at_once if count != profile.batch})
+    if not others:
+        return None
+    numbers = ", ".join(map(str, others))
+    return (
+        f"the profile names what is fastest with {profile.batch} at once; with {numbers} another drafter may "
+        f"be: outpace tune --batch {others[0]}"
+    )
 
 
 def read_profiles(path: Path) -> dict[str, dict[str, Any]]:

@@ -92,8 +92,9 @@ def bench(
         methods = (drafters, verifier, adaptive, peers, assistant, gguf)
         chosen = runner.plan(suite, data, limit, *methods, batch, settings)
     loading = ("" if profile else "none", profile, verifier, model, device, dtype, trust_remote_code)
-    loaded, spec = profiled(*loading, like=like)
-    found = runner.run(chosen.with_drafter(spec), loaded, json_to, html)
+    notes: list[str] = []
+    loaded, spec = profiled(*loading, like=like, at_once=chosen.batches, remark=notes.append)
+    found = runner.run(chosen.with_drafter(spec, notes), loaded, json_to, html)
     finish(found.whole, equal=not found.failed and not found.broken)
 
 

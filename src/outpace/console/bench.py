@@ -10,12 +10,15 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
 from outpace import nano_draft_path, nano_path
 from outpace.bench import record as records
 from outpace.bench.gguf import write_gguf
+from outpace.bench.growth import vocabulary_note
+from outpace.bench.growth_folder import shape_of
 from outpace.bench.items import Suite, counted
 from outpace.bench.machine import machine
 from outpace.bench.methods import (
@@ -59,10 +62,12 @@ class Plan:
     gguf: Path | None
     batches: tuple[int, ...]
     settings: Settings
+    notes: tuple[str, ...] = ()
 
-    def with_drafter(self, spec: str) -> Plan:
-        """The same with one drafter more, that of a profile."""
-        return self if spec in self.drafters else replace(self, drafters=(*self.drafters, spec))
+    def with_drafter(self, spec: str, notes: Seq[str] = ()) -> Plan:
+        """The same with one drafter more, that of a profile, and with what a reader must know of it."""
+        drafters = self.drafters if spec in self.drafters else (*self.drafters, spec)
+        return replace(self, drafters=drafters, notes=tuple(notes))
 
     def facts(self) -> dict[str, object]:
         """What figures depend on, for the record."""
@@ -204,7 +209,11 @@ def _gguf(chosen: Plan, model: Loaded, folder: Path) -> Path | None:
 
 def _measure_all(chosen: Plan, model: Loaded) -> Record:
     tokens = chosen.settings.max_new_tokens
-    notes: list[str] = []
+    notes = list(chosen.notes)
+    if (grown := model.grown or shape_of(model.source)) is not None:
+        weights: Any = getattr(model.target, "model", None)
+        told = vocabulary_note(weights.config, getattr(torch, model.dtype).itemsize)
+        notes.append(f"the vocabulary of this growth to {grown} is {told}")
     suites = []
     for suite in chosen.suites:
         fits = fitting(model, suite, tokens)

@@ -35,6 +35,7 @@ class Loaded:
     """A model that passed the target's self-test, its tokenizer, and how to say what it is.
 
     ``source`` is the folder or the hub's name that it can be loaded from; "" for one that is in memory alone.
+    ``grown`` is the name of the shape that it was grown to in memory.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Loaded:
     dtype: str
     device: str
     source: str = ""
+    grown: str | None = None
 
     def __str__(self) -> str:
         return f"{self.name}, {self.dtype} on {self.device}"
@@ -150,7 +152,7 @@ def load(
         model = grow(model, shape, place)
         shown, source = f"{shown} grown to {like}", ""
     kind = str(model.dtype).removeprefix("torch.")
-    return Loaded(shown, Target(model), tokenizer, kind, str(place), source)
+    return Loaded(shown, Target(model), tokenizer, kind, str(place), source, like)
 
 
 def load_weights(name: str | None, dtype: torch.dtype | str, trust_remote_code: bool) -> tuple[str, Any, Any]:
