@@ -22,6 +22,7 @@ from outpace.bench.record import Record, as_json, read_rows
 from outpace.bench.roof import Limits, Roof, Width, Work
 from outpace.bench.rows import Difference, PerStep, Reached, Row
 from outpace.bench.speed import Speed
+from outpace.console import bench_report
 from outpace.core import OutpaceError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -73,7 +74,13 @@ def record() -> Record:
             "transformers": "5",
         },
         model={"name": "a model", "dtype": "float32", "device": "cpu"},
-        settings={"max_new_tokens": 64, "temperature": 0.0, "repeats": 1},
+        settings={
+            "max_new_tokens": 64,
+            "temperature": 0.0,
+            "repeats": 1,
+            "seed": 0,
+            "suites": {"some": "here", "gone": "x"},
+        },
         command="outpace bench",
         rows=[plain, row("lookahead", 1.5), row("peer", 0.8, peer=True, roof=None)],
         roof=Roof(Work(1000, 10, 100, 1), Limits(1e9, 1000, 1e10), widths, 128),
@@ -200,6 +207,73 @@ def test_the_page_shows_what_differs_and_what_peers_ran_on(record: Record) -> No
     assert as_json(record)["peers"] == record.peers
 
 
+def cells(html: str, method: str) -> list[dict[str, str]]:
+    """A method's cells of each table that has a row of it, by the heads of the columns."""
+    found = []
+    for one in re.findall(r"<table>.*?</table>", html, re.DOTALL):
+        heads = re.findall(r'<th scope="col">(.*?)</th>', one)
+        for line in re.findall(r"<tr>(.*?)</tr>", one):
+            values = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line)
+            if values[0] == method and len(values) == len(heads):
+                found.append(dict(zip(heads, values, strict=True)))
+    return found
+
+
+def test_of_a_step_whose_parts_are_not_known_only_the_whole_is_shown(record: Record) -> None:
+    record.rows[2] = row("peer", 0.8, peer=True, milliseconds_per_step=PerStep(12.5, None, None, None))
+    (known,) = (one for one in cells(page(record), "lookahead") if "step ms" in one)
+    assert [known[f"{name} ms"] for name in ("step", "draft", "verify", "rest")] == [
+        *("10.00", "1.00", "8.00", "1.00")
+    ]
+    (other,) = (one for one in cells(page(record), "peer") if "step ms" in one)
+    assert [other[f"{name} ms"] for name in ("step", "draft", "verify", "rest")] == ["12.50", "", "", ""]
+    made = bench_report.steps(record.rows)
+    shown = {str(one.header): list(one.cells) for one in made.columns}
+    assert shown["step"] == ["10.00", "10.00", "12.50"] and shown["rest"] == ["1.00", "1.00", ""]
+    assert shown["draft"][2] == shown["verify"][2] == ""
+
+
+def test_the_quartiles_are_shown(record: Record) -> None:
+    (found,) = (one for one in cells(page(record), "lookahead") if "quartiles" in one)
+    assert found["quartiles"] == "40.0 / 50.0 / 60.0" and found["tokens/s"] == "75.0"
+
+
+def test_the_terminal_says_where_acceptance_goes_on(record: Record) -> None:
+    assert bench_report.acceptance(record.rows).title == (
+        "steps that accepted a token, by its place in the draft"
+    )
+    deep = row("lookahead", 1.5, acceptance_by_position=[0.1] * 11)
+    made = bench_report.acceptance([*record.rows, deep])
+    assert "the first 8 of 11; --json and --html have all" in str(made.title)
+    assert len(made.columns) == 1 + 8
+
+
+def test_rows_of_several_suites_have_names_of_their_own_in_the_roofline(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.axes import Axes
+
+    labels: list[str] = []
+    right = Axes.plot
+
+    def plot(self: Axes, *given: Any, **more: Any) -> Any:
+        labels.append(more.get("label", ""))
+        return right(self, *given, **more)
+
+    monkeypatch.setattr(Axes, "plot", plot)
+    rows, roof = record.rows[:2], record.roof
+    assert roof is not None
+    plots.roofline(rows, roof)
+    assert labels[2:] == ["none", "lookahead"]
+    labels.clear()
+    others = [replace(one, suite="other") for one in rows] + [replace(rows[1], suite="other", batch=4)]
+    plots.roofline([*rows, *others], roof)
+    assert labels[2:] == [
+        *("some, none", "some, lookahead", "other, none", "other, lookahead"),
+        "other, lookahead, 4 at once",
+    ]
+
+
 def test_the_ninth_method_does_not_look_like_the_first() -> None:
     looks = [tuple(plots._look(number).values()) for number in range(20)]
     assert len(set(looks)) == 20
@@ -277,7 +351,8 @@ def test_comparison(record: Record, tmp_path: Path) -> None:
     record.rows[1] = row("lookahead", 1.65)
     record.rows[2] = row("peer", 1.2)
     record.rows.append(row("suffix", 2.0))
-    record.settings = {**record.settings, "max_new_tokens": 128}
+    more = {"max_new_tokens": 128, "seed": 1, "repeats": 3, "assistant": "a", "suites": {"some": "there"}}
+    record.settings = {**record.settings, **more}
     record.peers = {"vllm": {"torch": "2"}}
     second.write_text(json.dumps(as_json(record)), "utf-8")
     (one, rows), (two, others) = read_rows(first), read_rows(second)
@@ -292,6 +367,10 @@ def test_comparison(record: Record, tmp_path: Path) -> None:
     assert found.only_second == [("some", "suffix", 1)] and found.only_first == []
     assert found.differing == [
         "settings max_new_tokens: 64 and 128",
+        "settings seed: 0 and 1",
+        "settings repeats: 1 and 3",
+        "settings assistant: None and a",
+        "source of some: here and there",
         "environment of vllm: {'torch': '1'} and {'torch': '2'}",
     ]
     told = json.loads(json.dumps(comparison_json(found)))

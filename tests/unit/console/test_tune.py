@@ -18,7 +18,7 @@ from outpace.cli import app
 from outpace.console.models import Loaded
 from outpace.console.tune import agrees
 from outpace.core import OutpaceError
-from outpace.profile import load_profile, save_profile
+from outpace.profile import Profile, load_profile, save_profile
 
 tomlkit = pytest.importorskip("tomlkit")
 
@@ -226,8 +226,6 @@ def _specs() -> list[str]:
 @pytest.fixture
 def profile(folder: Path, prompts: Path, model: Loaded, tmp_path: Path) -> Path:
     """A profile that names a drafter of our choice."""
-    from outpace.profile import Profile
-
     out = tmp_path / "made.toml"
     made = Profile("lookahead:window=2,ngram=3,guesses=2", "throughput", 1, 1.0, 1.0, 1.0, 1, "made", "0")
     save_profile(out, model.target, made)
@@ -263,6 +261,46 @@ def test_bench_measures_the_profiles_drafter_too(folder: Path, profile: Path, pr
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout.splitlines()[-1])["rows"]
     assert [row["drafter"] for row in rows] == ["none", "lookahead:window=2,ngram=3,guesses=2"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "command", "told"),
+    [
+        (1, ("generate", "-p", "a"), ""),
+        (4, ("generate", "-p", "a"), "fastest with 4 at once; with 1 another drafter may be: outpace tune"),
+        (2, ("generate", "--file", "PROMPTS", "--batch", "2"), ""),
+        (1, ("generate", "--file", "PROMPTS", "--batch", "2"), "with 1 at once; with 2 another"),
+        (4, ("chat",), "with 4 at once; with 1 another"),
+        (4, ("demo", "--once", "-p", "a"), "with 4 at once; with 1 another"),
+    ],
+)
+def test_a_profile_for_another_number_at_once_says_so(
+    folder: Path,
+    prompts: Path,
+    model: Loaded,
+    tmp_path: Path,
+    batch: int,
+    command: tuple[str, ...],
+    told: str,
+) -> None:
+    out = tmp_path / "made.toml"
+    save_profile(out, model.target, Profile("suffix", "throughput", batch, 1.0, 1.0, 1.0, 1, "made", "0"))
+    given = [str(prompts) if one == "PROMPTS" else one for one in command]
+    common = [*given, "-m", str(folder), "--device", "cpu", "-n", "4", "--profile", str(out)]
+    result = CliRunner().invoke(app, common, input="/exit\n")
+    assert result.exit_code == 0, result.output
+    assert (told in words(result.stderr)) if told else ("at once" not in result.stderr)
+
+
+def test_bench_notes_a_profile_for_another_number_at_once(folder: Path, profile: Path, prompts: Path) -> None:
+    common = ("bench", "-m", folder, "--device", "cpu", "--suite", f"file:{prompts}", "--limit", 2, "-n", 4)
+    more = ("--drafters", "none", "--peers", "none", "--profile", profile, "--json", "-")
+    for batch, noted in (("1", 0), ("1,2", 1)):
+        result = run(*common, *more, "--batch", batch)
+        assert result.exit_code == 0, result.output
+        notes = json.loads(result.stdout.splitlines()[-1])["notes"]
+        told = [note for note in notes if "fastest with 1 at once; with 2 another drafter may be" in note]
+        assert len(told) == noted and ("fastest with 1" in words(result.stderr)) == bool(noted)
 
 
 @pytest.mark.parametrize(
