@@ -119,6 +119,8 @@ def _check(found: Mapping[str, Any]) -> None:
     """Look at all that a comparison reads."""
     for part in ("model", "settings", "machine"):
         found[part].get("name")
+    for named in (found.get("peers") or {}, found["settings"].get("suites") or {}):
+        named.keys()
     for row in found["rows"]:
         for name in ("suite", "drafter", "batch", "speedup", "speedup_interval", "error"):
             row[name]

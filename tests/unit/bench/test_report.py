@@ -386,7 +386,13 @@ def test_files_that_are_no_benchmark(tmp_path: Path) -> None:
             read_rows(tmp_path / "some.json")
 
 
-@pytest.mark.parametrize("change", [{"rows": None}, {"rows": [{}]}, {"rows": [3]}, {"machine": []}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"rows": None}, {"rows": [{}]}, {"rows": [3]}, {"machine": []}),
+        *({"peers": ["vllm"]}, {"settings": {"suites": "gsm8k"}}),
+    ],
+)
 def test_a_benchmark_with_a_part_missing(record: Record, tmp_path: Path, change: dict[str, Any]) -> None:
     (tmp_path / "some.json").write_text(json.dumps(as_json(record) | change), "utf-8")
     with pytest.raises(OutpaceError, match=r"some\.json is broken \("):

@@ -268,6 +268,7 @@ def test_bench_measures_the_profiles_drafter_too(folder: Path, profile: Path, pr
     [
         (1, ("generate", "-p", "a"), ""),
         (4, ("generate", "-p", "a"), "fastest with 4 at once; with 1 another drafter may be: outpace tune"),
+        (1, ("generate", "-p", "a", "--batch", "2"), ""),
         (2, ("generate", "--file", "PROMPTS", "--batch", "2"), ""),
         (1, ("generate", "--file", "PROMPTS", "--batch", "2"), "with 1 at once; with 2 another"),
         (4, ("chat",), "with 4 at once; with 1 another"),
