@@ -185,7 +185,7 @@ def measure_widths(
         before()
         began = time.perf_counter()
         target.forward(cache, [Rows([0] * rows)] * batch)
-        _wait(device)
+        wait(device)
         took = time.perf_counter() - began
         cache.keep([()] * batch)
         return took
@@ -200,12 +200,12 @@ def _rounds(work: Callable[[], object], device: str) -> list[float]:
     for _ in range(_ROUNDS + 1):
         began = time.perf_counter()
         work()
-        _wait(device)
+        wait(device)
         found.append(time.perf_counter() - began)
     return found[1:]
 
 
-def _wait(device: str) -> None:
+def wait(device: str) -> None:
     """Until the device has done what it was asked."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)

@@ -8,17 +8,15 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-import torch
-
 from outpace.bench.halving import Halving, Round
 from outpace.bench.items import Suite
 from outpace.bench.ours import Ours
+from outpace.bench.roof import wait
 from outpace.bench.run import Measured, Settings, Trace, measure
 from outpace.bench.runs import BASELINE, Request, Run
 from outpace.bench.statistics import interval, quartiles
 from outpace.bench.subject import Subject
 from outpace.core import OutpaceError
-from outpace.targets.base import TargetModel
 
 THROUGHPUT, LATENCY = "throughput", "latency"
 
@@ -103,8 +101,9 @@ class Frugal(Ours):
     Room is made, as much as was there before, before a run's seconds begin.
     """
 
-    def __init__(self, target: TargetModel, spec: str, temperature: float = 0.0) -> None:
-        super().__init__(target, spec, temperature=temperature)
+    def __init__(self, subject: Subject, spec: str, temperature: float = 0.0) -> None:
+        super().__init__(subject.target, spec, temperature=temperature)
+        self._device = subject.device
         self._room = self._engine.room
         self._engine.make_room(1, 1)
 
@@ -116,8 +115,7 @@ class Frugal(Ours):
     def run(self, request: Request) -> Run:
         """Decode, step by step."""
         self._engine.make_room(*self._room)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        wait(self._device)
         try:
             return super().run(request)
         finally:
@@ -127,7 +125,7 @@ class Frugal(Ours):
 
 def method_of(subject: Subject, way: Way, settings: Settings) -> Frugal:
     try:
-        return Frugal(subject.target, way.spec, settings.temperature)
+        return Frugal(subject, way.spec, settings.temperature)
     except OutpaceError as error:
         raise type(error)(f"{way.spec}: {error}") from None
 

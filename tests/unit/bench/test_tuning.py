@@ -54,7 +54,7 @@ def made_up(
         promised = True
         verifier = "match"
 
-        def __init__(self, target: Any, spec: str, temperature: float) -> None:
+        def __init__(self, subject: Any, spec: str, temperature: float) -> None:
             self.name = spec
 
         def begin(self) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
-from outpace.bench import ways
 from outpace.bench.halving import Halving, Round
 from outpace.bench.items import Item, Suite
 from outpace.bench.ours import Ours
@@ -28,7 +28,7 @@ def request(model: Loaded, texts: tuple[str, ...], seed: int) -> Request:
 @pytest.mark.parametrize("spec", SPECS)
 def test_what_is_said_is_the_same_and_drafters_remember(model: Loaded, spec: str) -> None:
     """The second run drafts from the first one's outputs, where the drafter remembers any."""
-    usual, frugal = Ours(model.target, spec, temperature=1.0), Frugal(model.target, spec, 1.0)
+    usual, frugal = Ours(model.target, spec, temperature=1.0), Frugal(model, spec, 1.0)
     plain = Ours(model.target, "none", temperature=1.0)
     for seed in (3, 3, 5):
         asked = request(model, ("abcabcabc", "xyzxyz"), seed)
@@ -45,7 +45,7 @@ def test_what_is_said_is_the_same_and_drafters_remember(model: Loaded, spec: str
 def test_room_is_made_before_the_seconds_begin_and_given_back(
     model: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    method = Frugal(model.target, "suffix")
+    method = Frugal(model, "suffix")
     assert method._engine.room == (1, 1)
     rooms = []
     grown: list[Any] = []
@@ -76,7 +76,7 @@ def test_an_error_gives_the_room_back_too(model: Loaded, monkeypatch: pytest.Mon
     def fail(self: Ours, asked: Request) -> Any:
         raise ValueError("no")
 
-    method = Frugal(model.target, "none")
+    method = Frugal(model, "none")
     monkeypatch.setattr(Ours, "run", fail)
     with pytest.raises(ValueError, match="no"):
         method.run(request(model, ("abc",), 0))
@@ -106,8 +106,7 @@ def test_one_candidate_at_a_time_has_a_cache(model: Loaded, monkeypatch: pytest.
 def test_what_is_on_a_gpu_is_waited_for(model: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros are written while Python goes on, and would count as the first step's seconds."""
     order: list[str] = []
-    cuda = SimpleNamespace(is_available=lambda: True, synchronize=lambda: order.append("waited"))
-    monkeypatch.setattr(ways.torch, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append(str(device)))
     monkeypatch.setattr(Ours, "run", lambda self, asked: order.append("ran"))
-    Frugal(model.target, "none").run(request(model, ("abc",), 0))
-    assert order == ["waited", "ran"]
+    Frugal(replace(model, device="cuda:1"), "none").run(request(model, ("abc",), 0))
+    assert order == ["cuda:1", "ran"]
