@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "outpace"
 # Bottom to top. A unit is a module or a package directly under outpace.
 LAYERS: list[set[str]] = [
     {"core"},
-    {"tree", "sampling", "stopping", "cache", "index", "spec", "costs", "acceptance"},
+    {"tree", "sampling", "stopping", "cache", "index", "spec", "costs", "acceptance", "hardware", "jsonl"},
     {"sequence"},
     {"verify", "targets", "governor", "observer"},
     {"drafting"},

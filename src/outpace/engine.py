@@ -312,6 +312,25 @@ class Engine:
             committed=_committed(hidden, verdict.path),
         )
 
+    # -- memory ------------------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """The sequences that the cache has room for, and the rows of each."""
+        return self._cache.slots, self._cache.length
+
+    def make_room(self, slots: int, length: int) -> None:
+        """A new cache in place of this one, larger or smaller; what drafters remember is kept.
+
+        Raises:
+            OutpaceError: sequences are being decoded, whose rows lie in the cache.
+        """
+        if self._active:
+            raise OutpaceError(
+                "sequences are being decoded, and their rows lie in the cache; remove them first"
+            )
+        self._cache = self.target.new_cache(slots, length)
+
     # -- the governor ------------------------------------------------------------------------------------
 
     def save_costs(self, path: str | Path) -> None:

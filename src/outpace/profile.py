@@ -5,7 +5,7 @@ A TOML file holds profiles of any number of models, dtypes and machines, and is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -68,12 +68,17 @@ def save_profile(path: str | Path, target: TargetModel, profile: Profile) -> Non
     document.update({"format": FORMAT, "version": VERSION})
     document["profiles"] = {**known, key_of(target): asdict(profile)}
     # Written beside and moved, so that a reader never meets half a file.
-    draft = path.with_name(path.name + ".part")
+    draft = draft_of(path)
     try:
         draft.write_text(tomlkit.dumps(document), encoding="utf-8")
         draft.replace(path)
     except OSError as error:
         raise OutpaceError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def draft_of(path: Path) -> Path:
+    """Where a profile is written first."""
+    return path.with_name(path.name + ".part")
 
 
 def load_profile(path: str | Path, target: TargetModel) -> Profile:
@@ -88,9 +93,21 @@ def load_profile(path: str | Path, target: TargetModel) -> Profile:
     if key not in known:
         raise OutpaceError(
             f"{path} has no profile of {key!r}, but of: {', '.join(map(repr, known)) or 'nothing'}; a "
-            "profile holds for one model, dtype and machine, so run `outpace tune` for this one"
+            "profile holds for one model, dtype, and processor or GPU by its name, so run `outpace tune` here"
         )
     return _profile(path, known[key])
+
+
+def other_batch(profile: Profile, at_once: Iterable[int]) -> str | None:
+    """What to tell who decodes other numbers of prompts at once than the profile names; None for nothing."""
+    others = sorted({count for count in at_once if count != profile.batch})
+    if not others:
+        return None
+    numbers = ", ".join(map(str, others))
+    return (
+        f"the profile names what is fastest with {profile.batch} at once; with {numbers} another drafter may "
+        f"be: outpace tune --batch {others[0]}"
+    )
 
 
 def read_profiles(path: Path) -> dict[str, dict[str, Any]]:

@@ -469,10 +469,17 @@ def test_chat_template_that_is_not_there(run: Run, folder: Path) -> None:
     refused(run("generate", "-m", folder, "-p", "x", "--chat"), "has no chat template")
 
 
+@pytest.mark.parametrize("command", [("generate",), ("demo", "--once")])
+def test_a_prompt_that_is_no_text_is_refused(run: Run, folder: Path, command: tuple[str, ...]) -> None:
+    """A shell hands over any bytes; those that are not UTF-8 arrive as half a character each."""
+    refused(run(*command, "-m", folder, "-p", "a\udcffb"), r"'\udcff' is half a character")
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("{oops", "not JSON"),
+        (r'{"prompt": "a \ud800 b"}', r"'\ud800' is half a character"),
         ('{"text": "x"}', 'no "prompt", "question" or "turns"'),
         ('{"turns": []}', "the prompt is not a string"),
         ("17", "the prompt is not a string"),

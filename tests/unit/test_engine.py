@@ -432,3 +432,21 @@ def test_a_static_cache_is_a_limit() -> None:
 def test_a_made_target_takes_no_options(target: outpace.targets.TargetModel) -> None:
     with pytest.raises(OutpaceError, match="static"):
         outpace.Target(target, static=True)
+
+
+@pytest.mark.parametrize("drafter", ["suffix", LOOKAHEAD])
+def test_room_is_given_back_and_made_anew(target: outpace.targets.TargetModel, drafter: str) -> None:
+    engine, plain = Engine(target, drafter, length=64), Engine(target)
+    expected = [one.tokens for one in plain.generate(PROMPTS, SAMPLED)]
+    assert engine.room == (1, 64)
+    for room in ((1, 1), (4, 200), (2, 8)):
+        engine.make_room(*room)
+        assert engine.room == room
+        assert [one.tokens for one in engine.generate(PROMPTS, SAMPLED)] == expected
+    sequence = engine.add(PROMPTS[0], SAMPLED)
+    engine.step()
+    with pytest.raises(OutpaceError, match="their rows lie in the cache; remove them first"):
+        engine.make_room(1, 1)
+    while sequence.finish_reason is None:
+        engine.step()
+    assert sequence.output == expected[0]

@@ -65,11 +65,11 @@ def test_another_model_dtype_or_machine_has_none(tmp_path: Path, monkeypatch: py
     save_profile(path, target, PROFILE)
     for stranger in (target_of("other"), target_of("tiny", torch.float64)):
         with pytest.raises(
-            OutpaceError, match=r"has no profile of .*, but of: 'tiny, Llama.* run `outpace tune`"
+            OutpaceError, match=r"has no profile of .*, but of: 'tiny, Llama.* run `outpace tune` here"
         ):
             load_profile(path, stranger)
-    monkeypatch.setattr("platform.machine", lambda: "abacus")
-    with pytest.raises(OutpaceError, match="abacus"):
+    monkeypatch.setattr("outpace.hardware.processor", lambda: "abacus 2000")
+    with pytest.raises(OutpaceError, match=r"has no profile of 'tiny, .*, cpu, abacus 2000, \d+ threads'"):
         load_profile(path, target)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,10 @@ from outpace.bench.runs import BASELINE
 
 Key = tuple[str, str, int]
 # What makes two runs comparable besides the model.
-_SETTINGS = ("max_new_tokens", "temperature", "verifier", "adaptive", "ends", "limit")
+_SETTINGS = (
+    *("max_new_tokens", "temperature", "seed", "repeats", "verifier", "adaptive", "ends", "limit"),
+    "assistant",
+)
 
 
 @dataclass(frozen=True)
@@ -85,18 +88,22 @@ def compare(
         for name in names
         if first[part].get(name) != second[part].get(name)
     ]
-    libraries = sorted(set(first.get("peers", {})) & set(second.get("peers", {})))
-    differing += [
-        f"environment of {library}: {first['peers'][library]} and {second['peers'][library]}"
-        for library in libraries
-        if first["peers"][library] != second["peers"][library]
-    ]
+    differing += _differing("source of", first["settings"].get("suites"), second["settings"].get("suites"))
+    differing += _differing("environment of", first.get("peers"), second.get("peers"))
     return Comparison(
         pairs,
         [key for key in mine if key not in theirs],
         [key for key in theirs if key not in mine],
         differing,
     )
+
+
+def _differing(what: str, first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> Iterator[str]:
+    """What both name, and say something else of."""
+    mine, theirs = first or {}, second or {}
+    for name in sorted(mine.keys() & theirs.keys()):
+        if mine[name] != theirs[name]:
+            yield f"{what} {name}: {mine[name]} and {theirs[name]}"
 
 
 def as_json(found: Comparison) -> dict[str, Any]:

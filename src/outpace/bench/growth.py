@@ -40,6 +40,7 @@ from torch import Tensor
 
 from outpace.bench.llama_shapes import Shape, check_growth, grown_config, kv_copies
 
+_USUAL_VOCABULARY = 32000  # of the models that the shapes are those of
 _NOISE = 0.02  # standard deviation; the usual one of weights that are not trained yet
 
 
@@ -207,6 +208,22 @@ def _axes(own: Shape, shape: Shape, vocabulary: int) -> dict[str, Axis]:
         "values": within(kv, kv // copies, plain),
         "heads": within(to_heads, heads, plain),
     }
+
+
+def vocabulary_note(config: Any, itemsize: int) -> str:
+    """How the vocabulary of a grown model differs from that of the models of its shape.
+
+    Args:
+        config: the grown model's.
+        itemsize: bytes of a weight.
+    """
+    usual = (_USUAL_VOCABULARY - config.vocab_size) * config.hidden_size * itemsize
+    if usual <= 0:
+        return "the model's own"
+    return (
+        f"the model's own, so the head reads {usual / 1e6:,.0f} MB less in a step than with "
+        f"{_USUAL_VOCABULARY} tokens"
+    )
 
 
 def grow(

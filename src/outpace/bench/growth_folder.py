@@ -31,6 +31,21 @@ def check_folder(out: Path) -> None:
         raise OutpaceError(f"cannot write {out}: no such folder: {out.parent}")
 
 
+def shape_of(folder: str | Path) -> str | None:
+    """The name of the shape that a folder's model was grown to; None where it was not grown.
+
+    Raises:
+        OutpaceError: the folder's note of it is broken.
+    """
+    note = Path(folder) / GROWTH
+    if not note.is_file():
+        return None
+    try:
+        return str(json.loads(note.read_text("utf-8"))["like"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OutpaceError(f"{note} is broken ({error}); grow the model anew, or delete that file") from None
+
+
 def save(
     growth: Growth,
     tokenizer: Any,

@@ -11,7 +11,7 @@ from outpace.bench.items import counted
 from outpace.bench.markup import frame, plot, table
 from outpace.bench.record import Record
 from outpace.bench.remarks import missing, remarks, totals, versions
-from outpace.bench.roof import Roof, Width, Work
+from outpace.bench.roof import Roof, Width
 from outpace.bench.rows import Row, number
 from outpace.bench.runs import BASELINE
 from outpace.bench.speed import LEAST_GROUPS, Speed
@@ -84,6 +84,7 @@ def _speeds(rows: Seq[Row]) -> str:
     head = [
         "method",
         "tokens/s",
+        "quartiles",
         "speed",
         "95%",
         "decode speed",
@@ -95,6 +96,7 @@ def _speeds(rows: Seq[Row]) -> str:
         [
             row.label,
             number(row.speed.tokens_per_second, 1),
+            " / ".join(number(one, 1) for one in row.speed.quartiles),
             number(row.speed.speedup),
             _span(row.speed),
             number(row.speed.decode_speedup),
@@ -105,11 +107,24 @@ def _speeds(rows: Seq[Row]) -> str:
         for row in rows
         if row.speed is not None
     ]
-    return table("Speed over plain decoding, and outputs equal to its.", head, body)
+    told = (
+        "Speed over plain decoding, and outputs equal to its. Quartiles are those of the prompts' tokens/s."
+    )
+    return table(told, head, body)
 
 
 def _steps(rows: Seq[Row]) -> str:
-    head = ["method", "steps", "tau", "accepted", "draft ms", "verify ms", "rest ms", "of the roof"]
+    head = [
+        "method",
+        "steps",
+        "tau",
+        "accepted",
+        "step ms",
+        "draft ms",
+        "verify ms",
+        "rest ms",
+        "of the roof",
+    ]
     body = []
     for row in rows:
         each = row.milliseconds_per_step
@@ -121,9 +136,7 @@ def _steps(rows: Seq[Row]) -> str:
                 "" if row.steps is None else str(row.steps),
                 number(row.tau),
                 number(row.acceptance_rate) if row.drafted else "",
-                number(each.draft if each else None),
-                number(each.verify if each else None),
-                number((each.rest if each.rest is not None else each.total) if each else None),
+                *(number(part) for part in (each.parts if each else [None] * 4)),
                 "" if row.roof is None else f"{row.roof.share:.0%}",
             ]
         )
@@ -190,7 +203,7 @@ def _machine(rows: Seq[Row], roof: Roof) -> str:
         ),
     ]
     if roof.work is not None:
-        parts.append(_roofline(rows, roof, roof.work))
+        parts.append(_roofline(rows, roof))
     return "\n".join([*parts, "</section>"])
 
 
@@ -201,7 +214,7 @@ def _least(width: Width) -> list[str]:
     return [number(1000 * width.least), f"{width.least / width.seconds:.0%}"]
 
 
-def _roofline(rows: Seq[Row], roof: Roof, work: Work) -> str:
+def _roofline(rows: Seq[Row], roof: Roof) -> str:
     reached = [
         [f"{row.suite}, {row.drafter}" + (f", {row.batch} at once" if row.batch > 1 else ""),
          number(row.roof.bytes_per_step / 1e6, 1), number(row.roof.operations_per_step / 1e6, 1),
@@ -209,7 +222,7 @@ def _roofline(rows: Seq[Row], roof: Roof, work: Work) -> str:
         for row in rows if row.roof is not None
     ]  # fmt: skip
     return plot(
-        plots.roofline(rows, roof, work),
+        plots.roofline(rows, roof),
         "Roofline: operations per second over operations per byte. "
         + "; ".join(f"{line[0]} reaches {line[-1]} of the limit" for line in reached),
         "The line is the best that was measured here: on its slope the memory is the limit, on its flat "

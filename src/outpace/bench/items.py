@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, zip_longest
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.core import OutpaceError
+from outpace.jsonl import read_line
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,12 @@ def read_values(file: Path) -> list[Any]:
     """The values of a JSONL file, one to a line, which may be packed with gzip.
 
     Raises:
-        OutpaceError: it cannot be read, or a line is not JSON.
+        OutpaceError: it cannot be read, or a line is not JSON, or has half a character.
     """
     try:
         raw = file.read_bytes()
         text = (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode("utf-8-sig")
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise OutpaceError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
     except UnicodeDecodeError as error:
         raise OutpaceError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from None
@@ -85,9 +86,9 @@ def read_values(file: Path) -> list[Any]:
         if not line.strip():
             continue
         try:
-            values.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise OutpaceError(f"{file}, line {number}: not JSON: {error.msg}") from None
+            values.append(read_line(line))
+        except OutpaceError as error:
+            raise OutpaceError(f"{file}, line {number}: {error}") from None
     if not values:
         raise OutpaceError(f"{file} holds no prompt; give a file with one to the line")
     return values

@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from outpace import __version__
+from outpace.hardware import processor
 
 
 def machine(device: str) -> dict[str, object]:
@@ -36,16 +37,6 @@ def machine(device: str) -> dict[str, object]:
     if torch.device(device).type == "cuda":
         found["device"] = torch.cuda.get_device_name(device)
     return found
-
-
-def processor() -> str:
-    """The processor's name, as far as the system says it."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def commit() -> str | None:

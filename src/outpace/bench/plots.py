@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from outpace.bench.roof import Roof, Work
+from outpace.bench.roof import Roof
 from outpace.bench.rows import Row
 from outpace.bench.runs import BASELINE
 from outpace.bench.scaling import Point, Scaling
@@ -113,12 +113,16 @@ def time_by_width(roof: Roof) -> str:
     return save()
 
 
-def roofline(rows: Seq[Row], roof: Roof, work: Work) -> str:
-    """Operations a second over operations per byte: the roof, forwards by width, each method's mean step."""
+def roofline(rows: Seq[Row], roof: Roof) -> str:
+    """Operations a second over operations per byte: the roof, forwards by width, each method's mean step.
+
+    Of a roof that knows the work of a step.
+    """
     axes, save = _figure(
         "Roofline of the mean step", "operations per byte moved", "billion operations per second"
     )
-    limits = roof.limits
+    limits, work = roof.limits, roof.work
+    assert work is not None
     ridge = limits.operations / limits.bandwidth
     widths = [
         (work.operations(width.rows, roof.context), work.bytes(1, roof.context), width.seconds)
@@ -146,9 +150,10 @@ def roofline(rows: Seq[Row], roof: Roof, work: Work) -> str:
         color="#777777",
         label="forwards of 1 to 128 tokens",
     )
+    several = len({row.suite for row, _, _ in reached}) > 1
     for number, (row, one, seconds) in enumerate(reached):
         x, y = one.operations_per_step / one.bytes_per_step, one.operations_per_step / seconds / 1e9
-        axes.plot([x], [y], **{**_look(number), "ls": "", "ms": 8}, label=_label(row))
+        axes.plot([x], [y], **{**_look(number), "ls": "", "ms": 8}, label=_label(row, several))
     axes.set_xscale("log")
     axes.set_yscale("log")
     return save()
@@ -186,8 +191,10 @@ def _by_ngram(found: Scaling) -> Iterator[tuple[int, list[Point], list[float]]]:
         yield size, points, [point.flops / found.plain_flops for point in points]
 
 
-def _label(row: Row) -> str:
-    return row.label if row.batch == 1 else f"{row.suite}, {row.label}, {row.batch} at once"
+def _label(row: Row, several: bool) -> str:
+    """What a row is called beside those of other batches and, where there are ``several``, other suites."""
+    parts = [row.suite] * several + [row.label] + [f"{row.batch} at once"] * (row.batch > 1)
+    return ", ".join(parts)
 
 
 def _look(number: int) -> dict[str, Any]:

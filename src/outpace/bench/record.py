@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from outpace.bench.promise import broken
 from outpace.bench.roof import Roof
 from outpace.bench.rows import Row
 from outpace.core import OutpaceError
 
 FORMAT, VERSION = "outpace bench", 1
-NEAR_TIE = 1e-4
 
 
 @dataclass
@@ -49,19 +49,9 @@ class Record:
 
     @property
     def broken(self) -> list[Row]:
-        """Rows of ours whose outputs differ from plain decoding's against the promise.
-
-        In float32 a near-tie may go either way. In smaller dtypes near-ties are common: nothing is promised.
-        """
-        if self.model["dtype"] not in ("float32", "float64"):
-            return []
-        return [
-            row for row in self.rows if row.promised and not row.peer and any(map(_wide, row.differences))
-        ]
-
-
-def _wide(difference: Any) -> bool:
-    return difference.margin is None or bool(difference.margin >= NEAR_TIE)
+        """Rows of ours whose outputs differ from plain decoding's against the promise."""
+        ours = [row for row in self.rows if row.promised and not row.peer]
+        return [row for row in ours if broken(row.differences, self.model["dtype"])]
 
 
 def as_json(record: Record) -> dict[str, Any]:
@@ -134,6 +124,8 @@ def _check(found: Mapping[str, Any]) -> None:
     """Look at all that a comparison reads."""
     for part in ("model", "settings", "machine"):
         found[part].get("name")
+    for named in (found.get("peers") or {}, found["settings"].get("suites") or {}):
+        named.keys()
     for row in found["rows"]:
         for name in ("suite", "drafter", "batch", "speedup", "speedup_interval", "error"):
             row[name]

@@ -195,8 +195,18 @@ def measure_limits(buffer_bytes: int, device: str, dtype: torch.dtype) -> Limits
     return Limits(matrix.nbytes / reading, matrix.nbytes, 2 * side**3 / multiplying)
 
 
-def measure_widths(target: TargetModel, context: int, widths: tuple[int, ...], batch: int = 1) -> list[float]:
-    """Median seconds of a forward over so many rows of each of ``batch`` sequences, the widths in turns."""
+def measure_widths(
+    target: TargetModel,
+    context: int,
+    widths: tuple[int, ...],
+    batch: int = 1,
+    before: Callable[[], None] = lambda: None,
+) -> list[float]:
+    """Median seconds of a forward over so many rows of each of ``batch`` sequences, the widths in turns.
+
+    Args:
+        before: called before each forward; what it raises ends the measurement.
+    """
     cache = target.new_cache(batch, context + max(widths))
     for _ in range(batch):
         target.open(cache)
@@ -206,9 +216,10 @@ def measure_widths(target: TargetModel, context: int, widths: tuple[int, ...], b
     device = str(next(model.parameters()).device)
 
     def step(rows: int) -> float:
+        before()
         began = time.perf_counter()
         target.forward(cache, [Rows([0] * rows)] * batch)
-        _wait(device)
+        wait(device)
         took = time.perf_counter() - began
         cache.keep([()] * batch)
         return took
@@ -223,12 +234,12 @@ def _rounds(work: Callable[[], object], device: str) -> list[float]:
     for _ in range(_ROUNDS + 1):
         began = time.perf_counter()
         work()
-        _wait(device)
+        wait(device)
         found.append(time.perf_counter() - began)
     return found[1:]
 
 
-def _wait(device: str) -> None:
+def wait(device: str) -> None:
     """Until the device has done what it was asked."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)

@@ -42,6 +42,11 @@ class PerStep:
     verify: float | None
     rest: float | None
 
+    @property
+    def parts(self) -> list[float | None]:
+        """The whole, and what it consists of, as tables show it."""
+        return [self.total, self.draft, self.verify, self.rest]
+
 
 @dataclass(frozen=True)
 class Reached:
@@ -135,7 +140,7 @@ def _row(measured: Measured, trace: Trace, margin: Margin, roof: Roof | None) ->
     drafted = _total([run.drafted for run in runs])
     accepted = _total([run.accepted for run in runs])
     tokens = sum(map(len, outputs))
-    differences = _differences(measured, trace, margin)
+    differences = differences_of(measured, trace, margin)
     places = range(len(measured.groups))
     return Row(
         **{
@@ -218,7 +223,7 @@ def _reached(measured: Measured, runs: Seq[Run], roof: Roof) -> Reached | None:
 # -- equality --------------------------------------------------------------------------------------------
 
 
-def _differences(measured: Measured, trace: Trace, margin: Margin) -> list[Difference]:
+def differences_of(measured: Measured, trace: Trace, margin: Margin) -> list[Difference]:
     """Every output, of every repeat, that is not plain decoding's of the first repeat."""
     found = []
     greedy = measured.settings.temperature == 0

@@ -15,12 +15,15 @@ from dataclasses import dataclass, replace
 from outpace.bench.candidates import affordable, candidates
 from outpace.bench.halving import Halving, Round
 from outpace.bench.items import Suite
+from outpace.bench.promise import broken
 from outpace.bench.roof import WIDTHS, measure_widths
+from outpace.bench.rows import Difference, differences_of
 from outpace.bench.run import Settings
 from outpace.bench.runs import BASELINE
 from outpace.bench.subject import Subject
-from outpace.bench.ways import Goal, Rounds, Way, WaySpeed, method_of
+from outpace.bench.ways import Frugal, Goal, Rounds, Way, WaySpeed, method_of
 from outpace.core import OutpaceError
+from outpace.drift import margin
 
 _CONTEXT = 128  # rows in the cache when steps are measured
 
@@ -35,6 +38,7 @@ class Tuned:
         halving: how it came about, candidates under ``str(way)``.
         steps: seconds of a step: prompts at once -> rows of each -> seconds.
         left_out: ways whose steps take too long to pay.
+        taus: tokens per step of every candidate that was measured, under ``str(way)``.
         seconds: that tuning took.
     """
 
@@ -43,7 +47,27 @@ class Tuned:
     halving: Halving
     steps: dict[int, dict[int, float]]
     left_out: list[Way]
+    taus: dict[str, float]
     seconds: float
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a choice did on prompts that it was not chosen on.
+
+    Attributes:
+        speed: beside plain decoding of the same prompts.
+        differences: where its outputs are not plain decoding's.
+        broken: whether these break the promise that they are.
+    """
+
+    speed: WaySpeed
+    differences: tuple[Difference, ...]
+    broken: bool
+
+
+class _TooLittleTime(Exception):
+    """The time is up, or somebody wants to stop, before any candidate was asked."""
 
 
 def tune(
@@ -80,23 +104,36 @@ def tune(
             f"{suite.name} has {len(suite.items)} prompts, and {goal.unit} are decoded at a time; give more "
             "prompts, or another --batch"
         )
-    report("steps")
-    steps = {batch: measure_steps(subject, batch) for batch in goal.batches}
+
+    def over() -> bool:
+        return stopped() or clock() - began >= budget
+
+    def tick() -> None:
+        report("")
+        if over():
+            raise _TooLittleTime
+
     found = candidates(specs)
-    known = {batch: affordable(found, by_rows) for batch, by_rows in steps.items()}
-    ways = [Way(one.spec, batch) for batch in goal.batches for one in known[batch]]
+    report("steps")
+    try:
+        steps = {batch: measure_steps(subject, batch, tick) for batch in goal.batches}
+        known = {batch: affordable(found, by_rows) for batch, by_rows in steps.items()}
+        ways = [Way(one.spec, batch) for batch in goal.batches for one in known[batch]]
+        methods = _methods(subject, ways, settings, tick)
+    except _TooLittleTime:
+        if stopped():
+            return None
+        raise OutpaceError(
+            f"{budget:g} seconds are not enough to measure this model's steps; give a larger --budget"
+        ) from None
     everything = [Way(one.spec, batch) for batch in goal.batches for one in found]
-    rounds = Rounds(subject, suite, goal, settings, {way: method_of(subject, way, settings) for way in ways})
+    rounds = Rounds(subject, suite, goal, settings, methods)
     halving = Halving(
         [str(way) for way in ways],
         len(suite.items) // goal.unit,
         budget,
         [str(way) for way in ways if way.spec == BASELINE],
     )
-
-    def over() -> bool:
-        return stopped() or clock() - began >= budget
-
     halving.spend(clock() - began)
     while not over() and (todo := halving.next()) is not None:
         rivals = len(todo.names) - len(halving.baselines)
@@ -109,7 +146,18 @@ def tune(
         _explain(halving, budget)
     best = next(way for way in ways if str(way) == halving.best.name)
     left_out = [way for way in everything if way not in ways]
-    return Tuned(best, rounds.speed(best), halving, steps, left_out, clock() - began)
+    return Tuned(best, rounds.speed(best), halving, steps, left_out, rounds.taus(), clock() - began)
+
+
+def _methods(
+    subject: Subject, ways: Seq[Way], settings: Settings, before: Callable[[], None]
+) -> dict[Way, Frugal]:
+    """A method for each way; weights of drafters may have to be read."""
+    found = {}
+    for way in ways:
+        before()
+        found[way] = method_of(subject, way, settings)
+    return found
 
 
 def _explain(halving: Halving, budget: float) -> None:
@@ -122,19 +170,25 @@ def _explain(halving: Halving, budget: float) -> None:
     )
 
 
-def measure_steps(subject: Subject, batch: int) -> dict[int, float]:
-    """Seconds of a step over ``batch`` prompts, by the rows of each: 1 row is a plain step."""
+def measure_steps(
+    subject: Subject, batch: int, before: Callable[[], None] = lambda: None
+) -> dict[int, float]:
+    """Seconds of a step over ``batch`` prompts, by the rows of each: 1 row is a plain step.
+
+    Args:
+        before: called before each forward; what it raises ends the measurement.
+    """
     context = subject.target.context
     room = 2 * max(WIDTHS) if context is None else context
-    before = max(1, min(_CONTEXT, room - max(WIDTHS)))
-    widths = tuple(width for width in WIDTHS if context is None or before + width <= context)
-    return dict(zip(widths, measure_widths(subject.target, before, widths, batch), strict=True))
+    past = max(1, min(_CONTEXT, room - max(WIDTHS)))
+    widths = tuple(width for width in WIDTHS if context is None or past + width <= context)
+    return dict(zip(widths, measure_widths(subject.target, past, widths, batch, before), strict=True))
 
 
 def verify(
     subject: Subject, way: Way, suite: Suite, goal: Goal, settings: Settings, stopped: Callable[[], bool]
-) -> WaySpeed | None:
-    """How fast a choice is on other prompts, in turns with plain decoding; None if it was stopped.
+) -> Verified | None:
+    """How a choice does on other prompts, in turns with plain decoding; None if it was stopped.
 
     Raises:
         OutpaceError: it failed.
@@ -149,10 +203,12 @@ def verify(
     )
     count = len(suite.items) // way.batch
     halving = Halving([str(one) for one in ways], count, math.inf, [str(one) for one in ways])
-    rounds.run(Round(tuple(str(one) for one in ways), 0, count), halving, stopped)
+    (measured,) = rounds.run(Round(tuple(str(one) for one in ways), 0, count), halving, stopped)
     if stopped():
         return None
     failed = halving.candidates[str(way)].failed
     if failed:
         raise OutpaceError(failed)
-    return rounds.speed(way)
+    chosen = measured.traces[-1]
+    found = differences_of(measured, chosen, lambda text: margin(subject.target, text))
+    return Verified(rounds.speed(way), tuple(found), chosen.promised and broken(found, subject.dtype))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from outpace.bench.halving import Halving, Round
 from outpace.bench.items import Suite
 from outpace.bench.ours import Ours
+from outpace.bench.roof import wait
 from outpace.bench.run import Measured, Settings, Trace, measure
-from outpace.bench.runs import BASELINE
+from outpace.bench.runs import BASELINE, Request, Run
 from outpace.bench.statistics import interval, quartiles
 from outpace.bench.subject import Subject
 from outpace.core import OutpaceError
@@ -93,9 +95,37 @@ class WaySpeed:
     outputs: int
 
 
-def method_of(subject: Subject, way: Way, settings: Settings) -> Ours:
+class Frugal(Ours):
+    """A drafter whose engine has a cache while it decodes alone: many of them fit into memory together.
+
+    Room is made, as much as was there before, before a run's seconds begin.
+    """
+
+    def __init__(self, subject: Subject, spec: str, temperature: float = 0.0) -> None:
+        super().__init__(subject.target, spec, temperature=temperature)
+        self._device = subject.device
+        self._room = self._engine.room
+        self._engine.make_room(1, 1)
+
+    def begin(self, anew: bool = False) -> None:
+        """A new engine, as small."""
+        super().begin(anew)
+        self._engine.make_room(1, 1)
+
+    def run(self, request: Request) -> Run:
+        """Decode, step by step."""
+        self._engine.make_room(*self._room)
+        wait(self._device)
+        try:
+            return super().run(request)
+        finally:
+            self._room = self._engine.room
+            self._engine.make_room(1, 1)
+
+
+def method_of(subject: Subject, way: Way, settings: Settings) -> Frugal:
     try:
-        return Ours(subject.target, way.spec, temperature=settings.temperature)
+        return Frugal(subject, way.spec, settings.temperature)
     except OutpaceError as error:
         raise type(error)(f"{way.spec}: {error}") from None
 
@@ -108,7 +138,7 @@ class Rounds:
     suite: Suite
     goal: Goal
     settings: Settings
-    methods: dict[Way, Ours]
+    methods: dict[Way, Frugal]
     found: dict[Way, list[Unit]] = field(default_factory=dict)
 
     def run(
@@ -117,13 +147,18 @@ class Rounds:
         halving: Halving,
         stopped: Callable[[], bool],
         report: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        """A round, batch by batch; what only some of the batches were measured on does not count."""
-        # Who has left gives back the memory of its cache.
+    ) -> list[Measured]:
+        """A round, batch by batch; what only some of the batches were measured on does not count.
+
+        Returns:
+            What was measured, for each batch; plain decoding first.
+        """
+        # Who has left gives back its memory.
         self.methods = {way: method for way, method in self.methods.items() if str(way) in todo.names}
         unit = self.goal.unit
         part = replace(self.suite, items=self.suite.items[todo.first * unit : todo.stop * unit])
         took: dict[Way, list[Unit]] = {}
+        found = []
         for batch in self.goal.batches:
             ways = [way for way in self.methods if way.batch == batch]
             ways.sort(key=lambda way: way.spec != BASELINE)  # plain decoding answers for all
@@ -136,6 +171,7 @@ class Rounds:
                 stopped=lambda: _ticked(stopped, report),
                 warm=todo.first > 0,
             )
+            found.append(measured)
             for way, trace in zip(ways, measured.traces, strict=True):
                 if trace.error is not None:
                     halving.fail(str(way), f"{way}: {trace.error}")
@@ -146,6 +182,7 @@ class Rounds:
             self.found.setdefault(way, []).extend(units[:whole])
             for one in units[:whole]:
                 halving.learn(str(way), one.tokens, one.seconds)
+        return found
 
     def _units(self, measured: Measured, trace: Trace) -> list[Unit]:
         each = self.goal.unit // measured.batch
@@ -158,6 +195,10 @@ class Rounds:
             steps = sum(run.steps or 0 for run in runs)
             found.append(Unit(sum(run.tokens for run in runs), seconds, steps, outputs))
         return found
+
+    def taus(self) -> dict[str, float]:
+        """Tokens per step, the target's own included, of every way that was measured, by its name."""
+        return {str(way): _tau(units) for way, units in self.found.items() if units}
 
     def speed(self, way: Way) -> WaySpeed:
         """How fast a way was, beside plain decoding of the same prompts."""
@@ -172,17 +213,20 @@ class Rounds:
             for one, other in zip(units, plain, strict=True)
             for mine, theirs in zip(one.outputs, other.outputs, strict=True)
         ]
-        tokens = sum(one.tokens for one in units)
         return WaySpeed(
-            tokens / sum(one.seconds for one in units),
+            sum(one.tokens for one in units) / sum(one.seconds for one in units),
             sum(one.tokens for one in plain) / sum(one.seconds for one in plain),
             quartiles(ratios)[1],
             interval(ratios),
-            tokens / sum(one.steps for one in units),
+            _tau(units),
             len(units) * self.goal.unit,
             sum(mine == theirs for mine, theirs in pairs),
             len(pairs),
         )
+
+
+def _tau(units: Seq[Unit]) -> float:
+    return sum(one.tokens for one in units) / sum(one.steps for one in units)
 
 
 def _ticked(stopped: Callable[[], bool], report: Callable[[str], None]) -> bool:

@@ -103,14 +103,17 @@ def generate(
     found = prompts.read(prompt, file, reference or ())
     loading = (drafter, profile, verifier, model, device, dtype, trust_remote_code)
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
-        loaded, spec = profiled(*loading, references=any(one.references for one in found))
+        together = min(batch, len(found))
+        loaded, spec = profiled(
+            *loading, references=any(one.references for one in found), at_once=(together,)
+        )
         from outpace.console import generate as runner
         from outpace.console.online import learning
         from outpace.console.runs import prepare
 
         jobs = prepare(found, loaded, chat)
         with learning(loaded, spec, online, online_out) as learner:
-            engine = loaded.engine(spec, verifier, min(batch, len(jobs)), adaptive, learner)
+            engine = loaded.engine(spec, verifier, together, adaptive, learner)
             if compare:
                 label = labelled(spec, engine)
                 ended = runner.compare(loaded, engine, label, jobs, params, repeats, writer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,21 +55,30 @@ def profiled(
     trust_remote_code: bool,
     references: bool = False,
     like: str | None = None,
+    at_once: Iterable[int] = (1,),
+    remark: Callable[[str], None] = screen.note,
 ) -> tuple[Loaded, str]:
-    """The model asked for, and the drafter: the one given, or that of a profile, or the default."""
+    """The model asked for, and the drafter: the one given, or that of a profile, or the default.
+
+    Args:
+        at_once: numbers of prompts that will be decoded together.
+        remark: is told where the profile was tuned for another number.
+    """
     loading = (verifier, model, device, dtype, trust_remote_code)
     if profile is None:
         spec = drafter or DEFAULT_DRAFTER
         return parts(spec, *loading, references=references, like=like), spec
     if drafter:
         raise OutpaceError("give --drafter or --profile, not both: a profile names a drafter")
-    from outpace.profile import load_profile, read_profiles
+    from outpace.profile import load_profile, other_batch, read_profiles
 
     read_profiles(profile)  # what is wrong with the file is said before the model loads
     loaded = parts("none", *loading, like=like)
-    spec = load_profile(profile, loaded.target).drafter
-    check_drafter(spec, references)
-    return loaded, spec
+    known = load_profile(profile, loaded.target)
+    check_drafter(known.drafter, references)
+    if (told := other_batch(known, at_once)) is not None:
+        remark(told)
+    return loaded, known.drafter
 
 
 def check_drafter(spec: str, references: bool) -> None:

@@ -92,8 +92,9 @@ def bench(
         methods = (drafters, verifier, adaptive, peers, assistant, gguf)
         chosen = runner.plan(suite, data, limit, *methods, batch, settings)
     loading = ("" if profile else "none", profile, verifier, model, device, dtype, trust_remote_code)
-    loaded, spec = profiled(*loading, like=like)
-    found = runner.run(chosen.with_drafter(spec), loaded, json_to, html)
+    notes: list[str] = []
+    loaded, spec = profiled(*loading, like=like, at_once=chosen.batches, remark=notes.append)
+    found = runner.run(chosen.with_drafter(spec, notes), loaded, json_to, html)
     finish(not found.interrupted, equal=found.whole and not found.failed and not found.broken)
 
 
@@ -120,13 +121,15 @@ def tune_drafter(
     max_new_tokens: o.MaxNewTokens = 64,
     temperature: o.Temperature = 0.0,
     seed: own.TuneSeed = 0,
+    eos: own.Ends = False,
     as_json: o.AsJson = False,
 ) -> None:
     """Find the fastest drafter and its options for a model, a machine and prompts.
 
     Writes a profile, which --profile of the other commands and
-    outpace.accelerate(model, profile=...) read. With --verify, ends with exit
-    code 1 if outputs on the prompts kept for it are not equal to plain decoding's.
+    outpace.accelerate(model, profile=...) read. With --verify, which takes its
+    time after the budget, ends with exit code 1 if outputs on the prompts kept
+    for it break the promise to equal plain decoding's.
     """
     sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     check_length(max_new_tokens)
@@ -135,7 +138,7 @@ def tune_drafter(
         from outpace.console import bench as runner
         from outpace.console import tune
 
-        settings = Settings(max_new_tokens, temperature, seed)
+        settings = Settings(max_new_tokens, temperature, seed, ends=eos)
         batches = runner.batch_sizes(batch)
         chosen = tune.plan(
             suite, data, limit, drafters or tune.DRAFTERS, objective, batches, settings, budget, out, verify
@@ -144,11 +147,14 @@ def tune_drafter(
     found = tune.run(chosen, loaded)
     if found is None:
         return finish(False)
-    if as_json:
-        typer.echo(json.dumps(tune.as_json(found, chosen), indent=2))
-    else:
-        tune.show(found, chosen, screen.out())
-    finish(True, equal=found.verified is None or found.verified.equal == found.verified.outputs)
+    try:
+        tune.finish(found, chosen, loaded)
+    finally:  # what was found is shown whatever becomes of the rest
+        if as_json:
+            typer.echo(json.dumps(tune.as_json(found, chosen), indent=2))
+        else:
+            tune.show(found, chosen, screen.out())
+    finish(found.whole, equal=not found.broken)
 
 
 def refuse_given(context: typer.Context) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -11,12 +12,15 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
 from outpace import nano_draft_path, nano_path
 from outpace.bench import record as records
 from outpace.bench.gguf import write_gguf
+from outpace.bench.growth import vocabulary_note
+from outpace.bench.growth_folder import shape_of
 from outpace.bench.items import Suite, counted
 from outpace.bench.machine import machine
 from outpace.bench.methods import (
@@ -39,13 +43,11 @@ from outpace.console import screen
 from outpace.console.interrupt import Interrupt
 from outpace.console.models import Loaded
 from outpace.console.progress import Bar, bar
-from outpace.console.writer import check_out
+from outpace.console.writer import STANDARD_OUTPUT, check_out, write_results
 from outpace.core import OutpaceError, out_of_memory
 from outpace.drafters import load_drafter
 from outpace.drift import margin
 from outpace.verify import load_verifier
-
-STANDARD_OUTPUT = "-"
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,12 @@ class Plan:
     gguf: Path | None
     batches: tuple[int, ...]
     settings: Settings
+    notes: tuple[str, ...] = ()
 
-    def with_drafter(self, spec: str) -> Plan:
-        """The same with one drafter more, that of a profile."""
-        return self if spec in self.drafters else replace(self, drafters=(*self.drafters, spec))
+    def with_drafter(self, spec: str, notes: Seq[str] = ()) -> Plan:
+        """The same with one drafter more, that of a profile, and with what a reader must know of it."""
+        drafters = self.drafters if spec in self.drafters else (*self.drafters, spec)
+        return replace(self, drafters=drafters, notes=tuple(notes))
 
     def facts(self) -> dict[str, object]:
         """What figures depend on, for the record."""
@@ -107,18 +111,32 @@ def plan(
     for spec in specs:
         load_drafter(spec)
     load_verifier(verifier)
+    chosen_peers = split_peers(peers)
+    _refuse_unread(chosen_peers, assistant, gguf)
     return Plan(
         suites=tuple(load_suite(name, data) for name in names),
         limit=limit,
         drafters=tuple(specs),
         verifier=verifier,
         adaptive=adaptive,
-        peers=tuple(split_peers(peers)),
+        peers=tuple(chosen_peers),
         assistant=assistant,
         gguf=gguf,
         batches=batch_sizes(batches),
         settings=settings,
     )
+
+
+def _refuse_unread(peers: Seq[Peer], assistant: str | None, gguf: Path | None) -> None:
+    """Refuse options of peers that were not asked for."""
+    if assistant is not None and not any(peer.name == "transformers:assisted" for peer in peers):
+        raise OutpaceError(
+            "--assistant is the draft model of transformers:assisted; add that to --peers, or leave it out"
+        )
+    if gguf is not None and not any(peer.library == "llama.cpp" for peer in peers):
+        raise OutpaceError(
+            "--gguf is the model's weights for llama.cpp; add llama.cpp=VENV to --peers, or leave it out"
+        )
 
 
 def batch_sizes(text: str) -> tuple[int, ...]:
@@ -164,16 +182,10 @@ def run(chosen: Plan, model: Loaded, as_json: str | None, html: Path | None) -> 
     if found.rows:
         screen_of = screen.err() if as_json == STANDARD_OUTPUT else screen.out()
         report.show(found, screen_of)
-    if html is not None and found.rows:
-        from outpace.bench.html import page
+    from outpace.bench.html import page
 
-        html.write_text(page(found), encoding="utf-8")
-        screen.note(f"report: {html}")
-    text = json.dumps(records.as_json(found))
-    if as_json == STANDARD_OUTPUT:
-        screen.write(text + "\n")
-    elif as_json is not None:
-        Path(as_json).write_text(text + "\n", encoding="utf-8")
+    drawn = html if found.rows else None
+    write_results(json.dumps(records.as_json(found)), as_json, lambda: page(found), drawn)
     return found
 
 
@@ -199,7 +211,11 @@ def _gguf(chosen: Plan, model: Loaded, folder: Path) -> Path | None:
 
 def _measure_all(chosen: Plan, model: Loaded) -> Record:
     tokens = chosen.settings.max_new_tokens
-    notes: list[str] = []
+    notes = list(chosen.notes)
+    if (grown := model.grown or shape_of(model.source)) is not None:
+        weights: Any = getattr(model.target, "model", None)
+        told = vocabulary_note(weights.config, getattr(torch, model.dtype).itemsize)
+        notes.append(f"the vocabulary of this growth to {grown} is {told}")
     suites = []
     for suite in chosen.suites:
         fits = fitting(model, suite, tokens)
@@ -222,7 +238,7 @@ def _measure_all(chosen: Plan, model: Loaded) -> Record:
         machine=machine(model.device),
         model={"name": model.name, "dtype": model.dtype, "device": model.device},
         settings=chosen.facts(),
-        command=" ".join(["outpace", *sys.argv[1:]]),
+        command=shlex.join(["outpace", *sys.argv[1:]]),
         notes=notes,
         peers=versions_of(methods),
     )

@@ -88,7 +88,8 @@ def speeds(rows: Seq[Row]) -> Table:
 def steps(rows: Seq[Row]) -> Table:
     """Steps, and where their time goes."""
     table = _table(
-        "steps, and milliseconds of each", "steps", "tau", "kept", "draft", "verify", "rest", "first", "roof"
+        "steps, and milliseconds of each",
+        *("steps", "tau", "kept", "step", "draft", "verify", "rest", "first", "roof"),
     )
     for row in rows:
         if row.speed is None:
@@ -99,9 +100,7 @@ def steps(rows: Seq[Row]) -> Table:
             "" if row.steps is None else str(row.steps),
             number(row.tau),
             number(row.acceptance_rate) if row.drafted else "",
-            number(each.draft) if each else "",
-            number(each.verify) if each else "",
-            number(each.rest if each.rest is not None else each.total) if each else "",
+            *(number(part) for part in (each.parts if each else [None] * 4)),
             number(1000 * row.speed.prefill_seconds, 1),
             "" if row.roof is None else f"{row.roof.share:.0%}",
         )
@@ -112,7 +111,10 @@ def acceptance(rows: Seq[Row]) -> Table:
     """The share of the steps that accepted a token at each depth."""
     deepest = max(len(row.acceptance_by_position) for row in rows)
     depths = range(min(deepest, _DEPTHS))
-    table = _table("steps that accepted a token, by its place in the draft", *(str(i + 1) for i in depths))
+    title = "steps that accepted a token, by its place in the draft"
+    if deepest > _DEPTHS:
+        title += f" (the first {_DEPTHS} of {deepest}; --json and --html have all)"
+    table = _table(title, *(str(i + 1) for i in depths))
     for row in rows:
         if row.acceptance_by_position:
             shares = row.acceptance_by_position[:_DEPTHS]

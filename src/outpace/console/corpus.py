@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import io
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from outpace.console.prompts import LINES
 from outpace.core import OutpaceError
+from outpace.jsonl import read_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -112,9 +112,7 @@ def _lines(file: Path, field: str) -> Iterator[Piece]:
             if not line.strip():
                 continue
             try:
-                content = _content(json.loads(line.decode("utf-8-sig")), field)
-            except json.JSONDecodeError as error:
-                raise OutpaceError(f"{file}, line {number}: not JSON: {error.msg}") from None
+                content = _content(read_line(line.decode("utf-8-sig")), field)
             except OutpaceError as error:
                 raise OutpaceError(f"{file}, line {number}: {error}") from None
             yield Piece(content, last=True, size=len(line))

@@ -10,14 +10,12 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from outpace.bench.growth import Growth
+from outpace.bench.growth import Growth, vocabulary_note
 from outpace.bench.growth_folder import check_folder, save
 from outpace.bench.llama_shapes import load_shape
 from outpace.console import progress
 from outpace.console.models import DTYPES, load_weights
 from outpace.core import OutpaceError
-
-_USUAL_VOCABULARY = 32000  # of the models that the shapes are those of
 
 
 def run(
@@ -36,8 +34,6 @@ def run(
     check_folder(out)
     name, source, tokenizer = load_weights(model, "auto", trust_remote_code)
     growth = Growth(source, shape, getattr(torch, dtype), seed)
-    vocabulary = growth.config.vocab_size
-    usual = (_USUAL_VOCABULARY - vocabulary) * shape.hidden_size * growth.dtype.itemsize
     found = {
         "model": name,
         "like": like,
@@ -46,13 +42,8 @@ def run(
         "model_parameters": sum(weight.numel() for weight in source.parameters()),
         "bytes": growth.parameters * growth.dtype.itemsize,
         "dtype": dtype,
-        "vocabulary": vocabulary,
-        "vocabulary_note": (
-            f"the model's own, so the head reads {usual / 1e6:,.0f} MB less in a step than with "
-            f"{_USUAL_VOCABULARY} tokens"
-            if usual > 0
-            else "the model's own"
-        ),
+        "vocabulary": growth.config.vocab_size,
+        "vocabulary_note": vocabulary_note(growth.config, growth.dtype.itemsize),
         "context": growth.config.max_position_embeddings,
         "seed": seed,
     }

@@ -21,6 +21,7 @@ from outpace.core import ContextOverflow, OutpaceError, UnsupportedModel
 from outpace.drafters.base import Drafter
 from outpace.drafting.loading import refuse_incomplete
 from outpace.engine import Engine
+from outpace.jsonl import check_text
 from outpace.parts import adapts
 from outpace.targets import Target, TargetModel
 from outpace.train import Online, lora
@@ -34,6 +35,7 @@ class Loaded:
     """A model that passed the target's self-test, its tokenizer, and how to say what it is.
 
     ``source`` is the folder or the hub's name that it can be loaded from; "" for one that is in memory alone.
+    ``grown`` is the name of the shape that it was grown to in memory.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Loaded:
     dtype: str
     device: str
     source: str = ""
+    grown: str | None = None
 
     def __str__(self) -> str:
         return f"{self.name}, {self.dtype} on {self.device}"
@@ -76,11 +79,17 @@ class Loaded:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def tokens(self, text: str) -> list[int]:
-        """Token ids of a text, however long."""
+        """Token ids of a text, however long.
+
+        Raises:
+            OutpaceError: it has half a character.
+        """
+        check_text(text)
         return list(self.tokenizer(text).input_ids)
 
     def plain_tokens(self, text: str) -> list[int]:
         """Token ids of a text as it may stand within another: without tokens that begin or end one."""
+        check_text(text)
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     def encode(self, text: str, chat: bool = False) -> list[int]:
@@ -109,7 +118,7 @@ class Loaded:
             )
         except Exception as error:  # a template may raise anything
             raise OutpaceError(f"the chat template of {self.name} failed: {_first_line(error)}") from error
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return self.plain_tokens(text)
 
 
 def load(
@@ -143,7 +152,7 @@ def load(
         model = grow(model, shape, place)
         shown, source = f"{shown} grown to {like}", ""
     kind = str(model.dtype).removeprefix("torch.")
-    return Loaded(shown, Target(model), tokenizer, kind, str(place), source)
+    return Loaded(shown, Target(model), tokenizer, kind, str(place), source, like)
 
 
 def load_weights(name: str | None, dtype: torch.dtype | str, trust_remote_code: bool) -> tuple[str, Any, Any]:

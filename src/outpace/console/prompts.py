@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outpace.core import OutpaceError
+from outpace.jsonl import read_line
 
 LINES = (".jsonl", ".ndjson")
 
@@ -75,10 +75,8 @@ def read_lines(text: str, name: str) -> list[Prompt]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
+            value = read_line(line)
             prompts.append(Prompt(_prompt(value), number, _references(value)))
-        except json.JSONDecodeError as error:
-            raise OutpaceError(f"{name}, line {number}: not JSON: {error.msg}: {_short(line)}") from None
         except OutpaceError as error:
             raise OutpaceError(f"{name}, line {number}: {error}: {_short(line)}") from None
     if not prompts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from outpace.console import screen
 from outpace.console.interrupt import Interrupt
 from outpace.console.models import Loaded
 from outpace.console.progress import bar
+from outpace.console.writer import STANDARD_OUTPUT, write_results
 from outpace.core import OutpaceError
 
 
@@ -74,11 +76,8 @@ def run(
             lambda: progress.advance(f"{len(grid)} settings"),
             lambda: interrupt.raised,
         )
-    show(found, screen.err() if to_json == "-" else screen.out())
-    command = " ".join(["outpace", *sys.argv[1:]])
-    if html is not None:
-        html.write_text(page(found, str(model), command), encoding="utf-8")
-        screen.note(f"report: {html}")
+    show(found, screen.err() if to_json == STANDARD_OUTPUT else screen.out())
+    command = shlex.join(["outpace", *sys.argv[1:]])
     facts = {
         "command": command,
         "machine": machine(model.device),
@@ -86,11 +85,8 @@ def run(
         "max_new_tokens": settings.max_new_tokens,
         "from_text": from_text,
     }
-    text = json.dumps(as_json(found, facts)) + "\n"
-    if to_json == "-":
-        screen.write(text)
-    elif to_json is not None:
-        Path(to_json).write_text(text, encoding="utf-8")
+    text = json.dumps(as_json(found, facts))
+    write_results(text, to_json, lambda: page(found, str(model), command), html)
     return found.whole
 
 

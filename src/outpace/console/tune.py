@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from dataclasses import asdict, dataclass, replace
@@ -15,19 +16,22 @@ from rich.text import Text
 from outpace import __version__
 from outpace.bench.items import Suite, counted
 from outpace.bench.methods import split_drafters
+from outpace.bench.remarks import told
+from outpace.bench.rows import number
 from outpace.bench.run import Settings
 from outpace.bench.runs import BASELINE
 from outpace.bench.subject import fitting
 from outpace.bench.suites import load_suite
-from outpace.bench.tuning import Tuned, tune, verify
+from outpace.bench.tuning import Tuned, Verified, tune, verify
 from outpace.bench.ways import Goal, WaySpeed
 from outpace.console import screen
 from outpace.console.interrupt import Interrupt
 from outpace.console.models import Loaded
 from outpace.console.progress import Bar, bar
+from outpace.console.writer import check_out
 from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
-from outpace.profile import Profile, read_profiles, save_profile
+from outpace.profile import Profile, draft_of, read_profiles, save_profile
 
 DRAFTERS = (
     "lookahead,prompt_lookup,suffix,token_recycling,jacobi,"
@@ -69,10 +73,12 @@ def plan(
     Raises:
         OutpaceError: a suite, drafter, objective or place that there is not.
     """
-    if not out.parent.is_dir():
-        raise OutpaceError(f"cannot write {out}: no such folder: {out.parent}")
+    if not math.isfinite(budget):
+        raise OutpaceError(f"--budget is a number of seconds, not {budget}; give a large one for much time")
     if out.exists():
         read_profiles(out)  # another file would be lost
+    for file in (out, draft_of(out)):
+        check_out(file, overwrite=True)
     goal = Goal(objective, batches)
     specs = tuple(spec for spec in split_drafters(drafters) if spec != BASELINE)
     for spec in specs:
@@ -84,17 +90,35 @@ def plan(
     return Plan(suited, limit, specs, goal, settings, budget, out, check)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Found:
-    """What came of it; ``verified`` is the choice on prompts it has not seen, if that was asked for."""
+    """What came of it.
+
+    Attributes:
+        unseen: the prompts that were kept for verifying, if that was asked for.
+        saved: whether the profile was written.
+        verified: what the choice did on the prompts it has not seen; None before that.
+    """
 
     tuned: Tuned
-    verified: WaySpeed | None
     profile: Profile
+    unseen: Suite | None
+    saved: bool = False
+    verified: Verified | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all was done that was asked for."""
+        return self.saved and (self.unseen is None or self.verified is not None)
+
+    @property
+    def broken(self) -> bool:
+        """Whether outputs differ from plain decoding's that were promised to be equal."""
+        return self.verified is not None and self.verified.broken
 
 
 def run(chosen: Plan, model: Loaded) -> Found | None:
-    """Tune, write the profile, and verify; None where it was interrupted.
+    """Tune; None where it was interrupted.
 
     Raises:
         OutpaceError: nothing could be measured, or too few prompts are there.
@@ -115,19 +139,22 @@ def run(chosen: Plan, model: Loaded) -> Found | None:
             clock.report,
             lambda: interrupt.raised,
         )
-    if tuned is None:
-        return None
-    profile = _profile(tuned, chosen)
-    save_profile(chosen.out, model.target, profile)
-    verified = None
-    if unseen is not None:
+    return None if tuned is None else Found(tuned, _profile(tuned, chosen), unseen)
+
+
+def finish(found: Found, chosen: Plan, model: Loaded) -> None:
+    """Write the profile, and verify it, if that was asked for and nobody interrupts.
+
+    Raises:
+        OutpaceError: the profile cannot be written, or the choice fails on the other prompts.
+    """
+    save_profile(chosen.out, model.target, found.profile)
+    found.saved = True
+    if found.unseen is not None:
         with Interrupt() as interrupt, screen.busy("verifying on other prompts ..."):
-            verified = verify(
-                model, tuned.way, unseen, chosen.goal, chosen.settings, lambda: interrupt.raised
+            found.verified = verify(
+                model, found.tuned.way, found.unseen, chosen.goal, chosen.settings, lambda: interrupt.raised
             )
-        if verified is None:
-            return None
-    return Found(tuned, verified, profile)
 
 
 def _apart(suite: Suite, chosen: Plan) -> tuple[Suite, Suite | None]:
@@ -188,17 +215,21 @@ def _profile(tuned: Tuned, chosen: Plan) -> Profile:
 
 def as_json(found: Found, chosen: Plan) -> dict[str, Any]:
     """All that was found, as JSON values."""
-    tuned = found.tuned
+    tuned, checked = found.tuned, found.verified
     return {
         "profile": asdict(found.profile),
-        "out": str(chosen.out),
+        "out": str(chosen.out) if found.saved else None,
+        "whole": found.whole,
         "expected": asdict(tuned.speed),
-        "verified": None if found.verified is None else asdict(found.verified),
-        "as_expected": None if found.verified is None else agrees(tuned.speed, found.verified),
+        "verified": None if checked is None else asdict(checked.speed),
+        "as_expected": None if checked is None else agrees(tuned.speed, checked.speed),
+        "differences": [] if checked is None else [asdict(one) for one in checked.differences],
+        "broken": found.broken,
         "candidates": [
             {
                 "name": one.name,
                 "tokens_per_second": one.speed,
+                "tau": tuned.taus.get(one.name),
                 "measured": one.measured,
                 "failed": one.failed,
             }
@@ -227,13 +258,14 @@ def table(found: Found, chosen: Plan) -> Table:
     made = Table(
         title=f"{len(tuned.halving.candidates)} candidates, {tuned.seconds:.0f} s", title_justify="left"
     )
-    for name in ("drafter", "prompts", "tokens/s"):
+    for name in ("drafter", "prompts", "tau", "tokens/s"):
         made.add_column(name, justify="left" if name == "drafter" else "right")
-    ranked = _ranked(tuned)
+    ranked = [one for one in _ranked(tuned) if one.failed is None]
     plain = [one for one in ranked[_SHOWN:] if one.name in tuned.halving.baselines]
     for one in [*ranked[:_SHOWN], *plain]:
         style = "bold green" if one.name == str(tuned.way) else ""
-        made.add_row(one.name, str(one.measured * chosen.goal.unit), f"{one.speed:.1f}", style=style)
+        tau = number(tuned.taus.get(one.name))
+        made.add_row(one.name, str(one.measured * chosen.goal.unit), tau, f"{one.speed:.1f}", style=style)
     return made
 
 
@@ -245,7 +277,7 @@ def show(found: Found, chosen: Plan, console: Console) -> None:
 
 
 def lines(found: Found, chosen: Plan) -> list[str]:
-    """The choice, what to expect of it, and what came of verifying."""
+    """The choice, what to expect of it, what failed, and what came of verifying."""
     tuned, speed = found.tuned, found.tuned.speed
     each = "" if chosen.goal.objective == "throughput" else " for each prompt"
     said = [f"fastest: {tuned.way}"]
@@ -256,14 +288,26 @@ def lines(found: Found, chosen: Plan) -> list[str]:
     )
     if tuned.left_out:
         said.append(f"left out, as wider than what may pay: {', '.join(map(str, tuned.left_out))}")
-    other = found.verified
-    if other is not None:
-        said.append(
-            f"verified on {other.prompts} other prompts: {other.tokens_per_second:.1f} tokens/s{each}, "
-            f"{_times(other)}, {other.equal} of {other.outputs} outputs equal to plain decoding's; "
-            + ("as expected" if agrees(speed, other) else "not as expected")
-        )
-    said.append(f"profile: {chosen.out}")
+    said += [f"failed: {one.failed}" for one in _ranked(tuned) if one.failed is not None]
+    if found.verified is not None:
+        said += _verified(found.verified, speed, each)
+    elif found.unseen is not None:
+        said.append("not verified")
+    said.append(f"profile: {chosen.out}" if found.saved else "no profile was written")
+    return said
+
+
+def _verified(checked: Verified, expected: WaySpeed, each: str) -> list[str]:
+    """What the choice did on other prompts, and where its outputs are not plain decoding's."""
+    speed = checked.speed
+    said = [
+        f"verified on {speed.prompts} other prompts: {speed.tokens_per_second:.1f} tokens/s{each}, "
+        f"{_times(speed)}, {speed.equal} of {speed.outputs} outputs equal to plain decoding's; "
+        + ("as expected" if agrees(expected, speed) else "not as expected")
+    ]
+    said += [f"  {told(one)}" for one in checked.differences]
+    if checked.differences and not checked.broken:
+        said.append("  no promise is broken: in float32 a near-tie may go either way, in smaller dtypes any")
     return said
 
 

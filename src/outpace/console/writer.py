@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
 from outpace.console import screen
 from outpace.core import OutpaceError
+
+STANDARD_OUTPUT = "-"
 
 
 def check_out(file: Path, overwrite: bool) -> None:
@@ -18,9 +21,35 @@ def check_out(file: Path, overwrite: bool) -> None:
         OutpaceError: the file cannot be written, or holds something already.
     """
     if file.is_dir() or not file.parent.is_dir():
-        raise OutpaceError(f"cannot write {file}: " + ("a folder" if file.is_dir() else "no such folder"))
+        why = "a folder" if file.is_dir() else f"no such folder: {file.parent}"
+        raise OutpaceError(f"cannot write {file}: {why}")
     if file.is_file() and file.stat().st_size and not overwrite:
         raise OutpaceError(f"{file} exists and would be lost; give another --out, or --overwrite")
+    if file.exists() and not file.is_file():
+        return  # a device or a pipe: opening it might be seen at its other end
+    new = not file.exists()
+    try:
+        file.open("a").close()
+        if new:
+            file.unlink()
+    except OSError as error:
+        raise OutpaceError(f"cannot write {file}: {error.strerror or error}") from None
+
+
+def write_results(text: str, to_json: str | None, page: Callable[[], str], html: Path | None) -> None:
+    """Results as JSON to a file or to standard output, and a report; the first is safe from the second.
+
+    Args:
+        text: the JSON object, on one line.
+        page: makes the report.
+    """
+    if to_json == STANDARD_OUTPUT:
+        screen.write(text + "\n")
+    elif to_json is not None:
+        Path(to_json).write_text(text + "\n", encoding="utf-8")
+    if html is not None:
+        html.write_text(page(), encoding="utf-8")
+        screen.note(f"report: {html}")
 
 
 class Writer:

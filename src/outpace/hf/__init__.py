@@ -72,7 +72,8 @@ def accelerate(
         adaptive: whether a governor decides, from measured times, how much each step drafts, nothing where
             nothing pays. Default: where the drafter is given by its name alone and the verifier is "match".
             Under another verifier the rows' seeds would not repeat a call, so sampling is refused there.
-        profile: a file that ``outpace tune`` wrote, which names the drafter in place of ``drafter``.
+        profile: a file that ``outpace tune`` wrote, which names the drafter in place of ``drafter``. It is
+            the fastest for calls of as many rows as ``--batch`` had there.
 
     Warns:
         UserWarning: the verifier is lossy.

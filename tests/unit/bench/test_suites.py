@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -203,7 +204,10 @@ def test_every_kind_of_line(tmp_path: Path) -> None:
         ('{"tokens": ["a"]}', "not a list of token ids"),
         ('{"tokens": []}', "not a list of token ids"),
         ('{"prompt": "a", "references": "b"}', "not a list of strings"),
-        ("{", "not JSON"),
+        ("{", "line 1: not JSON"),
+        ('"good"\n\n{"turns": ["a", "b \\ud800"]}', "line 3: '\\ud800' is half a character"),
+        ('{"prompt": "a", "references": ["\\udfff"]}', "line 1: '\\udfff' is half a character"),
+        (10**5 * "[", "line 1: not JSON that can be read: nested too deep"),
         ("", "holds no prompt"),
         ('"a"\n{"prompt": "b", "id": "f-1"}', "have the id of another"),
     ],
@@ -222,6 +226,17 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(OutpaceError, match="not UTF-8"):
         load_suite(f"file:{tmp_path / 'bytes.jsonl'}")
-    (tmp_path / "broken.gz").write_bytes(b"no gzip")
-    with pytest.raises(OutpaceError, match="cannot read"):
-        load_suite(f"file:{tmp_path / 'broken.gz'}")
+    packed = gzip.compress(b'"a prompt"\n' * 50)
+    flipped = packed[:10] + b"\xff" + packed[11:]
+    with pytest.raises(zlib.error):
+        gzip.decompress(flipped)
+    for broken in (b"no gzip", packed[:-12], flipped):
+        (tmp_path / "broken.gz").write_bytes(broken)
+        with pytest.raises(OutpaceError, match=r"cannot read .*broken\.gz: "):
+            load_suite(f"file:{tmp_path / 'broken.gz'}")
+
+
+def test_a_whole_character_of_two_escapes_is_one(tmp_path: Path) -> None:
+    file = tmp_path / "f.jsonl"
+    file.write_text(r'"a \ud83d\ude00"', "utf-8")
+    assert load_suite(f"file:{file}").items[0].turns == ("a \U0001f600",)

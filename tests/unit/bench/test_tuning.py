@@ -19,7 +19,9 @@ from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
 
 SETTINGS = Settings(max_new_tokens=10)
-SUBJECT: Any = SimpleNamespace(target=SimpleNamespace(context=None, eos_token_ids=frozenset()))
+SUBJECT: Any = SimpleNamespace(
+    target=SimpleNamespace(context=None, eos_token_ids=frozenset()), dtype="float32"
+)
 SPECS = ["jacobi:block=2", "lookahead:window=2,ngram=3,guesses=2", "prompt_lookup:num_tokens=4"]
 
 
@@ -42,6 +44,7 @@ def made_up(
     clock: Clock | None = None,
     broken: str = "",
     wrong: str = "",
+    width_seconds: float = 0.0,
 ) -> list[tuple[str, int]]:
     """Methods of these tokens per second; returns what will have been asked, by whom and how many prompts."""
     asked: list[tuple[str, int]] = []
@@ -51,7 +54,7 @@ def made_up(
         promised = True
         verifier = "match"
 
-        def __init__(self, target: Any, spec: str, temperature: float) -> None:
+        def __init__(self, subject: Any, spec: str, temperature: float) -> None:
             self.name = spec
 
         def begin(self, anew: bool = False) -> None:
@@ -73,10 +76,17 @@ def made_up(
             steps = 10 if self.name == "none" else 5
             return Run(outputs, seconds, 0.0, 0, steps=steps * len(outputs), last_seconds=last)
 
-    monkeypatch.setattr(ways, "Ours", Fake)
-    monkeypatch.setattr(
-        tuning, "measure_widths", lambda target, context, widths, batch: [0.001 * width for width in widths]
-    )
+    def widths_of(
+        target: Any, context: int, widths: tuple[int, ...], batch: int, before: Callable[[], None]
+    ) -> list[float]:
+        for _ in widths:
+            before()
+            if clock is not None:
+                clock.now += width_seconds
+        return [0.001 * width for width in widths]
+
+    monkeypatch.setattr(ways, "Frugal", Fake)
+    monkeypatch.setattr(tuning, "measure_widths", widths_of)
     return asked
 
 
@@ -94,6 +104,7 @@ def test_the_fastest_is_chosen_and_what_to_expect_of_it(monkeypatch: pytest.Monk
     assert found.halving.candidates["none"].measured == speed.prompts
     assert found.halving.candidates[SPECS[0]].measured < speed.prompts
     assert found.steps[1][1] == 0.001 and found.left_out == []
+    assert found.taus == {"none": 1.0, **dict.fromkeys(SPECS, 2.0)}
 
 
 def test_what_is_too_wide_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +187,22 @@ def test_too_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
         tune(SUBJECT, SPECS, suite(10), Goal(), SETTINGS, 6.0, clock=clock)
 
 
+def test_measuring_steps_keeps_to_the_budget_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    asked = made_up(monkeypatch, ONE, clock, width_seconds=2.0)
+    with pytest.raises(OutpaceError, match="5 seconds are not enough to measure this model's steps"):
+        tune(SUBJECT, SPECS, suite(10), Goal(batches=(1, 2)), SETTINGS, 5.0, clock=clock)
+    assert clock.now == 6.0 and asked == []  # no width more than the one that was begun
+
+
+def test_measuring_steps_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    asked = made_up(monkeypatch, ONE, clock, width_seconds=2.0)
+    stopped = lambda: clock.now >= 4.0  # noqa: E731
+    assert tune(SUBJECT, SPECS, suite(10), Goal(), SETTINGS, 1e6, stopped=stopped, clock=clock) is None
+    assert clock.now == 4.0 and asked == []
+
+
 def test_a_candidate_that_fails_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
     made_up(monkeypatch, ONE, broken=SPECS[1])
     found = tune(SUBJECT, SPECS, suite(10), Goal(), SETTINGS, 1000.0)
@@ -196,14 +223,40 @@ def test_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_verifying_takes_turns_with_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = made_up(monkeypatch, ONE)
-    speed = verify(SUBJECT, Way(SPECS[2], 2), suite(9), Goal(batches=(1, 2)), SETTINGS, lambda: False)
-    assert speed is not None and speed.speedup == pytest.approx(1.2) and speed.prompts == 8
+    checked = verify(SUBJECT, Way(SPECS[2], 2), suite(9), Goal(batches=(1, 2)), SETTINGS, lambda: False)
+    assert checked is not None and checked.differences == () and not checked.broken
+    assert checked.speed.speedup == pytest.approx(1.2) and checked.speed.prompts == 8
     assert {name for name, _ in asked} == {"none", SPECS[2]} and {count for _, count in asked} == {2}
     plain = verify(SUBJECT, Way("none", 1), suite(3), Goal(), SETTINGS, lambda: False)
-    assert plain is not None and plain.speedup == 1.0
+    assert plain is not None and plain.speed.speedup == 1.0
     made_up(monkeypatch, ONE, broken=SPECS[2])
     with pytest.raises(OutpaceError, match="no such kernel"):
         verify(SUBJECT, Way(SPECS[2], 1), suite(9), Goal(), SETTINGS, lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "apart", "broken"),
+    [
+        ("float32", 1e-3, True),
+        ("float32", 9e-5, False),
+        ("float64", 1e-3, True),
+        ("bfloat16", 1e-3, False),
+        ("float16", 0.1, False),
+    ],
+)
+def test_verifying_tells_a_broken_promise_from_a_near_tie(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, apart: float, broken: bool
+) -> None:
+    """The first token of every output is another one than plain decoding's."""
+    made_up(monkeypatch, ONE, wrong=SPECS[1])
+    monkeypatch.setattr(tuning, "margin", lambda target, text: apart)
+    subject = SimpleNamespace(**{**vars(SUBJECT), "dtype": dtype})
+    checked = verify(subject, Way(SPECS[1], 1), suite(3), Goal(), SETTINGS, lambda: False)
+    assert checked is not None and checked.broken == broken
+    assert [(one.item, one.index, one.plain, one.other, one.margin) for one in checked.differences] == [
+        (str(place), 0, 0, 1, apart) for place in range(3)
+    ]
+    assert checked.speed.equal == 0 and checked.speed.outputs == 3
 
 
 def test_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from outpace.bench.stock import Stock
 from outpace.cli import app
 from outpace.console import bench as console
 from outpace.console.interrupt import Interrupt
+from outpace.console.writer import check_out
 from outpace.core import OutpaceError
 
 Bench = Callable[..., Any]
@@ -251,6 +253,8 @@ def test_ctrl_c_leaves_the_prompts_that_all_have_decoded(
         (["--peers", "sglang"], "there is no peer 'sglang'"),
         (["--peers", "vllm=/no/such/venv"], "/no/such/venv is no environment"),
         (["--peers", "transformers:assisted"], "add --assistant MODEL"),
+        (["--assistant", "some"], "--assistant is the draft model of transformers:assisted; add that"),
+        (["--peers", "none", "--gguf", "model.gguf"], "--gguf is the model's weights for llama.cpp; add"),
         (["--batch", "1,x"], "--batch takes numbers"),
         (["--batch", "0"], "at least 1"),
         (["--batch", "2,2"], "different numbers"),
@@ -260,7 +264,7 @@ def test_ctrl_c_leaves_the_prompts_that_all_have_decoded(
         (["--max-new-tokens", "1"], "--max-new-tokens must be at least 2"),
         (["--max-new-tokens", "200"], "no prompt of"),
         (["--temperature", "-1"], "--temperature must be"),
-        (["--json", "/no/such/folder/file.json"], "no such folder"),
+        (["--json", "/no/such/folder/file.json"], "no such folder: /no/such/folder"),
         (["--html", "."], "cannot write .: a folder"),
     ],
 )
@@ -271,6 +275,47 @@ def test_mistakes(bench: Bench, options: list[str], message: str) -> None:
 def test_a_missing_extra_is_told_before_anything_runs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outpace.bench.plots.find_spec", lambda name: None)
     refused(bench("--html", "report.html"), "pip install 'outpace[bench]'")
+
+
+@pytest.mark.skipif(not Path("/proc/version").exists(), reason="needs a folder where nobody may write")
+@pytest.mark.parametrize("command", [(), ("scaling",)])
+@pytest.mark.parametrize(
+    "options", [("--json", "/proc/a.json"), ("--html", "/proc/a.html"), ("--json", "/proc/version")]
+)
+def test_a_file_that_cannot_be_written_is_refused_first(
+    folder: Path, prompts: Path, options: tuple[str, ...], command: tuple[str, ...]
+) -> None:
+    asked = ("bench", *command, "-m", "./not-even-looked-at", "--suite", f"file:{prompts}", *options)
+    refused(CliRunner().invoke(app, list(map(str, asked))), f"cannot write {options[1]}: ")
+
+
+def test_checking_that_a_file_can_be_written_leaves_it_as_it_is(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    old.write_text("kept", "utf-8")
+    for file in (old, new):
+        check_out(file, overwrite=True)
+    assert old.read_text("utf-8") == "kept" and list(tmp_path.iterdir()) == [old]
+
+
+def test_a_report_that_fails_costs_no_results(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(found: Any) -> str:
+        raise OutpaceError("it cannot be drawn")
+
+    monkeypatch.setattr("outpace.bench.plots.find_spec", lambda name: True)
+    monkeypatch.setattr("outpace.bench.html.page", fail)
+    quick = ("--drafters", "none", "--peers", "none", "--limit", 1, "--html", "a.html")
+    for where in ("a.json", "-"):
+        result = bench(*quick, "--json", where)
+        assert result.exit_code == 2 and "it cannot be drawn" in result.stderr
+        text = result.stdout if where == "-" else Path(where).read_text("utf-8")
+        assert json.loads(text.splitlines()[-1])["rows"][0]["tokens"] == 12
+
+
+def test_the_command_can_be_given_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["outpace", "bench", "--drafters", "combined:(suffix)+(jacobi)", "a b"])
+    result = bench("--drafters", "none", "--peers", "none", "--limit", 1, "--json", "-")
+    command = json.loads(result.stdout.splitlines()[-1])["command"]
+    assert shlex.split(command)[3:] == ["combined:(suffix)+(jacobi)", "a b"]
 
 
 def test_options_before_a_subcommand_are_not_ignored(bench: Bench) -> None:

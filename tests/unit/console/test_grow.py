@@ -95,3 +95,23 @@ def test_mistakes(folder: Path, tmp_path: Path, options: tuple[str, ...], messag
     assert message in " ".join(result.stderr.split()), result.output
     assert result.exit_code == 2 and "Traceback" not in result.output
     assert not (tmp_path / "grown").exists()
+
+
+def test_a_benchmark_of_a_growth_says_whose_the_vocabulary_is(folder: Path, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "grown"
+    prompts.write_text('"say it"\n', "utf-8")
+    assert run("-m", folder, "--like", "larger", "--out", out).exit_code == 0
+    common = ("bench", "--device", "cpu", "--suite", f"file:{prompts}", "-n", 2, "--drafters", "none")
+    for given, noted in ((("-m", folder, "--like", "larger"), 1), (("-m", out), 1), (("-m", folder), 0)):
+        page = tmp_path / "report.html"
+        asked = (*common, *given, "--peers", "none", "--json", "-", "--html", page)
+        result = CliRunner().invoke(app, list(map(str, asked)))
+        assert result.exit_code == 0, result.output
+        notes = json.loads(result.stdout.splitlines()[-1])["notes"]
+        told = [note for note in notes if "the vocabulary of this growth to larger is the model's" in note]
+        assert len(told) == noted and all("than with 32000 tokens" in note for note in told)
+        for text in (result.stderr, page.read_text("utf-8")):
+            assert ("the vocabulary of this growth" in " ".join(text.split())) == bool(noted)
+    (out / "growth.json").write_text("[]", "utf-8")
+    result = CliRunner().invoke(app, list(map(str, (*common, "-m", out, "--peers", "none"))))
+    assert result.exit_code == 2 and "growth.json is broken" in " ".join(result.stderr.split())

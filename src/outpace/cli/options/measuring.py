@@ -191,12 +191,20 @@ TuneBatches = Annotated[
     ),
 ]
 Budget = Annotated[
-    float, typer.Option("--budget", help="Seconds to tune in.", min=0.001, rich_help_panel=_METHODS)
+    float,
+    typer.Option(
+        "--budget",
+        help="Seconds to tune in; loading and --verify take theirs besides.",
+        min=0.001,
+        rich_help_panel=_METHODS,
+    ),
 ]
 CheckChoice = Annotated[
     bool,
     typer.Option(
-        "--verify", help="Keep some prompts, and measure the choice on them.", rich_help_panel=_METHODS
+        "--verify",
+        help="Keep some prompts, and measure the choice on them, after the budget's time.",
+        rich_help_panel=_METHODS,
     ),
 ]
 ProfileOut = Annotated[
