@@ -117,7 +117,7 @@ def main() -> None:
     }
     engine = Engine(model, tokenizer=tokenizer)
     result: dict[str, Any] = {
-        "machine": machine(),
+        "machine": machine(str(model.device)),
         "command": " ".join(sys.argv),
         "documents": len(texts),
         "prompts": len(prefixes),

@@ -11,7 +11,7 @@ from outpace.bench.items import counted
 from outpace.bench.markup import frame, plot, table
 from outpace.bench.record import Record
 from outpace.bench.remarks import missing, remarks, totals, versions
-from outpace.bench.roof import Roof, Width, Work
+from outpace.bench.roof import Roof, Width
 from outpace.bench.rows import Row, number
 from outpace.bench.runs import BASELINE
 from outpace.bench.speed import LEAST_GROUPS, Speed
@@ -190,7 +190,7 @@ def _machine(rows: Seq[Row], roof: Roof) -> str:
         ),
     ]
     if roof.work is not None:
-        parts.append(_roofline(rows, roof, roof.work))
+        parts.append(_roofline(rows, roof))
     return "\n".join([*parts, "</section>"])
 
 
@@ -201,7 +201,7 @@ def _least(width: Width) -> list[str]:
     return [number(1000 * width.least), f"{width.least / width.seconds:.0%}"]
 
 
-def _roofline(rows: Seq[Row], roof: Roof, work: Work) -> str:
+def _roofline(rows: Seq[Row], roof: Roof) -> str:
     reached = [
         [f"{row.suite}, {row.drafter}" + (f", {row.batch} at once" if row.batch > 1 else ""),
          number(row.roof.bytes_per_step / 1e6, 1), number(row.roof.operations_per_step / 1e6, 1),
@@ -209,7 +209,7 @@ def _roofline(rows: Seq[Row], roof: Roof, work: Work) -> str:
         for row in rows if row.roof is not None
     ]  # fmt: skip
     return plot(
-        plots.roofline(rows, roof, work),
+        plots.roofline(rows, roof),
         "Roofline: operations per second over operations per byte. "
         + "; ".join(f"{line[0]} reaches {line[-1]} of the limit" for line in reached),
         "The line is the best that was measured here: on its slope the memory is the limit, on its flat "

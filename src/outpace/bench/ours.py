@@ -50,7 +50,7 @@ class Ours:
         self._seeded = governor is None or not governor.timed or chosen.invariant
 
     def begin(self, anew: bool = False) -> None:
-        """A new engine, which remembers no output; and a new governor, which knows what steps cost."""
+        """A new engine, which remembers no output; for a suite with a governor that knows costs alone."""
         before = self._engine
         governor = before.governor
         if anew and isinstance(governor, Governor):

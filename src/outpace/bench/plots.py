@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from outpace.bench.roof import Roof, Work
+from outpace.bench.roof import Roof
 from outpace.bench.rows import Row
 from outpace.bench.runs import BASELINE
 from outpace.bench.scaling import Point, Scaling
@@ -113,12 +113,16 @@ def time_by_width(roof: Roof) -> str:
     return save()
 
 
-def roofline(rows: Seq[Row], roof: Roof, work: Work) -> str:
-    """Operations a second over operations per byte: the roof, forwards by width, each method's mean step."""
+def roofline(rows: Seq[Row], roof: Roof) -> str:
+    """Operations a second over operations per byte: the roof, forwards by width, each method's mean step.
+
+    Of a roof that knows the work of a step.
+    """
     axes, save = _figure(
         "Roofline of the mean step", "operations per byte moved", "billion operations per second"
     )
-    limits = roof.limits
+    limits, work = roof.limits, roof.work
+    assert work is not None
     ridge = limits.operations / limits.bandwidth
     widths = [
         (work.operations(width.rows, roof.context), work.bytes(1, roof.context), width.seconds)

@@ -261,7 +261,7 @@ def test_what_is_drawn_depends_on_the_figures(record: Record) -> None:
     faster[1] = replace(faster[1], roof=Reached(2e7, 4e7, 3.0, "memory", 0.35), milliseconds_per_step=None)
     assert plots.speed_by_category(rows, "some") != plots.speed_by_category(faster, "some")
     assert plots.acceptance_by_depth(rows, "some") != plots.acceptance_by_depth(faster, "some")
-    assert plots.roofline(rows, roof, roof.work) != plots.roofline(faster, roof, roof.work)
+    assert plots.roofline(rows, roof) != plots.roofline(faster, roof)
     slower = replace(roof, widths=roof.widths[:2])
     assert plots.time_by_width(roof) != plots.time_by_width(slower)
 
