@@ -57,7 +57,7 @@ def train_drafter(
     """
     with screen.of_the_first():
         with screen.busy(f"loading {model or 'the embedded model'} ..."):
-            from outpace.console import train
+            from outpace.console import texts, train
             from outpace.console.models import load
             from outpace.train.loop import Training
             from outpace.train.processes import own_device
@@ -75,7 +75,7 @@ def train_drafter(
                 on_policy=on_policy,
             )
             loaded = load(model, own_device(device), dtype, trust_remote_code)
-        corpus = train.Corpus(data, chat, distil, max_new_tokens, temperature, length, held_out)
+        corpus = texts.Corpus(data, chat, distil, max_new_tokens, temperature, length, held_out)
         earlier = [folder.strip() for folder in (boost_after or "").split(",") if folder.strip()]
         try:
             found = train.run(method, loaded, corpus, settings, out, draft, earlier, tune)
