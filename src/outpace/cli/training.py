@@ -50,7 +50,8 @@ def train_drafter(
 
     The data are .jsonl files of texts, prompts with or without answers, or
     chats. Prompts without an answer are answered by the model itself; with
-    --distil all of them are. A run that was interrupted goes on where the same
+    --distil all of them are. What is reported is of the model's own text after
+    the prompts held out. A run that was interrupted goes on where the same
     command is given again. The drafter is then `METHOD:path=OUT`; a draft model
     is `draft_model:model=OUT`. With --tune lora the model learns too, and
     decodes as --model OUT/target.

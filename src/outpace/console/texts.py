@@ -114,6 +114,11 @@ def _in_own_words(
     A draft is accepted where the target would say it, so another's words cannot tell how many tokens a step
     decoding would make.
     """
-    pieces = [piece.asked for document in held_out for piece in data.cut(document, corpus.length)]
-    prompts = [Document(tokens, len(tokens), open=True) for tokens in dict.fromkeys(pieces)]
+    pieces = [data.cut(document, corpus.length) for document in held_out]
+    if not all(pieces):
+        screen.note(
+            f"not measured on, as --length {corpus.length} leaves no room for an answer: {pieces.count([])}"
+        )
+    asked = dict.fromkeys(piece.asked for found in pieces for piece in found)
+    prompts = [Document(tokens, len(tokens), open=True) for tokens in asked]
     return answered(model, prompts, corpus.params, out, processes, HELD_OUT) if prompts else []

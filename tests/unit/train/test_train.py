@@ -332,7 +332,12 @@ def test_a_module_stays_on_the_device_of_its_target(
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    for changes, match in (({"steps": 0}, "steps"), ({"objective": "none"}, "there are: ground_truth")):
+    for changes, match in (
+        ({"steps": 0}, "steps"),
+        ({"objective": "none"}, "there are: ground_truth"),
+        ({"learning_rate": math.nan}, r"learning_rate in \(0, 1\]"),
+        ({"learning_rate": 1e3}, r"learning_rate in \(0, 1\]"),
+    ):
         with pytest.raises(OutpaceError, match=match):
             replace(SETTINGS, **changes)  # type: ignore[arg-type]
 
