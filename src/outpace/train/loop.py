@@ -36,8 +36,7 @@ class Training:
         steps: updates of the weights.
         rows: packed rows to a forward, on each device.
         accumulate: forwards to an update.
-        learning_rate: the greatest, at most 1; it rises over ``warmup`` of the steps and falls to a tenth of
-            that as a cosine.
+        learning_rate: the greatest; it rises over ``warmup`` of the steps and falls to a tenth as a cosine.
         weight_decay, clip: of AdamW, and the greatest norm of the gradients.
         objective: a name in ``outpace.train.objectives``.
         bf16: forwards of the module in bfloat16; its weights stay float32.
@@ -66,8 +65,8 @@ class Training:
         for name in ("steps", "rows", "accumulate", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise OutpaceError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.patience < 0 or not 0 < self.learning_rate <= 1 or not 0 <= self.warmup < 1:
-            raise OutpaceError("patience must be at least 0, learning_rate in (0, 1], warmup in [0, 1)")
+        if self.patience < 0 or not 0 < self.learning_rate < math.inf or not 0 <= self.warmup < 1:
+            raise OutpaceError("patience must be at least 0, learning_rate above 0, warmup in [0, 1)")
         if not 0 <= self.on_policy <= 1:
             raise OutpaceError(f"on_policy is a fraction, from 0 to 1, not {self.on_policy}")
         objective(self.objective)
