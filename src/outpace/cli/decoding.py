@@ -102,12 +102,10 @@ def generate(
     check_online(online, online_options, online_out)
     params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})
     found = prompts.read(prompt, file, reference or ())
+    copied, together = any(one.references for one in found), min(batch, len(found))
     loading = (drafter, profile, verifier, model, device, dtype, trust_remote_code)
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
-        together = min(batch, len(found))
-        loaded, spec = profiled(
-            *loading, references=any(one.references for one in found), at_once=(together,)
-        )
+        loaded, spec = profiled(*loading, references=copied, at_once=(together,))
         from outpace.console import generate as runner
         from outpace.console.online import learning
         from outpace.console.runs import prepare
