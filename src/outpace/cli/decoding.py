@@ -69,6 +69,7 @@ def generate(
     verifier: o.VerifierName = "match",
     adaptive: o.Adaptive = None,
     online: own.OnlineLearning = False,
+    online_options: own.OnlineOptions = "",
     online_out: own.OnlineOut = None,
     device: o.Device = None,
     dtype: o.Dtype = "auto",
@@ -98,21 +99,19 @@ def generate(
     """
     given = dict(locals()) | {"stop": stop or ()}
     check_together(compare, batch, logprobs, as_json, online)
-    check_online_out(online, online_out)
+    check_online(online, online_options, online_out)
     params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})
     found = prompts.read(prompt, file, reference or ())
+    copied, together = any(one.references for one in found), min(batch, len(found))
     loading = (drafter, profile, verifier, model, device, dtype, trust_remote_code)
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
-        together = min(batch, len(found))
-        loaded, spec = profiled(
-            *loading, references=any(one.references for one in found), at_once=(together,)
-        )
+        loaded, spec = profiled(*loading, references=copied, at_once=(together,))
         from outpace.console import generate as runner
         from outpace.console.online import learning
         from outpace.console.runs import prepare
 
         jobs = prepare(found, loaded, chat)
-        with learning(loaded, spec, online, online_out) as learner:
+        with learning(loaded, spec, online, online_options, online_out) as learner:
             engine = loaded.engine(spec, verifier, together, adaptive, learner)
             if compare:
                 label = labelled(spec, engine)
@@ -139,8 +138,10 @@ def check_together(compare: bool, batch: int, logprobs: int | None, as_json: boo
         raise OutpaceError("--logprobs are reported in JSON only; add --json")
 
 
-def check_online_out(online: bool, out: Path | None) -> None:
-    """Refuse a folder without anything to write, or with something in it."""
+def check_online(online: bool, options: str, out: Path | None) -> None:
+    """Refuse options of a learning that is not wanted, and a folder with something in it."""
+    if options and not online:
+        raise OutpaceError("--online-options say how --online learns; add --online")
     if out is None:
         return
     if not online:
@@ -158,6 +159,7 @@ def chat(
     verifier: o.VerifierName = "match",
     adaptive: o.Adaptive = None,
     online: own.OnlineLearning = False,
+    online_options: own.OnlineOptions = "",
     online_out: own.OnlineOut = None,
     device: o.Device = None,
     dtype: o.Dtype = "auto",
@@ -174,7 +176,7 @@ def chat(
 
     /exit or Ctrl-D ends, /reset forgets the conversation, Ctrl-C stops an answer.
     """
-    check_online_out(online, online_out)
+    check_online(online, online_options, online_out)
     params = sampling(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -188,7 +190,7 @@ def chat(
     from outpace.console.chat import Chat, talk
     from outpace.console.online import learning
 
-    with learning(loaded, spec, online, online_out) as learner:
+    with learning(loaded, spec, online, online_options, online_out) as learner:
         engine = loaded.engine(spec, verifier, adaptive=adaptive, online=learner)
         talk(Chat(loaded, engine, params))
 
