@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from outpace.cli.app import app
 from outpace.core import OutpaceError
 from outpace.drafters import DRAFTERS, LEARNED, load_drafter
 from outpace.spec import load
+from outpace.train import Learning
 from outpace.verify import VERIFIERS, load_verifier
 
 ROOT = Path(__file__).parent.parent
@@ -120,6 +122,32 @@ def test_specs_are_of_drafters_and_verifiers_as_they_are(file: Path) -> None:
                     if name not in methods:  # else it may be what is to be trained
                         raise
                     load("method", methods, spec)
+
+
+@pytest.mark.parametrize("method", LEARNED)
+def test_options_of_training_are_listed_with_their_defaults(method: str) -> None:
+    text = (ROOT / "docs" / "training.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `?([a-z_ ]+)`? \| (.*) \|$", text, re.MULTILINE))
+    cls = LEARNED[method].config_type
+    named = re.findall(r"`([a-z_]+)(?:=([^`]+))?`", rows[method])
+    if rows[method].count("and the size"):
+        own = {name for name, _ in named}
+        size = re.findall(r"`([a-z_]+)(?:=([^`]+))?`", rows["the size"])
+        named += [(name, value) for name, value in size if name not in own | {"rope_parameters"}]
+    assert {name for name, _ in named} == {field.name for field in fields(cls)}
+    given = dict(reversed([(name, value) for name, value in named if value]))  # the first is the default
+    assert load("method", {method: cls}, f"{method}:" + ",".join(map("=".join, given.items()))) == cls()
+    # Those without a value are chosen for the target.
+    assert all(not getattr(cls(), name) or name == "rope" for name, value in named if name not in given)
+
+
+def test_options_of_online_learning_are_listed_with_their_defaults() -> None:
+    text = (ROOT / "docs" / "online.md").read_text("utf-8")
+    (table,) = re.findall(r"^\| option \| meaning \|\n(?:\|.*\n)*", text, re.MULTILINE)
+    given = dict(re.findall(r"`([a-z_]+)=([^`]+)`", table))
+    assert set(given) == {field.name for field in fields(Learning)}
+    options = ",".join(map("=".join, given.items()))
+    assert load("way to learn", {"online": Learning}, f"online:{options}") == Learning()
 
 
 @pytest.mark.parametrize(
