@@ -190,6 +190,12 @@ def test_a_long_prompt_is_read_in_pieces(name: str) -> None:
         (lambda: DFlash("x", num_draft_tokens=0), "num_draft_tokens"),
         (lambda: SpecDrafter("x", draws="none"), "draws"),
         (lambda: EagleConfig(version=2), "version"),
+        (lambda: EagleModule.new(EagleConfig(hidden_size=48), llama()), "must be the target's, 32, not 48"),
+        (
+            lambda: EagleModule.new(EagleConfig(version=1, hidden_size=16), llama()),
+            "must be the target's, 32, not 16",
+        ),
+        (lambda: EagleModule.new(EagleConfig(draft_vocabulary=98), llama()), "at most .*, 97, not 98"),
         (lambda: DFlashConfig(tokens=0), "tokens"),
         (lambda: DFlashConfig(heads=4, kv_heads=3).sized(32), "kv_heads"),
         (lambda: EagleModule.new(EagleConfig(), Silent()), "how many layers"),
