@@ -190,10 +190,8 @@ class ParallelTokens(SequenceDrafter[Ahead]):
     @property
     def _count(self) -> int:
         """Look-ahead rows in a row."""
-        if self.num_lookahead is not None:
-            return self.num_lookahead
-        config = LookAheadConfig() if self.path is None else LookAhead.config_of(self.path)
-        return int(config.num_lookahead)
+        made = LookAheadConfig() if self.path is None else LookAhead.config_of(self.path)
+        return int(made.num_lookahead if self.num_lookahead is None else self.num_lookahead)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -206,20 +204,19 @@ class ParallelTokens(SequenceDrafter[Ahead]):
         table = LookAhead.of(self.path, target).embeddings
         if len(table) < self._count:
             raise OutpaceError(
-                f"parallel_tokens: there are {len(table)} trained embeddings, too few for "
-                f"num_lookahead={self.num_lookahead}; leave it out"
+                f"parallel_tokens: there are {len(table)} trained embeddings, too few for num_lookahead="
+                f"{self.num_lookahead}; leave it out"
             )
         return target.with_embeddings(table)
 
     def prepare(self, target: TargetModel) -> tuple[Growth, int]:
-        count = self._count
-        if target.extra < count:
+        if target.extra < (count := self._count):
             raise OutpaceError(
-                "parallel_tokens rides in the target's own steps, so it drafts alone: use it so"
+                "parallel_tokens rides in the target's own steps: it drafts alone, so use it so"
             )
         shape = shape_of(count, method="parallel_tokens")
-        growth = Growth(Vocabulary(), shape, Draws(self.draws), least=-math.inf, by_path=True)
-        return growth, target.vocabulary
+        draws = Draws(self.draws)
+        return Growth(Vocabulary(), shape, draws, least=-math.inf, by_path=True), target.vocabulary
 
     def start(self, sequence: Sequence, shared: tuple[Growth, int]) -> Ahead:
         return Ahead(sequence, *shared)
