@@ -10,7 +10,7 @@ PYTHON ?= python3
 VENV ?= .venv
 VENV_LOWEST ?= .venv-lowest
 # One process for each processor, and one thread in each: small models gain nothing from more.
-PYTEST_ARGS ?= --numprocesses auto --dist worksteal
+PYTEST_ARGS ?= --numprocesses auto --dist worksteal --durations 25
 
 BIN := $(VENV)/bin
 # What was installed from which files. Each stamp is renewed when a file that it depends on changes.

@@ -50,7 +50,7 @@ def grid(model: Loaded, specs: list[str], suite: Suite, settings: Settings) -> t
     names = [str(way) for way in ways]
     halving = Halving(names, len(suite.items), math.inf, [BASELINE])
     runs = itertools.count(1)
-    total = len(names) * len(suite.items)
+    total = len(names) * sum(item.rounds for item in suite.items)
     rounds.run(
         Round(tuple(names), 0, len(suite.items)),
         halving,

@@ -1,4 +1,4 @@
-"""Every exact verifier through the whole engine: 50,000 texts are distributed as the target says.
+"""Every exact verifier through the whole engine: 20,000 to 50,000 texts are distributed as the target says.
 
 ``tests/unit/verify`` shows that the verifiers are exact. What is left is that their draws are independent:
 of each other, of the draft's, and of those in other steps. So each case is also run with a bug in its draws.

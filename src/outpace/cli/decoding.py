@@ -69,6 +69,7 @@ def generate(
     verifier: o.VerifierName = "match",
     adaptive: o.Adaptive = None,
     online: own.OnlineLearning = False,
+    online_options: own.OnlineOptions = "",
     online_out: own.OnlineOut = None,
     device: o.Device = None,
     dtype: o.Dtype = "auto",
@@ -98,7 +99,7 @@ def generate(
     """
     given = dict(locals()) | {"stop": stop or ()}
     check_together(compare, batch, logprobs, as_json, online)
-    check_online_out(online, online_out)
+    check_online(online, online_options, online_out)
     params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})
     found = prompts.read(prompt, file, reference or ())
     loading = (drafter, profile, verifier, model, device, dtype, trust_remote_code)
@@ -109,7 +110,7 @@ def generate(
         from outpace.console.runs import prepare
 
         jobs = prepare(found, loaded, chat)
-        with learning(loaded, spec, online, online_out) as learner:
+        with learning(loaded, spec, online, online_options, online_out) as learner:
             engine = loaded.engine(spec, verifier, min(batch, len(jobs)), adaptive, learner)
             if compare:
                 label = labelled(spec, engine)
@@ -136,8 +137,10 @@ def check_together(compare: bool, batch: int, logprobs: int | None, as_json: boo
         raise OutpaceError("--logprobs are reported in JSON only; add --json")
 
 
-def check_online_out(online: bool, out: Path | None) -> None:
-    """Refuse a folder without anything to write, or with something in it."""
+def check_online(online: bool, options: str, out: Path | None) -> None:
+    """Refuse options of a learning that is not wanted, and a folder with something in it."""
+    if options and not online:
+        raise OutpaceError("--online-options say how --online learns; add --online")
     if out is None:
         return
     if not online:
@@ -155,6 +158,7 @@ def chat(
     verifier: o.VerifierName = "match",
     adaptive: o.Adaptive = None,
     online: own.OnlineLearning = False,
+    online_options: own.OnlineOptions = "",
     online_out: own.OnlineOut = None,
     device: o.Device = None,
     dtype: o.Dtype = "auto",
@@ -171,7 +175,7 @@ def chat(
 
     /exit or Ctrl-D ends, /reset forgets the conversation, Ctrl-C stops an answer.
     """
-    check_online_out(online, online_out)
+    check_online(online, online_options, online_out)
     params = sampling(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -185,7 +189,7 @@ def chat(
     from outpace.console.chat import Chat, talk
     from outpace.console.online import learning
 
-    with learning(loaded, spec, online, online_out) as learner:
+    with learning(loaded, spec, online, online_options, online_out) as learner:
         engine = loaded.engine(spec, verifier, adaptive=adaptive, online=learner)
         talk(Chat(loaded, engine, params))
 

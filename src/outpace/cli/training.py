@@ -50,14 +50,15 @@ def train_drafter(
 
     The data are .jsonl files of texts, prompts with or without answers, or
     chats. Prompts without an answer are answered by the model itself; with
-    --distil all of them are. A run that was interrupted goes on where the same
+    --distil all of them are. What is reported is of the model's own text after
+    the prompts held out. A run that was interrupted goes on where the same
     command is given again. The drafter is then `METHOD:path=OUT`; a draft model
     is `draft_model:model=OUT`. With --tune lora the model learns too, and
     decodes as --model OUT/target.
     """
     with screen.of_the_first():
         with screen.busy(f"loading {model or 'the embedded model'} ..."):
-            from outpace.console import train
+            from outpace.console import texts, train
             from outpace.console.models import load
             from outpace.train.loop import Training
             from outpace.train.processes import own_device
@@ -75,7 +76,7 @@ def train_drafter(
                 on_policy=on_policy,
             )
             loaded = load(model, own_device(device), dtype, trust_remote_code)
-        corpus = train.Corpus(data, chat, distil, max_new_tokens, temperature, length, held_out)
+        corpus = texts.Corpus(data, chat, distil, max_new_tokens, temperature, length, held_out)
         earlier = [folder.strip() for folder in (boost_after or "").split(",") if folder.strip()]
         try:
             found = train.run(method, loaded, corpus, settings, out, draft, earlier, tune)

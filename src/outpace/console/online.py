@@ -9,20 +9,27 @@ from pathlib import Path
 
 from outpace.console import screen
 from outpace.console.models import Loaded
-from outpace.train import Online
+from outpace.spec import load
+from outpace.train import Learning, Online
 
 
 @contextmanager
-def learning(model: Loaded, drafter: str, wanted: bool, out: Path | None) -> Iterator[Online | None]:
+def learning(
+    model: Loaded, drafter: str, wanted: bool, options: str, out: Path | None
+) -> Iterator[Online | None]:
     """While this is open a drafter learns in the background; at the end, what came of it.
 
     Args:
+        options: of ``Learning``, as in ``every=512,learning_rate=3e-5``.
         out: a folder to write the drafter to.
+
+    Raises:
+        OutpaceError: an option that there is not, a value that does not fit, or a drafter that cannot learn.
     """
     if not wanted:
         yield None
         return
-    online = Online(model.target, drafter)
+    online = Online(model.target, drafter, load("way to learn", {"online": Learning}, f"online:{options}"))
     try:
         with online:
             yield online

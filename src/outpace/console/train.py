@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from outpace.console import progress, screen
-from outpace.console.answers import answered
+from outpace.console import answers, progress, screen
 from outpace.console.models import Loaded
-from outpace.core import OutpaceError, SamplingParams
+from outpace.console.texts import Corpus, Texts, prepare
+from outpace.core import OutpaceError
 from outpace.drafters import LEARNED
 from outpace.drafting.learned import CONFIG, WEIGHTS, Fit, Learned
 from outpace.spec import load
 from outpace.targets.base import TargetModel
-from outpace.train import data, hub, provenance
+from outpace.train import data, provenance
 from outpace.train.boosting import load_earlier
 from outpace.train.checkpoint import CHECKPOINT, OLD
-from outpace.train.data import Document
 from outpace.train.feed import Feed, Row
 from outpace.train.joint import TARGET, Joint
 from outpace.train.log import LOG
@@ -31,28 +29,6 @@ from outpace.train.loop import Training, train
 from outpace.train.lora import LoRA
 from outpace.train.metric import replay
 from outpace.train.processes import Processes
-
-
-@dataclasses.dataclass(frozen=True)
-class Corpus:
-    """What is learnt from.
-
-    Attributes:
-        source: a JSONL file, a folder of them, or a data set of the hub, as ``outpace.train.hub`` reads it.
-        chat: prompts are turns of a chat.
-        distil: the target answers every prompt, also those whose answer is there.
-        max_new_tokens, temperature: of those answers.
-        length: tokens of a packed row.
-        held_out: the share of the documents that is reported on; half as many more are for calibration.
-    """
-
-    source: str
-    chat: bool
-    distil: bool
-    max_new_tokens: int
-    temperature: float
-    length: int
-    held_out: float
 
 
 def module_of(method: str, target: TargetModel, draft: str | None = None) -> Learned:
@@ -89,76 +65,97 @@ def run(
         boost_after: folders of drafters whose mistakes are to be learnt.
         tune: how the model itself is trained too, as in ``lora:rank=16``; empty leaves it as it is.
     """
-    began, began_cpu = time.perf_counter(), time.process_time()
     processes = Processes(model.target.hidden.device)
     _check_places(out, [draft, *boost_after])
+    finished = provenance.read(out)
     torch_seed(settings.seed)
     module = module_of(method, model.target, draft)
     if tune:
         module = Joint(module, load("way to train a model", {"lora": LoRA}, tune))
     earlier = [load_earlier(folder, model.target) for folder in boost_after]
-    documents = _documents(model, corpus, out, processes)
-    parts = data.split(documents, corpus.held_out)
-    rows, calibration, held_out = (
-        data.pack(part, corpus.length) for part in (parts.learnt, parts.calibration, parts.held_out)
-    )
+    texts = prepare(model, corpus, out, processes)
     if processes.first:
         module.accompany(out, model.tokenizer)
     with progress.bar(settings.steps, "steps") as bar:
-        reached = train(module, rows, held_out, settings, out, _told(bar), earlier, calibration)
+        shown = _Shown(bar)
+        reached = train(
+            module, texts.learnt, texts.held_out, settings, out, shown, earlier, texts.calibration
+        )
+    tuned = {"tuned_model": str(out / TARGET)} if tune else {}
+    if finished and not shown.step:
+        screen.note(f"finished already: {out / provenance.PROVENANCE} says how")
+        return {**finished["result"], "out": str(out), **tuned}
     found = {
         "method": method.partition(":")[0].strip(),
         "target": dataclasses.asdict(Fit.of(model.target)),
         "parameters": sum(weight.numel() for weight in module.parameters()),
-        "documents": len(parts.learnt),
-        "calibration_documents": len(parts.calibration),
-        "held_out_documents": len(parts.held_out),
-        "tokens": sum(len(document.tokens) for document in parts.learnt),
+        **_amounts(texts),
         "steps": reached.step,
         "processes": processes.count,
-        "tokens_seen": _seen(rows, settings, reached.step * processes.count),
+        "tokens_seen": _seen(texts.learnt, settings, reached.step * processes.count),
+        "measured_on": f"the target's own text at temperature {corpus.temperature:g}",
         **reached.measured,
-        "seconds": time.perf_counter() - began,
-        "cpu_seconds": time.process_time() - began_cpu,
+        "seconds": reached.seconds,
+        "cpu_seconds": reached.cpu_seconds,
+        "answering_seconds": answers.seconds(out),
     }
     if earlier:
-        feed = Feed(earlier[0], held_out, settings.rows, settings.seed, earlier=earlier[1:])
-        found["earlier_expected_length"] = replay(earlier, feed.each(held_out)).expected_length
+        feed = Feed(earlier[0], texts.held_out, settings.rows, settings.seed, earlier=earlier[1:])
+        found["earlier_expected_length"] = replay(earlier, feed.each(texts.held_out)).expected_length
     facts = {
         "command": sys.argv,
         "config": dataclasses.asdict(module.config),
         "boost_after": list(boost_after),
-        "data": {"source": corpus.source, "sha256": data.digest(documents)},
+        "data": {"source": corpus.source, "sha256": data.digest(texts.documents)},
         "corpus": {name: value for name, value in vars(corpus).items() if name != "source"},
         "settings": dataclasses.asdict(settings) | {"tune": tune},
         "result": found,
     }
     if processes.first:
         provenance.write(out, facts)
-    tuned = {"tuned_model": str(out / TARGET)} if tune else {}
     return {**found, "out": str(out), **tuned}
 
 
-def _told(bar: progress.Bar) -> Callable[[Mapping[str, Any]], None]:
-    """Shows entries of the log on a bar."""
-    length, done = "", 0
+class _Shown:
+    """Shows entries of a run's log on a bar.
 
-    def report(entry: Mapping[str, Any]) -> None:
-        nonlocal length, done
+    Attributes:
+        step: the last that was made; 0 where there was none to make.
+    """
+
+    def __init__(self, bar: progress.Bar) -> None:
+        self._bar = bar
+        self._length = ""
+        self.step = 0
+
+    def __call__(self, entry: Mapping[str, Any]) -> None:
         if "loss" in entry:
             # The first one is not step 1 where a run goes on.
-            bar.advance(f"loss {entry['loss']:.3f}{length}", entry["step"] - done)
-            done = entry["step"]
+            self._bar.advance(f"loss {entry['loss']:.3f}{self._length}", entry["step"] - self.step)
+            self.step = entry["step"]
         else:
-            length = f", {entry['expected_length']:.2f} tokens a step"
+            self._length = f", {entry['expected_length']:.2f} tokens a step"
 
-    return report
+
+def _amounts(texts: Texts) -> dict[str, int]:
+    """How much there is to learn and to measure on."""
+    return {
+        "documents": len(texts.parts.learnt),
+        "calibration_documents": len(texts.parts.calibration),
+        "held_out_documents": len(texts.parts.held_out),
+        "tokens": _tokens(texts.learnt),
+        "cut_documents": len(texts.lost),
+        "cut_tokens": sum(texts.lost),
+    }
+
+
+def _tokens(rows: Seq[Row]) -> int:
+    return sum(len(document.tokens) for row in rows for document in row)
 
 
 def _seen(rows: Seq[Row], settings: Training, steps: int) -> int:
     """Tokens that so many steps of a process read, prompts included: whole passes and a share of one."""
-    every = sum(len(document.tokens) for row in rows for document in row)
-    return round(every * steps * settings.rows * settings.accumulate / len(rows))
+    return round(_tokens(rows) * steps * settings.rows * settings.accumulate / len(rows))
 
 
 def _check_places(out: Path, read: Seq[str | None]) -> None:
@@ -183,23 +180,6 @@ def torch_seed(seed: int) -> None:
     import torch
 
     torch.manual_seed(seed % 2**63)
-
-
-def _documents(model: Loaded, corpus: Corpus, out: Path, processes: Processes) -> list[Document]:
-    """The documents, the target's answers among them."""
-    read = hub.read if corpus.source.startswith(hub.PREFIX) else data.read
-    documents = read(corpus.source, model, corpus.chat)
-    context = model.target.context
-    room = corpus.length if context is None else min(corpus.length, context)
-    if room < corpus.length:
-        raise OutpaceError(f"the model's context is {context}; give --length {context} or less")
-    asked = [document for document in documents if corpus.distil or document.open]
-    given = [document for document in documents if not (corpus.distil or document.open)]
-    fits = [document for document in asked if document.prompt < room and len(document.tokens) < room]
-    if len(fits) < len(asked):
-        screen.note(f"left out, as longer than {room} tokens: {len(asked) - len(fits)} prompts")
-    params = SamplingParams(max_new_tokens=corpus.max_new_tokens, temperature=corpus.temperature, seed=0)
-    return [*given, *answered(model, fits, params, out, processes)] if fits else given
 
 
 def table(found: Mapping[str, Any]) -> Table:

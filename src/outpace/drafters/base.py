@@ -113,7 +113,8 @@ class Drafter(ABC, Generic[State]):
     def propose(self, states: Seq[State]) -> list[Draft]:
         """One draft for each sequence, maybe empty.
 
-        Left out in steps that are to be plain. Of a draft, the first ``sequence.budget`` nodes are taken.
+        Left out in steps that are to be plain. Of a draft, the first ``sequence.budget`` nodes are taken; now
+        and then none are, where the governor only looks at what would have been drafted.
         """
 
     @abstractmethod

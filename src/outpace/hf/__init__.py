@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,9 @@ def accelerate(
             Under another verifier the rows' seeds would not repeat a call, so sampling is refused there.
         profile: a file that ``outpace tune`` wrote, which names the drafter in place of ``drafter``.
 
+    Warns:
+        UserWarning: the verifier is lossy.
+
     Raises:
         UnsupportedModel: outpace cannot verify drafts with this model; the message names the reason.
         OutpaceError: unknown drafter or verifier, or parts that do not fit; no profile of this model, dtype
@@ -86,6 +90,7 @@ def accelerate(
     with engines.lend(engines.target(model)):  # what does not fit is said now, not at the first call
         pass
     _refuse_foreign(model)
+    _warn_if_lossy(verifier)
     restore(model)
     attributes = vars(model)
     attributes["generate"] = Generate(model, engines)
@@ -119,12 +124,16 @@ def decode(
         drafter: a drafter or its spec string; "none" decodes plainly.
         verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection" or
             "block" (their distribution), or a lossy one.
-        adaptive: as for ``accelerate``; what was measured is forgotten with the call.
+        adaptive: as for ``accelerate``; what was measured is forgotten with the call. So is what ``suffix``
+            remembers of earlier outputs.
+
+    Warns:
+        UserWarning: the verifier is lossy.
 
     Raises:
         OutpaceError: unknown drafter or verifier.
     """
-    load_verifier(verifier)
+    _warn_if_lossy(verifier)
     if isinstance(drafter, str):
         load_drafter(drafter)
 
@@ -133,6 +142,21 @@ def decode(
         return Decoder(Engines(drafter, verifier, adaptive))(model, input_ids, **prepared)
 
     return custom_generate
+
+
+def _warn_if_lossy(verifier: str | Verifier) -> None:
+    """Tokens are all that generate() returns, so that nothing in its result could say it.
+
+    Raises:
+        OutpaceError: unknown verifier.
+    """
+    chosen = load_verifier(verifier)
+    if chosen.lossy:
+        warnings.warn(
+            f"the verifier {chosen} changes what the model says; match, rejection and block do not",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 class Generate:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,6 +33,11 @@ class Document:
         """Of its prompt, or of the text where there is none: answers of one prompt stay together."""
         content = self.tokens[: self.prompt] or self.tokens
         return hashlib.sha256(json.dumps(list(content)).encode()).digest()
+
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """What another's words may follow: its prompt, or the first half of a text without one."""
+        return self.tokens[: self.prompt or len(self.tokens) // 2]
 
 
 class Encoder(Protocol):
@@ -201,19 +206,40 @@ def digest(documents: Seq[Document]) -> str:
     return total.hexdigest()
 
 
+def cut(document: Document, length: int) -> list[Document]:
+    """A document in pieces of at most ``length`` tokens, each with something to learn.
+
+    A text becomes as many as it takes. Of what follows a prompt there is one, as far as it goes; none where
+    the prompt leaves it no room.
+    """
+    size = len(document.tokens)
+    if document.prompt:
+        room = min(size, length)
+        return [replace(document, tokens=document.tokens[:room])] if document.prompt < room else []
+    return [replace(document, tokens=document.tokens[at : at + length]) for at in range(0, size - 1, length)]
+
+
 def pack(documents: Seq[Document], length: int) -> list[list[Document]]:
-    """Rows of at most ``length`` tokens: each document in the first that has room, longer ones cut."""
+    """Rows of at most ``length`` tokens: each piece (``cut``) of a document in the first that has room."""
     rows: list[list[Document]] = []
     room: list[int] = []
-    for document in documents:
-        cut = Document(document.tokens[:length], document.prompt)
-        size = len(cut.tokens)
+    for piece in (piece for document in documents for piece in cut(document, length)):
+        size = len(piece.tokens)
         # Rows that are nearly full would make the search long; only the last few are looked at.
         first = max(0, len(rows) - 64)
         place = next((at for at in range(first, len(rows)) if room[at] >= size), len(rows))
         if place == len(rows):
             rows.append([])
             room.append(length)
-        rows[place].append(cut)
+        rows[place].append(piece)
         room[place] -= size
     return rows
+
+
+def lost(documents: Seq[Document], length: int) -> list[int]:
+    """Of each document whose answer ``cut`` shortens or drops, how many tokens of it are gone."""
+    return [
+        len(document.tokens) - max(length, document.prompt)
+        for document in documents
+        if document.prompt and len(document.tokens) > max(length, document.prompt)
+    ]

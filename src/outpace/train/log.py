@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from outpace.core import OutpaceError
 
 LOG = "log.jsonl"
 
@@ -31,10 +34,29 @@ class Log:
             file.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
 
     def write(self, entry: Mapping[str, Any]) -> None:
+        """Add an entry.
+
+        Raises:
+            OutpaceError: a number in it is infinite or none; nothing is written then.
+        """
+        wrong = [name for name, value in entry.items() if not _finite(value)]
+        if wrong:
+            raise OutpaceError(
+                f"training has failed: at step {entry['step']} the {wrong[0].replace('_', ' ')} is "
+                f"{entry[wrong[0]]}. What was saved before is kept. Begin anew in another folder with a "
+                "lower learning rate, without bf16, with the model in float32, or with another objective"
+            )
         if self._file is not None:
             with self._file.open("a", encoding="utf-8") as opened:
                 opened.write(json.dumps(entry) + "\n")
         self._report(entry)
+
+
+def _finite(value: Any) -> bool:
+    """Whether a number is one, and all numbers of a list."""
+    if isinstance(value, list):
+        return all(map(_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _whole(line: str) -> bool:

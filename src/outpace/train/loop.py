@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
@@ -64,7 +65,7 @@ class Training:
         for name in ("steps", "rows", "accumulate", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise OutpaceError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.patience < 0 or self.learning_rate <= 0 or not 0 <= self.warmup < 1:
+        if self.patience < 0 or not 0 < self.learning_rate < math.inf or not 0 <= self.warmup < 1:
             raise OutpaceError("patience must be at least 0, learning_rate above 0, warmup in [0, 1)")
         if not 0 <= self.on_policy <= 1:
             raise OutpaceError(f"on_policy is a fraction, from 0 to 1, not {self.on_policy}")
@@ -86,12 +87,15 @@ class Progress:
     Attributes:
         best: the greatest expected length so far, and ``measured``, what was measured then.
         waited: measurements since.
+        seconds, cpu_seconds: of this process, up to the checkpoint, all runs that went on together.
     """
 
     step: int = 0
     best: float = 0.0
     waited: int = 0
     measured: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
 
 
 def train(
@@ -121,8 +125,8 @@ def train(
             neither learnt nor held out. Heads need some.
 
     Raises:
-        OutpaceError: accelerate is missing, the checkpoint is of other data or settings, or the settings do
-            not fit the module.
+        OutpaceError: accelerate is missing, the checkpoint is of other data or settings, the settings do not
+            fit the module, or a loss is infinite or no number; then the last checkpoint is kept.
     """
     _check(module, rows, held_out, settings, earlier)
     goal = objective(settings.objective)
@@ -130,10 +134,13 @@ def train(
     accelerator = _accelerator(module.target, settings)
     groups = [{"params": weights, "relative": rate} for rate, weights in module.groups()]
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
-    prepared, optimizer = accelerator.prepare(module, optimizer)
+    # Both are where they belong. Accelerate's own place in a single process is the first GPU, whichever the
+    # target is on.
+    prepared, optimizer = accelerator.prepare(module, optimizer, device_placement=[False, False])
     signature = _signature(module, rows, settings, earlier) | {"number of processes": processes.count}
     checkpoints = Checkpoints(out, accelerator, signature)
     progress = Progress(**checkpoints.load())
+    began, began_cpu = time.perf_counter() - progress.seconds, time.process_time() - progress.cpu_seconds
     log = Log(out / LOG, progress.step, report, processes.first)
     shared = settings.rows, settings.seed, settings.on_policy, earlier, processes.index, processes.count
     feed = Feed(module, rows, *shared)
@@ -158,6 +165,8 @@ def train(
             log.write(_measure(feed, held_out, calibration, settings, progress, processes))
             if progress.waited == 0 and processes.first:
                 module.save(out)
+            progress.seconds = time.perf_counter() - began
+            progress.cpu_seconds = time.process_time() - began_cpu
             checkpoints.save(asdict(progress))
     return progress
 

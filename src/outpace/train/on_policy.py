@@ -36,7 +36,7 @@ def own_text(module: Learned, rows: Seq[Seq[Document]], seed: int) -> list[list[
     """
     found = [list(row) for row in rows]
     places = [(at, place) for at, row in enumerate(rows) for place, d in enumerate(row) if len(d.tokens) > 1]
-    prompts = [_prompt(rows[at][place]) for at, place in places]
+    prompts = [rows[at][place].asked for at, place in places]
     params = [
         SamplingParams(len(rows[at][place].tokens) - len(prompt), 1.0, seed=key(seed, at, place))
         for (at, place), prompt in zip(places, prompts, strict=True)
@@ -51,8 +51,3 @@ def own_text(module: Learned, rows: Seq[Seq[Document]], seed: int) -> list[list[
         document = found[at][place]
         found[at][place] = replace(document, tokens=(*prompt, *generation.tokens), prompt=len(prompt))
     return found
-
-
-def _prompt(document: Document) -> tuple[int, ...]:
-    length = document.prompt or len(document.tokens) // 2
-    return document.tokens[: min(length, len(document.tokens))]

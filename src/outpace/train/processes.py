@@ -23,7 +23,7 @@ class Processes:
         device: that it trains on. All train on devices of one kind.
 
     Raises:
-        OutpaceError: accelerate is missing, or the processes were started in another way.
+        OutpaceError: accelerate is missing; or a launcher gave this process another GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -34,6 +34,12 @@ class Processes:
         self._state = PartialState(cpu=device.type == "cpu")
         self.index = int(self._state.process_index)
         self.count = int(self._state.num_processes)
+        own = self._state.device
+        if self._state.use_distributed and device.type == own.type != "cpu" and device != own:
+            raise OutpaceError(
+                f"the launcher gave this process {own}, and the model is on {device}; leave --device out, or "
+                "start a single process without a launcher"
+            )
 
     @property
     def first(self) -> bool:

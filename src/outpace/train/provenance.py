@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from outpace import __version__
+from outpace.core import OutpaceError
 
 PROVENANCE = "provenance.json"
-_PACKAGES = ("torch", "transformers", "accelerate", "safetensors", "numpy")
+_PACKAGES = ("torch", "transformers", "accelerate", "peft", "datasets", "safetensors", "numpy")
 
 
 def versions() -> dict[str, str]:
@@ -22,6 +23,22 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[package] = "not installed"
     return found
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """What ``write`` has left of a run that came to its end; empty where there is none.
+
+    Raises:
+        OutpaceError: it cannot be read.
+    """
+    file = folder / PROVENANCE
+    if not file.is_file():
+        return {}
+    try:
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return found if "result" in found else {}
+    except (OSError, ValueError, TypeError) as error:
+        raise OutpaceError(f"{file} cannot be read: {error}; give another --out") from error
 
 
 def write(folder: Path, facts: dict[str, Any]) -> None:

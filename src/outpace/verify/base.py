@@ -1,6 +1,8 @@
 """The contract of a verifier: a frozen dataclass of options, and the draws it may make.
 
 A verifier draws through a ``Draw`` only, so that a test can put one in that enumerates every branch.
+One that weighs the draft's distribution refuses a token that this gives no probability; ``match`` and the
+lossy verifiers never look at it.
 Letters: q is the target's distribution, p the draft's (Chen et al. 2023; Leviathan et al. 2023 have them the
 other way round).
 """

@@ -14,7 +14,7 @@ from outpace.cli import app
 from outpace.console.models import Loaded
 from outpace.core import SamplingParams
 from outpace.drafters.medusa import MedusaConfig, MedusaHeads
-from outpace.train import Learning, Online
+from outpace.train import Online
 
 Run = Callable[..., Any]
 PROMPTS = [f"say {number}" for number in range(8)]
@@ -22,9 +22,6 @@ PROMPTS = [f"say {number}" for number in range(8)]
 
 class Thorough(Online):
     """Whatever the clock says, there is a round."""
-
-    def __init__(self, target: Any, drafter: str) -> None:
-        super().__init__(target, drafter, Learning(measured=20))
 
     def close(self) -> None:
         super().close()
@@ -51,7 +48,8 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> Run:
 def test_many_prompts_teach_the_drafter(run: Run, heads: str, model: Loaded, tmp_path: Path) -> None:
     out = tmp_path / "learnt"
     options = ["-f", tmp_path / "prompts.jsonl", "-d", heads, "--json", "-n", 20, "--ignore-eos"]
-    result = run("generate", *options, "--online", "--online-out", out)
+    how = ["--online", "--online-options", "measured=20,updates=3"]
+    result = run("generate", *options, *how, "--online-out", out)
     assert result.exit_code == 0, result.output
     found = [json.loads(line)["tokens"] for line in result.stdout.splitlines()]
     params = SamplingParams(max_new_tokens=20, ignore_eos=True)
@@ -68,6 +66,8 @@ def test_one_prompt_is_too_little_and_says_so(run: Run, heads: str) -> None:
     result = run("generate", "-p", "say", "-d", heads, "-n", 5, "--online")
     assert result.exit_code == 0
     assert "nothing was learnt; a round begins every 1024 tokens" in " ".join(result.stderr.split())
+    result = run("generate", "-p", "say", "-d", heads, "-n", 5, "--online", "--online-options", "every=9")
+    assert "a round begins every 9 tokens" in " ".join(result.stderr.split())
 
 
 def test_a_chat_teaches_the_drafter(run: Run, heads: str, tmp_path: Path) -> None:
@@ -76,7 +76,12 @@ def test_a_chat_teaches_the_drafter(run: Run, heads: str, tmp_path: Path) -> Non
     options = ["-d", heads, "-n", 12, "-t", 0.9, "--seed", 3]
     plain, online = (
         run("chat", *options, **talk),
-        run("chat", *options, "--online", "--online-out", out, **talk),
+        run(
+            "chat",
+            *options,
+            *("--online", "--online-options", "measured=20", "--online-out", out),
+            **talk,
+        ),
     )
     assert online.exit_code == 0, online.output
     assert plain.stdout == online.stdout and "online: 1 rounds" in online.stderr
@@ -90,6 +95,13 @@ def test_a_chat_teaches_the_drafter(run: Run, heads: str, tmp_path: Path) -> Non
         (("-d", "early_exit", "--online"), "give path=FOLDER"),
         (("--online", "--compare"), "leave one of --compare and --online out"),
         (("--online-out", "new"), "add --online"),
+        (("--online-options", "every=9"), "add --online"),
+        (
+            ("-d", "HEADS", "--online", "--online-options", "often=9"),
+            "online has no option 'often'; it has: tokens",
+        ),
+        (("-d", "HEADS", "--online", "--online-options", "every=x"), "every must be a whole number, not 'x'"),
+        (("-d", "HEADS", "--online", "--online-options", "length=4"), "length must be at least 8, not 4"),
         (("--online", "--online-out", "."), "--online-out . is there already"),
         (("-d", "HEADS", "--online", "--verifier", "rejection", "-t", "1", "--seed", "1"), "background"),
     ],

@@ -15,6 +15,7 @@ from outpace.console import answers
 from outpace.console.models import Loaded, load
 from outpace.core import OutpaceError, SamplingParams
 from outpace.train import distil
+from outpace.train.data import read, split
 from outpace.train.lora import base_of
 
 Run = Callable[..., Any]
@@ -43,20 +44,59 @@ def test_a_drafter_is_trained_and_drafts(run: Run, model: Loaded, tmp_path: Path
     assert 6 * 2 * 20 < found["tokens_seen"] <= 6 * 2 * 40 and found["cpu_seconds"] > 0
     facts = json.loads((out / "provenance.json").read_text())
     assert facts["result"]["expected_length"] == found["expected_length"]
-    assert len(facts["data"]["sha256"]) == 64 and facts["versions"]["torch"]
+    assert len(facts["data"]["sha256"]) == 64 and {"torch", "peft", "datasets"} <= set(facts["versions"])
     answers = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()]
     params = SamplingParams(max_new_tokens=20)
     (plain,) = model.engine().generate([model.encode("say 0")], params)
     assert answers[0]["tokens"][answers[0]["prompt_length"] :] == plain.tokens
     (fast,) = model.engine(f"medusa:path={out}").generate([model.encode("say 0")], params)
     assert fast.tokens == plain.tokens and fast.stats.drafted > 0
-    # The same command again finds the answers and the finished run.
-    again = json.loads(run("medusa:heads=2,nodes=4", *SMALL, "--out", out, "--json").stdout)
-    assert again["expected_length"] == found["expected_length"]
+    # The same command again finds the answers and the finished run, and leaves it as it is.
+    written = (out / "provenance.json").read_bytes()
+    again = run("medusa:heads=2,nodes=4", *SMALL, "--out", out, "--json")
+    assert json.loads(again.stdout) == found and "finished already" in again.stderr
+    assert (out / "provenance.json").read_bytes() == written
     other = run("medusa:heads=2,nodes=4", *SMALL, "--out", out, "-n", 10)
     assert other.exit_code == 2 and "or with other options; give another --out" in " ".join(
         other.stderr.split()
     )
+
+
+def test_what_others_wrote_is_measured_on_what_the_model_says(
+    run: Run, model: Loaded, tmp_path: Path
+) -> None:
+    """The held-out figure is of decoding, whatever is learnt; and all of a long text is learnt."""
+    data, out = tmp_path / "data.jsonl", tmp_path / "out"
+    asked = [{"prompt": f"say {number}", "response": "no " * (number + 1)} for number in range(20)]
+    texts = [{"text": f"{number} tells a tale " + "of a day " * number} for number in range(20)]
+    data.write_text("".join(json.dumps(line) + "\n" for line in [*asked, *texts]))
+    result = run("medusa:heads=2,nodes=4", *SMALL, "--data", data, "--out", out, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    documents = read(data, model)
+    parts = split(documents, 0.3)
+    assert found["held_out_documents"] == len(parts.held_out)
+    answered = [json.loads(line) for line in (out / "held_out.jsonl").read_text().splitlines()]
+    prompts = [line["tokens"][: line["prompt_length"]] for line in answered]
+    params = SamplingParams(max_new_tokens=20)
+    plain = model.engine().generate(prompts, params)
+    assert [line["tokens"][line["prompt_length"] :] for line in answered] == [g.tokens for g in plain]
+    held_out = [tuple(d.tokens[: d.prompt]) for d in parts.held_out if d.prompt]
+    assert {*held_out} < {*map(tuple, prompts)} and not (out / "answers.jsonl").exists()
+    # What fits a row whole is decoded as it was measured.
+    assert max(map(len, prompts)) + 20 <= 40
+    fast = model.engine(f"medusa:path={out}", adaptive=False).generate(prompts, params)
+    steps, tokens = (sum(getattr(g.stats, name) for g in fast) for name in ("steps", "tokens"))
+    assert found["expected_length"] == pytest.approx(tokens / steps) and tokens > steps
+    assert found["measured_on"] == "the target's own text at temperature 0"
+    # What is learnt is all of the texts, and of an answer what fits.
+    whole = sum(len(d.tokens) for d in parts.learnt)
+    single = sum(not d.prompt and len(d.tokens) % 40 == 1 for d in parts.learnt)
+    too_long = [len(d.tokens) - 40 for d in parts.learnt if d.prompt and len(d.tokens) > 40]
+    assert max(len(d.tokens) for d in parts.learnt if not d.prompt) > 80 and len(too_long) > 1
+    assert found["tokens"] == whole - single - sum(too_long)
+    assert (found["cut_documents"], found["cut_tokens"]) == (len(too_long), sum(too_long))
+    assert f"{len(too_long)} answers do not fit into --length 40" in result.stderr
 
 
 def test_a_model_is_trained_too_and_decodes(run: Run, folder: Path, model: Loaded, tmp_path: Path) -> None:
@@ -138,8 +178,11 @@ def test_answers_are_gone_on_with_where_they_were_interrupted(
     assert len(file.read_text().splitlines()) == 12
     # What was written after the last note is made anew.
     file.write_text(file.read_text() + '{"tokens": [1], "prompt')
+    note = tmp_path / "parts" / "answers.json"
+    note.write_text(json.dumps(json.loads(note.read_text()) | {"seconds": 1e6}))
     result = run("medusa:heads=2,nodes=4", *own, "--out", tmp_path / "parts")
     assert result.exit_code == 0, result.output
+    assert 1e6 < json.loads(result.stdout)["answering_seconds"] < 1.1e6
     assert asked == [6, 6, 6, 6, 2]
     assert file.read_bytes() == (tmp_path / "whole" / "answers.jsonl").read_bytes()
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts")]

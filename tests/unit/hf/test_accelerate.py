@@ -261,3 +261,39 @@ def test_an_inference_mode_of_the_callers(plain: Any, fast: Any, batch: Any) -> 
     with torch.inference_mode():
         expected = plain.generate(**batch, max_new_tokens=9)
         assert fast.generate(**batch, max_new_tokens=9).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    "way", [lambda model, v: outpace.accelerate(model, "none", v), lambda _, v: outpace.decode("none", v)]
+)
+def test_a_lossy_verifier_warns(llama: Any, way: Any) -> None:
+    """generate() returns tokens alone, which cannot say it."""
+    with pytest.warns(UserWarning, match=r"typical:.*lossy.* changes what the model says"):
+        way(llama, "typical")
+    way(llama, "rejection")  # pytest makes an error of a warning of ours
+
+
+def test_a_governor_decides_where_that_is_asked_for(llama: Any) -> None:
+    def governed(*given: Any, **options: Any) -> bool:
+        made = outpace.accelerate(llama, *given, **options).generate._engines
+        with made.lend(made.target(llama)) as engine:
+            return engine.governor is not None
+
+    assert governed("prompt_lookup") and not governed("prompt_lookup", adaptive=False)
+    assert not governed("prompt_lookup:num_tokens=4") and governed(
+        "prompt_lookup:num_tokens=4", adaptive=True
+    )
+    assert not governed("prompt_lookup", "rejection")
+
+
+def test_a_governor_leaves_the_tokens_as_they_are(llama: Any, one: Any) -> None:
+    stock = llama.generate(**one, max_new_tokens=30, eos_token_id=NEVER)
+    fast = outpace.accelerate(llama, "prompt_lookup:num_tokens=4", adaptive=True)
+    assert fast.generate(**one, max_new_tokens=30, eos_token_id=NEVER).tolist() == stock.tolist()
+
+
+def test_sampling_by_distributions_under_a_governor_is_refused(llama: Any, one: Any) -> None:
+    """The tokens of a seed would depend on the clock."""
+    outpace.accelerate(llama, "prompt_lookup", "rejection", adaptive=True)
+    with pytest.raises(outpace.OutpaceError, match="match"):
+        llama.generate(**one, max_new_tokens=4, do_sample=True)

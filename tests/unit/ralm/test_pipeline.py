@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from scipy.stats import chisquare
 from outpace.core import ContextOverflow, OutpaceError, SamplingParams
 from outpace.drafters import DraftModel
 from outpace.engine import Engine
-from outpace.ralm import RalmGeneration, RalmPipeline, Speculation
+from outpace.ralm import BM25Retriever, DenseRetriever, RalmGeneration, RalmPipeline, Speculation
 from outpace.targets import Output, Rows
 from outpace.testing import ToyTarget
 from unit.ralm.bases import HashQuery, HashRetriever, Numbers, iterative_text
@@ -40,7 +41,7 @@ def decode(
     speculation: Speculation | None,
     params: SamplingParams,
     drafter: Any = None,
-    retriever: HashRetriever | None = None,
+    retriever: Any = None,
     target: ToyTarget | None = None,
     verifier: str = "match",
     **options: Any,
@@ -71,6 +72,40 @@ def test_plain_is_a_new_document_every_stride_tokens(params: SamplingParams, dra
     assert (found.tokens, found.documents) == (tokens, documents)
     assert len(set(documents)) > 2
     assert found.stats.queries == found.stats.batches == found.stats.blocks == len(documents)
+
+
+def words(text: str) -> list[str]:
+    return [f"w{token}" for token in text.split()]
+
+
+def bm25() -> BM25Retriever:
+    class Words(BM25Retriever):
+        """Words of a letter at least, which BM25's are: the tokenizer's text is digits."""
+
+        def encode(self, text: str) -> Any:
+            return super().encode(" ".join(words(text)))
+
+    return Words([" ".join(f"w{token}" for token in document) for document in DOCUMENTS])
+
+
+def dense() -> DenseRetriever:
+    vectors = np.random.default_rng(1).standard_normal((32, 8))
+    texts = [vectors[document].sum(axis=0) for document in DOCUMENTS]
+    return DenseRetriever(texts, lambda text: vectors[[int(token) for token in text.split()]].sum(axis=0))
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+@pytest.mark.parametrize("make", [bm25, dense])
+@pytest.mark.parametrize("speculation", [Speculation(stride=3, prefetch=2), Speculation()])
+def test_speculation_changes_nothing_with_real_retrievers(
+    speculation: Speculation, make: Any, params: SamplingParams
+) -> None:
+    plain, found = decode(None, params, retriever=make()), decode(speculation, params, retriever=make())
+    assert same(found, plain)
+    assert len(set(plain.documents)) > 1
+    assert found.stats.hits > 0
+    if speculation.stride:  # else how much is guessed depends on the clock
+        assert found.stats.batches < plain.stats.batches
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALTY])

@@ -7,15 +7,19 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 
 import one_of_two
 from folders import save_llama
-from outpace.train.processes import own_device
+from outpace.core import OutpaceError
+from outpace.train.processes import Processes, own_device
 
 PROGRAM = Path(one_of_two.__file__)
 TESTS = PROGRAM.parent
@@ -115,6 +119,21 @@ def test_only_the_first_speaks_and_writes(folder: Path, said: list[dict[str, Any
     assert json.loads((out / "provenance.json").read_text())["result"]["processes"] == 2
     # 4 steps of a row in each process, of at most 40 tokens and more than half full.
     assert 4 * 2 * 20 < found["tokens_seen"] <= 4 * 2 * 40
+
+
+@pytest.mark.parametrize(("started", "device", "fits"), [(4, 1, True), (4, 2, False), (1, 2, True)])
+def test_a_gpu_of_another_process_is_refused(
+    started: int, device: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = SimpleNamespace(
+        device=torch.device("cuda", 1) if started > 1 else torch.device("cuda"),
+        use_distributed=started > 1,
+        process_index=1 if started > 1 else 0,
+        num_processes=started,
+    )
+    monkeypatch.setattr(accelerate, "PartialState", lambda cpu: state)
+    with nullcontext() if fits else pytest.raises(OutpaceError, match=r"process cuda:1.*on cuda:2"):
+        assert Processes(torch.device("cuda", device)).count == started
 
 
 def test_each_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

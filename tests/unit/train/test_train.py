@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 
@@ -277,8 +278,66 @@ def test_a_run_goes_on_with_the_same_texts_alone(documents: list[Document], tmp_
         run(changed, tmp_path)
 
 
+def test_seconds_are_those_of_all_runs_that_went_on(documents: list[Document], tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(documents, tmp_path, stop=5)
+    file = tmp_path / "checkpoint" / "progress.json"
+    held = json.loads(file.read_text())
+    assert held["progress"]["seconds"] > 0 < held["progress"]["cpu_seconds"]
+    held["progress"] |= {"seconds": 1e6, "cpu_seconds": 2e6}
+    file.write_text(json.dumps(held))
+    run(documents, tmp_path)
+    progress = json.loads(file.read_text())["progress"]
+    assert 1e6 < progress["seconds"] < 1.1e6 and 2e6 < progress["cpu_seconds"] < 2.1e6
+
+
+@pytest.mark.parametrize("wrong", ["loss", "weights"])
+def test_a_loss_that_is_no_number_ends_the_run(
+    wrong: str, documents: list[Document], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(documents, tmp_path / "whole")
+    forwards = 0
+
+    def loss(module: MedusaHeads, *given: Any) -> Any:
+        nonlocal forwards
+        found = right(module, *given)
+        forwards += module.training
+        if forwards != 2 * SETTINGS.accumulate + 1:
+            return found
+        if wrong == "loss":
+            return replace(found, total=found.total * math.nan)
+        # A gradient that is none, of a loss that is.
+        return replace(found, total=found.total + (0 * next(module.parameters())).abs().sqrt().sum())
+
+    right = MedusaHeads.loss
+    monkeypatch.setattr(MedusaHeads, "loss", loss)
+    match = {"loss": "at step 3 the loss is nan.*another folder", "weights": "at step . the .*loss is nan"}
+    with pytest.raises(OutpaceError, match=match[wrong]):
+        run(documents, tmp_path / "parts")
+    log = (tmp_path / "parts" / "log.jsonl").read_text()
+    assert "NaN" not in log and json.loads(log.splitlines()[-1])["step"] in (2, 3)
+    monkeypatch.undo()
+    parts = run(documents, tmp_path / "parts")
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_a_module_stays_on_the_device_of_its_target(
+    documents: list[Document], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where accelerate would have it is another, as it is for a target on a GPU that is not the first."""
+    monkeypatch.setattr(accelerate.Accelerator, "device", torch.device("meta"))
+    module, rows = heads(), data.pack(documents, 70)
+    train(module, rows[3:], rows[:2], replace(SETTINGS, steps=2), tmp_path, calibration=rows[2:3])
+    assert all(weight.device == TARGET.hidden.device for weight in module.parameters())
+
+
 def test_settings_that_make_no_sense_are_refused() -> None:
-    for changes, match in (({"steps": 0}, "steps"), ({"objective": "none"}, "there are: ground_truth")):
+    for changes, match in (
+        ({"steps": 0}, "steps"),
+        ({"objective": "none"}, "there are: ground_truth"),
+        ({"learning_rate": math.nan}, "learning_rate above 0"),
+        ({"learning_rate": math.inf}, "learning_rate above 0"),
+    ):
         with pytest.raises(OutpaceError, match=match):
             replace(SETTINGS, **changes)  # type: ignore[arg-type]
 
@@ -350,7 +409,22 @@ def test_what_is_held_out_does_not_depend_on_the_rest() -> None:
         data.split(documents[:3], 0.0)
 
 
-def test_rows_are_filled_and_long_documents_cut() -> None:
-    sizes = [5, 3, 2, 9, 4]
-    rows = data.pack([Document((1,) * size, 1) for size in sizes], 6)
+def test_rows_are_filled_and_long_answers_cut() -> None:
+    documents = [Document((1,) * size, 1) for size in [5, 3, 2, 9, 4]]
+    rows = data.pack(documents, 6)
     assert [[len(d.tokens) for d in row] for row in rows] == [[5], [3, 2], [6], [4]]
+    # A prompt that leaves its answer no room is nothing to learn from.
+    long = [Document(tuple(range(9)), 6), Document(tuple(range(9)), 7), Document((1, 2), 2)]
+    assert data.pack(long, 6) == [] and data.lost([*documents, *long], 6) == [3, 3, 2]
+
+
+@pytest.mark.parametrize("size", [12, 13, 14, 29])
+def test_long_texts_are_learnt_to_their_end(size: int) -> None:
+    text = Document(tuple(range(size)))
+    rows = data.pack([text, Document((7, 8))], 6)
+    assert all(sum(len(d.tokens) for d in row) <= 6 for row in rows)
+    pieces = [d.tokens for row in rows for d in row if d.tokens != (7, 8)]
+    # A last token alone has nothing before it that it could be learnt from.
+    whole = size - 1 if size % 6 == 1 else size
+    assert [token for piece in pieces for token in piece] == list(range(whole))
+    assert data.lost([text], 6) == [] and all(d.prompt == 0 for row in rows for d in row)

@@ -86,9 +86,12 @@ def _expected(rule: Rule, target: Model, draft: Draft, length: int) -> dict[Text
 
 @pytest.mark.parametrize(("verifier", "rule"), RULES, ids=lambda value: str(value)[:30])
 @settings(max_examples=30)
-@given(draft=trees(), seed=st.integers(0, 50))
-def test_the_output_follows_the_rule(verifier: Verifier, rule: Rule, draft: Draft, seed: int) -> None:
-    target = table(seed, zeros=0.3)
+@given(data=st.data(), vocabulary=st.sampled_from([4, 5, 6]), seed=st.integers(0, 50))
+def test_the_output_follows_the_rule(
+    verifier: Verifier, rule: Rule, data: st.DataObject, vocabulary: int, seed: int
+) -> None:
+    draft = data.draw(trees(vocabulary))
+    target = table(seed, 0.3, vocabulary)
     found = output_distribution(verifier.verify, target, fixed(draft), 4)
     assert difference(found, _expected(rule, target, draft, 4)) < EXACT
 

@@ -24,9 +24,10 @@ LENGTH = 4
 
 
 @settings(max_examples=60)
-@given(trees(), st.integers(0, 50), st.sampled_from([None, 1]))
-def test_match_is_exact_on_trees(draft: Draft, seed: int, eos: int | None) -> None:
-    target = table(seed, zeros=0.3)
+@given(st.data(), st.sampled_from([4, 5, 6]), st.integers(0, 50), st.sampled_from([None, 1]))
+def test_match_is_exact_on_trees(data: st.DataObject, vocabulary: int, seed: int, eos: int | None) -> None:
+    draft = data.draw(trees(vocabulary))
+    target = table(seed, 0.3, vocabulary)
     found = output_distribution(match, target, fixed(draft), LENGTH, eos)
     assert difference(found, plain_distribution(target, LENGTH, eos)) < EXACT
 

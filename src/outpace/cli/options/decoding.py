@@ -44,9 +44,22 @@ OnlineLearning = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+OnlineOptions = Annotated[
+    str,
+    typer.Option(
+        "--online-options",
+        metavar="OPTIONS",
+        help="With --online: how it learns, as in every=512,learning_rate=3e-5.",
+        rich_help_panel=MODEL,
+    ),
+]
 OnlineOut = Annotated[
     Path | None,
-    typer.Option("--online-out", help="With --online: a new folder for the drafter at the end."),
+    typer.Option(
+        "--online-out",
+        help="With --online: a new folder for the drafter at the end.",
+        rich_help_panel=MODEL,
+    ),
 ]
 TopK = Annotated[
     int,

@@ -1,0 +1,167 @@
+"""Commands, options and specs in the documents are those that there are."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from outpace.bench.methods import split_drafters
+from outpace.cli.app import app
+from outpace.core import OutpaceError
+from outpace.drafters import DRAFTERS, LEARNED, load_drafter
+from outpace.spec import load
+from outpace.train import Learning
+from outpace.verify import VERIFIERS, load_verifier
+
+ROOT = Path(__file__).parent.parent
+# The log tells what was done then.
+FILES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(file for file in sorted((ROOT / "docs").glob("*.md")) if file.name != "log.md"),
+]
+DOCUMENTS = pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+_SPEC = re.compile(r"[\s\"'(+`]([a-z_]+:[a-z_]+=[^\s\"'`]+|[a-z]+:\([^\s\"'`]+)")
+
+
+@cache
+def commands() -> dict[tuple[str, ...], set[str]]:
+    """The options of each command, by its path, as in ("bench", "compare")."""
+
+    def walk(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], set[str]]]:
+        names = {name for own in command.params for name in (*own.opts, *own.secondary_opts)}
+        yield path, {*names, "--help"}
+        for name, below in getattr(command, "commands", {}).items():
+            yield from walk(below, (*path, name))
+
+    return dict(walk(get_command(app), ()))
+
+
+def code(text: str) -> list[str]:
+    """Blocks and spans of code, less what is drawn: titles of boxes are cut."""
+    text = "\n".join(line for line in text.splitlines() if "╭" not in line)
+    blocks = re.findall(r"^```.*?^```", text, re.DOTALL | re.MULTILINE)
+    for block in blocks:
+        text = text.replace(block, "")
+    return [*blocks, *re.findall(r"`[^`]+`", text)]
+
+
+def lines_of_commands(text: str) -> Iterator[list[str]]:
+    """The words of each call of the command line."""
+    for piece in code(text):
+        for line in piece.replace("\\\n", " ").strip("`").splitlines():
+            if line.strip().startswith("outpace "):
+                words = shlex.split(line, comments=True)
+                yield words[1 : words.index("|") if "|" in words else None]
+
+
+def load_drafters(text: str) -> None:
+    for spec in split_drafters(text):
+        load_drafter(spec)
+
+
+READ: dict[str, Callable[[str], Any]] = {
+    "--drafter": load_drafter,
+    "--drafters": load_drafters,
+    "--verifier": load_verifier,
+}
+
+
+def what_is_wrong(words: list[str]) -> str | None:
+    path: tuple[str, ...] = ()
+    while len(words) > len(path) and (*path, words[len(path)]) in commands():
+        path = (*path, words[len(path)])
+    if not path and words and re.fullmatch("[a-z]+", words[0]):
+        return f"there is no command {words[0]}"
+    names = [word.partition("=")[0] for word in words if re.match("--?[a-z]", word)]
+    unknown = [name for name in names if name not in commands()[path]]
+    if unknown:
+        return f"outpace {' '.join(path)} has no {unknown[0]}"
+    for option, read in READ.items():
+        if option in words:
+            read(words[words.index(option) + 1])
+    return None
+
+
+@DOCUMENTS
+def test_commands_and_their_options_are_there(file: Path) -> None:
+    for words in lines_of_commands(file.read_text("utf-8")):
+        assert what_is_wrong(words) is None, (words, what_is_wrong(words))
+
+
+@DOCUMENTS
+def test_options_named_in_the_text_are_there(file: Path) -> None:
+    ours = {name for names in commands().values() for name in names}
+    others = {"--check", "--numprocesses", "--no-build-isolation"}  # of ruff, pytest and pip
+    for piece in code(file.read_text("utf-8")):
+        if not piece.startswith("```"):
+            for name in re.findall(r"`(--[a-z0-9-]+)", piece):
+                assert name in ours | others, name
+
+
+@DOCUMENTS
+def test_specs_are_of_drafters_and_verifiers_as_they_are(file: Path) -> None:
+    methods = {name: cls.config_type for name, cls in LEARNED.items()}
+    for piece in code(file.read_text("utf-8")):
+        for spec in _SPEC.findall(f" {piece}"):
+            name = spec.partition(":")[0]
+            if name in VERIFIERS:
+                load_verifier(spec)
+            elif name in DRAFTERS:
+                try:
+                    load_drafter(spec)
+                except OutpaceError:
+                    if name not in methods:  # else it may be what is to be trained
+                        raise
+                    load("method", methods, spec)
+
+
+@pytest.mark.parametrize("method", LEARNED)
+def test_options_of_training_are_listed_with_their_defaults(method: str) -> None:
+    text = (ROOT / "docs" / "training.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `?([a-z_ ]+)`? \| (.*) \|$", text, re.MULTILINE))
+    cls = LEARNED[method].config_type
+    named = re.findall(r"`([a-z_]+)(?:=([^`]+))?`", rows[method])
+    if rows[method].count("and the size"):
+        own = {name for name, _ in named}
+        size = re.findall(r"`([a-z_]+)(?:=([^`]+))?`", rows["the size"])
+        named += [(name, value) for name, value in size if name not in own | {"rope_parameters"}]
+    assert {name for name, _ in named} == {field.name for field in fields(cls)}
+    given = dict(reversed([(name, value) for name, value in named if value]))  # the first is the default
+    assert load("method", {method: cls}, f"{method}:" + ",".join(map("=".join, given.items()))) == cls()
+    # Those without a value are chosen for the target.
+    assert all(not getattr(cls(), name) or name == "rope" for name, value in named if name not in given)
+
+
+def test_options_of_online_learning_are_listed_with_their_defaults() -> None:
+    text = (ROOT / "docs" / "online.md").read_text("utf-8")
+    (table,) = re.findall(r"^\| option \| meaning \|\n(?:\|.*\n)*", text, re.MULTILINE)
+    given = dict(re.findall(r"`([a-z_]+)=([^`]+)`", table))
+    assert set(given) == {field.name for field in fields(Learning)}
+    options = ",".join(map("=".join, given.items()))
+    assert load("way to learn", {"online": Learning}, f"online:{options}") == Learning()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "outpace bensh --suite gsm8k",
+        "outpace bench --suites gsm8k",
+        "outpace bench compare a b --suite gsm8k",
+        "outpace generate --drafter lookahead:windows=3",
+    ],
+)
+def test_a_mistake_is_seen(line: str) -> None:
+    (words,) = lines_of_commands(f"```\n{line}  # so\n```")
+    try:
+        assert what_is_wrong(words) is not None
+    except OutpaceError as error:
+        assert "windows" in str(error)
