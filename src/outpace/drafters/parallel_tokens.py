@@ -211,9 +211,7 @@ class ParallelTokens(SequenceDrafter[Ahead]):
 
     def prepare(self, target: TargetModel) -> tuple[Growth, int]:
         if target.extra < (count := self._count):
-            raise OutpaceError(
-                "parallel_tokens rides in the target's own steps: it drafts alone, so use it so"
-            )
+            raise OutpaceError("parallel_tokens rides in the target's steps, so it drafts alone; use it so")
         shape = shape_of(count, method="parallel_tokens")
         draws = Draws(self.draws)
         return Growth(Vocabulary(), shape, draws, least=-math.inf, by_path=True), target.vocabulary
