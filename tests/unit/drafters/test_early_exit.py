@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,16 @@ def test_options_win_over_what_the_adapter_was_measured_with(tmp_path: Path) -> 
         drafted.append([len(step.draft) for step in watch.steps])
     assert [max(own) for own in drafted] == [4, 4, 2, 6]
     assert drafted[0].count(4) < drafted[1].count(4)
+
+
+def test_a_damaged_config_is_refused(tmp_path: Path) -> None:
+    adapter_of("attention", target()).save(tmp_path)
+    file = tmp_path / "config.json"
+    described = json.loads(file.read_text())
+    for damaged in ({"config": {"layer": 3}}, {"config": 3}):
+        file.write_text(json.dumps({**described, **damaged}))
+        with pytest.raises(OutpaceError, match=r"config\.json is not one of early_exit"):
+            Engine(target(), EarlyExit(str(tmp_path)))
 
 
 def test_attention_sees_its_own_document_alone() -> None:
