@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from lossless.conftest import Lab
+from lossless.test_matrix import SPECS
 from outpace.cache import KVCache
 from outpace.targets import causal, masks
 
 PROMPTS = 8
-LOOKAHEAD = "lookahead:window=4,ngram=4,guesses=4"
 
 
 def _wrong_rows_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,11 +33,24 @@ def _causal_mask(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "penalty"])
-@pytest.mark.parametrize("bug", [_wrong_rows_kept, _wrong_positions, _causal_mask])
+@pytest.mark.parametrize(
+    ("drafter", "bug"),
+    [
+        ("lookahead", _wrong_rows_kept),
+        ("lookahead", _wrong_positions),
+        ("lookahead", _causal_mask),
+        # A tree of trained heads, whose paths stand that are not its first rows.
+        ("hydra", _wrong_rows_kept),
+    ],
+)
 def test_a_bug_changes_tokens(
-    exact: Lab, monkeypatch: pytest.MonkeyPatch, bug: Callable[[pytest.MonkeyPatch], None], sampling: str
+    exact: Lab,
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: str,
+    bug: Callable[[pytest.MonkeyPatch], None],
+    sampling: str,
 ) -> None:
     plain = [g.tokens for g in exact.plain(sampling)[:PROMPTS]]
-    assert [g.tokens for g in exact.decode(LOOKAHEAD, sampling, first=PROMPTS)] == plain
+    assert [g.tokens for g in exact.decode(SPECS[drafter], sampling, first=PROMPTS)] == plain
     bug(monkeypatch)
-    assert [g.tokens for g in exact.decode(LOOKAHEAD, sampling, first=PROMPTS)] != plain
+    assert [g.tokens for g in exact.decode(SPECS[drafter], sampling, first=PROMPTS)] != plain

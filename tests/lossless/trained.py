@@ -28,6 +28,8 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="outpace-")  # goes when the tests 
 _TEXTS = 3
 _STEPS = 40
 _FEWER = 8
+# Heads that knew their texts by heart would find that a chain is their best tree.
+_STEPS_OF = {"hydra": _FEWER}
 _OPTIONS = {
     "dflash": {"tokens": 3},
     "early_exit attention": {"adapter": "attention"},
@@ -57,7 +59,7 @@ def trained(name: str) -> Path:
         torch.manual_seed(0)
         module = cls.new(cls.config_type(**_OPTIONS.get(name, {})), target)
     batch = read_batch(target, [texts], module.hidden_layers)
-    train(module, batch, _STEPS, 3e-3)
+    train(module, batch, _STEPS_OF.get(name, _STEPS), 3e-3)
     folder = Path(_FOLDER.name) / name
     module.save(folder)
     return folder

@@ -67,9 +67,10 @@ class Eagle(Drafter[EagleState]):
     """EAGLE-1 or EAGLE-3, as the folder says.
 
     Attributes:
-        path: folder of a trained drafter: our own, or a published EAGLE-3 in speculators' or EAGLE's layout;
-            or the module itself. None is the EAGLE-3 for the embedded model.
-        num_draft_tokens: tokens on a path of the draft, at least 1.
+        path: folder of a trained drafter: our own, or a published EAGLE-3 in speculators' or EAGLE's layout,
+            or the name of one on the hub; or the module itself. None is the EAGLE-3 for the embedded model.
+        num_draft_tokens: tokens on a path of the draft, at least 1; by default as many as it was trained for,
+            5 where that is not known.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
             "independent": with noise of its own; "greedy": its most probable tokens.
         expand: grow EAGLE-2's tree: each layer goes on from this many nodes, with as many children each, and
@@ -80,7 +81,7 @@ class Eagle(Drafter[EagleState]):
     """
 
     path: Any = field(default=None, repr=False)
-    num_draft_tokens: int = 5
+    num_draft_tokens: int | None = None
     draws: Noise = "coupled"
     expand: int | None = None
     nodes: int | None = None
@@ -95,7 +96,7 @@ class Eagle(Drafter[EagleState]):
     probabilities: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        shape = self._shape()
+        shape = self._shape(1 if self.num_draft_tokens is None else self.num_draft_tokens)
         check_noise("eagle", self.draws)
         check_confidence("eagle", self.min_confidence)
         if shape.weighs and self.draws == "independent":
@@ -104,16 +105,17 @@ class Eagle(Drafter[EagleState]):
                 "draws; leave out one of the two"
             )
 
-    def _shape(self) -> Shape:
-        return shape_of(self.num_draft_tokens, expand=self.expand, nodes=self.nodes, method="eagle")
+    def _shape(self, depth: int) -> Shape:
+        return shape_of(depth, expand=self.expand, nodes=self.nodes, method="eagle")
 
     @property
     def trees(self) -> bool:
-        return self._shape().branches
+        return self.expand is not None
 
     def prepare(self, target: TargetModel) -> EagleShared:
         module = EagleModule.of(nano_drafter_path("eagle") if self.path is None else self.path, target)
-        shape = self._shape()
+        depth = self.num_draft_tokens
+        shape = self._shape(module.config.tokens if depth is None else depth)
         weight = module.fc.weight
         weigh = shape.weighs or self.min_confidence > 0
         return EagleShared(

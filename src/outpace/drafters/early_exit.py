@@ -26,10 +26,9 @@ from torch import Tensor
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafting.draws import Draws, Noise, check_confidence, check_noise, log_confidence
-from outpace.drafting.exit_adapter import Adapter
+from outpace.drafting.exit_adapter import Adapter, AdapterConfig
 from outpace.drafting.growth import Growth
 from outpace.drafting.layer_cache import Feed, LayerCache, Slot
-from outpace.drafting.learned import read_config
 from outpace.drafting.shapes import shape_of
 from outpace.drafting.vocabulary import Vocabulary
 from outpace.drafting.within import Within, draft_chains, place_of
@@ -108,16 +107,17 @@ class EarlyExit(Drafter[ExitState]):
     Attributes:
         path: the folder that ``outpace train early_exit`` wrote, or the adapter itself; None drafts without.
         layers: how many of the target's layers draft, at least 1 and not all; by default the adapter's, or 2.
-        num_draft_tokens: tokens in the chain, at least 1.
-        min_confidence: in [0, 1]: the chain goes on only where the best token has at least this probability.
+        num_draft_tokens: tokens in the chain, at least 1; by default the adapter's, or 6.
+        min_confidence: in [0, 1]: the chain goes on only where the best token has at least this probability;
+            by default the adapter's, or 0.6.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
             "independent": with noise of its own; "greedy": its most probable tokens.
     """
 
     path: Any = field(default=None, repr=False)
     layers: int | None = None
-    num_draft_tokens: int = 6
-    min_confidence: float = 0.6
+    num_draft_tokens: int | None = None
+    min_confidence: float | None = None
     draws: Noise = "coupled"
 
     paper: ClassVar[str] = (
@@ -133,7 +133,8 @@ class EarlyExit(Drafter[ExitState]):
             if value is not None and value < 1:
                 raise OutpaceError(f"early_exit: {name} must be at least 1, not {value}")
         check_noise("early_exit", self.draws)
-        check_confidence("early_exit", self.min_confidence)
+        if self.min_confidence is not None:
+            check_confidence("early_exit", self.min_confidence)
 
     def attach(self, target: TargetModel) -> SplitTarget:
         return SplitTarget(target, self._depth())
@@ -141,26 +142,27 @@ class EarlyExit(Drafter[ExitState]):
     def _depth(self) -> int:
         """How many layers draft: an adapter is for the layer that it was trained on."""
         if self.path is None:
-            return 2 if self.layers is None else self.layers
-        if isinstance(self.path, Adapter):
-            own = self.path.config.layers
-        else:
-            own = int(read_config(self.path, Adapter.method)["config"]["layers"])
+            return AdapterConfig.layers if self.layers is None else self.layers
+        own: int = Adapter.config_of(self.path).layers
         if self.layers not in (None, own):
             raise OutpaceError(
                 f"early_exit: the adapter is for {own} layers, not {self.layers}; leave layers out"
             )
-        return int(own)
+        return own
 
     def prepare(self, target: TargetModel) -> ExitShared:
         if not isinstance(target, SplitTarget):
             raise OutpaceError("early_exit splits the target, so it drafts alone: use it by itself")
         adapter = None if self.path is None else Adapter.of(self.path, target.inner)
+        # What an adapter was measured with; those without one have the same defaults.
+        own = AdapterConfig() if adapter is None else adapter.config
+        tokens = own.num_draft_tokens if self.num_draft_tokens is None else self.num_draft_tokens
+        least = own.min_confidence if self.min_confidence is None else self.min_confidence
         return ExitShared(
             vocabulary=Vocabulary(),
-            shape=shape_of(self.num_draft_tokens, method="early_exit"),
-            draws=Draws(self.draws, weigh=self.min_confidence > 0),
-            least=log_confidence(self.min_confidence),
+            shape=shape_of(tokens, method="early_exit"),
+            draws=Draws(self.draws, weigh=least > 0),
+            least=log_confidence(least),
             by_path=False,
             target=target,
             adapter=adapter,

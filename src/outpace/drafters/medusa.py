@@ -6,7 +6,8 @@ product of their candidates: the part that is expected to hold the most right on
 What differs from the paper: the target's own head serves all of them unless ``own_head`` asks for more, and
 under sampling the candidates are drawn with the target's own noise (Daliri et al. 2024), so that the tokens
 are those of plain decoding. Typical acceptance is a verifier, not a part of this method. The target is frozen
-(Medusa-1).
+(Medusa-1), unless ``outpace train medusa --tune lora`` trains it too (Medusa-2): plain decoding of the tuned
+target is then the reference.
 """
 
 from __future__ import annotations

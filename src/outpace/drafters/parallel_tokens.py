@@ -162,7 +162,8 @@ class ParallelTokens(SequenceDrafter[Ahead]):
     Attributes:
         path: the folder that ``outpace train parallel_tokens`` wrote, or the embeddings; None drafts
             with the mean of the target's own.
-        num_lookahead: look-ahead rows in a row, and so guesses at most; at least 1.
+        num_lookahead: look-ahead rows in a row, and so guesses at most; at least 1; by default as many as
+            there are trained embeddings, or 3.
         behind: "all": behind the root and each guess, num_lookahead * (num_lookahead + 2) nodes in a step;
             "root": behind the root only, 2 * num_lookahead nodes, and the next draft is shorter by what was
             accepted.
@@ -171,7 +172,7 @@ class ParallelTokens(SequenceDrafter[Ahead]):
     """
 
     path: Any = field(default=None, repr=False)
-    num_lookahead: int = 3
+    num_lookahead: int | None = None
     behind: Literal["all", "root"] = "all"
     draws: Noise = "coupled"
 
@@ -180,36 +181,40 @@ class ParallelTokens(SequenceDrafter[Ahead]):
     ramp: ClassVar[int] = 2  # the first step only looks ahead
 
     def __post_init__(self) -> None:
-        if self.num_lookahead < 1:
+        if self.num_lookahead is not None and self.num_lookahead < 1:
             raise OutpaceError(f"parallel_tokens: num_lookahead must be at least 1, not {self.num_lookahead}")
         if self.behind not in ("all", "root"):
             raise OutpaceError(f"parallel_tokens: behind must be 'all' or 'root', not {self.behind!r}")
         check_noise("parallel_tokens", self.draws)
 
     @property
+    def _count(self) -> int:
+        """Look-ahead rows in a row."""
+        made = LookAheadConfig() if self.path is None else LookAhead.config_of(self.path)
+        return int(made.num_lookahead if self.num_lookahead is None else self.num_lookahead)
+
+    @property
     def widths(self) -> tuple[int, ...]:
-        count = self.num_lookahead
+        count = self._count
         return (count * (count + 2) if self.behind == "all" else 2 * count,)
 
     def attach(self, target: TargetModel) -> TargetModel:
         if self.path is None:
-            return target.with_embeddings(self.num_lookahead)
+            return target.with_embeddings(self._count)
         table = LookAhead.of(self.path, target).embeddings
-        if len(table) < self.num_lookahead:
+        if len(table) < self._count:
             raise OutpaceError(
-                f"parallel_tokens: there are {len(table)} trained embeddings, too few for "
-                f"num_lookahead={self.num_lookahead}"
+                f"parallel_tokens: there are {len(table)} trained embeddings, too few for num_lookahead="
+                f"{self.num_lookahead}; leave it out"
             )
         return target.with_embeddings(table)
 
     def prepare(self, target: TargetModel) -> tuple[Growth, int]:
-        if target.extra < self.num_lookahead:
-            raise OutpaceError(
-                "parallel_tokens rides in the target's own steps, so it drafts alone: use it so"
-            )
-        shape = shape_of(self.num_lookahead, method="parallel_tokens")
-        growth = Growth(Vocabulary(), shape, Draws(self.draws), least=-math.inf, by_path=True)
-        return growth, target.vocabulary
+        if target.extra < (count := self._count):
+            raise OutpaceError("parallel_tokens rides in the target's steps, so it drafts alone; use it so")
+        shape = shape_of(count, method="parallel_tokens")
+        draws = Draws(self.draws)
+        return Growth(Vocabulary(), shape, draws, least=-math.inf, by_path=True), target.vocabulary
 
     def start(self, sequence: Sequence, shared: tuple[Growth, int]) -> Ahead:
         return Ahead(sequence, *shared)
@@ -220,11 +225,11 @@ class ParallelTokens(SequenceDrafter[Ahead]):
             grow([state], state.rows[state.tree.depth][None])
         chain = state.tree.finish()
         tokens, parents = list(chain.tokens), list(chain.parents)
-        guesses = len(tokens)
+        guesses, count = len(tokens), state.shared.shape.depth
         for node in range(-1, guesses if self.behind == "all" else 0):
             first = len(tokens)
-            tokens += range(state.vocabulary, state.vocabulary + self.num_lookahead)
-            parents += [node, *range(first, first + self.num_lookahead - 1)]
+            tokens += range(state.vocabulary, state.vocabulary + count)
+            parents += [node, *range(first, first + count - 1)]
         state.sequence.stats.count("guesses", guesses)
         return Draft(tokens, parents, chain.distributions, riders=len(tokens) - guesses)
 

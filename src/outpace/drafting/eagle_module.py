@@ -37,6 +37,8 @@ from outpace.targets.base import TargetModel
 # Layer of the drafter -> where its keys and values go.
 Stores = Callable[[int], Store]
 
+_TOKENS = 5  # of a draft, where neither a user nor a file says how many
+
 
 @dataclass(frozen=True, kw_only=True)
 class EagleConfig(LayerConfig):
@@ -51,7 +53,7 @@ class EagleConfig(LayerConfig):
         norm_before_residual: whether the residual branch starts from the normed feature.
         own_head: whether EAGLE-3 has a head of its own; else, as in EAGLE-1, it is the target's.
         own_embeddings: whether it has embeddings of its own; else they are the target's.
-        steps: depths that training unrolls; by default 5, and 1 of EAGLE-1.
+        steps: depths that training unrolls; by default 5, and 1 of EAGLE-1. See ``tokens``.
         decay: weight of each depth's loss, relative to that of the depth before it.
         classification: weight of EAGLE-1's loss on tokens, beside that of its regression on features.
     """
@@ -78,6 +80,13 @@ class EagleConfig(LayerConfig):
         if self.depth < 1:
             raise OutpaceError(f"eagle: depth must be at least 1, not {self.depth}")
 
+    @property
+    def tokens(self) -> int:
+        """Those on a path of the drafts that are measured, and that are made where nobody says otherwise: as
+        many as training unrolls. An EAGLE-1 that was trained on single rows drafts 5 all the same.
+        """
+        return _TOKENS if self.version == 1 and self.steps == 1 else self.steps
+
     def made_for(self, target: TargetModel) -> EagleConfig:
         """The same with nothing left open."""
         layers = (-1,) if self.version == 1 else self.layers or default_layers(target)
@@ -86,7 +95,7 @@ class EagleConfig(LayerConfig):
             layers=layers,
             draft_vocabulary=self.draft_vocabulary or target.vocabulary,
             own_head=self.own_head and self.version == 3,
-            steps=self.steps or (1 if self.version == 1 else 5),
+            steps=self.steps or (1 if self.version == 1 else _TOKENS),
         )
 
 
@@ -126,6 +135,7 @@ class EagleModule(Learned):
 
     def __init__(self, config: EagleConfig, fit: Fit) -> None:
         super().__init__(config, fit)
+        _check_sizes(config, fit)
         size, first = config.hidden_size, config.version == 1
         self.fc = nn.Linear((2 if first else len(config.layers)) * size, size, bias=first)
         entry = Layer(config, normed=False) if first else FusedLayer(config)
@@ -297,10 +307,10 @@ class EagleModule(Learned):
 
     @torch.no_grad()
     def accepted(self, batch: Batch) -> Tensor:
-        """Of a chain as long as training unrolls."""
+        """Of a chain as long as drafts are by default."""
         begins = batch.documents[:, 1:] != batch.documents[:, :-1]
-        guesses = torch.full((*batch.tokens.shape, self.config.steps), -1, device=batch.tokens.device)
-        for depth, states in enumerate(self.unroll(batch, self.config.steps)):
+        guesses = torch.full((*batch.tokens.shape, self.config.tokens), -1, device=batch.tokens.device)
+        for depth, states in enumerate(self.unroll(batch, self.config.tokens)):
             # The row that reads place s has the token of place s + 1 for its root.
             guesses[:, 1:, depth] = self.logits(states).argmax(dim=-1).masked_fill(begins, -1)
         return accepted_of_chain(batch, guesses)
@@ -309,11 +319,14 @@ class EagleModule(Learned):
 
     @classmethod
     def load(cls, folder: str | Path, target: TargetModel) -> Self:
-        """Our own folder, or a published EAGLE-3: see ``outpace.drafting.published``."""
-        described = published.read(folder)
+        """Our own folder, or a published EAGLE-3, which may be one of the hub, by its name: see
+        ``outpace.drafting.published``.
+        """
+        place = published.find(folder)
+        described = published.read(place)
         if described is None:
-            return super().load(folder, target)
-        return cls._load_published(folder, described, target)
+            return super().load(place, target)
+        return cls._load_published(place, described, target)
 
     @classmethod
     def _load_published(cls, folder: str | Path, described: Mapping[str, Any], target: TargetModel) -> Self:
@@ -324,7 +337,8 @@ class EagleModule(Learned):
         embedded = tensors.get("embed_tokens.weight")
         if embedded is not None and _is_shared(embedded, target):
             del tensors["embed_tokens.weight"]
-        made = cls(EagleConfig(**fields, own_embeddings="embed_tokens.weight" in tensors), fit)
+        config = EagleConfig(**fields, own_embeddings="embed_tokens.weight" in tensors)
+        made = cls(config.sized(fit.hidden_size), fit)
         if made.drafted is None and not tensors.get("d2t", torch.zeros(1)).any():
             tensors = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
         made.bind(target)
@@ -370,6 +384,22 @@ class EagleModule(Learned):
         verifier = {"name_or_path": self.fit.name, "architectures": [type(model).__name__]}
         published.write(
             folder, dataclasses.asdict(self.config), self.config.transformers(), verifier, tensors
+        )
+
+
+def _check_sizes(config: EagleConfig, fit: Fit) -> None:
+    """Raises:
+    OutpaceError: sizes that do not go with the target's.
+    """
+    if config.hidden_size != fit.hidden_size:
+        raise OutpaceError(
+            "eagle: its rows stand beside the target's embeddings and go on with its states, so hidden_size "
+            f"must be the target's, {fit.hidden_size}, not {config.hidden_size}; leave it out"
+        )
+    if config.draft_vocabulary > fit.vocabulary:
+        raise OutpaceError(
+            f"eagle: draft_vocabulary must be at most the target's vocabulary, {fit.vocabulary}, not "
+            f"{config.draft_vocabulary}; 0 drafts all of it"
         )
 
 

@@ -28,7 +28,8 @@ class AdapterConfig:
         width: of the feed-forward part's hidden layer, relative to the target's hidden size; above 0, 2 by
             default.
         heads: of attention; at least 1, 4 by default.
-        num_draft_tokens: of the chains that held-out texts are measured by; at least 1.
+        num_draft_tokens: of the chains that held-out texts are measured by, and that are drafted where nobody
+            says otherwise; at least 1.
         min_confidence: likewise, the probability below which a chain ends, in [0, 1].
     """
 

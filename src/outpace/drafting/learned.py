@@ -25,6 +25,9 @@ from outpace.targets.base import TargetModel
 
 L = TypeVar("L", bound="Learned")
 
+# What a config.json with wrong entries makes of a module.
+_DAMAGE = (KeyError, TypeError, AttributeError, RuntimeError)
+
 __all__ = [
     "CONFIG",
     "WEIGHTS",
@@ -240,15 +243,31 @@ class Learned(nn.Module, ABC):
         """
         described = read_config(folder, cls.method)
         try:
-            fit = Fit(**described["target"])
-            config = cls.config_type(**{name: _frozen(v) for name, v in described["config"].items()})
-            made = cls(config, fit)
-        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+            made = cls(cls._config(described), Fit(**described["target"]))
+        except _DAMAGE as error:
             raise OutpaceError(f"{folder}: {CONFIG} is not one of {cls.method}: {error!r}") from error
         made.bind(target)
         made.take(read_weights(folder), str(folder))
         made.requires_grad_(False).eval()
         return made.to(device=target.hidden.device, dtype=target.hidden.dtype)
+
+    @classmethod
+    def config_of(cls, given: Any) -> Any:
+        """What a module that was given itself, or the one in a folder, was made with: of ``config_type``.
+
+        Raises:
+            OutpaceError: there is none in the folder, or it is of another method.
+        """
+        if isinstance(given, cls):
+            return given.config
+        try:
+            return cls._config(read_config(given, cls.method))
+        except _DAMAGE as error:
+            raise OutpaceError(f"{given}: {CONFIG} is not one of {cls.method}: {error!r}") from error
+
+    @classmethod
+    def _config(cls, described: Mapping[str, Any]) -> Any:
+        return cls.config_type(**{name: _frozen(value) for name, value in described["config"].items()})
 
     def take(self, tensors: Mapping[str, Tensor], where: str) -> None:
         """Copy weights in, one for each of its own.

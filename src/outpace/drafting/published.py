@@ -8,6 +8,7 @@ each of the target's ids whether it is drafted.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -22,6 +23,31 @@ from outpace.drafting.folder import write_folder
 
 # SafeAILab's name of the one layer, and that of speculators.
 _THEIRS, _OURS = "midlayer.", "layers.0."
+_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # owner/name, on the hub
+
+
+def find(given: str | Path) -> Path:
+    """The folder of a drafter: the one that is given or, where there is none, the hub's of that name.
+
+    Its config.json and safetensors are fetched, no other files.
+
+    Raises:
+        OutpaceError: there is no such folder, and the hub has none of that name or cannot be reached.
+    """
+    path = Path(given)
+    if path.exists() or not _NAME.fullmatch(str(given)):
+        return path
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(given), allow_patterns=["config.json", "*.safetensors"]))
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise OutpaceError(
+            f"eagle: there is no folder {given}, and the hub gives none of that name ({reason}); train one "
+            f"with: outpace train eagle --model MODEL --data FILE --out {given}; or fetch one, where there "
+            f"is a network, with: hf download {given}"
+        ) from error
 
 
 def read(folder: str | Path) -> dict[str, Any] | None:
@@ -47,7 +73,8 @@ def read_tensors(folder: str | Path) -> dict[str, Tensor]:
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files:
         raise OutpaceError(
-            f"eagle: there are no safetensors in {folder}; convert what is there to model.safetensors"
+            f"eagle: there are no safetensors in {folder}; weights of another kind must be converted to "
+            "model.safetensors"
         )
     found: dict[str, Tensor] = {}
     for file in files:
@@ -94,20 +121,26 @@ def read_config(config: Mapping[str, Any], layers: Seq[int], folder: str | Path)
             f"eagle: the drafter in {folder} has rows of {inner.hidden_size} numbers and its target of "
             f"{config['target_hidden_size']}; they must be equal"
         )
+    drafted = config.get("draft_vocab_size") or inner.vocab_size
+    if drafted > inner.vocab_size:
+        raise OutpaceError(
+            f"eagle: the drafter in {folder} has a draft_vocab_size of {drafted} and a vocab_size of "
+            f"{inner.vocab_size}; it can draft no more ids than there are"
+        )
     heads = inner.num_attention_heads
     return {
         "version": 3,
         "layers": tuple(layers),
         "depth": inner.num_hidden_layers if "transformer_layer_config" in config else 1,
         "vocabulary": inner.vocab_size,
-        "draft_vocabulary": config.get("draft_vocab_size") or inner.vocab_size,
+        "draft_vocabulary": drafted,
         "steps": _steps(config),
         "norm_before_residual": bool(config.get("norm_before_residual", False)),
         "hidden_size": inner.hidden_size,
         "intermediate_size": inner.intermediate_size,
         "heads": heads,
         "kv_heads": inner.num_key_value_heads or heads,
-        "head_size": getattr(inner, "head_dim", None) or inner.hidden_size // heads,
+        "head_size": getattr(inner, "head_dim", None) or 0,
         "eps": inner.rms_norm_eps,
         "bias": bool(getattr(inner, "attention_bias", False)),
         "rope": dict(inner.rope_parameters),
@@ -128,7 +161,7 @@ def _layer(given: Mapping[str, Any], folder: str | Path) -> Any:
     known = {key: value for key, value in given.items() if key not in ("model_type", "auto_map")}
     try:
         return AutoConfig.for_model(given.get("model_type", "llama"), **known)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
         raise OutpaceError(f"eagle: transformers cannot read config.json in {folder}: {error}") from error
 
 

@@ -72,6 +72,7 @@ def test_a_smaller_budget_feeds_the_draft_model_no_more_than_it_drafts() -> None
     [
         SHAPES["branching"],
         SHAPES["confident"],
+        SHAPES["sequoia"],
         {"branching": "2x2", "draws": "independent", "replacement": True, "num_draft_tokens": 2},
         {"min_confidence": 0.4, "draws": "independent", "branching": "2", "confidence": "token"},
     ],

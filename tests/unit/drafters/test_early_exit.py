@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from learning import train
+from learning import Watch, train
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters.combined import Combined
@@ -107,7 +108,7 @@ def adapter_of(kind: Kind, model: CausalTarget) -> Adapter:
     """An adapter behind three layers, with random weights."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        config = AdapterConfig(3, kind, num_draft_tokens=4, min_confidence=0.0)
+        config = AdapterConfig(3, kind, num_draft_tokens=4, min_confidence=0.2)
         adapter = Adapter.new(config, model).double()
         for weight in adapter.parameters():
             torch.nn.init.normal_(weight, std=0.3) if weight.dim() > 1 else None
@@ -158,7 +159,9 @@ def test_an_adapter_is_trained_saved_and_drafts(kind: Kind, tmp_path: Path) -> N
 
 
 def test_decoding_accepts_what_the_replay_says() -> None:
-    """Attention in decoding sees what it saw in training: the rows of its own text, at their positions."""
+    """Attention in decoding sees what it saw in training: the rows of its own text, at their positions. By
+    default chains are as long as those measured, and end where those did.
+    """
     model = target()
     for kind in KINDS:
         adapter = adapter_of(kind, model)
@@ -168,13 +171,39 @@ def test_decoding_accepts_what_the_replay_says() -> None:
         train(adapter, batch, 30, 0.01)
         replay = Replay()
         replay.add(batch, adapter.accepted(batch))
-        drafter = EarlyExit(adapter, num_draft_tokens=4, min_confidence=0.0)
-        stats = [g.stats for g in Engine(model, drafter, slots=4).generate(PROMPTS, LONG)]
+        stats = [g.stats for g in Engine(model, EarlyExit(adapter), slots=4).generate(PROMPTS, LONG)]
         assert replay.expected_length > 1.3
         # Without attention a prompt goes in with the first step, which then drafts nothing.
         late = 0 if kind == "attention" else len(PROMPTS)
         assert 0 <= sum(s.steps for s in stats) - replay.steps <= late, kind
         assert replay.tokens == sum(s.tokens for s in stats)
+
+
+def test_options_win_over_what_the_adapter_was_measured_with(tmp_path: Path) -> None:
+    model = target()
+    adapter_of("attention", model).save(tmp_path)
+    drafted: list[list[int]] = []
+    for drafter in (
+        EarlyExit(str(tmp_path)),
+        EarlyExit(str(tmp_path), min_confidence=0.0),
+        EarlyExit(str(tmp_path), num_draft_tokens=2, min_confidence=0.0),
+        EarlyExit(min_confidence=0.0),
+    ):
+        watch = Watch()
+        Engine(model, drafter, observer=watch).generate(PROMPTS[1:3], LONG)
+        drafted.append([len(step.draft) for step in watch.steps])
+    assert [max(own) for own in drafted] == [4, 4, 2, 6]
+    assert drafted[0].count(4) < drafted[1].count(4)
+
+
+def test_a_damaged_config_is_refused(tmp_path: Path) -> None:
+    adapter_of("attention", target()).save(tmp_path)
+    file = tmp_path / "config.json"
+    described = json.loads(file.read_text())
+    for damaged in ({"config": {"layer": 3}}, {"config": 3}):
+        file.write_text(json.dumps({**described, **damaged}))
+        with pytest.raises(OutpaceError, match=r"config\.json is not one of early_exit"):
+            Engine(target(), EarlyExit(str(tmp_path)))
 
 
 def test_attention_sees_its_own_document_alone() -> None:

@@ -184,8 +184,12 @@ def test_embeddings_are_trained_through_the_target_saved_and_draft(tmp_path: Pat
     assert all(torch.equal(old, new) for old, new in zip(before, target.model.parameters(), strict=True))
     assert all(weight.grad is None for weight in target.model.parameters())
     made.save(tmp_path)
-    found = Engine(target, ParallelTokens(str(tmp_path), 2)).generate(PROMPTS, LONG)
+    drafter = ParallelTokens(str(tmp_path))
+    found = Engine(target, drafter).generate(PROMPTS, LONG)
     assert [g.tokens for g in found] == [g.tokens for g in plain]
+    # As many as are trained, and fewer where that is said.
+    widths = [own.widths for own in (drafter, ParallelTokens(str(tmp_path), 1), ParallelTokens())]
+    assert widths == [(8,), (3,), (15,)]
     with pytest.raises(OutpaceError, match="there are 2 trained embeddings, too few for num_lookahead=3"):
         Engine(target, ParallelTokens(str(tmp_path), 3))
 
@@ -203,7 +207,7 @@ def test_decoding_accepts_what_the_replay_says() -> None:
     replay.add(batch, accepted)
     steps, first = 0, 0
     for text in texts:
-        engine = Engine(target, ParallelTokens(made, 2))
+        engine = Engine(target, ParallelTokens(made))
         sequence = engine.add(text.tokens[: text.prompt], LONG)
         while engine.sequences:
             root, room = len(sequence.tokens) - 1, sequence.room

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from learning import train
+from learning import Watch, train
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.base import Drafter
@@ -20,6 +20,7 @@ from outpace.drafters.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDr
 from outpace.drafting.eagle_module import EagleConfig, EagleModule
 from outpace.drafting.learned import Learned
 from outpace.engine import Engine
+from outpace.sampling import Stream, noisy_argmax
 from outpace.targets import Target, TargetModel
 from outpace.testing import ToyTarget, check_drafter
 from outpace.train.data import Document
@@ -33,12 +34,12 @@ STEPS = 50
 
 
 def eagle1(target: TargetModel) -> EagleModule:
-    return EagleModule.new(EagleConfig(version=1, steps=5), target)
+    return EagleModule.new(EagleConfig(version=1), target)
 
 
 def eagle3(target: TargetModel) -> EagleModule:
     return EagleModule.new(
-        EagleConfig(layers=(0, 1, 2), depth=2, draft_vocabulary=target.vocabulary - 5), target
+        EagleConfig(layers=(0, 1, 2), depth=2, draft_vocabulary=target.vocabulary - 5, steps=4), target
     )
 
 
@@ -56,6 +57,7 @@ MAKERS: dict[str, tuple[Callable[[TargetModel], Learned], type[Drafter[Any]]]] =
     "dflash": (dflash, DFlash),
     "spec_drafter": (spec_drafter, SpecDrafter),
 }
+DEPTHS = {"eagle1": 1, "eagle3": 4, "dflash": 5, "spec_drafter": 5}  # that are learnt
 RATES = {"spec_drafter": 1e-2}  # it has the language to learn, not the target's states to go on with
 TREES = {"eagle1": {"expand": 3, "nodes": 9}, "eagle3": {"expand": 3, "nodes": 9}}
 
@@ -113,12 +115,14 @@ def test_training_lowers_the_loss_and_raises_acceptance(name: str) -> None:
     _, losses, _ = trained(name)
     assert losses[-1].total.item() < 0.7 * losses[0].total.item()
     assert bool((losses[-1].acceptance > losses[0].acceptance + 0.1).all())
-    assert len(losses[0].acceptance) == 5
+    assert len(losses[0].acceptance) == DEPTHS[name]
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_decoding_accepts_what_the_replay_says(name: str) -> None:
-    """Steps are those that the held-out figure foretells: caches, positions and masks are as in training."""
+    """Steps are those that the held-out figure foretells: caches, positions and masks are as in training, and
+    drafts are as long, where nobody says otherwise.
+    """
     made, _, batch = trained(name)
     found = Engine(llama(), MAKERS[name][1](made)).generate(PROMPTS, GREEDY)
     tau = sum(g.stats.tokens for g in found) / sum(g.stats.steps for g in found)
@@ -153,10 +157,22 @@ def test_the_contract_holds(name: str) -> None:
 
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
 @pytest.mark.parametrize("name", MAKERS)
-def test_drafts_are_drawn_from_the_distributions_they_bring(name: str, verifier: str) -> None:
-    found = Engine(llama(), MAKERS[name][1](trained(name)[0]), verifier).generate(PROMPTS, SAMPLED)
+def test_each_token_is_drawn_from_the_distribution_it_brings_with_noise_of_its_own(
+    name: str, verifier: str
+) -> None:
+    """That those are what the drafter says of the place is in ``test_training_and_drafting``."""
+    watch = Watch()
+    drafter = MAKERS[name][1](trained(name)[0])
+    found = Engine(llama(), drafter, verifier, observer=watch).generate(PROMPTS, SAMPLED)
     assert [len(g.tokens) for g in found] == [24] * 3
     assert sum(g.stats.accepted for g in found) > 0
+    for step in watch.steps:
+        rows = step.draft.distributions or {}
+        assert rows.keys() == set(step.draft.parents)
+        for node, (token, parent) in enumerate(zip(step.draft.tokens, step.draft.parents, strict=True)):
+            word = step.sequence.key.node(Stream.DRAFT, step.root, node)
+            assert token == noisy_argmax(rows[parent].log(), word)
+    assert sum(len(step.draft) for step in watch.steps) > 100
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -190,6 +206,12 @@ def test_a_long_prompt_is_read_in_pieces(name: str) -> None:
         (lambda: DFlash("x", num_draft_tokens=0), "num_draft_tokens"),
         (lambda: SpecDrafter("x", draws="none"), "draws"),
         (lambda: EagleConfig(version=2), "version"),
+        (lambda: EagleModule.new(EagleConfig(hidden_size=48), llama()), "must be the target's, 32, not 48"),
+        (
+            lambda: EagleModule.new(EagleConfig(version=1, hidden_size=16), llama()),
+            "must be the target's, 32, not 16",
+        ),
+        (lambda: EagleModule.new(EagleConfig(draft_vocabulary=98), llama()), "at most .*, 97, not 98"),
         (lambda: DFlashConfig(tokens=0), "tokens"),
         (lambda: DFlashConfig(heads=4, kv_heads=3).sized(32), "kv_heads"),
         (lambda: EagleModule.new(EagleConfig(), Silent()), "how many layers"),

@@ -22,10 +22,14 @@ from outpace.drafters import Blockwise, Hydra, Medusa
 from outpace.drafters.base import Drafter
 from outpace.drafters.blockwise import BlockwiseConfig, BlockwiseHeads
 from outpace.drafters.dflash import DFlash, DFlashConfig, DFlashModule
+from outpace.drafters.eagle import Eagle
+from outpace.drafters.early_exit import EarlyExit
 from outpace.drafters.hydra import HydraConfig, HydraHeads
 from outpace.drafters.medusa import MedusaConfig, MedusaHeads
 from outpace.drafters.parallel_tokens import LookAhead, LookAheadConfig, ParallelTokens
 from outpace.drafters.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
+from outpace.drafting.eagle_module import EagleConfig, EagleModule
+from outpace.drafting.exit_adapter import Adapter, AdapterConfig
 from outpace.drafting.learned import Batch, Learned
 from outpace.engine import Engine
 from outpace.governor import Outcome, Plan
@@ -45,6 +49,7 @@ class Kind:
     """Attributes:
     alone: what it says of a depth does not depend on the tokens drafted before it.
     once: it looks ahead from roots only, and what a step accepts is missing from the next draft.
+    anywhere: what it says behind a place is the same wherever the draft began, and is learnt once.
     """
 
     module: type[Learned]
@@ -52,12 +57,20 @@ class Kind:
     drafter: Callable[[Learned], Drafter[Any]]
     alone: bool = True
     once: bool = False
+    anywhere: bool = False
 
 
+EXIT: dict[str, Any] = {"num_draft_tokens": 3, "min_confidence": 0.0}
 KINDS = {
     "blockwise": Kind(BlockwiseHeads, BlockwiseConfig(heads=3), Blockwise),
     "medusa": Kind(MedusaHeads, MedusaConfig(heads=3), lambda made: Medusa(made, nodes=9)),
     "hydra": Kind(HydraHeads, HydraConfig(heads=3), lambda made: Hydra(made, nodes=9), alone=False),
+    "eagle 1": Kind(EagleModule, EagleConfig(version=1, steps=2), Eagle, alone=False),
+    "eagle 3": Kind(EagleModule, EagleConfig(layers=(2, 1), depth=2, steps=4), Eagle, alone=False),
+    "early_exit": Kind(Adapter, AdapterConfig(1, **EXIT), EarlyExit, alone=False, anywhere=True),
+    "early_exit, attention": Kind(
+        Adapter, AdapterConfig(1, "attention", **EXIT), EarlyExit, alone=False, anywhere=True
+    ),
     "spec_drafter": Kind(SpecDrafterModule, SpecDrafterConfig(tokens=4, hidden_size=24), SpecDrafter),
     "dflash": Kind(DFlashModule, DFlashConfig(tokens=4, layers=(2, 1)), DFlash),
     "parallel_tokens": Kind(
@@ -123,7 +136,7 @@ def compare(kind: Kind, policy: bool | Now = False) -> list[int]:
     texts = [Document(tuple(s.tokens), s.prompt_length) for s in sequences]
     batch = read_batch(TARGET, [list(pair) for pair in zip(before, texts, strict=True)], made.hidden_layers)
     learnt = learnt_from(made, batch)
-    compared = [0] * len(learnt)
+    compared = [0] * (made.config.num_draft_tokens if kind.anywhere else len(learnt))
     missing = [0] * len(sequences)
     for step in watch.steps:
         row = sequences.index(step.sequence)
@@ -133,7 +146,8 @@ def compare(kind: Kind, policy: bool | Now = False) -> list[int]:
                 continue
             depth = step.depths[node] + 1 if node >= 0 else 0
             place = root + depth
-            logits, label = learnt[missing[row] + depth][ROW * row + len(before[row].tokens) + place]
+            of_depth = learnt[0 if kind.anywhere else missing[row] + depth]
+            logits, label = of_depth[ROW * row + len(before[row].tokens) + place]
             torch.testing.assert_close(logits.double().softmax(dim=-1), p, rtol=0, atol=1e-6)
             assert label == step.sequence.tokens[place + 1]
             compared[missing[row] + depth] += 1
@@ -153,8 +167,8 @@ def test_steps_without_a_draft_leave_nothing_out(name: str) -> None:
     assert min(compared[:2]) > 3, compared
 
 
-@pytest.mark.parametrize("name", ["spec_drafter", "dflash"])
+@pytest.mark.parametrize("name", ["eagle 1", "eagle 3", "early_exit, attention", "spec_drafter", "dflash"])
 def test_a_text_read_in_pieces_is_the_whole_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"outpace.drafters.{name}._CHUNK", 3)
+    monkeypatch.setattr(f"{KINDS[name].drafter.__module__}._CHUNK", 3)
     compared = compare(KINDS[name], Now(cycle((64, 0, 0, 0, 0, 64))))
-    assert min(compared) > 3, compared
+    assert min(compared[:2]) > 3, compared

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.stats import chisquare
+from torch import Tensor
 
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
@@ -14,10 +16,12 @@ from outpace.drafters.draft_model import DraftModel
 from outpace.engine import Engine
 from outpace.sampling import Key
 from outpace.sequence import Sequence
-from outpace.testing import ToyTarget
+from outpace.targets import Rows
+from outpace.testing import ToyTarget, check_drafter
 from tokenizers_of import STORY, byte_level, sentencepiece_like
 
 TARGET, OWN, OTHER = byte_level(400), byte_level(330), sentencepiece_like(150)
+SOME, FEW = sentencepiece_like(70), sentencepiece_like(60)
 TEXTS = ["The miller", " and you took", "\u201cWell", "\u201c na\u00efve"]
 PROMPTS = [TARGET(text).input_ids for text in TEXTS]
 HOW: dict[str, dict[str, Any]] = {
@@ -28,14 +32,14 @@ HOW: dict[str, dict[str, Any]] = {
 }
 
 
-def teller(tokenizer: Any, surprise: float, seed: int = 0) -> ToyTarget:
+def teller(tokenizer: Any, surprise: float, seed: int = 0, habit: float = 9.0) -> ToyTarget:
     """A model that mostly tells the story, in a tokenizer's own tokens."""
     toy = ToyTarget(len(tokenizer), 400, seed, tokenizer.eos_token_id, surprise)
     toy._habit.zero_()
     tokens = tokenizer(STORY.replace("\u2013", "-")).input_ids
     for token, after in zip(tokens, [*tokens[1:], tokens[0]], strict=True):
         if not toy._habit[token].any():
-            toy._habit[token, after] = 9.0
+            toy._habit[token, after] = habit
     return toy
 
 
@@ -53,6 +57,51 @@ def test_tokens_are_those_of_plain_decoding(own: Any, how: str, temperature: flo
     plain = Engine(target).generate(PROMPTS, params(temperature))
     assert [g.tokens for g in found] == [g.tokens for g in plain]
     assert sum(g.stats.accepted for g in found) > 10
+
+
+def test_an_intersection_keeps_the_contract() -> None:
+    model = teller(FEW, 0.5, seed=1, habit=3.0)
+    drafter = DraftModel(
+        model, 2, "independent", vocabulary="intersection", tokenizer=FEW, target_tokenizer=SOME
+    )
+    check_drafter(drafter, teller(SOME, 0.5, habit=3.0))
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_under_rejection_texts_are_distributed_as_the_target_says(how: str) -> None:
+    target = teller(SOME, 0.5, habit=3.0)
+    prompt, draws = SOME("The miller").input_ids, 1000
+    drafter = DraftModel(
+        teller(FEW, 0.5, seed=1, habit=3.0), tokenizer=FEW, target_tokenizer=SOME, **HOW[how]
+    )
+    params = [SamplingParams(max_new_tokens=3, temperature=1.0, seed=seed) for seed in range(draws)]
+    found = Engine(target, drafter, "rejection").generate([prompt] * draws, params)
+    assert 0 < sum(g.stats.accepted for g in found) < sum(g.stats.drafted for g in found)
+    # Of the first two tokens; where the first ends the text there is no second, and that is token 0 again.
+    counts = torch.zeros(len(SOME), len(SOME), dtype=torch.float64)
+    for g in found:
+        counts[g.tokens[0], g.tokens[1] if len(g.tokens) > 1 else 0] += 1
+    expected = chances(target, prompt) * draws
+    # A bias is clearer in the cells of the first token alone.
+    for tables in ((counts.sum(1), expected.sum(1)), (counts, expected)):
+        likely = tables[1] >= 5
+        cells = [torch.cat([table[likely], table[~likely].sum()[None]]) for table in tables]
+        assert len(cells[0]) > 20
+        assert chisquare(*cells).pvalue > 1e-4
+
+
+def chances(target: ToyTarget, prompt: list[int]) -> Tensor:
+    """Of the first token and the second, [vocabulary, vocabulary]."""
+    cache = target.new_cache(target.vocabulary)
+    for _ in range(target.vocabulary):
+        cache.allocate()
+    logits = target.forward(cache, [Rows([*prompt, token]) for token in range(target.vocabulary)]).logits
+    assert logits is not None
+    rows = logits.softmax(dim=-1)
+    second = rows[:, -1].clone()
+    for end in target.eos_token_ids:
+        second[end] = torch.eye(target.vocabulary, dtype=torch.float64)[0]
+    return rows[0, -2, :, None] * second
 
 
 def test_penalties_and_filters_apply_to_what_both_have() -> None:

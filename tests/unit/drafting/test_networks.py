@@ -16,6 +16,7 @@ from outpace.drafters.hydra import HydraConfig, HydraHeads
 from outpace.drafters.parallel_tokens import LookAhead, LookAheadConfig
 from outpace.drafters.spec_drafter import SpecDrafterConfig, SpecDrafterModule
 from outpace.drafting.blocks import draw_places
+from outpace.drafting.eagle_module import EagleConfig, EagleModule
 from outpace.drafting.learned import Batch, Learned
 from outpace.targets import Target
 from outpace.train.data import Document
@@ -114,6 +115,85 @@ def turn(row: Tensor, place: int) -> Tensor:
     return turned
 
 
+def part(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
+
+
+def gated(layer: dict[str, Tensor], rows: Tensor) -> Tensor:
+    """The feed-forward part, of normed rows."""
+    gate = rows @ layer["mlp.gate_proj.weight"].T
+    return (gate * gate.sigmoid() * (rows @ layer["mlp.up_proj.weight"].T)) @ layer["mlp.down_proj.weight"].T
+
+
+def attended(layer: dict[str, Tensor], rows: Tensor) -> Tensor:
+    """What the last row sees of all rows, at places 0, 1, ...: 4 heads of 8 numbers, 2 of keys."""
+
+    def heads(name: str) -> Tensor:
+        return (rows @ layer[f"self_attn.{name}_proj.weight"].T).view(len(rows), -1, 8)
+
+    queries, keys, values = heads("q"), heads("k"), heads("v")
+    out = []
+    for head in range(4):
+        query = turn(queries[-1, head], len(rows) - 1)
+        scores = torch.stack([query @ turn(keys[at, head // 2], at) for at in range(len(rows))])
+        out.append((scores / 8**0.5).softmax(dim=0) @ values[:, head // 2])
+    return torch.cat(out) @ layer["self_attn.o_proj.weight"].T
+
+
+def eagle(
+    weights: dict[str, Tensor], features: Tensor, version: int, normed_first: bool, depth: int
+) -> Tensor:
+    """What comes out behind the text so far, [depth, 32]: each but the first goes on with the one before.
+
+    Args:
+        features: of the text's places, [root, 32].
+    """
+    layer = part(weights, "layers.0.")
+    rows: list[Tensor] = []
+    outputs: list[Tensor] = []
+    for place in range(len(features) + depth - 1):
+        feature = features[place] if place < len(features) else outputs[-1]
+        token = TARGET.embed(torch.tensor(TEXT[place + 1]))
+        if version == 1:
+            rows.append(torch.cat([token, feature]) @ weights["fc.weight"].T + weights["fc.bias"])
+            kept = rows[-1]
+        else:
+            normed = norm(feature, layer["hidden_norm.weight"])
+            rows.append(torch.cat([norm(token, layer["input_layernorm.weight"]), normed]))
+            kept = normed if normed_first else feature
+        state = kept + attended(layer, torch.stack(rows))
+        outputs.append(state + gated(layer, norm(state, layer["post_attention_layernorm.weight"])))
+    return torch.stack(outputs[-depth:])
+
+
+@pytest.mark.parametrize(("version", "normed_first"), [(1, False), (3, False), (3, True)])
+def test_eagle_goes_on_with_the_targets_states_and_its_own(version: int, normed_first: bool) -> None:
+    """Li et al. 2024, section 4.1, with no norm before attention; Li et al. 2025, section 3.1, and with a
+    residual branch that begins with the normed feature, as in some of speculators' files.
+    """
+    layers = () if version == 1 else (3, 1, 2)
+    config = EagleConfig(
+        version=version, layers=layers, kv_heads=2, draft_vocabulary=60, norm_before_residual=normed_first
+    )
+    module = made(EagleModule, config)
+    weights = module.state_dict()
+    batch = read_batch(TARGET, [[Document(tuple(TEXT))]], module.hidden_layers)
+    root = 2
+    if version == 1:
+        features = batch.hidden[-1][0, :root]
+    else:
+        features = torch.cat([batch.hidden[layer][0, :root] for layer in layers], 1) @ weights["fc.weight"].T
+    expected = eagle(weights, features, version, normed_first, depth=3)
+    if version == 1:
+        logits = TARGET.head(expected)[:, :60]
+    else:
+        logits = norm(expected, weights["norm.weight"]) @ weights["lm_head.weight"].T
+    # The row before the root's drafts.
+    found = torch.stack([states[0, root - 1] for states in module.unroll(batch, 3)])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(module.drafted_logits(found), logits, rtol=0, atol=1e-4)
+
+
 def test_dflash_hands_the_targets_states_to_every_layer_as_keys_and_values() -> None:
     """Chen, Liang, Liu 2026, section 4.1, with Qwen3's layers, one number after the other."""
     module = made(DFlashModule, DFlashConfig(tokens=3, layers=(3, 1), depth=2, kv_heads=2))
@@ -124,11 +204,7 @@ def test_dflash_hands_the_targets_states_to_every_layer_as_keys_and_values() -> 
     text = norm(text @ weights["fc.weight"].T, weights["hidden_norm.weight"])
     rows = torch.cat([TARGET.embed(torch.tensor(TEXT[root : root + 1])), weights["mask"].expand(3, -1)])
     for place in range(2):
-        layer = {
-            name.removeprefix(f"layers.{place}."): weight
-            for name, weight in weights.items()
-            if name.startswith(f"layers.{place}.")
-        }
+        layer = part(weights, f"layers.{place}.")
 
         def heads(rows: Tensor, name: str, layer: dict[str, Tensor] = layer) -> Tensor:
             return (rows @ layer[f"self_attn.{name}_proj.weight"].T).view(len(rows), -1, 8)
@@ -145,10 +221,7 @@ def test_dflash_hands_the_targets_states_to_every_layer_as_keys_and_values() -> 
                 scores = torch.stack([query @ turn(keys[at, head // 2], at) for at in range(len(context))])
                 out[row, head] = (scores / 8**0.5).softmax(dim=0) @ values[:, head // 2]
         rows = rows + out.flatten(1) @ layer["self_attn.o_proj.weight"].T
-        normed = norm(rows, layer["post_attention_layernorm.weight"])
-        gate = normed @ layer["mlp.gate_proj.weight"].T
-        up = normed @ layer["mlp.up_proj.weight"].T
-        rows = rows + (gate * gate.sigmoid() * up) @ layer["mlp.down_proj.weight"].T
+        rows = rows + gated(layer, norm(rows, layer["post_attention_layernorm.weight"]))
     expected = TARGET.head(norm(rows[1:], weights["norm.weight"]))
     found = module.logits(module.blocks(batch, torch.tensor([[root]])))[0, 0]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
@@ -163,6 +236,7 @@ def test_dflash_hands_the_targets_states_to_every_layer_as_keys_and_values() -> 
         # exp(-(k - 1) / decay)
         (SpecDrafterModule, SpecDrafterConfig(tokens=3, decay=2.0), [1, 0.60653066, 0.36787944]),
         (DFlashModule, DFlashConfig(tokens=3, decay=2.0), [1, 0.60653066, 0.36787944]),
+        (EagleModule, EagleConfig(steps=3, decay=0.5), [1, 0.5, 0.25]),
     ],
 )
 def test_a_loss_weighs_distances_as_its_options_say(

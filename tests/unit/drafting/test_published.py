@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from learning import Watch
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.eagle import Eagle
@@ -117,6 +119,94 @@ def test_the_layout_of_eagle_itself_loads_and_drafts(tmp_path: Path) -> None:
     assert all(g.stats.drafted > 20 for g in found)
 
 
+@pytest.mark.parametrize("stated", [2, 7, None])
+def test_drafts_are_as_long_as_the_file_says(tmp_path: Path, stated: int | None) -> None:
+    methods = [{"proposal_type": "greedy", "speculative_tokens": stated}] if stated else []
+    said = {"speculators_config": {"proposal_methods": methods}}
+    folder = write(tmp_path, {**SPECULATORS, **said}, weights("layers.0."))
+    for own, expected in (({}, stated or 5), ({"num_draft_tokens": 3}, 3)):
+        watch = Watch()
+        engine = Engine(llama(), Eagle(str(folder), **own), observer=watch)
+        engine.add(PROMPTS[0], PARAMS)
+        engine.step()
+        assert len(watch.steps[0].draft) == expected
+
+
+def test_a_name_of_the_hub_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(tmp_path, SPECULATORS, weights("layers.0."))
+    asked: list[tuple[str, list[str]]] = []
+
+    def fetch(name: str, allow_patterns: list[str]) -> str:
+        asked.append((name, allow_patterns))
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    found = [
+        Engine(llama(), Eagle(path)).generate(PROMPTS, PARAMS) for path in (str(folder), "who/What-3.1_x")
+    ]
+    assert asked == [("who/What-3.1_x", ["config.json", "*.safetensors"])]
+    assert [g.stats.accepted for g in found[0]] == [g.stats.accepted for g in found[1]]
+    with pytest.raises(OutpaceError, match=r"there is no .*config\.json; train one with"):
+        EagleModule.load(tmp_path / "nowhere", llama())
+    assert len(asked) == 1
+
+
+def test_a_name_that_the_hub_does_not_give_is_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str, **_: Any) -> str:
+        raise FileNotFoundError(f"no {name}.\nAnd more")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OutpaceError, match=r"no folder a/b, .*\(no a/b\); .*--out a/b; .*hf download a/b$"):
+        Engine(llama(), Eagle("a/b"))
+
+
+def test_llama_3s_rope_turns_slow_pairs_less(tmp_path: Path) -> None:
+    """Llama 3.1's: pairs that turn often in the original context as ever, those that hardly turn by a factor
+    less, and between the two in proportion.
+    """
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 256,
+    }
+    layer = {**LAYER, "num_hidden_layers": 1, "rope_scaling": scaling, "rope_theta": 500.0}
+    folder = write(tmp_path, {**SPECULATORS, "transformer_layer_config": layer}, weights("layers.0."))
+    made = EagleModule.load(folder, llama())
+    pairs = [500.0 ** (-pair / 4) for pair in range(4)]
+    often = [256 * pair / (2 * math.pi) for pair in pairs]
+    shares = [min(max((turns - 1) / (4 - 1), 0), 1) for turns in often]
+    assert shares[:2] == [1, 1] and 0.2 < shares[2] < 0.8 and shares[3] == 0
+    expected = [share * pair + (1 - share) * pair / 8 for pair, share in zip(pairs, shares, strict=True)]
+    angles = torch.tensor(expected, dtype=torch.float64).repeat(2) * 7
+    cos, sin = made._rotary(torch.tensor([[7]]), torch.zeros(1, dtype=torch.float64))
+    torch.testing.assert_close(cos[0, 0, 0], angles.cos(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(sin[0, 0, 0], angles.sin(), rtol=0, atol=1e-5)
+    found = Engine(llama(), Eagle(str(folder))).generate(PROMPTS, PARAMS)
+    assert [g.tokens for g in found] == [g.tokens for g in Engine(llama()).generate(PROMPTS, PARAMS)]
+
+
+def test_weights_in_several_files_are_one_drafter(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole", SPECULATORS, weights("layers.0."))
+    names = sorted(weights("layers.0."))
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SPECULATORS))
+    places = {}
+    for part, own in enumerate((names[:6], names[6:]), 1):
+        file = f"model-0000{part}-of-00002.safetensors"
+        save_file({name: weights("layers.0.")[name] for name in own}, folder / file)
+        places |= dict.fromkeys(own, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    found, expected = (EagleModule.load(place, llama()).state_dict() for place in (folder, whole))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def test_d2t_holds_offsets(tmp_path: Path) -> None:
     made = EagleModule.load(write(tmp_path, SPECULATORS, weights("layers.0.")), llama())
     assert made.drafted is not None and made.drafted.tolist() == DRAFTED
@@ -210,6 +300,9 @@ def test_a_mismatch_names_the_tensor(tmp_path: Path, tensors: dict[str, Tensor],
         ({"transformer_layer_config": {**LAYER, "hidden_act": "gelu"}}, "hidden_act"),
         ({"transformer_layer_config": {**LAYER, "hidden_size": 64}}, "hidden size"),
         ({"transformer_layer_config": {**LAYER, "vocab_size": 98}}, "vocabulary"),
+        ({"draft_vocab_size": 98}, "draft_vocab_size of 98 and a vocab_size of 97"),
+        ({"transformer_layer_config": {**LAYER, "num_key_value_heads": 3}}, "multiple of kv_heads"),
+        ({"transformer_layer_config": {**LAYER, "num_attention_heads": 0}}, "config.json"),
         ({"transformer_layer_config": {**LAYER, "model_type": "nothing"}}, "config.json"),
     ],
 )
