@@ -8,7 +8,8 @@ order that rotates, after a warm-up; all are medians of rounds:
 - random: a model of random weights and the embedded model's shape, sampled at temperature 1, where nothing
   can be guessed (greedy, it would loop and flatter every n-gram method). Speed of each drafter under the
   governor, over that of plain decoding.
-- batch: the same with 16 prompts at once, on random weights and on the embedded model.
+- batch: the same with 16 sequences at a time, each followed by another, on random weights and on the
+  embedded model, until there are fewer: the seconds of a token at that load.
 - dictated: a logits processor forces a text on the embedded model: a quarter GSM8K, half random tokens, a
   quarter GSM8K. Total seconds under the governor, over the sum of those that the best fixed choice takes for
   each part: chosen in every other round, timed in those between, and the other way round.
@@ -19,6 +20,8 @@ The result is printed as JSON.
 from __future__ import annotations
 
 import argparse
+import gc
+import itertools
 import json
 import platform
 import statistics
@@ -26,6 +29,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -70,44 +74,74 @@ def interleaved(runs: dict[str, Callable[[], list[float]]], rounds: int) -> dict
     return found
 
 
-def each(
-    engine: Engine, prompts: list[list[int]], params: SamplingParams, together: bool
-) -> Callable[[], list[float]]:
-    """Decodes prompts one by one, or all at once; the seconds of each call."""
-    calls = [prompts] if together else [[prompt] for prompt in prompts]
+def each(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> Callable[[], list[float]]:
+    """Decodes prompts one by one; the seconds of each."""
 
     def run() -> list[float]:
         seconds = []
-        for call in calls:
+        for prompt in prompts:
             began = time.perf_counter()
-            engine.generate(call, params)
+            engine.generate([prompt], params)
             seconds.append(time.perf_counter() - began)
         return seconds
 
     return run
 
 
+def in_flight(
+    engine: Engine, prompts: list[list[int]], params: SamplingParams, batch: int
+) -> Callable[[], list[float]]:
+    """Decodes so many prompts at a time, another for each that ends; seconds of a token until none is left.
+
+    Outputs have half to all of the tokens that ``params`` allows, so that they end at different times.
+    """
+    allowed = params.max_new_tokens
+    assert allowed is not None
+
+    def run() -> list[float]:
+        waiting = [
+            (prompt, replace(params, max_new_tokens=allowed // 2 + place * 37 % (allowed // 2 + 1)))
+            for place, prompt in enumerate(prompts)
+        ][::-1]
+        tokens, began = 0, time.perf_counter()
+        for _ in range(batch):
+            engine.add(*waiting.pop())
+        while len(engine.sequences) == batch:
+            for ended in [sequence for sequence in engine.step() if sequence.finish_reason]:
+                tokens += ended.output_length
+                if waiting:
+                    engine.add(*waiting.pop())
+        seconds = time.perf_counter() - began
+        for sequence in engine.sequences:
+            tokens += sequence.output_length
+            engine.remove(sequence)
+        return [seconds / tokens]
+
+    return run
+
+
 def against_plain(
     target: TargetModel,
-    prompts: list[list[int]],
-    params: SamplingParams,
     drafters: Sequence[str],
     rounds: int,
-    together: bool = False,
-) -> dict[str, float]:
+    measure: Callable[[Engine], Callable[[], list[float]]],
+) -> dict[str, dict[str, object]]:
     """Speed of each drafter under the governor over plain decoding, the two in the same round."""
     engines = {PLAIN: Engine(target), **{name: Engine(target, name, adaptive=True) for name in drafters}}
-    found = interleaved(
-        {name: each(engine, prompts, params, together) for name, engine in engines.items()}, rounds
-    )
+    found = interleaved({name: measure(engine) for name, engine in engines.items()}, rounds)
     plain = found.pop(PLAIN)
+    return {name: over_plain(rows, plain) for name, rows in found.items()}
+
+
+def over_plain(rows: list[list[float]], plain: list[list[float]]) -> dict[str, object]:
+    """The median speed over calls and rounds, the speed over all seconds, and each round's median."""
+    calls = [
+        [theirs / mine for mine, theirs in zip(*pair, strict=True)] for pair in zip(rows, plain, strict=True)
+    ]
     return {
-        name: statistics.median(
-            theirs / mine
-            for mine_round, their_round in zip(rows, plain, strict=True)
-            for mine, theirs in zip(mine_round, their_round, strict=True)
-        )
-        for name, rows in found.items()
+        "speed": statistics.median(itertools.chain.from_iterable(calls)),
+        "speed_total": sum(map(sum, plain)) / sum(map(sum, rows)),
+        "rounds": [round(statistics.median(ratios), 3) for ratios in calls],
     }
 
 
@@ -226,14 +260,19 @@ def main() -> None:
     sampled = SamplingParams(max_new_tokens=options.new_tokens, temperature=1.0, seed=1, ignore_eos=True)
     greedy = SamplingParams(max_new_tokens=options.new_tokens, ignore_eos=True)
     names, rounds = options.drafters, options.rounds
+    # A collection of all that was imported takes as long as a tenth of a round, and falls where it will.
+    gc.freeze()
     result: dict[str, object] = {"machine": machine(), "command": " ".join(sys.argv)}
     if "random" in options.only:
-        result["random"] = against_plain(blank, prompts[: options.prompts], sampled, names, rounds)
+        few = prompts[: options.prompts]
+        result["random"] = against_plain(blank, names, rounds, lambda engine: each(engine, few, sampled))
     if "batch" in options.only:
-        together = prompts[: options.batch]
+        many = prompts[: 4 * options.batch]
         result["batch"] = {
-            "random": against_plain(blank, together, sampled, names, rounds, together=True),
-            "embedded": against_plain(nano, together, greedy, names, rounds, together=True),
+            model: against_plain(
+                target, names, rounds, lambda engine, p=params: in_flight(engine, many, p, options.batch)
+            )
+            for model, target, params in (("random", blank, sampled), ("embedded", nano, greedy))
         }
     if "dictated" in options.only:
         quarter = options.dictated_tokens // 4

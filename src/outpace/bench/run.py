@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from outpace.bench.items import Item, Suite
@@ -110,23 +112,39 @@ def measure(
         for method in methods:
             method.begin(anew=True)
         runner.warm_up(groups[0])
-    for repeat in range(settings.repeats):
-        for method in methods:
-            method.begin()
-        for place, group in enumerate(groups):
-            found = runner.group(group, place * batch)
-            if found is None:
-                return measured
-            if repeat == 0:
-                measured.groups.append(group)
-                measured.prompts.append(found.prompts)
-            for trace in traces:
-                if trace.error is None:
-                    if repeat == 0:
-                        trace.runs.append([])
-                    trace.runs[place].append(found.runs[trace.name])
-            advanced()
+    with _settled():
+        for repeat in range(settings.repeats):
+            for method in methods:
+                method.begin()
+            for place, group in enumerate(groups):
+                found = runner.group(group, place * batch)
+                if found is None:
+                    return measured
+                if repeat == 0:
+                    measured.groups.append(group)
+                    measured.prompts.append(found.prompts)
+                for trace in traces:
+                    if trace.error is None:
+                        if repeat == 0:
+                            trace.runs.append([])
+                        trace.runs[place].append(found.runs[trace.name])
+                advanced()
     return measured
+
+
+@contextmanager
+def _settled() -> Iterator[None]:
+    """No garbage collection looks at what was allocated before.
+
+    One over every library that is loaded takes as long as dozens of steps, and would fall on whichever method
+    runs then.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +23,26 @@ def suite(*items: Item) -> Suite:
 
 def texts(count: int) -> Suite:
     return suite(*(Item(str(i), "all", ("a" * (i + 1),)) for i in range(count)))
+
+
+def test_garbage_collections_leave_out_what_was_there_before(model: Loaded) -> None:
+    frozen: list[int] = []
+
+    def answer(prompt: list[int]) -> list[int]:
+        frozen.append(gc.get_freeze_count())
+        return [1, 2, 3, 4]
+
+    before = gc.get_freeze_count()
+    measure(model, [Told("none", [], answer)], texts(2), 1, Settings(max_new_tokens=4))
+    warm_up, *timed = frozen
+    assert warm_up == before and all(count > 10_000 for count in timed)
+
+    def fail(prompt: list[int]) -> list[int]:
+        raise ValueError
+
+    with pytest.raises(OutpaceError):
+        measure(model, [Told("none", [], fail)], texts(1), 1, Settings(max_new_tokens=4))
+    assert gc.get_freeze_count() == 0
 
 
 def test_methods_take_turns_and_each_begins_in_turn(model: Loaded) -> None:
