@@ -4,7 +4,9 @@
 
 --data holds gsm8k_test*.jsonl and humaneval.jsonl. Each folder in --models is a drafter as `outpace train`
 writes it (tools/train_drafters.py makes them all), each .json file the layers that self_speculative skips;
-without --models the embedded ones are measured. Outputs are greedy and end at their end-of-sequence token, so
+without --models the embedded ones are measured. --also LABEL=SPEC adds other ways to draft, as a tree of
+eagle's or several drafters at once. A drafter whose model learnt with it (--tune) is measured alone, on that
+model: --model DIR/NAME/target. Outputs are greedy and end at their end-of-sequence token, so
 that all of the text is the target's answer.
 
 `predicted` is the expected accepted length, the held-out figure of training, on plain decoding's own outputs;
@@ -38,12 +40,12 @@ from outpace.drafting.learned import CONFIG, Learned
 from outpace.drift import margin
 from outpace.targets import TargetModel
 from outpace.train.data import Document
+from outpace.train.joint import TARGET
 from outpace.train.metric import Replay
 from outpace.train.provenance import PROVENANCE
 from outpace.train.reading import read_batch
 
 SUITES = ("gsm8k", "humaneval")
-PLAIN = "none"
 PLACES = 4  # of a draft, whose acceptance the table shows
 
 
@@ -52,14 +54,14 @@ class Trained:
     """A drafter that was trained.
 
     Attributes:
-        method: its name; the folder's weights are loaded by ``LEARNED[method]``.
+        method: its name; the folder's weights, if it has one, are loaded by ``LEARNED[method]``.
         tokens, minutes: of its training, as the provenance says; None where it does not.
     """
 
     label: str
     method: str
     spec: str
-    folder: Path
+    folder: Path | None = None
     objective: str = ""
     tokens: int | None = None
     minutes: float | None = None
@@ -94,7 +96,7 @@ class Figures:
     speed: float
     interval: tuple[float, float] | None
     tokens_per_second: float
-    parameters: int
+    parameters: int | None
     training_tokens: int | None
     training_minutes: float | None
 
@@ -106,9 +108,14 @@ def embedded() -> list[Trained]:
     return [*found, trained(outpace.nano_draft_path(), spec="draft_model")]
 
 
-def all_in(models: Path) -> list[Trained]:
-    """The drafters in the folders of a folder, and files of layers to skip."""
-    found = [trained(place.parent) for place in sorted(models.glob(f"*/{CONFIG}"))]
+def all_in(models: Path, model: str | None) -> list[Trained]:
+    """The drafters for a model in the folders of a folder, and files of layers to skip."""
+    folders = [place.parent for place in sorted(models.glob(f"*/{CONFIG}"))]
+    tuned = [folder for folder in folders if (folder / TARGET).is_dir()]
+    own = [folder for folder in tuned if model is not None and (folder / TARGET).samefile(model)]
+    if own:
+        return [trained(folder) for folder in own]
+    found = [trained(folder) for folder in folders if folder not in tuned]
     for file in sorted(models.glob("*.json")):
         spec = f"self_speculative:skip={file}"
         found.append(Trained(file.stem, "self_speculative", spec, file))
@@ -157,7 +164,7 @@ def texts_of(measured: Measured) -> list[Document]:
 
 def figures(drafter: Trained, row: Row, target: TargetModel, texts: Sequence[Document]) -> Figures:
     cls = LEARNED.get(drafter.method)
-    module = None if cls is None else cls.load(drafter.folder, target)
+    module = None if cls is None or drafter.folder is None else cls.load(drafter.folder, target)
     predicted = None if module is None else predict(module, target, texts)
     if row.error is not None or row.tau is None or row.speed is None:
         raise SystemExit(f"{drafter.label}: {row.error}")
@@ -177,7 +184,7 @@ def figures(drafter: Trained, row: Row, target: TargetModel, texts: Sequence[Doc
         row.speed.speedup,
         row.speed.interval,
         row.speed.tokens_per_second,
-        0 if module is None else sum(weight.numel() for weight in module.parameters()),
+        None if module is None else sum(weight.numel() for weight in module.parameters()),
         drafter.tokens,
         drafter.minutes,
     )
@@ -232,6 +239,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="folder with the prompts")
     parser.add_argument("--models", type=Path, help="folder with a folder for each drafter")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="folders in --models to measure, by name")
+    parser.add_argument("--also", nargs="+", metavar="LABEL=SPEC", default=[], help="other ways to draft")
     parser.add_argument("--suites", nargs="+", choices=SUITES, default=SUITES)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--model", help="default: the embedded one")
@@ -247,7 +255,10 @@ def chosen(options: argparse.Namespace) -> list[Trained]:
     Raises:
         SystemExit: there is none of a name that was given.
     """
-    found = embedded() if options.models is None else all_in(options.models)
+    found = embedded() if options.models is None else all_in(options.models, options.model)
+    for told in options.also:
+        label, _, spec = told.partition("=")
+        found.append(Trained(label, spec.partition(":")[0], spec))
     missing = set(options.only or ()) - {drafter.label for drafter in found}
     if missing:
         raise SystemExit(f"no {', '.join(sorted(missing))} in {options.models or 'the package'}")

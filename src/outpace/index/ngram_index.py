@@ -25,7 +25,8 @@ class NgramIndex:
     def __init__(self, tokens: Sequence[int], max_ngram: int, min_ngram: int = 1) -> None:
         self._tokens = tokens
         self._sizes = range(min_ngram, max_ngram + 1)
-        self._places: dict[tuple[int, ...], list[int]] = {}
+        # Most n-grams occur once: their one place needs no list.
+        self._places: dict[tuple[int, ...], int | list[int]] = {}
         self._known: list[int] = []  # the tokens taken in
 
     @property
@@ -34,17 +35,22 @@ class NgramIndex:
 
     def update(self) -> None:
         """Take in the tokens that the text has grown by."""
-        tokens, places = self._tokens, self._places
-        for end in range(self._read + 1, len(tokens) + 1):
+        read, places = len(self._known), self._places
+        first = max(0, read + 1 - self._sizes[-1])  # of the tokens in an n-gram that ends with a new one
+        tail = tuple(self._tokens[first:])
+        for end in range(read + 1, first + len(tail) + 1):
             for size in self._sizes:
                 if size > end:
                     break
-                ngram = tuple(tokens[end - size : end])
-                if ngram in places:
-                    places[ngram].append(end)
+                ngram = tail[end - size - first : end - first]
+                before = places.setdefault(ngram, end)
+                if before == end:
+                    continue
+                if isinstance(before, int):
+                    places[ngram] = [before, end]
                 else:
-                    places[ngram] = [end]
-        self._known += tokens[self._read :]
+                    before.append(end)
+        self._known += tail[read - first :]
 
     def revise(self, unchanged: int) -> None:
         """Take in a text of which all but the first ``unchanged`` tokens were replaced."""
@@ -52,7 +58,12 @@ class NgramIndex:
             for size in self._sizes:
                 if size > end:
                     break
-                self._places[tuple(self._known[end - size : end])].pop()  # the last place is the latest
+                ngram = tuple(self._known[end - size : end])
+                places = self._places[ngram]
+                if isinstance(places, int):
+                    del self._places[ngram]
+                else:
+                    places.pop()  # the last place is the latest
         del self._known[unchanged:]
         self.update()
 
@@ -70,7 +81,8 @@ class NgramIndex:
             if size > end:
                 continue
             # The last place is the text's own end. Those of a longer match are also among a shorter one's.
-            for place in reversed(self._places.get(tuple(tokens[-size:]), ())):
+            places = self._places[tuple(tokens[-size:])]
+            for place in () if isinstance(places, int) else reversed(places):
                 if len(found) >= limit:
                     return list(found.values())
                 if place < end and place not in found:
