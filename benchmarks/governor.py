@@ -14,7 +14,8 @@ order that rotates, after a warm-up; all are medians of rounds:
   quarter GSM8K. Total seconds under the governor, over the sum of those that the best fixed choice takes for
   each part: chosen in every other round, timed in those between, and the other way round.
 
-The result is printed as JSON.
+--clock processor counts processor time, with one thread, and is fair beside other work. The result is printed
+as JSON.
 """
 
 from __future__ import annotations
@@ -43,8 +44,12 @@ from outpace.governor import Pinned
 from outpace.targets import TargetModel
 
 PLAIN = "none"
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 FIXED = (1, 2, 3, 4, 6, 8, 12, 16)
 PARTS = ("random", "batch", "dictated")
+
+
+Clock = Callable[[], float]
 
 
 class Dictate:
@@ -74,22 +79,24 @@ def interleaved(runs: dict[str, Callable[[], list[float]]], rounds: int) -> dict
     return found
 
 
-def each(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> Callable[[], list[float]]:
+def each(
+    engine: Engine, prompts: list[list[int]], params: SamplingParams, clock: Clock
+) -> Callable[[], list[float]]:
     """Decodes prompts one by one; the seconds of each."""
 
     def run() -> list[float]:
         seconds = []
         for prompt in prompts:
-            began = time.perf_counter()
+            began = clock()
             engine.generate([prompt], params)
-            seconds.append(time.perf_counter() - began)
+            seconds.append(clock() - began)
         return seconds
 
     return run
 
 
 def in_flight(
-    engine: Engine, prompts: list[list[int]], params: SamplingParams, batch: int
+    engine: Engine, prompts: list[list[int]], params: SamplingParams, batch: int, clock: Clock
 ) -> Callable[[], list[float]]:
     """Decodes so many prompts at a time, another for each that ends; seconds of a token until none is left.
 
@@ -103,7 +110,7 @@ def in_flight(
             (prompt, replace(params, max_new_tokens=allowed // 2 + place * 37 % (allowed // 2 + 1)))
             for place, prompt in enumerate(prompts)
         ][::-1]
-        tokens, began = 0, time.perf_counter()
+        tokens, began = 0, clock()
         for _ in range(batch):
             engine.add(*waiting.pop())
         while len(engine.sequences) == batch:
@@ -111,7 +118,7 @@ def in_flight(
                 tokens += ended.output_length
                 if waiting:
                     engine.add(*waiting.pop())
-        seconds = time.perf_counter() - began
+        seconds = clock() - began
         for sequence in engine.sequences:
             tokens += sequence.output_length
             engine.remove(sequence)
@@ -124,10 +131,14 @@ def against_plain(
     target: TargetModel,
     drafters: Sequence[str],
     rounds: int,
+    clock: Clock,
     measure: Callable[[Engine], Callable[[], list[float]]],
 ) -> dict[str, dict[str, object]]:
     """Speed of each drafter under the governor over plain decoding, the two in the same round."""
-    engines = {PLAIN: Engine(target), **{name: Engine(target, name, adaptive=True) for name in drafters}}
+    engines = {
+        PLAIN: Engine(target),
+        **{name: Engine(target, name, adaptive=True, clock=clock) for name in drafters},
+    }
     found = interleaved({name: measure(engine) for name, engine in engines.items()}, rounds)
     plain = found.pop(PLAIN)
     return {name: over_plain(rows, plain) for name, rows in found.items()}
@@ -146,7 +157,7 @@ def over_plain(rows: list[list[float]], plain: list[list[float]]) -> dict[str, o
 
 
 def parts_of(
-    engine: Engine, prompt: list[int], text: list[int], ends: list[int]
+    engine: Engine, prompt: list[int], text: list[int], ends: list[int], clock: Clock
 ) -> Callable[[], list[float]]:
     """Decodes a dictated text; the seconds of each part, which ends with the step that reaches its end."""
 
@@ -155,11 +166,11 @@ def parts_of(
             max_new_tokens=len(text), ignore_eos=True, logits_processors=[Dictate(prompt, text)]
         )
         sequence = engine.add(prompt, params)
-        marks, began = [], time.perf_counter()
+        marks, began = [], clock()
         for end in ends:
             while sequence.output_length < end:
                 engine.step()
-            marks.append(time.perf_counter())
+            marks.append(clock())
         if sequence.output != text:
             raise SystemExit("the output is not the dictated text")
         return [mark - before for before, mark in zip([began, *marks], marks, strict=False)]
@@ -168,18 +179,24 @@ def parts_of(
 
 
 def dictated(
-    target: TargetModel, prompt: list[int], text: list[int], ends: list[int], spec: str, rounds: int
+    target: TargetModel,
+    prompt: list[int],
+    text: list[int],
+    ends: list[int],
+    spec: str,
+    rounds: int,
+    clock: Clock,
 ) -> dict[str, object]:
     """The governor's total over the best fixed choice of each part."""
     widths = load_drafter(spec).widths or FIXED
     engines = {
-        "adaptive": Engine(target, spec, adaptive=True),
+        "adaptive": Engine(target, spec, adaptive=True, clock=clock),
         PLAIN: Engine(target),
         "all": Engine(target, spec, adaptive=False),
         **{str(nodes): Engine(target, spec, adaptive=Pinned(nodes)) for nodes in widths},
     }
     found = interleaved(
-        {name: parts_of(e, prompt, text, ends) for name, e in engines.items()}, max(2, rounds)
+        {name: parts_of(e, prompt, text, ends, clock) for name, e in engines.items()}, max(2, rounds)
     )
     parts = {name: medians(rows) for name, rows in found.items()}
     best = best_choices(found)
@@ -246,8 +263,14 @@ def main() -> None:
     parser.add_argument("--dictated-tokens", type=int, default=512)
     parser.add_argument("--drafters", nargs="*", default=["lookahead", "prompt_lookup", "draft_model"])
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument(
+        "--clock", choices=CLOCKS, default="wall", help="processor: with one thread, beside other work"
+    )
     parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
     options = parser.parse_args()
+    clock = CLOCKS[options.clock]
+    if options.clock == "processor":
+        torch.set_num_threads(1)
     path = outpace.nano_path()
     tokenizer = AutoTokenizer.from_pretrained(path)
     torch.manual_seed(0)
@@ -265,12 +288,18 @@ def main() -> None:
     result: dict[str, object] = {"machine": machine(), "command": " ".join(sys.argv)}
     if "random" in options.only:
         few = prompts[: options.prompts]
-        result["random"] = against_plain(blank, names, rounds, lambda engine: each(engine, few, sampled))
+        result["random"] = against_plain(
+            blank, names, rounds, clock, lambda engine: each(engine, few, sampled, clock)
+        )
     if "batch" in options.only:
         many = prompts[: 4 * options.batch]
         result["batch"] = {
             model: against_plain(
-                target, names, rounds, lambda engine, p=params: in_flight(engine, many, p, options.batch)
+                target,
+                names,
+                rounds,
+                clock,
+                lambda engine, p=params: in_flight(engine, many, p, options.batch, clock),
             )
             for model, target, params in (("random", blank, sampled), ("embedded", nano, greedy))
         }
@@ -280,7 +309,9 @@ def main() -> None:
         noise = torch.randint(0, nano.vocabulary, (2 * quarter,), generator=torch.Generator().manual_seed(0))
         text = told[:quarter] + noise.tolist() + told[quarter : 2 * quarter]
         ends = [quarter, 3 * quarter, 4 * quarter]
-        result["dictated"] = {name: dictated(nano, prompts[0], text, ends, name, rounds) for name in names}
+        result["dictated"] = {
+            name: dictated(nano, prompts[0], text, ends, name, rounds, clock) for name in names
+        }
     print(json.dumps(result, indent=1))
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -34,7 +34,7 @@ from outpace.costs import Costs, Curve
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 _FIRST, _CEILING = 4, 64  # steps from a vain trial to the next, at first and at most
-_SHARE = 0.01  # of the time, that vain trials may take
+_SHARE, _PEEKED_SHARE = 0.01, 0.005  # of the time, that vain trials may take; where there are peeks
 _ALLOWANCE = 10.0  # plain steps that one trial may lose
 _SAVINGS = 5.0  # plain steps of the time gained that may be lost again, half of them before it is turned off
 _BARREN, _GLANCE = 8, 2  # steps of a trial without any draft, after which it is over; where there are peeks
@@ -263,7 +263,8 @@ class Governor:
                 self._pause = min(2 * self._pause, _CEILING)
             self._wait = self._pause
             if self._saved <= 0:
-                self._wait = max(self._pause, math.ceil(self._lost / (_SHARE * plain)))
+                share = _PEEKED_SHARE if self._peeks else _SHARE
+                self._wait = max(self._pause, math.ceil(self._lost / (share * plain)))
         self._mode = _Mode.OFF
         self.acceptance.loosen()
         self._look()
