@@ -42,7 +42,7 @@ _PAYS = 1.05  # speed over plain decoding from which on drafting is worth it: me
 _RETURN = 1.1  # speed over plain decoding, measured before, at which a drafter that is off is tried at once
 _REFRESH = 128  # steps after which plain decoding is measured anew
 _SWEEP = 8  # steps from one clearing out of old measurements to the next
-_PEEK, _PEEKS = 0.004, 4  # of the time, that drafts not verified may take; steps between them at least
+_PEEK, _PEEKS = 0.002, 4  # of the time, that drafts not verified may take; steps between them at least
 
 
 @dataclass(frozen=True)

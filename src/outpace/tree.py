@@ -135,6 +135,8 @@ def trim(draft: Draft, max_depth: int, max_nodes: int | None = None) -> tuple[Dr
 
     Of those, the first ``max_nodes``, where that is given.
     """
+    if not draft.parents:
+        return draft, ()
     depth = depths(draft.parents)
     # A parent is shallower than its children and before them, so what is kept is closed under parents.
     kept = [node for node in range(len(draft)) if depth[node] < max_depth][:max_nodes]
