@@ -1,0 +1,53 @@
+"""What ``outpace bench --json`` wrote, as a table for a document: methods by suites.
+
+    python benchmarks/summary.py RESULT.json
+
+A cell is the speed against plain decoding with its 95% interval, and tokens per step; for plain decoding it is
+tokens per second. Outputs that are not plain decoding's are counted.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from outpace.bench.record import read_rows
+from outpace.core import OutpaceError
+
+PLAIN = "none"
+
+
+def cell(row: dict[str, Any]) -> str:
+    if row["error"] is not None:
+        return "failed"
+    if row["drafter"] == PLAIN:
+        return f"{row['tokens_per_second']:.0f} tokens/s"
+    interval = row["speedup_interval"]
+    between = "" if interval is None else " ({:.2f} to {:.2f})".format(*interval)
+    different = f", {row['different']} of {row['outputs']} differ" if row["different"] else ""
+    return f"{row['speedup']:.2f} x{between}, {row['tau']:.2f}{different}"
+
+
+def name(row: dict[str, Any]) -> str:
+    return f"`{row['drafter']}`" + (", governed" if row["adaptive"] else "")
+
+
+def main() -> None:
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
+    try:
+        _, rows = read_rows(Path(sys.argv[1]))
+    except OutpaceError as error:
+        raise SystemExit(str(error)) from None
+    columns = list(dict.fromkeys((suite, batch) for suite, _, batch in rows))
+    methods = {drafter: name(row) for (_, drafter, _), row in rows.items()}
+    heads = [suite if batch == 1 else f"{suite}, {batch} at once" for suite, batch in columns]
+    print(f"| method | {' | '.join(heads)} |\n| --- |{' ---: |' * len(heads)}")
+    for drafter, label in methods.items():
+        found = [rows.get((suite, drafter, batch)) for suite, batch in columns]
+        print(f"| {label} | " + " | ".join("" if row is None else cell(row) for row in found) + " |")
+
+
+if __name__ == "__main__":
+    main()
