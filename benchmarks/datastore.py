@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import platform
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outpace.bench.machine import machine
 from outpace.core import SamplingParams
 from outpace.drafters.retrieval import Retrieval, RetrievalState
 from outpace.index.datastore import Datastore
@@ -162,15 +161,7 @@ def main() -> None:
     )
     result = {
         "command": " ".join(["python", *sys.argv]),
-        "commit": subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip(),
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "cores": multiprocessing.cpu_count(),
-        },
-        "python": platform.python_version(),
-        "numpy": np.__version__,
+        "machine": machine("cpu"),
         "note": given.note,
         "corpus": asdict(corpus),
         "build": built,

@@ -24,9 +24,7 @@ import argparse
 import gc
 import itertools
 import json
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -37,6 +35,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import outpace
+from outpace.bench.machine import machine
 from outpace.core import SamplingParams
 from outpace.drafters import load_drafter
 from outpace.engine import Engine
@@ -240,19 +239,6 @@ def texts(data: Path) -> list[tuple[str, str]]:
     return [(f"Question: {line['question']}\nAnswer:", str(line["answer"])) for line in lines]
 
 
-def machine() -> dict[str, object]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return {
-        "commit": commit.stdout.strip(),
-        "processor": platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, required=True)
@@ -285,7 +271,7 @@ def main() -> None:
     names, rounds = options.drafters, options.rounds
     # A collection of all that was imported takes as long as a tenth of a round, and falls where it will.
     gc.freeze()
-    result: dict[str, object] = {"machine": machine(), "command": " ".join(sys.argv)}
+    result: dict[str, object] = {"machine": machine("cpu"), "command": " ".join(sys.argv)}
     if "random" in options.only:
         few = prompts[: options.prompts]
         result["random"] = against_plain(

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -25,6 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outpace
+from outpace.bench.machine import machine
 from outpace.core import Generation, SamplingParams
 from outpace.engine import Engine
 from outpace.train import Learning, Online
@@ -147,12 +146,9 @@ def main() -> None:
             + ", ".join(found["kept"] for found in row["rounds"]),
             flush=True,
         )
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     result = {
-        "commit": commit.stdout.strip(),
+        "machine": machine("cpu"),
         "command": " ".join(sys.argv),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
         "learning": asdict(learning),
         "blocks": rows,
     }
