@@ -51,6 +51,9 @@ class EagleConfig(LayerConfig):
         draft_vocabulary: how many of the target's ids are drafted, the first ones; 0 is all.
         depth: decoder layers.
         norm_before_residual: whether the residual branch starts from the normed feature.
+        norm_before_fc: whether EAGLE-3 norms the target's states, side by side, before it fuses them.
+        fc_norm: whether it norms each of them by itself instead.
+        norm_output: whether it goes on with its normed output, as EAGLE-3.1 does.
         own_head: whether EAGLE-3 has a head of its own; else, as in EAGLE-1, it is the target's.
         own_embeddings: whether it has embeddings of its own; else they are the target's.
         steps: depths that training unrolls; by default 5, and 1 of EAGLE-1. See ``tokens``.
@@ -63,6 +66,9 @@ class EagleConfig(LayerConfig):
     draft_vocabulary: int = 0
     depth: int = 1
     norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
     own_head: bool = True
     own_embeddings: bool = False
     steps: int = 0
@@ -79,6 +85,10 @@ class EagleConfig(LayerConfig):
                 raise OutpaceError(f"eagle: {name} must be at least 0, not {getattr(self, name)}")
         if self.depth < 1:
             raise OutpaceError(f"eagle: depth must be at least 1, not {self.depth}")
+        if self.norm_before_fc and self.fc_norm:
+            raise OutpaceError("eagle: norm_before_fc and fc_norm are two ways to norm the same: give one")
+        if self.version == 1 and (self.norm_before_fc or self.fc_norm or self.norm_output):
+            raise OutpaceError("eagle: norm_before_fc, fc_norm and norm_output are of EAGLE-3: version=3")
 
     @property
     def tokens(self) -> int:
@@ -142,6 +152,11 @@ class EagleModule(Learned):
         self.layers = nn.ModuleList([entry, *(Layer(config) for _ in range(1, config.depth))])
         if not first:
             self.norm = nn.RMSNorm(size, eps=config.eps)
+        # Under the names of speculators' files.
+        if config.norm_before_fc:
+            self.input_norm = nn.RMSNorm(len(config.layers) * size, eps=config.eps)
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(nn.RMSNorm(size, eps=config.eps) for _ in config.layers)
         if config.own_head:
             self.lm_head = nn.Linear(size, config.draft_vocabulary, bias=False)
         if config.own_embeddings:
@@ -184,7 +199,10 @@ class EagleModule(Learned):
         states = [hidden[layer].to(self.fc.weight.dtype) for layer in self.config.layers]
         if self.config.version == 1:
             return states[0]
-        fused: Tensor = self.fc(torch.cat(states, dim=-1))
+        if self.config.fc_norm:
+            states = [norm(rows) for norm, rows in zip(self.fc_norm, states, strict=True)]
+        both = torch.cat(states, dim=-1)
+        fused: Tensor = self.fc(self.input_norm(both) if self.config.norm_before_fc else both)
         return fused
 
     def advance(
@@ -208,12 +226,12 @@ class EagleModule(Learned):
             states = first(embedded, features, angles, mask, stores(0))
         for place, layer in enumerate(self.layers[1:], 1):
             states = layer(states, angles, mask, stores(place))
-        out: Tensor = states
+        out: Tensor = self.norm(states) if self.config.norm_output else states
         return out
 
     def drafted_logits(self, states: Tensor) -> Tensor:
         """Logits [..., draft vocabulary] of what comes after rows whose output is [..., hidden size]."""
-        if self.config.version == 3:
+        if self.config.version == 3 and not self.config.norm_output:
             states = self.norm(states)
         if self.config.own_head:
             rows: Tensor = self.lm_head(states)

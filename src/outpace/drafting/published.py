@@ -23,6 +23,7 @@ from outpace.drafting.folder import write_folder
 
 # SafeAILab's name of the one layer, and that of speculators.
 _THEIRS, _OURS = "midlayer.", "layers.0."
+_NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # owner/name, on the hub
 
 
@@ -127,7 +128,12 @@ def read_config(config: Mapping[str, Any], layers: Seq[int], folder: str | Path)
             f"eagle: the drafter in {folder} has a draft_vocab_size of {drafted} and a vocab_size of "
             f"{inner.vocab_size}; it can draft no more ids than there are"
         )
-    heads = inner.num_attention_heads
+    if "sliding_attention" in (getattr(inner, "layer_types", None) or ()):
+        raise OutpaceError(
+            f"eagle: a layer of the drafter in {folder} attends to a sliding window; only full attention is "
+            "known"
+        )
+    heads, nested = inner.num_attention_heads, config.get("eagle_config") or {}
     return {
         "version": 3,
         "layers": tuple(layers),
@@ -135,7 +141,7 @@ def read_config(config: Mapping[str, Any], layers: Seq[int], folder: str | Path)
         "vocabulary": inner.vocab_size,
         "draft_vocabulary": drafted,
         "steps": _steps(config),
-        "norm_before_residual": bool(config.get("norm_before_residual", False)),
+        **{name: bool(config.get(name) or nested.get(name)) for name in _NORMS},
         "hidden_size": inner.hidden_size,
         "intermediate_size": inner.intermediate_size,
         "heads": heads,
@@ -188,7 +194,7 @@ def write(
         "speculators_model_type": "eagle3",
         "speculators_version": "0.1.0",
         "draft_vocab_size": fields["draft_vocabulary"],
-        "norm_before_residual": fields["norm_before_residual"],
+        **{name: fields[name] for name in _NORMS},
         "eagle_aux_hidden_state_layer_ids": list(fields["layers"]),
         "transformer_layer_config": {
             "model_type": "llama",

@@ -141,7 +141,12 @@ def attended(layer: dict[str, Tensor], rows: Tensor) -> Tensor:
 
 
 def eagle(
-    weights: dict[str, Tensor], features: Tensor, version: int, normed_first: bool, depth: int
+    weights: dict[str, Tensor],
+    features: Tensor,
+    version: int,
+    depth: int,
+    normed_first: bool = False,
+    normed_output: bool = False,
 ) -> Tensor:
     """What comes out behind the text so far, [depth, 32]: each but the first goes on with the one before.
 
@@ -162,7 +167,8 @@ def eagle(
             rows.append(torch.cat([norm(token, layer["input_layernorm.weight"]), normed]))
             kept = normed if normed_first else feature
         state = kept + attended(layer, torch.stack(rows))
-        outputs.append(state + gated(layer, norm(state, layer["post_attention_layernorm.weight"])))
+        output = state + gated(layer, norm(state, layer["post_attention_layernorm.weight"]))
+        outputs.append(norm(output, weights["norm.weight"]) if normed_output else output)
     return torch.stack(outputs[-depth:])
 
 
@@ -183,7 +189,7 @@ def test_eagle_goes_on_with_the_targets_states_and_its_own(version: int, normed_
         features = batch.hidden[-1][0, :root]
     else:
         features = torch.cat([batch.hidden[layer][0, :root] for layer in layers], 1) @ weights["fc.weight"].T
-    expected = eagle(weights, features, version, normed_first, depth=3)
+    expected = eagle(weights, features, version, depth=3, normed_first=normed_first)
     if version == 1:
         logits = TARGET.head(expected)[:, :60]
     else:
@@ -191,6 +197,29 @@ def test_eagle_goes_on_with_the_targets_states_and_its_own(version: int, normed_
     # The row before the root's drafts.
     found = torch.stack([states[0, root - 1] for states in module.unroll(batch, 3)])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(module.drafted_logits(found), logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("norms", ["norm_before_fc", "fc_norm", "norm_output"])
+def test_eagle_norms_what_it_reads_or_says_as_published_files_do(norms: str) -> None:
+    """The three options of speculators' Eagle3SpeculatorConfig."""
+    layers, root = (3, 1, 2), 2
+    config = EagleConfig(layers=layers, kv_heads=2, draft_vocabulary=60, **{norms: True})
+    module = made(EagleModule, config)
+    weights = module.state_dict()
+    batch = read_batch(TARGET, [[Document(tuple(TEXT))]], module.hidden_layers)
+    read = [batch.hidden[layer][0, :root] for layer in layers]
+    if norms == "fc_norm":
+        read = [norm(rows, weights[f"fc_norm.{place}.weight"]) for place, rows in enumerate(read)]
+    both = torch.cat(read, 1)
+    if norms == "norm_before_fc":
+        both = norm(both, weights["input_norm.weight"])
+    normed_output = norms == "norm_output"
+    expected = eagle(weights, both @ weights["fc.weight"].T, 3, depth=3, normed_output=normed_output)
+    said = expected if normed_output else norm(expected, weights["norm.weight"])
+    found = torch.stack([states[0, root - 1] for states in module.unroll(batch, 3)])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    logits = said @ weights["lm_head.weight"].T
     torch.testing.assert_close(module.drafted_logits(found), logits, rtol=0, atol=1e-4)
 
 

@@ -110,6 +110,18 @@ def test_speculators_layout_loads_and_drafts(tmp_path: Path) -> None:
     assert all(g.stats.drafted > 20 for g in found)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_output_that_is_normed_is_read_from_the_config_alone(tmp_path: Path, nested: bool) -> None:
+    """It has no tensor of its own that would be missed."""
+    said = {"norm_output": True}
+    config = {**SPECULATORS, **({"eagle_config": said} if nested else said)}
+    made = EagleModule.load(write(tmp_path, config, weights("layers.0.")), llama())
+    assert made.config.norm_output
+    found = Engine(llama(), Eagle(str(tmp_path))).generate(PROMPTS, PARAMS)
+    assert [g.tokens for g in found] == [g.tokens for g in Engine(llama()).generate(PROMPTS, PARAMS)]
+    assert all(g.stats.drafted > 20 for g in found)
+
+
 def test_the_layout_of_eagle_itself_loads_and_drafts(tmp_path: Path) -> None:
     folder = write(tmp_path, THEIRS, weights("midlayer."))
     drafter = Eagle(str(folder), expand=3, nodes=8)
@@ -224,10 +236,12 @@ def test_embeddings_that_are_the_targets_are_shared_and_others_kept(tmp_path: Pa
     torch.testing.assert_close(other.embed_tokens.weight, own + 1)
 
 
+@pytest.mark.parametrize("norms", ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"])
 @pytest.mark.parametrize("reduced", [0, 60])
 @pytest.mark.parametrize("own_head", [True, False])
-def test_written_and_read_back(tmp_path: Path, own_head: bool, reduced: int) -> None:
+def test_written_and_read_back(tmp_path: Path, own_head: bool, reduced: int, norms: str) -> None:
     config = EagleConfig(
+        **{norms: True},
         layers=(1, 3),
         draft_vocabulary=reduced,
         own_head=own_head,
@@ -250,6 +264,7 @@ def test_written_and_read_back(tmp_path: Path, own_head: bool, reduced: int) -> 
         "steps",
         "rope",
         "draft_vocabulary",
+        norms,
     ):
         assert getattr(again.config, name) == getattr(made.config, name), name
     own = made.state_dict()
@@ -304,6 +319,18 @@ def test_a_mismatch_names_the_tensor(tmp_path: Path, tensors: dict[str, Tensor],
         ({"transformer_layer_config": {**LAYER, "num_key_value_heads": 3}}, "multiple of kv_heads"),
         ({"transformer_layer_config": {**LAYER, "num_attention_heads": 0}}, "config.json"),
         ({"transformer_layer_config": {**LAYER, "model_type": "nothing"}}, "config.json"),
+        ({"norm_before_fc": True, "fc_norm": True}, "give one"),
+        (
+            {
+                "transformer_layer_config": {
+                    **LAYER,
+                    "model_type": "qwen3",
+                    "num_hidden_layers": 1,
+                    "layer_types": ["sliding_attention"],
+                }
+            },
+            "sliding window",
+        ),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
