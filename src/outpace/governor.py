@@ -42,6 +42,7 @@ _PAYS = 1.05  # speed over plain decoding from which on drafting is worth it: me
 _RETURN = 1.1  # speed over plain decoding, measured before, at which a drafter that is off is tried at once
 _REFRESH = 128  # steps after which plain decoding is measured anew
 _SWEEP = 8  # steps from one clearing out of old measurements to the next
+_SAMPLE = 4  # plain steps between trials, of which one is measured
 _PEEK, _PEEKS = 0.002, 4  # of the time, that drafts not verified may take; steps between them at least
 
 
@@ -284,6 +285,10 @@ class Governor:
     def learn(self, outcome: Outcome) -> None:
         self._step += 1
         batch, rows = len(outcome.paths), outcome.rows
+        if self._resting(outcome):
+            self._wait -= 1
+            self._rows = rows
+            return
         if outcome.verify_seconds is not None:
             # After one twice as wide the caches of the machine are cold: not what such steps take in a row.
             after_wide = self._rows >= 2 * rows
@@ -302,6 +307,12 @@ class Governor:
         if self._step % _SWEEP == 0:
             self._verify.curve(batch).forget(self._step, keep=batch)
             self._draft.curve(batch).forget(self._step, keep=batch * outcome.plan.nodes)
+
+    def _resting(self, outcome: Outcome) -> bool:
+        """Whether a step tells next to nothing: a plain one among many such. The arithmetic takes longer."""
+        if self._mode is not _Mode.OFF or outcome.plan.nodes or not self._step % _SAMPLE:
+            return False
+        return self._measured and self._step - self._entered > _SWEEP
 
     def _account(self, outcome: Outcome, batch: int) -> None:
         """What drafting has lost since it was last turned on, against plain steps to the same tokens."""

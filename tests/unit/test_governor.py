@@ -126,6 +126,20 @@ def test_nothing_is_drafted_before_a_plain_step_was_measured() -> None:
     assert governor.plan(1).nodes > 0
 
 
+def test_plain_steps_between_trials_are_sampled() -> None:
+    """Of a drafter too dear for peeks: enough to follow a machine that becomes slower."""
+    governor = Governor()
+    costs = []
+    for seconds, steps in ((0.1, 300), (0.2, 30)):
+        for _ in range(steps):
+            plan = governor.plan(1)
+            width = plan.nodes if plan.verified else 0
+            drafting = seconds if plan.nodes else 0.0
+            governor.learn(Outcome(plan, [plan.nodes], [[]], drafting, seconds * (1 + width)))
+        costs.append(governor.costs()["verify"]["1"][0])
+    assert costs == [(1.0, 0.1), (1.0, 0.2)]
+
+
 def test_trials_in_vain_become_rare_but_do_not_end() -> None:
     noted = plans(Governor(), Machine(recorded), Text(constant(0.0)), 3000)
     trials = [step for step, nodes in enumerate(noted) if nodes and not noted[step - 1]]
