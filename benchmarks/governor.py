@@ -3,7 +3,7 @@
     python benchmarks/governor.py --data DIR --out benchmarks/RESULT.json
 
 DIR holds gsm8k_test*.jsonl (lines with "question" and "answer"). Three measurements, each interleaved, in an
-order that rotates, after a warm-up; all are medians of rounds:
+order that rotates, after a warm-up; `speed` is the median of rounds, `speed_total` that of all seconds:
 
 - random: a model of random weights and the embedded model's shape, sampled at temperature 1, where nothing
   can be guessed (greedy, it would loop and flatter every n-gram method). Speed of each drafter under the
@@ -270,6 +270,7 @@ def main() -> None:
     greedy = SamplingParams(max_new_tokens=options.new_tokens, ignore_eos=True)
     names, rounds = options.drafters, options.rounds
     # A collection of all that was imported takes as long as a tenth of a round, and falls where it will.
+    gc.collect()
     gc.freeze()
     result: dict[str, object] = {"machine": machine("cpu"), "command": " ".join(sys.argv)}
     if "random" in options.only:
@@ -279,6 +280,8 @@ def main() -> None:
         )
     if "batch" in options.only:
         many = prompts[: 4 * options.batch]
+        if len(many) < options.batch:
+            raise SystemExit(f"a batch of {options.batch} takes as many prompts; there are {len(many)}")
         result["batch"] = {
             model: against_plain(
                 target,

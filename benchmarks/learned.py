@@ -51,7 +51,7 @@ PLACES = 4  # of a draft, whose acceptance the table shows
 
 @dataclass(frozen=True)
 class Trained:
-    """A drafter that was trained.
+    """A drafter that was trained, or a way to draft with some that were.
 
     Attributes:
         method: its name; the folder's weights, if it has one, are loaded by ``LEARNED[method]``.
@@ -112,7 +112,8 @@ def all_in(models: Path, model: str | None) -> list[Trained]:
     """The drafters for a model in the folders of a folder, and files of layers to skip."""
     folders = [place.parent for place in sorted(models.glob(f"*/{CONFIG}"))]
     tuned = [folder for folder in folders if (folder / TARGET).is_dir()]
-    own = [folder for folder in tuned if model is not None and (folder / TARGET).samefile(model)]
+    given = None if model is None else Path(model).resolve()
+    own = [folder for folder in tuned if (folder / TARGET).resolve() == given]
     if own:
         return [trained(folder) for folder in own]
     found = [trained(folder) for folder in folders if folder not in tuned]
@@ -239,7 +240,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="folder with the prompts")
     parser.add_argument("--models", type=Path, help="folder with a folder for each drafter")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="folders in --models to measure, by name")
-    parser.add_argument("--also", nargs="+", metavar="LABEL=SPEC", default=[], help="other ways to draft")
+    parser.add_argument(
+        "--also",
+        nargs="+",
+        metavar="LABEL=SPEC",
+        default=[],
+        help="other ways to draft, measured beside those",
+    )
     parser.add_argument("--suites", nargs="+", choices=SUITES, default=SUITES)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--model", help="default: the embedded one")
@@ -256,13 +263,16 @@ def chosen(options: argparse.Namespace) -> list[Trained]:
         SystemExit: there is none of a name that was given.
     """
     found = embedded() if options.models is None else all_in(options.models, options.model)
-    for told in options.also:
-        label, _, spec = told.partition("=")
-        found.append(Trained(label, spec.partition(":")[0], spec))
     missing = set(options.only or ()) - {drafter.label for drafter in found}
     if missing:
         raise SystemExit(f"no {', '.join(sorted(missing))} in {options.models or 'the package'}")
-    return [drafter for drafter in found if not options.only or drafter.label in options.only]
+    found = [drafter for drafter in found if not options.only or drafter.label in options.only]
+    for told in options.also:
+        label, _, spec = told.partition("=")
+        if not spec:
+            raise SystemExit(f"--also takes LABEL=SPEC, not {told}")
+        found.append(Trained(label, spec.partition(":")[0], spec))
+    return found
 
 
 def main() -> None:

@@ -19,18 +19,21 @@ PLAIN = "none"
 
 
 def cell(row: dict[str, Any]) -> str:
-    if row["error"] is not None:
+    if row["error"] is not None or row["speedup"] is None:
         return "failed"
     if row["drafter"] == PLAIN:
         return f"{row['tokens_per_second']:.0f} tokens/s"
     interval = row["speedup_interval"]
     between = "" if interval is None else " ({:.2f} to {:.2f})".format(*interval)
     different = f", {row['different']} of {row['outputs']} differ" if row["different"] else ""
-    return f"{row['speedup']:.2f} x{between}, {row['tau']:.2f}{different}"
+    tau = "" if row["tau"] is None else f", {row['tau']:.2f}"
+    return f"{row['speedup']:.2f} x{between}{tau}{different}"
 
 
 def name(row: dict[str, Any]) -> str:
-    return f"`{row['drafter']}`" + (", governed" if row["adaptive"] else "")
+    governed = ", governed" if row.get("adaptive") else ""
+    verifier = f", **lossy** {row['verifier']}" if row["lossy"] else ""
+    return f"`{row['drafter']}`{governed}{verifier}"
 
 
 def main() -> None:

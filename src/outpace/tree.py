@@ -135,7 +135,7 @@ def trim(draft: Draft, max_depth: int, max_nodes: int | None = None) -> tuple[Dr
 
     Of those, the first ``max_nodes``, where that is given.
     """
-    if not draft.parents:
+    if not draft.parents:  # in every plain step, of every sequence
         return draft, ()
     depth = depths(draft.parents)
     # A parent is shallower than its children and before them, so what is kept is closed under parents.

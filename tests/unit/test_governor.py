@@ -10,6 +10,7 @@ import pytest
 
 from outpace.acceptance import Acceptance
 from outpace.core import OutpaceError
+from outpace.costs import Curve
 from outpace.governor import WIDTHS, Governor, Outcome, Pinned, Plan, Policy
 from unit.simulation import CURVES, Machine, Text, constant, flat, linear, recorded, simulate, steep
 
@@ -126,8 +127,11 @@ def test_nothing_is_drafted_before_a_plain_step_was_measured() -> None:
     assert governor.plan(1).nodes > 0
 
 
-def test_plain_steps_between_trials_are_sampled() -> None:
+def test_plain_steps_between_trials_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a drafter too dear for peeks: enough to follow a machine that becomes slower."""
+    measured: list[int] = []
+    add = Curve.add
+    monkeypatch.setattr(Curve, "add", lambda *args, **named: (measured.append(1), add(*args, **named)))
     governor = Governor()
     costs = []
     for seconds, steps in ((0.1, 300), (0.2, 30)):
@@ -137,7 +141,9 @@ def test_plain_steps_between_trials_are_sampled() -> None:
             drafting = seconds if plan.nodes else 0.0
             governor.learn(Outcome(plan, [plan.nodes], [[]], drafting, seconds * (1 + width)))
         costs.append(governor.costs()["verify"]["1"][0])
+        measured, last = [], measured
     assert costs == [(1.0, 0.1), (1.0, 0.2)]
+    assert len(last) < 2 * 30 / 3  # the forward's curve and the idle drafter's, of one step in four
 
 
 def test_trials_in_vain_become_rare_but_do_not_end() -> None:

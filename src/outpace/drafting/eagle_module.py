@@ -87,8 +87,9 @@ class EagleConfig(LayerConfig):
             raise OutpaceError(f"eagle: depth must be at least 1, not {self.depth}")
         if self.norm_before_fc and self.fc_norm:
             raise OutpaceError("eagle: norm_before_fc and fc_norm are two ways to norm the same: give one")
-        if self.version == 1 and (self.norm_before_fc or self.fc_norm or self.norm_output):
-            raise OutpaceError("eagle: norm_before_fc, fc_norm and norm_output are of EAGLE-3: version=3")
+        for name in published.NORMS:
+            if self.version == 1 and getattr(self, name):
+                raise OutpaceError(f"eagle: {name} is of EAGLE-3; leave it out, or train with version=3")
 
     @property
     def tokens(self) -> int:
@@ -201,8 +202,8 @@ class EagleModule(Learned):
             return states[0]
         if self.config.fc_norm:
             states = [norm(rows) for norm, rows in zip(self.fc_norm, states, strict=True)]
-        both = torch.cat(states, dim=-1)
-        fused: Tensor = self.fc(self.input_norm(both) if self.config.norm_before_fc else both)
+        read = torch.cat(states, dim=-1)
+        fused: Tensor = self.fc(self.input_norm(read) if self.config.norm_before_fc else read)
         return fused
 
     def advance(

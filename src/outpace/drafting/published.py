@@ -23,7 +23,7 @@ from outpace.drafting.folder import write_folder
 
 # SafeAILab's name of the one layer, and that of speculators.
 _THEIRS, _OURS = "midlayer.", "layers.0."
-_NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # owner/name, on the hub
 
 
@@ -128,20 +128,21 @@ def read_config(config: Mapping[str, Any], layers: Seq[int], folder: str | Path)
             f"eagle: the drafter in {folder} has a draft_vocab_size of {drafted} and a vocab_size of "
             f"{inner.vocab_size}; it can draft no more ids than there are"
         )
-    if "sliding_attention" in (getattr(inner, "layer_types", None) or ()):
+    depth = inner.num_hidden_layers if "transformer_layer_config" in config else 1
+    kinds = set((getattr(inner, "layer_types", None) or ())[:depth]) - {"full_attention"}
+    if kinds:
         raise OutpaceError(
-            f"eagle: a layer of the drafter in {folder} attends to a sliding window; only full attention is "
-            "known"
+            f"eagle: a layer of the drafter in {folder} has {kinds.pop()!r}; only full_attention is known"
         )
     heads, nested = inner.num_attention_heads, config.get("eagle_config") or {}
     return {
         "version": 3,
         "layers": tuple(layers),
-        "depth": inner.num_hidden_layers if "transformer_layer_config" in config else 1,
+        "depth": depth,
         "vocabulary": inner.vocab_size,
         "draft_vocabulary": drafted,
         "steps": _steps(config),
-        **{name: bool(config.get(name) or nested.get(name)) for name in _NORMS},
+        **{name: bool(config.get(name, nested.get(name, False))) for name in NORMS},
         "hidden_size": inner.hidden_size,
         "intermediate_size": inner.intermediate_size,
         "heads": heads,
@@ -194,7 +195,7 @@ def write(
         "speculators_model_type": "eagle3",
         "speculators_version": "0.1.0",
         "draft_vocab_size": fields["draft_vocabulary"],
-        **{name: fields[name] for name in _NORMS},
+        **{name: fields[name] for name in NORMS},
         "eagle_aux_hidden_state_layer_ids": list(fields["layers"]),
         "transformer_layer_config": {
             "model_type": "llama",

@@ -35,7 +35,7 @@ class NgramIndex:
 
     def update(self) -> None:
         """Take in the tokens that the text has grown by."""
-        read, places = len(self._known), self._places
+        read, places = self._read, self._places
         first = max(0, read + 1 - self._sizes[-1])  # of the tokens in an n-gram that ends with a new one
         tail = tuple(self._tokens[first:])
         for end in range(read + 1, first + len(tail) + 1):

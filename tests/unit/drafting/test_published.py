@@ -329,7 +329,7 @@ def test_a_mismatch_names_the_tensor(tmp_path: Path, tensors: dict[str, Tensor],
                     "layer_types": ["sliding_attention"],
                 }
             },
-            "sliding window",
+            "sliding_attention",
         ),
     ],
 )
