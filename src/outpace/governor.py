@@ -43,7 +43,7 @@ _RETURN = 1.1  # speed over plain decoding, measured before, at which a drafter 
 _REFRESH = 128  # steps after which plain decoding is measured anew
 _SWEEP = 8  # steps from one clearing out of old measurements to the next
 _SAMPLE = 4  # plain steps between trials, of which one is measured
-_PEEK, _PEEKS = 0.002, 4  # of the time, that drafts not verified may take; steps between them at least
+_PEEK, _PEEKS = 0.004, 4  # of the time, that drafts not verified may take; steps between them at least
 
 
 @dataclass(frozen=True)

@@ -87,11 +87,13 @@ class Trie:
         """Add a chain below a node; returns its nodes, as far as ``budget`` nodes in all allow."""
         nodes: list[int] = []
         for token in tokens:
-            full = budget is not None and len(self.tokens) >= budget
-            if full and (under, token) not in self._index:
-                break
-            under = self.child(token, under)
-            nodes.append(under)
+            node = self._index.get((under, token))
+            if node is None:
+                if budget is not None and len(self.tokens) >= budget:
+                    break
+                node = self._index[under, token] = self.append(token, under)
+            nodes.append(node)
+            under = node
         return nodes
 
     def child(self, token: int, parent: int) -> int:

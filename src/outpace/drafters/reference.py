@@ -72,14 +72,13 @@ class Lead:
     evidence: int
     nodes: list[int] = field(default_factory=list)
 
-    def grow(self, trie: Trie, budget: int, stops: frozenset[int]) -> bool:
-        """Copy one token more, if the budget of nodes allows it; False if the copy ends with it."""
+    def grow(self, trie: Trie, count: int, budget: int, stops: frozenset[int]) -> bool:
+        """Copy so many tokens more, if the budget of nodes allows it; False if the copy ends with them."""
         place = self.place + len(self.nodes)
-        if place == len(self.trail.text):
-            return False
-        token = self.trail.text[place]
-        self.nodes += trie.add([token], under=self.nodes[-1] if self.nodes else -1, budget=budget)
-        return token not in stops
+        text = self.trail.text[place : place + count]
+        ends = next((i for i, token in enumerate(text, 1) if token in stops), None)
+        self.nodes += trie.add(text[:ends], under=self.nodes[-1] if self.nodes else -1, budget=budget)
+        return ends is None and len(text) == count
 
     def agreed(self, tokens: Seq[int]) -> int:
         """How many of these tokens the text has at the place."""
@@ -163,7 +162,9 @@ class Reference(SequenceDrafter[ReferenceState]):
         trie = Trie()
         # Side by side: texts that agree share their nodes, and those that do not share the budget.
         while growing and len(trie) < budget:
-            growing = [lead for lead in growing if lead.grow(trie, budget, state.sequence.stop_tokens)]
+            count = 1 if len(growing) > 1 else budget - len(trie)
+            stops = state.sequence.stop_tokens
+            growing = [lead for lead in growing if lead.grow(trie, count, budget, stops)]
         return trie.draft()
 
     def learn(self, state: ReferenceState, step: Step) -> None:
