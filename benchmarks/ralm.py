@@ -6,9 +6,8 @@
 are the prefixes. The embedded model decodes with a document in front of the text that is looked up anew every
 --stride tokens: by BM25, and by exact search among dense vectors (the mean of the model's embeddings of a
 text's tokens: it finds texts of like words, which is enough for measuring). `plain` asks before each block,
-`speculative` guesses. Prefixes take turns; tokens must be equal. To stand for a large knowledge base,
---repeat searches each query so many times over: nothing here is then as fast as it was, but the share of the
-time that searching takes is that of a base so many times as large.
+`speculative` guesses. Prefixes take turns; tokens must be equal. With --latency the knowledge base is one on
+another machine, which answers a batch so many milliseconds later.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import argparse
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,16 +34,15 @@ from outpace.ralm import BM25Retriever, DenseRetriever, RalmGeneration, RalmPipe
 WAYS = {"plain": None, "speculative": Speculation()}
 
 
-class Repeated:
-    """A knowledge base whose searches take so many times as long."""
+class Remote:
+    """A knowledge base elsewhere: each batch of queries is answered so many milliseconds later."""
 
-    def __init__(self, base: Retriever[Any], times: int) -> None:
-        self._base, self._times = base, times
+    def __init__(self, base: Retriever[Any], milliseconds: float) -> None:
+        self._base, self._seconds = base, milliseconds / 1000
         self.encode, self.scores = base.encode, base.scores
 
     def search(self, queries: Sequence[Any], count: int) -> list[list[int]]:
-        for _ in range(self._times - 1):
-            self._base.search(queries, count)
+        time.sleep(self._seconds)
         return self._base.search(queries, count)
 
 
@@ -97,7 +96,7 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=64, help="of a document at most")
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--stride", type=int, default=4)
-    parser.add_argument("--repeat", type=int, nargs="*", default=[1, 10])
+    parser.add_argument("--latency", type=float, nargs="*", default=[0, 20, 100], help="in milliseconds")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(outpace.nano_path())
@@ -123,13 +122,13 @@ def main() -> None:
         "prompts": len(prefixes),
     }
     for name, base in bases.items():
-        for times in options.repeat:
-            slow = Repeated(base, times)
+        for latency in options.latency:
+            remote = Remote(base, latency) if latency else base
 
-            def make(how: Speculation | None, slow: Repeated = slow) -> RalmPipeline[Any]:
-                return RalmPipeline(engine, slow, contexts, stride=options.stride, speculation=how)
+            def make(how: Speculation | None, remote: Retriever[Any] = remote) -> RalmPipeline[Any]:
+                return RalmPipeline(engine, remote, contexts, stride=options.stride, speculation=how)
 
-            label = name if times == 1 else f"{name}, searches {times} times as long"
+            label = f"{name}, {latency:g} ms away" if latency else name
             result[label] = measured(make, prefixes)
             print(f"{label}: {result[label]['speedup']:.2f} x", file=sys.stderr)
     print(json.dumps(result, indent=1))
