@@ -47,7 +47,6 @@ CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 FIXED = (1, 2, 3, 4, 6, 8, 12, 16)
 PARTS = ("random", "batch", "dictated")
 
-
 Clock = Callable[[], float]
 
 

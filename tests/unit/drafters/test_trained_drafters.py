@@ -17,7 +17,8 @@ from outpace.drafters.base import Drafter
 from outpace.drafters.dflash import DFlash, DFlashConfig, DFlashModule
 from outpace.drafters.eagle import Eagle
 from outpace.drafters.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
-from outpace.drafting.eagle_module import EagleConfig, EagleModule
+from outpace.drafting.eagle_config import EagleConfig
+from outpace.drafting.eagle_module import EagleModule
 from outpace.drafting.learned import Learned
 from outpace.engine import Engine
 from outpace.sampling import Stream, noisy_argmax

@@ -28,7 +28,8 @@ from outpace.drafters.hydra import HydraConfig, HydraHeads
 from outpace.drafters.medusa import MedusaConfig, MedusaHeads
 from outpace.drafters.parallel_tokens import LookAhead, LookAheadConfig, ParallelTokens
 from outpace.drafters.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
-from outpace.drafting.eagle_module import EagleConfig, EagleModule
+from outpace.drafting.eagle_config import EagleConfig
+from outpace.drafting.eagle_module import EagleModule
 from outpace.drafting.exit_adapter import Adapter, AdapterConfig
 from outpace.drafting.learned import Batch, Learned
 from outpace.engine import Engine

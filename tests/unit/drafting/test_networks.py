@@ -16,7 +16,8 @@ from outpace.drafters.hydra import HydraConfig, HydraHeads
 from outpace.drafters.parallel_tokens import LookAhead, LookAheadConfig
 from outpace.drafters.spec_drafter import SpecDrafterConfig, SpecDrafterModule
 from outpace.drafting.blocks import draw_places
-from outpace.drafting.eagle_module import EagleConfig, EagleModule
+from outpace.drafting.eagle_config import EagleConfig
+from outpace.drafting.eagle_module import EagleModule
 from outpace.drafting.learned import Batch, Learned
 from outpace.targets import Target
 from outpace.train.data import Document

@@ -17,7 +17,8 @@ from learning import Watch
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.eagle import Eagle
-from outpace.drafting.eagle_module import EagleConfig, EagleModule
+from outpace.drafting.eagle_config import EagleConfig
+from outpace.drafting.eagle_module import EagleModule
 from outpace.engine import Engine
 from outpace.targets import Target, TargetModel
 

@@ -19,7 +19,8 @@ from outpace.drafters import Eagle, Medusa
 from outpace.drafters.base import Drafter
 from outpace.drafters.medusa import MedusaConfig, MedusaHeads
 from outpace.drafters.parallel_tokens import LookAhead, LookAheadConfig
-from outpace.drafting.eagle_module import EagleConfig, EagleModule
+from outpace.drafting.eagle_config import EagleConfig
+from outpace.drafting.eagle_module import EagleModule
 from outpace.drafting.learned import Learned
 from outpace.engine import Engine
 from outpace.targets import Target, TargetModel
