@@ -8,6 +8,7 @@ _MEMORY = 16.0  # steps by which acceptance is remembered
 _UNSEEN = 3.0  # steps by which it is of nodes that are not drafted any more
 _LOOSE = 3.0  # steps that the past counts for in a trial
 _DOUBT = 0.1  # steps that the assumed acceptance of nodes never tried counts for
+_FORGOTTEN = 0.01  # steps that what is known of nodes counts for, below which it is forgotten
 _REACH = 2  # widths past the widest tried that may be tried next
 
 
@@ -42,6 +43,8 @@ class Acceptance:
         low = 0
         for place, high in enumerate(self.widths):
             tried = low < planned
+            if not tried and self._tries[place] < _FORGOTTEN:
+                break  # nor are those further on known: they are tried no more often
             keep = 1 - 1 / (_MEMORY if tried else _UNSEEN)
             self._tries[place] = self._tries[place] * keep + tried
             self._hits[place] *= keep
@@ -69,7 +72,7 @@ class Acceptance:
         """
         found: list[tuple[int, float, float]] = []
         total, assumed, there, ratio = 0.0, 1 - 0.5 ** self.sizes[0], 1.0, 1.0
-        reach = _REACH + max((place for place, tries in enumerate(self._tries) if tries > 0.01), default=-1)
+        reach = _REACH - 1 + sum(tries > _FORGOTTEN for tries in self._tries)
         for place, size in enumerate(self.sizes[: reach + 1]):
             weight = self._tries[place] + _DOUBT
             stand = (self._hits[place] + _DOUBT * assumed) / weight

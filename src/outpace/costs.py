@@ -20,6 +20,7 @@ from outpace.core import OutpaceError
 
 FORMAT, VERSION = "outpace-costs", 1
 _KEPT = 9  # measurements of one width
+_SAMPLE = 4  # steps of a width that has them all, of which one counts: they tell little, and cost arithmetic
 _HOPE = 0.5  # of what a line between two widths says, a width between them is taken to cost until it is tried
 _TRUSTED = 3  # measurements from which on a median is believed, however high
 _SURPRISE = 1.5  # times what was expected, that an earlier one may be at most
@@ -31,7 +32,9 @@ _SPAN = 8  # times as wide as the narrowest, that a width must be to tell how st
 
 def bucket(number: int) -> int:
     """A number of rows or sequences to at most eighth of an octave, so that tables stay small."""
-    step = max(1, 1 << max(0, number.bit_length() - 4))
+    if number < 16:
+        return number
+    step = 1 << (number.bit_length() - 4)
     return number // step * step
 
 
@@ -80,6 +83,7 @@ class Curve:
         self._warm: set[int] = set()
         self._rows: list[float] = []
         self._seconds: list[float] = []
+        self._answers: dict[float, float] = {}
         self._stale = True
 
     def __bool__(self) -> bool:
@@ -100,6 +104,9 @@ class Curve:
         """
         place = bucket(rows)
         cell = self._cells.get(place)
+        if cell is not None and len(cell) == _KEPT and step % _SAMPLE:
+            cell.last = step
+            return
         if not borrowed and self._cells and (cell is None or len(cell) < _TRUSTED):
             seconds = min(seconds, _SURPRISE * self.at(rows))
         if cell is None and place not in self._warm:
@@ -130,9 +137,12 @@ class Curve:
         """
         if self._stale:
             self._smooth()
+        if rows not in self._answers:
+            self._answers[rows] = self._between(rows) if self._rows else math.nan
+        return self._answers[rows]
+
+    def _between(self, rows: float) -> float:
         known = self._rows
-        if not known:
-            return math.nan
         place = bisect_left(known, rows)
         if rows < known[0] or rows > known[-1]:
             return self._beyond(rows)
@@ -170,6 +180,7 @@ class Curve:
         self._rows = [place for _, _, rows in pools for place in rows]
         self._seconds = [seconds for seconds, _, rows in pools for _ in rows]
         self._stale = False
+        self._answers = {}
         if self._rows and self._seconds[0] > 0 and self._rows[-1] >= _SPAN * self._rows[0]:
             more = self._rows[-1] / self._rows[0] - 1
             self.slope = (self._seconds[-1] / self._seconds[0] - 1) / more

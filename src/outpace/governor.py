@@ -41,6 +41,7 @@ _BARREN, _GLANCE = 8, 2  # steps of a trial without any draft, after which it is
 _PAYS = 1.05  # speed over plain decoding from which on drafting is worth it: measurements are never exact
 _RETURN = 1.1  # speed over plain decoding, measured before, at which a drafter that is off is tried at once
 _REFRESH = 128  # steps after which plain decoding is measured anew
+_REVIEW = 16  # steps without a draft after which the best width is worked out again all the same
 _SWEEP = 8  # steps from one clearing out of old measurements to the next
 _SAMPLE = 4  # plain steps between trials, of which one is measured
 _PEEK, _PEEKS = 0.004, 4  # of the time, that drafts not verified may take; steps between them at least
@@ -164,6 +165,8 @@ class Governor:
         self._left, self._barren, self._lost = 0, 0, 0.0  # of a trial: steps, those without a draft, seconds
         self._tried = 0  # sequences that the latest began with
         self._saved = 0.0  # plain steps of the time gained that may be lost again
+        # The best width and its gain, and whether a draft has told more of them since.
+        self._choice, self._told = (self.widths[0], 0.0), True
         self._measured = False  # whether a plain step was, not counting the first
         self._refresh = 0  # plain steps to come, to measure them
         # While off: steps from one look to the next, and whether drafts are asked for then.
@@ -178,7 +181,9 @@ class Governor:
             return Plan(0)  # between trials little changes: not worth the arithmetic in every step
         if not self._known(batch):
             return Plan(0)
-        width, gain = self.best(batch)
+        if self._told or self._step % _REVIEW == 0:
+            self._choice, self._told = self.best(batch), False
+        width, gain = self._choice
         self._turn(gain)
         if self._mode is _Mode.OFF:
             return Plan(1, verified=False) if self._peeks else Plan(0)
@@ -196,7 +201,7 @@ class Governor:
         if now != before:
             self._waits[before] = self._wait
             self._wait = self._waits.get(now, min(self._wait, self._pause))
-        self._batch, self._entered = batch, self._step
+        self._batch, self._entered, self._told = batch, self._step, True
 
     def best(self, batch: int) -> tuple[int, float]:
         """The width above 0 with the most tokens per second, and that speed over plain decoding's."""
@@ -284,6 +289,7 @@ class Governor:
 
     def learn(self, outcome: Outcome) -> None:
         self._step += 1
+        self._told = self._told or max(outcome.drafted) > 0
         batch, rows = len(outcome.paths), outcome.rows
         if self._resting(outcome):
             self._wait -= 1

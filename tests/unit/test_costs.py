@@ -25,9 +25,20 @@ def test_a_width_answers_with_the_median_of_its_latest_measurements() -> None:
     for step, seconds in enumerate([9.0, 1.1, 1.2, 50.0, 1.0, 1.1, 1.2]):
         made.add(1, seconds, step)
     assert 1.0 <= made.at(1) <= 1.2
-    for step in range(9):
+    for step in range(36):
         made.add(1, 3.0, step)
     assert made.at(1) == 3.0
+
+
+def test_of_a_width_measured_often_one_step_in_four_counts() -> None:
+    made = curve({1: 1.0}, times=20)
+    for step in range(20, 20 + 16):
+        made.add(1, 3.0, step)
+    assert made.at(1) == 1.0  # four of nine
+    made.add(1, 3.0, 36)
+    assert made.at(1) == 3.0
+    made.forget(36 + 400, keep=0)
+    assert made  # it was seen, though not measured
 
 
 def test_the_slow_first_measurement_stands_until_the_second() -> None:

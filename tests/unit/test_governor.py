@@ -146,6 +146,25 @@ def test_plain_steps_between_trials_are_sampled(monkeypatch: pytest.MonkeyPatch)
     assert len(last) < 2 * 30 / 3  # the forward's curve and the idle drafter's, of one step in four
 
 
+def test_the_best_width_is_worked_out_again_where_a_draft_has_told_something() -> None:
+    governor, worked = Governor(), 0
+    best = governor.best
+
+    def counting(batch: int) -> tuple[int, float]:
+        nonlocal worked
+        worked += 1
+        return best(batch)
+
+    governor.best = counting  # type: ignore[method-assign]
+    counts = []
+    for found in (1.0, 0.0):
+        simulate(governor, Machine(flat), Text(constant(0.9), found=found), 400)
+        counts, worked = [*counts, worked], 0
+    steps_with_drafts, without = counts
+    assert steps_with_drafts > 400 / 10  # each of at most ten tokens or so
+    assert 400 / 16 - 1 <= without < 400 / 8
+
+
 def test_trials_in_vain_become_rare_but_do_not_end() -> None:
     noted = plans(Governor(), Machine(recorded), Text(constant(0.0)), 3000)
     trials = [step for step, nodes in enumerate(noted) if nodes and not noted[step - 1]]
