@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import SequenceDrafter
 from outpace.index.ngram_index import Match, NgramIndex
-from outpace.sequence import Sequence, Step
+from outpace.sequence import Sequence
 
 # A guess that may become a node: (-chance, parent, which child), then token, depth and the matches behind it.
 Guess = tuple[float, int, int, int, int, list[Match]]
@@ -85,6 +85,7 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
         guesses: list[Guess] = []
         stops, budget = state.sequence.stop_tokens, state.sequence.budget
         most = self.num_tokens if budget is None else min(self.num_tokens, budget)
+        state.index.update()  # not after each step: while nothing is drafted, nothing need be known
         matches = state.index.matches(self.branches)
         self._guess(state.index, guesses, matches, parent=-1, depth=0, chance=1.0)
         while guesses and len(tokens) < most:
@@ -95,9 +96,6 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
             if token not in stops:
                 self._guess(state.index, guesses, matches, len(tokens) - 1, depth + 1, -chance)
         return Draft(tokens, parents, chances=chances)
-
-    def learn(self, state: PromptLookupState, step: Step) -> None:
-        state.index.update()
 
     def revise(self, state: PromptLookupState, unchanged: int) -> bool:
         state.index.revise(unchanged)
