@@ -12,7 +12,7 @@ from outpace.core import Draft, SamplingParams
 from outpace.drafters.base import Drafter
 from outpace.sampling import Key, Logits
 from outpace.sequence import Sequence, Step
-from outpace.tree import children
+from outpace.tree import children, select
 
 
 @dataclass
@@ -39,9 +39,14 @@ class Dictation:
         )
         self.state = self.drafter.start(self.sequence, self.shared)
 
-    def step(self, plain: bool = False) -> list[int]:
-        """One step, without a draft where it is to be plain; the tokens that it emits."""
-        (draft,) = [Draft()] if plain else self.drafter.propose([self.state])
+    def step(self, plain: bool = False, nodes: int | None = None) -> list[int]:
+        """One step, without a draft where it is to be plain; the tokens that it emits.
+
+        Args:
+            nodes: how many of the draft are verified, its first ones; None for all.
+        """
+        (proposal,) = [Draft()] if plain else self.drafter.propose([self.state])
+        draft = select(proposal, range(len(proposal))[:nodes])
         below, node, path, tokens = children(draft.parents), -1, [], []
         while True:
             token = self.text[self.sequence.output_length]
@@ -64,7 +69,7 @@ class Dictation:
             hidden={},
         )
         self.drafter.observe([self.state], [step])
-        self.drafts.append(draft)
+        self.drafts.append(proposal)
         self.emitted.append(tokens)
         return tokens
 

@@ -96,13 +96,6 @@ class Trie:
             under = node
         return nodes
 
-    def child(self, token: int, parent: int) -> int:
-        """The child of a node with this token; a new one where there is none."""
-        node = self._index.get((parent, token))
-        if node is None:
-            node = self._index[parent, token] = self.append(token, parent)
-        return node
-
     def append(self, token: int, parent: int) -> int:
         """Add a node of its own, even beside an equal sibling; later chains do not join it."""
         self.tokens.append(token)
@@ -119,7 +112,10 @@ def merge(drafts: Sequence[Draft]) -> tuple[Draft, list[list[int]]]:
     Raises:
         ValueError: a draft brings distributions (its siblings are trials of their own).
     """
-    trie, maps = Trie(), []
+    tokens: list[int] = []
+    parents: list[int] = []
+    known: dict[tuple[int, int], int] = {}  # parent and token -> node
+    maps: list[list[int]] = []
     for draft in drafts:
         if draft.distributions is not None:
             raise ValueError(
@@ -127,9 +123,14 @@ def merge(drafts: Sequence[Draft]) -> tuple[Draft, list[list[int]]]:
             )
         nodes: list[int] = []
         for token, parent in zip(draft.tokens, draft.parents, strict=True):
-            nodes.append(trie.child(token, nodes[parent] if parent >= 0 else -1))
+            under = nodes[parent] if parent >= 0 else -1
+            node = known.setdefault((under, token), len(tokens))
+            if node == len(tokens):
+                tokens.append(token)
+                parents.append(under)
+            nodes.append(node)
         maps.append(nodes)
-    return trie.draft(), maps
+    return Draft(tuple(tokens), tuple(parents)), maps
 
 
 def trim(draft: Draft, max_depth: int, max_nodes: int | None = None) -> tuple[Draft, Sequence[int]]:

@@ -203,13 +203,15 @@ class Combined(Drafter[CombinedState]):
     def _choose(self, state: CombinedState, worth: Seq[float], maps: Seq[Seq[int]]) -> list[int]:
         """The nodes of the merged tree to draft, parents first: a child is worth no more than its parent."""
         budget = self.nodes if state.sequence.budget is None else min(self.nodes, state.sequence.budget)
-        turn = state.steps % _ROUND
-        granted = set(maps[turn][: self.minimum]) if turn < len(maps) else set()
         order = sorted(range(len(worth)), key=worth.__getitem__, reverse=True)  # equals in their order
-        first = [node for node in order if node in granted][:budget]
-        wanted = [node for node in order if worth[node] >= self.threshold and node not in granted]
-        chosen = {*first, *wanted[: budget - len(first)]}
-        return [node for node in order if node in chosen]
+        wanted = [node for node in order if worth[node] >= self.threshold]
+        turn = state.steps % _ROUND
+        if turn < len(maps):
+            granted = set(maps[turn][: self.minimum])
+            first = [node for node in order if node in granted]
+            chosen = {*[*first, *(node for node in wanted if node not in granted)][:budget]}
+            return [node for node in order if node in chosen]
+        return wanted[:budget]
 
     def _chosen(self, sequence: Sequence, place: int, draft: Draft) -> Draft:
         """A part's draft as if it had not been sampled: the match verifier asks for tokens alone."""

@@ -82,8 +82,12 @@ class Lead:
 
     def agreed(self, tokens: Seq[int]) -> int:
         """How many of these tokens the text has at the place."""
-        text = self.trail.text[self.place : self.place + len(tokens)]
-        return next((i for i, (a, b) in enumerate(zip(text, tokens, strict=False)) if a != b), len(text))
+        agreed = 0
+        for own, token in zip(self.trail.text[self.place : self.place + len(tokens)], tokens, strict=False):
+            if own != token:
+                break
+            agreed += 1
+        return agreed
 
 
 @dataclass
@@ -181,8 +185,9 @@ class Reference(SequenceDrafter[ReferenceState]):
         copied = [lead for lead in agreed if lead.nodes]
         if copied:
             best = max(copied, key=agreed.__getitem__)
-            verified = len(set(best.nodes).intersection(step.kept))
-            state.length = self._length(state.length, agreed[best], whole=agreed[best] >= verified)
+            # As much as was verified of it; nothing may have been, and nothing that agrees is not a copy.
+            whole = agreed[best] > 0 and agreed[best] >= len({*best.nodes}.intersection(step.kept))
+            state.length = self._length(state.length, agreed[best], whole)
         # Now, and not when a draft is wanted: a step without a draft is followed too.
         state.leads = self._leads(state)
 

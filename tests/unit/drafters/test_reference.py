@@ -64,6 +64,13 @@ def test_the_draft_is_short_again_after_an_edit() -> None:
     assert max(lengths[edit + 3 :]) > 4
 
 
+@pytest.mark.parametrize(("first", "length"), [([], 16), ([1], 6)])
+def test_what_was_not_verified_counts_as_copied_where_it_is_right(first: list[int], length: int) -> None:
+    run = dictate([*first, *TEXT], TEXT, num_tokens=8)
+    run.step(nodes=0)
+    assert run.state.length == length
+
+
 def test_the_end_of_a_reference_is_the_end_of_the_output() -> None:
     run = dictate([*TEXT[:6], 0], TEXT[:6], eos=0)
     assert run.run() == 1
