@@ -18,7 +18,7 @@ SPECS = {
     "suffix": "suffix:num_tokens=16",
     "retrieval": "retrieval:datastore={datastore},min_match=1,num_tokens=8",
     "token_recycling": "token_recycling:nodes=16,top_k=4",
-    "combined": "combined:(token_recycling:nodes=16)+(prompt_lookup)+(jacobi:block=4),nodes=12,threshold=0",
+    "combined": "combined:(token_recycling:nodes=16)+(prompt_lookup)+(jacobi:block=4),nodes=12,row_cost=0",
     "draft_model": "draft_model:num_draft_tokens=4",
     "draft_model, trees": "draft_model:num_draft_tokens=3,branching=2x2",
     "cascade": "cascade:draft=(draft_model:num_draft_tokens=4),inner=(prompt_lookup)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from outpace.targets.base import HiddenStates, TargetModel
@@ -15,6 +16,10 @@ class AroundTarget(TargetModel):
     """
 
     inner: TargetModel
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.inner.device
 
     @property
     def layers(self) -> int:

@@ -116,6 +116,7 @@ class TargetModel(ABC):
         context: positions it was made for; None for no limit.
         eos_token_ids: tokens that end a sequence.
         start: what the prompt of an encoder-decoder model begins with, if the model says.
+        device: where its tokens go in; the CPU unless it says.
         extra: number of ids past the vocabulary that it takes; see ``with_embeddings``.
 
     Class attributes:
@@ -128,6 +129,7 @@ class TargetModel(ABC):
     context: int | None
     eos_token_ids: frozenset[int]
     start: tuple[int, ...] = ()
+    device: torch.device = torch.device("cpu")
     extra: int = 0
 
     @property

@@ -9,10 +9,13 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outpace.core import Draft, Generation, OutpaceError, SamplingParams, Stats
 from outpace.drafters import Combined, Drafter, DraftModel, Jacobi, Lookahead, PromptLookup, load_drafter
 from outpace.drafters.base import SequenceDrafter
+from outpace.drafters.combined import worthwhile
 from outpace.drafters.token_recycling import TokenRecycling
 from outpace.engine import Engine
 from outpace.governor import Pinned
@@ -70,7 +73,7 @@ class Recorded(Drafter[Any]):
     "drafter",
     [
         Combined((Lookahead(window=3, ngram=3), PromptLookup())),
-        Combined((TokenRecycling(nodes=9), Jacobi(block=3)), nodes=5, threshold=0, minimum=2, share=False),
+        Combined((TokenRecycling(nodes=9), Jacobi(block=3)), nodes=5, row_cost=0, minimum=2, share=False),
         Combined((DRAFT_MODEL, PromptLookup())),
     ],
 )
@@ -123,7 +126,7 @@ def same_step(one: Step, other: Step) -> None:
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
-@pytest.mark.parametrize("options", [{}, {"nodes": 6, "threshold": 0.0}])
+@pytest.mark.parametrize("options", [{}, {"nodes": 6, "row_cost": 0.0}])
 def test_each_part_sees_the_fate_of_its_own_nodes(options: dict[str, Any], params: SamplingParams) -> None:
     parts = (
         Recorded(TokenRecycling(nodes=9), layers=(1,)),
@@ -214,20 +217,20 @@ def run(drafter: Drafter[Any], **options: Any) -> Stats:
 def test_a_useless_part_gets_almost_nothing() -> None:
     text = said()
     alone = run(Oracle(text))
-    both = run(Combined((Oracle(text), Other(text, right=(0, 0))), threshold=0.05))
+    both = run(Combined((Oracle(text), Other(text, right=(0, 0))), row_cost=0.02))
     assert both.steps <= alone.steps + 2
     assert both.extra["Oracle drafted"] == alone.drafted
     assert both.extra["Oracle accepted"] == alone.accepted
     assert both.extra["Other drafted"] < 0.15 * both.extra["Oracle drafted"]
     assert both.extra["Other accepted"] == 0
-    without = run(Combined((Oracle(text), Other(text, right=(0, 0))), threshold=0.05, minimum=0))
+    without = run(Combined((Oracle(text), Other(text, right=(0, 0))), row_cost=0.02, minimum=0))
     assert without.extra["Other drafted"] < both.extra["Other drafted"]
 
 
 def test_the_nodes_go_to_the_part_that_is_right_now() -> None:
     text = said()
     parts = Recorded(Oracle(text, right=(0, 60))), Recorded(Other(text, right=(60, 400)))
-    whole = run(Combined(parts, threshold=0.05))
+    whole = run(Combined(parts, row_cost=0.01))
     assert whole.steps <= run(Oracle(text)).steps + 2
 
     def drafted(part: Recorded, steps: slice) -> int:
@@ -249,7 +252,7 @@ class Says(Oracle):
 def test_a_chance_that_is_stated_is_believed_at_once() -> None:
     text = said()
     parts = Says(text, right=(0, 0), chance=0.01), Oracle(text)
-    stats = run(Combined(parts, threshold=0.05, minimum=0))
+    stats = run(Combined(parts, row_cost=0.02, minimum=0))
     assert stats.extra["Says drafted"] == 0
     assert stats.extra["Oracle drafted"] == stats.drafted
 
@@ -257,14 +260,14 @@ def test_a_chance_that_is_stated_is_believed_at_once() -> None:
 def test_and_measured_where_it_is_wrong() -> None:
     text = said()
     says = Recorded(Says(text, right=(0, 0), chance=0.9))
-    run(Combined((says, Oracle(text)), threshold=0.05, minimum=0))
+    run(Combined((says, Oracle(text)), row_cost=0.02, minimum=0))
     drafted = [len(step.draft) for _, _, step in says.seen]
     assert drafted[0] and not any(drafted[-8:])
 
 
 def test_a_tight_budget_goes_to_the_likelier_nodes() -> None:
     text = said()
-    drafter = Combined((Other(text, right=(0, 0)), Oracle(text)), nodes=5, threshold=0, minimum=0)
+    drafter = Combined((Other(text, right=(0, 0)), Oracle(text)), nodes=5, row_cost=0, minimum=0)
     stats = run(drafter)
     assert stats.extra["Oracle drafted"] > 0.8 * stats.drafted
     assert stats.drafted <= 5 * stats.steps
@@ -278,9 +281,32 @@ def test_what_two_parts_propose_is_drafted_once() -> None:
     assert both.extra["Oracle drafted"] == both.extra["Other drafted"] == alone.drafted
 
 
+@given(
+    st.lists(st.floats(0, 1), max_size=12).map(lambda chances: sorted(chances, reverse=True)),
+    st.sampled_from([0.0, 0.02, 0.1, 1.0]),
+)
+def test_as_many_nodes_as_give_most_tokens_for_the_time(chances: list[float], row_cost: float) -> None:
+    def rate(nodes: int) -> float:
+        return (1 + sum(chances[:nodes])) / (1 + row_cost * nodes)
+
+    best = max(map(rate, range(len(chances) + 1)))
+    assert rate(worthwhile(chances, row_cost)) == pytest.approx(best)
+
+
+def test_rows_cost_less_where_the_weights_take_longer_to_read() -> None:
+    drafter = Combined((Jacobi(), Lookahead()))
+    costs = []
+    for device in ("cpu", "meta"):
+        target = ToyTarget()
+        target.device = torch.device(device)
+        costs.append(drafter.prepare(target).row_cost)
+    assert costs == [0.06, 0.01]
+    assert Combined((Jacobi(),), row_cost=0.3).prepare(ToyTarget()).row_cost == 0.3
+
+
 def test_the_likeliest_node_comes_first() -> None:
     text = said()
-    watch = Recorded(Combined((Other(text, right=(0, 0)), Oracle(text)), threshold=0))
+    watch = Recorded(Combined((Other(text, right=(0, 0)), Oracle(text)), row_cost=0))
     run(watch)
     for _, draft, step in watch.seen[20:]:
         assert step.path == list(range(len(step.path)))
@@ -288,7 +314,7 @@ def test_the_likeliest_node_comes_first() -> None:
 
 
 def test_it_drafts_no_more_than_will_be_taken() -> None:
-    watch = Recorded(Combined((TokenRecycling(), PromptLookup()), threshold=0))
+    watch = Recorded(Combined((TokenRecycling(), PromptLookup()), row_cost=0))
     stats = run(watch, adaptive=Pinned(3))
     assert max(len(draft) for _, draft, _ in watch.seen) == 3
     assert stats.steps < 400
@@ -406,8 +432,8 @@ def test_coupled_draws_are_merged() -> None:
 def test_it_is_read_from_a_spec() -> None:
     expected = Combined((Lookahead(window=5, ngram=4), PromptLookup()))
     assert load_drafter("combined:(lookahead:window=5,ngram=4)+(prompt_lookup)") == expected
-    nested = load_drafter("combined:(combined:(jacobi)+(lookahead),nodes=9)+(prompt_lookup),threshold=0.1")
-    assert nested == Combined((Combined((Jacobi(), Lookahead()), nodes=9), PromptLookup()), threshold=0.1)
+    nested = load_drafter("combined:(combined:(jacobi)+(lookahead),nodes=9)+(prompt_lookup),row_cost=0.1")
+    assert nested == Combined((Combined((Jacobi(), Lookahead()), nodes=9), PromptLookup()), row_cost=0.1)
 
 
 @pytest.mark.parametrize(
@@ -418,7 +444,7 @@ def test_it_is_read_from_a_spec() -> None:
         ((Jacobi(), Lookahead(), Jacobi()), {}, "Jacobi is given twice with the same options"),
         ((Jacobi(),), {"nodes": 0}, "nodes must be at least 1, not 0"),
         ((Jacobi(),), {"minimum": -1}, "minimum must be at least 0, not -1"),
-        ((Jacobi(),), {"threshold": 1.5}, "threshold must be between 0 and 1, not 1.5"),
+        ((Jacobi(),), {"row_cost": -0.5}, "row_cost must be a number from 0 on, not -0.5"),
     ],
 )
 def test_a_mistake_is_named(parts: tuple[Any, ...], options: dict[str, Any], message: str) -> None:

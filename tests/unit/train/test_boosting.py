@@ -119,7 +119,7 @@ def test_what_is_learnt_is_drafted_together_as_was_measured(
     untrained = still_wrong(batch, [parts[0], draft(1).double()])
     assert left.counted.sum() < untrained.counted.sum() < wrong.counted.sum()
     folders = [str(first), str(tmp_path)]
-    combined = Combined(tuple(DraftModel(folder, LENGTH) for folder in folders), threshold=0.0)
+    combined = Combined(tuple(DraftModel(folder, LENGTH) for folder in folders), row_cost=0.0)
     generations = Engine(TARGET, combined).generate([d.tokens[:3] for d in documents], GREEDY)
     assert [tuple(g.tokens) for g in generations] == [d.tokens[3:] for d in documents]
     stats = [g.stats for g in generations]
