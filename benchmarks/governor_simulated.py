@@ -1,0 +1,141 @@
+"""The governor on many dictated texts, without a model: which policy is better, in seconds and free of noise.
+
+    python benchmarks/governor_simulated.py --data DIR
+
+DIR holds gsm8k_test*.jsonl. Each text is like that of governor.py's "dictated": a quarter GSM8K, half random
+tokens, a quarter GSM8K. What prompt_lookup drafts at each place, and how much of it is right, is computed;
+what a step takes is recorded, with jitter from a seed. The policy's own arithmetic is timed, with warm
+caches, and counted ``--arithmetic`` times: a forward leaves them cold. Printed as JSON: the time under the
+governor over that of the best fixed width of each part; on the random halves alone, over plain decoding's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from governor import FIXED, texts
+from transformers import AutoTokenizer
+
+import outpace
+from outpace.core import SamplingParams
+from outpace.drafters import PromptLookup
+from outpace.governor import Governor, Outcome, Pinned, Policy
+from outpace.sampling import Key
+from outpace.sequence import Sequence as Text
+
+# Milliseconds of a step of the embedded model, float32, two cores of an Intel Xeon, by nodes verified.
+VERIFY = (2.3, 2.99, 2.92, 3.24, 3.33, 3.45, 3.6, 3.84, 3.9, 4.1, 4.15, 4.21, 4.87, 5.0, 5.1, 5.1, 5.37)
+IDLE, LOOK, FOUND, NODE = 0.012, 0.0225, 0.041, 0.0015  # of the drafter: not asked, in vain, and with nodes
+JITTER, SLOW = 0.06, 0.03  # standard deviation, relative; chance that a step takes up to twice as long
+QUARTER = 128  # tokens
+APART = 8  # questions from one text to the next
+
+Place = tuple[int, list[int]]  # nodes drafted there, and those of them that are right
+
+
+def places(prompt: list[int], text: list[int]) -> list[Place]:
+    """What is drafted before each token of a text, as wide as it gets."""
+    drafter = PromptLookup(num_tokens=len(VERIFY) - 1)
+    sequence = Text(prompt, SamplingParams(), Key(0), limit=len(text), eos_token_ids=frozenset())
+    state = drafter.start(sequence, None)
+    found = []
+    for start, token in enumerate(text):
+        draft = drafter.draft(state)
+        path: list[int] = []
+        children = {guess: node for node, guess in enumerate(zip(draft.parents, draft.tokens, strict=True))}
+        for said in text[start:]:
+            node = children.get((path[-1] if path else -1, said))
+            if node is None:
+                break
+            path.append(node)
+        found.append((len(draft), path))
+        sequence.append(token)
+    return found
+
+
+def decode(policy: Policy, text: Sequence[Place], noise: random.Random, arithmetic: float) -> list[float]:
+    """Milliseconds of each part: a quarter, half, a quarter."""
+    parts, place = [0.0, 0.0, 0.0], 0
+    while place < len(text):
+        began = time.perf_counter()
+        plan = policy.plan(1)
+        thought = 1e3 * arithmetic * (time.perf_counter() - began) if policy.timed else 0.0
+        size, right = text[place]
+        size = min(size, plan.nodes)
+        path = right[: next((i for i, node in enumerate(right) if node >= size), None)]
+        draft = thought + (IDLE if not plan.nodes else FOUND + NODE * size if size else LOOK)
+        verify = VERIFY[size if plan.verified else 0] * max(0.85, 1 + JITTER * noise.gauss(0, 1))
+        verify *= noise.choice((1.3, 1.5, 2)) if noise.random() < SLOW else 1
+        heard = path if plan.verified else [0] if path[:1] == [0] else []
+        began = time.perf_counter()
+        policy.learn(Outcome(plan, [size], [heard], draft / 1e3, verify / 1e3))
+        thought = 1e3 * arithmetic * (time.perf_counter() - began) if policy.timed else 0.0
+        parts[min(2, (place // QUARTER + 1) // 2)] += draft + verify + thought
+        place += 1 + (len(path) if plan.verified else 0)
+    return parts
+
+
+def dictations(data: Path, count: int) -> list[list[Place]]:
+    """So many texts, each from questions of its own."""
+    tokenizer = AutoTokenizer.from_pretrained(outpace.nano_path())
+    pairs = texts(data)
+    if len(pairs) < APART * count:
+        raise SystemExit(f"{count} texts take {APART * count} questions; there are {len(pairs)}")
+    found = []
+    for first in range(0, APART * count, APART):
+        own = "\n\n".join(question + answer for question, answer in pairs[first + 1 : first + APART])
+        told = tokenizer(own).input_ids
+        generator = torch.Generator().manual_seed(first)
+        noise = torch.randint(len(tokenizer), (2 * QUARTER,), generator=generator).tolist()
+        text = told[:QUARTER] + noise + told[QUARTER : 2 * QUARTER]
+        found.append(places(tokenizer(pairs[first][0]).input_ids, text))
+    return found
+
+
+def fixed(width: int, text: list[Place]) -> list[float]:
+    """Milliseconds of each part with a fixed width, the mean of a few runs."""
+    runs = [decode(Pinned(width), text, random.Random(seed), 0.0) for seed in range(3)]
+    return [statistics.mean(parts) for parts in zip(*runs, strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--texts", type=int, default=24)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--arithmetic", type=float, default=2.0)
+    options = parser.parse_args()
+    told = dictations(options.data, options.texts)
+    best = [
+        [min(parts) for parts in zip(*(fixed(w, text) for w in (0, *FIXED)), strict=True)] for text in told
+    ]
+    hard = [text[QUARTER : 3 * QUARTER] for text in told]
+    governed, alone = [], []
+    for seed in range(options.seeds):
+        governor, noise = Governor(), random.Random(seed)
+        decode(governor, told[-1], noise, options.arithmetic)  # it has seen some text before
+        governed += [decode(governor, text, noise, options.arithmetic) for text in told]
+        governor = Governor()
+        alone += [sum(decode(governor, text, noise, options.arithmetic)) for text in hard]
+    ratios = [sum(mine) / sum(ideal) for mine, ideal in zip(governed, best * options.seeds, strict=True)]
+    result = {
+        "over_best": statistics.mean(ratios),
+        "worst": max(ratios),
+        "parts": [
+            statistics.mean(mine) / statistics.mean(ideal)
+            for mine, ideal in zip(zip(*governed, strict=True), zip(*best, strict=True), strict=True)
+        ],
+        "random_over_plain": statistics.mean(alone) / statistics.mean(sum(fixed(0, text)) for text in hard),
+    }
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
