@@ -43,13 +43,15 @@ class Acceptance:
         low = 0
         for place, high in enumerate(self.widths):
             tried = low < planned
-            if not tried and self._tries[place] < _FORGOTTEN:
+            if not tried and not self._tries[place]:
                 break  # nor are those further on known: they are tried no more often
             keep = 1 - 1 / (_MEMORY if tried else _UNSEEN)
             self._tries[place] = self._tries[place] * keep + tried
             self._hits[place] *= keep
             # A forward is as wide as the longest draft of the batch.
             self._nodes[place] = self._nodes[place] * keep + max(0, min(longest, high) - low) * tried
+            if self._tries[place] < _FORGOTTEN:
+                self._tries[place] = self._hits[place] = self._nodes[place] = 0.0
             low = high
         for path in paths:
             for node in path:
@@ -72,7 +74,7 @@ class Acceptance:
         """
         found: list[tuple[int, float, float]] = []
         total, assumed, there, ratio = 0.0, 1 - 0.5 ** self.sizes[0], 1.0, 1.0
-        reach = _REACH - 1 + sum(tries > _FORGOTTEN for tries in self._tries)
+        reach = _REACH - 1 + sum(tries > 0 for tries in self._tries)
         for place, size in enumerate(self.sizes[: reach + 1]):
             weight = self._tries[place] + _DOUBT
             stand = (self._hits[place] + _DOUBT * assumed) / weight

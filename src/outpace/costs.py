@@ -20,7 +20,7 @@ from outpace.core import OutpaceError
 
 FORMAT, VERSION = "outpace-costs", 1
 _KEPT = 9  # measurements of one width
-_SAMPLE = 4  # steps of a width that has them all, of which one counts: they tell little, and cost arithmetic
+_SAMPLE = 4  # steps from one measurement to the next, once there are as many: they tell little, and take time
 _HOPE = 0.5  # of what a line between two widths says, a width between them is taken to cost until it is tried
 _TRUSTED = 3  # measurements from which on a median is believed, however high
 _SURPRISE = 1.5  # times what was expected, that an earlier one may be at most
@@ -104,8 +104,7 @@ class Curve:
         """
         place = bucket(rows)
         cell = self._cells.get(place)
-        if cell is not None and len(cell) == _KEPT and step % _SAMPLE:
-            cell.last = step
+        if cell is not None and len(cell) == _KEPT and 0 <= step - cell.last < _SAMPLE:
             return
         if not borrowed and self._cells and (cell is None or len(cell) < _TRUSTED):
             seconds = min(seconds, _SURPRISE * self.at(rows))

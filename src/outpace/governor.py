@@ -165,8 +165,8 @@ class Governor:
         self._left, self._barren, self._lost = 0, 0, 0.0  # of a trial: steps, those without a draft, seconds
         self._tried = 0  # sequences that the latest began with
         self._saved = 0.0  # plain steps of the time gained that may be lost again
-        # The best width and its gain, and whether a draft has told more of them since.
-        self._choice, self._told = (self.widths[0], 0.0), True
+        # The best width and its gain, whether a draft has told more of them since, and when they were found.
+        self._choice, self._told, self._reviewed = (self.widths[0], 0.0), True, 0
         self._measured = False  # whether a plain step was, not counting the first
         self._refresh = 0  # plain steps to come, to measure them
         # While off: steps from one look to the next, and whether drafts are asked for then.
@@ -181,8 +181,8 @@ class Governor:
             return Plan(0)  # between trials little changes: not worth the arithmetic in every step
         if not self._known(batch):
             return Plan(0)
-        if self._told or self._step % _REVIEW == 0:
-            self._choice, self._told = self.best(batch), False
+        if self._undecided():
+            self._choice, self._told, self._reviewed = self.best(batch), False, self._step
         width, gain = self._choice
         self._turn(gain)
         if self._mode is _Mode.OFF:
@@ -194,6 +194,11 @@ class Governor:
             self._refresh -= 1
             return Plan(0)
         return Plan(self._widest or width if self._mode is _Mode.TRIAL else width)
+
+    def _undecided(self) -> bool:
+        """Whether the best width has to be worked out again: it may be another by now."""
+        ends = self._mode is _Mode.TRIAL and self._over()
+        return self._told or ends or self._step - self._reviewed >= _REVIEW
 
     def _enter(self, batch: int) -> None:
         """Other sequences than before. What was in vain with many may pay with few, so they wait apart."""

@@ -31,14 +31,20 @@ def test_a_width_answers_with_the_median_of_its_latest_measurements() -> None:
 
 
 def test_of_a_width_measured_often_one_step_in_four_counts() -> None:
-    made = curve({1: 1.0}, times=20)
-    for step in range(20, 20 + 16):
+    made = curve({1: 1.0}, times=10)
+    for step in range(10, 10 + 4 * 4):
         made.add(1, 3.0, step)
     assert made.at(1) == 1.0  # four of nine
-    made.add(1, 3.0, 36)
+    for step in range(26, 26 + 4):
+        made.add(1, 3.0, step)
     assert made.at(1) == 3.0
-    made.forget(36 + 400, keep=0)
-    assert made  # it was seen, though not measured
+
+
+def test_what_is_measured_seldom_counts_each_time() -> None:
+    made = curve({1: 1.0}, times=10)
+    for step in range(13, 13 + 5 * 5, 5):
+        made.add(1, 3.0, step)
+    assert made.at(1) == 3.0
 
 
 def test_the_slow_first_measurement_stands_until_the_second() -> None:

@@ -146,23 +146,74 @@ def test_plain_steps_between_trials_are_sampled(monkeypatch: pytest.MonkeyPatch)
     assert len(last) < 2 * 30 / 3  # the forward's curve and the idle drafter's, of one step in four
 
 
-def test_the_best_width_is_worked_out_again_where_a_draft_has_told_something() -> None:
-    governor, worked = Governor(), 0
+def counted(governor: Governor) -> list[int]:
+    """The batches that the governor works out the best width for, as it does."""
+    batches: list[int] = []
     best = governor.best
 
     def counting(batch: int) -> tuple[int, float]:
-        nonlocal worked
-        worked += 1
+        batches.append(batch)
         return best(batch)
 
     governor.best = counting  # type: ignore[method-assign]
-    counts = []
-    for found in (1.0, 0.0):
-        simulate(governor, Machine(flat), Text(constant(0.9), found=found), 400)
-        counts, worked = [*counts, worked], 0
-    steps_with_drafts, without = counts
-    assert steps_with_drafts > 400 / 10  # each of at most ten tokens or so
-    assert 400 / 16 - 1 <= without < 400 / 8
+    return batches
+
+
+def test_the_best_width_is_worked_out_again_where_a_draft_has_told_something() -> None:
+    governor = Governor()
+    batches = counted(governor)
+    simulate(governor, Machine(flat), Text(constant(0.9)), 400)
+    assert len(batches) > 400 / 10  # nearly each step: one has ten tokens or so
+    batches.clear()
+    simulate(governor, Machine(flat), Text(constant(0.9), found=0.0), 400)
+    assert 400 / 16 - 1 <= len(batches) < 400 / 4
+
+
+def test_and_for_another_batch() -> None:
+    governor = Governor()
+    simulate(governor, Machine(flat), Text(constant(0.9)), 100)
+    plan = governor.plan(1)
+    governor.learn(Outcome(plan, [0], [[]], 0.0, flat(1)))
+    batches = counted(governor)
+    governor.plan(1)
+    assert not batches
+    governor.plan(8)
+    assert batches == [8]
+
+
+def test_a_trial_that_finds_nothing_to_draft_turns_nothing_on() -> None:
+    """A dear drafter, and all that is known is the chance that nodes are taken to have at first."""
+    noted = plans(Governor(), Machine(flat, draft=(0.3 * 20e-3, 0.0)), Text(constant(0.9), found=0.0), 60)
+    first = next(step for step, nodes in enumerate(noted) if nodes)
+    assert sum(map(bool, noted[first : first + 16])) == 8
+
+
+def test_drafts_that_become_dear_while_nothing_is_verified_are_noticed() -> None:
+    governor = Governor()
+    plans(governor, Machine(recorded, draft=(20e-6, 0.0)), Text(constant(0.0)), 600)
+    machine, asked = Machine(recorded, draft=(2e-3, 0.0)), 0
+    for _ in range(60):
+        plan = governor.plan(1)
+        asked += plan.nodes > 0
+        drafting = machine.draft[0] if plan.nodes else 1e-6
+        size = plan.nodes
+        rows = 1 + size if plan.verified else 1
+        governor.learn(Outcome(plan, [size], [[]], drafting, recorded(rows)))
+    assert asked < 15
+
+
+def test_plain_decoding_that_becomes_dear_is_noticed_while_drafts_pay() -> None:
+    """From then on a plain step takes as long as a wide one, and wide drafts pay."""
+    slow, text = False, Text(constant(0.5))
+
+    def cost(rows: int) -> float:
+        return max(8e-3 if slow else 0.0, 4e-3 + 0.4e-3 * (rows - 1))
+
+    governor = Governor()
+    before = plans(governor, Machine(cost), text, 2000)
+    slow = True
+    after = plans(governor, Machine(cost), text, 4000)
+    assert statistics.mean(after[-400:]) > 1.5 * statistics.mean(before[-400:])
 
 
 def test_trials_in_vain_become_rare_but_do_not_end() -> None:
@@ -250,6 +301,15 @@ def test_acceptance_of_narrow_steps_is_read_off_wide_ones() -> None:
     assert second - first == pytest.approx(0.5, abs=0.06)
     assert third - second == pytest.approx(0.25, abs=0.06)
     assert there == pytest.approx(0.5, abs=0.06)
+
+
+def test_what_was_right_far_down_is_forgotten() -> None:
+    acceptance = Acceptance((1, 2, 4))
+    for _ in range(40):
+        acceptance.observe(4, [4], [[0, 1, 2, 3]])
+    for _ in range(300):
+        acceptance.observe(1, [1], [[]])
+    assert acceptance.expected()[-1][1] < 0.01
 
 
 def test_a_batch_counts_its_mean_acceptance_and_its_longest_draft() -> None:

@@ -185,7 +185,7 @@ class Reference(SequenceDrafter[ReferenceState]):
         copied = [lead for lead in agreed if lead.nodes]
         if copied:
             best = max(copied, key=agreed.__getitem__)
-            # As much as was verified of it; nothing may have been, and nothing that agrees is not a copy.
+            # All that was verified of it agreed, and at least one token did.
             whole = agreed[best] > 0 and agreed[best] >= len({*best.nodes}.intersection(step.kept))
             state.length = self._length(state.length, agreed[best], whole)
         # Now, and not when a draft is wanted: a step without a draft is followed too.

@@ -21,6 +21,7 @@ from outpace.engine import Engine
 from outpace.governor import Pinned
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import Rows, TargetModel
+from outpace.targets.contrastive import ContrastiveTarget
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import chain, path_to, select
 
@@ -301,6 +302,8 @@ def test_rows_cost_less_where_the_weights_take_longer_to_read() -> None:
         target.device = torch.device(device)
         costs.append(drafter.prepare(target).row_cost)
     assert costs == [0.06, 0.01]
+    amateur = ToyTarget()
+    assert drafter.prepare(ContrastiveTarget(target, amateur)).row_cost == 0.01
     assert Combined((Jacobi(),), row_cost=0.3).prepare(ToyTarget()).row_cost == 0.3
 
 
