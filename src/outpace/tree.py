@@ -106,33 +106,6 @@ class Trie:
         return Draft(tuple(self.tokens), tuple(self.parents))
 
 
-def merge(drafts: Sequence[Draft]) -> tuple[Draft, list[list[int]]]:
-    """One trie of several drafts that choose, and for each draft the map from its nodes to the trie's.
-
-    Raises:
-        ValueError: a draft brings distributions (its siblings are trials of their own).
-    """
-    tokens: list[int] = []
-    parents: list[int] = []
-    known: dict[tuple[int, int], int] = {}  # parent and token -> node
-    maps: list[list[int]] = []
-    for draft in drafts:
-        if draft.distributions is not None:
-            raise ValueError(
-                "a draft that was sampled cannot be merged: its equal siblings are separate draws"
-            )
-        nodes: list[int] = []
-        for token, parent in zip(draft.tokens, draft.parents, strict=True):
-            under = nodes[parent] if parent >= 0 else -1
-            node = known.setdefault((under, token), len(tokens))
-            if node == len(tokens):
-                tokens.append(token)
-                parents.append(under)
-            nodes.append(node)
-        maps.append(nodes)
-    return Draft(tuple(tokens), tuple(parents)), maps
-
-
 def trim(draft: Draft, max_depth: int, max_nodes: int | None = None) -> tuple[Draft, Sequence[int]]:
     """The draft without nodes at ``max_depth`` or deeper, and which nodes those kept were before.
 

@@ -15,7 +15,6 @@ from outpace.tree import (
     children,
     depths,
     is_chain,
-    merge,
     path_to,
     select,
     trim,
@@ -72,27 +71,6 @@ def test_tokens_and_parents_must_be_as_many() -> None:
 def test_chances_must_be_as_many() -> None:
     with pytest.raises(ValueError, match="2 tokens but 1 chances"):
         Draft([1, 2], [-1, 0], chances=[0.5])
-
-
-def _texts(draft: Draft) -> set[tuple[int, ...]]:
-    return {tuple(draft.tokens[n] for n in path_to(draft.parents, node)) for node in range(len(draft))}
-
-
-@given(st.lists(trees(most=8), max_size=4))
-def test_merging_keeps_every_text_once(drafts: list[Draft]) -> None:
-    merged, maps = merge(drafts)
-    texts = [tuple(merged.tokens[n] for n in path_to(merged.parents, i)) for i in range(len(merged))]
-    assert len(texts) == len(set(texts))
-    assert set(texts) == set().union(*(_texts(draft) for draft in drafts))
-    for draft, places in zip(drafts, maps, strict=True):
-        for node, place in enumerate(places):
-            text = [draft.tokens[n] for n in path_to(draft.parents, node)]
-            assert texts[place] == tuple(text)
-
-
-def test_a_sampled_draft_is_not_merged() -> None:
-    with pytest.raises(ValueError, match="separate draws"):
-        merge([Draft([1], [-1], distributions={})])
 
 
 def test_a_trie_stays_within_its_budget() -> None:

@@ -27,7 +27,6 @@ from outpace.drafting.share import Share
 from outpace.index.ledger import Guesses, Ledger
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
-from outpace.tree import merge, select
 
 _ROUND = 16  # steps after which each part has had its minimum
 _NOTHING, _NO_GUESSES = Draft(), Guesses()
@@ -210,12 +209,13 @@ class Combined(Drafter[CombinedState]):
         if len(proposals) == 1:
             state.nodes = [list(range(len(proposals[0])))]
             return proposals[0]
-        merged, maps = merge([self._chosen(state.sequence, *own) for own in enumerate(proposals)])
-        state.guesses = Guesses.merged(merged, proposals, maps)
-        chosen = self._choose(state, state.ledger.worth(state.guesses), maps)
-        place = {node: new for new, node in enumerate(chosen)}
+        chosen = [self._chosen(state.sequence, *own) for own in enumerate(proposals)]
+        state.guesses, maps = Guesses.merged(chosen)
+        kept = self._choose(state, state.ledger.worth(state.guesses), maps)
+        place = {node: new for new, node in enumerate(kept)} | {-1: -1}
         state.nodes = [[place.get(node, -1) for node in nodes] for nodes in maps]
-        return select(merged, chosen)
+        tokens, parents = state.guesses.tokens, state.guesses.parents
+        return Draft(tuple(tokens[node] for node in kept), tuple(place[parents[node]] for node in kept))
 
     def _choose(self, state: CombinedState, worth: Seq[float], maps: Seq[Seq[int]]) -> list[int]:
         """The nodes of the merged tree to draft, parents first: a child is worth no more than its parent."""

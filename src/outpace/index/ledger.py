@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from itertools import repeat
 from typing import NamedTuple
 
 from outpace.core import Draft
@@ -30,23 +32,51 @@ class Guesses(NamedTuple):
     stated: Seq[float] = ()
 
     @classmethod
-    def merged(cls, tree: Draft, drafts: Seq[Draft], maps: Seq[Seq[int]]) -> Guesses:
-        """Those of a tree that was merged from one draft of each guesser.
+    def merged(cls, drafts: Seq[Draft]) -> tuple[Guesses, list[list[int]]]:
+        """What several drafters guess, in one tree, and for each draft the map from its nodes to the tree's.
 
         Of several chances that are stated the highest counts.
 
         Args:
-            maps: for each draft, which node of the tree each of its nodes is.
+            drafts: one of each guesser.
+
+        Raises:
+            ValueError: a draft brings distributions (its siblings are trials of their own).
         """
-        guessers, stated = [0] * len(tree), [0.0] * len(tree)
-        for guesser, (draft, nodes) in enumerate(zip(drafts, maps, strict=True)):
-            for node in nodes:
+        tokens: list[int] = []
+        parents: list[int] = []
+        guessers: list[int] = []
+        stated: list[float] = []
+        known: dict[tuple[int, int], int] = {}  # parent and token -> node
+        maps: list[list[int]] = []
+        for guesser, draft in enumerate(drafts):
+            if draft.distributions is not None:
+                raise ValueError(
+                    "a draft that was sampled cannot be merged: its equal siblings are separate draws"
+                )
+            nodes: list[int] = []
+            for token, parent, chance in zip(draft.tokens, draft.parents, _given(draft), strict=True):
+                under = nodes[parent] if parent >= 0 else -1
+                node = known.setdefault((under, token), len(tokens))
+                if node == len(tokens):
+                    tokens.append(token)
+                    parents.append(under)
+                    guessers.append(0)
+                    stated.append(0.0)
                 guessers[node] |= 1 << guesser
-            if draft.chances is not None:
-                for node, chance, parent in zip(nodes, draft.chances, draft.parents, strict=True):
-                    given = chance / draft.chances[parent] if parent >= 0 else chance
-                    stated[node] = max(stated[node], given)
-        return cls(tree.tokens, tree.parents, guessers, stated)
+                stated[node] = max(stated[node], chance)
+                nodes.append(node)
+            maps.append(nodes)
+        return cls(tokens, parents, guessers, stated), maps
+
+
+def _given(draft: Draft) -> Iterable[float]:
+    """The chance that a draft states of each node, where its parent is right; 0 where it does not say."""
+    chances = draft.chances
+    if chances is None:
+        return repeat(0.0, len(draft))
+    under = zip(chances, draft.parents, strict=True)
+    return [chance / chances[parent] if parent >= 0 else chance for chance, parent in under]
 
 
 class Ledger:

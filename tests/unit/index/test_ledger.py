@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from outpace.core import Draft
 from outpace.index.ledger import Guesses, Ledger
+from outpace.tree import path_to
+from unit.test_tree import trees
 
 ONE, OTHER, BOTH = 1, 2, 3
 NOBODY = 1 << 20
@@ -98,3 +103,37 @@ def test_it_forgets() -> None:
     for _ in range(100):
         ledger.note(by(ONE, [1], [-1]), [2])
     assert chance(ledger, 0, 0) < 0.2
+
+
+def texts(tokens: Sequence[int], parents: Sequence[int]) -> list[tuple[int, ...]]:
+    """What each node of a tree says, from the root on."""
+    return [tuple(tokens[n] for n in path_to(parents, node)) for node in range(len(parents))]
+
+
+@given(st.lists(trees(most=8), max_size=4))
+def test_merging_keeps_every_text_once(drafts: list[Draft]) -> None:
+    guesses, maps = Guesses.merged(drafts)
+    found = texts(guesses.tokens, guesses.parents)
+    said = [texts(draft.tokens, draft.parents) for draft in drafts]
+    assert len(found) == len(set(found))
+    assert set(found) == {text for own in said for text in own}
+    assert [[found[node] for node in nodes] for nodes in maps] == said
+    for text, guessers in zip(found, guesses.guessers, strict=True):
+        assert guessers == sum(1 << guesser for guesser, own in enumerate(said) if text in own)
+
+
+def test_the_highest_chance_that_is_stated_counts_and_is_that_under_its_parent() -> None:
+    sure = Draft([1, 2], [-1, 0], chances=[0.8, 0.2])
+    other = Draft([1, 3, 2], [-1, -1, 0], chances=[0.5, 0.4, 0.3])
+    guesses, _ = Guesses.merged([sure, other, Draft([4], [-1])])
+    assert list(zip(guesses.tokens, guesses.stated, strict=True)) == [
+        (1, 0.8),
+        (2, pytest.approx(0.6)),
+        (3, 0.4),
+        (4, 0.0),
+    ]
+
+
+def test_a_sampled_draft_is_not_merged() -> None:
+    with pytest.raises(ValueError, match="separate draws"):
+        Guesses.merged([Draft([1], [-1], distributions={})])
