@@ -222,7 +222,7 @@ def best_choices(found: dict[str, list[list[float]]]) -> list[str]:
 def over_best(found: dict[str, list[list[float]]], half: int) -> float:
     """The governor's time over the best choices', in every other round; they were chosen in those between.
 
-    The least of eleven medians is less than any of them takes: judged in the rounds that it was chosen in, a
+    The least of ten medians is less than any of them takes: judged in the rounds that it was chosen in, a
     choice looks better than it is.
     """
     best = best_choices({name: rows[1 - half :: 2] for name, rows in found.items()})

@@ -20,7 +20,7 @@ from outpace.core import OutpaceError
 
 FORMAT, VERSION = "outpace-costs", 1
 _KEPT = 9  # measurements of one width
-_SAMPLE = 4  # steps from one measurement to the next, once there are as many: they tell little, and take time
+_SAMPLE = 4  # steps from one measurement to the next of a width that has them all: it would tell little
 _HOPE = 0.5  # of what a line between two widths says, a width between them is taken to cost until it is tried
 _TRUSTED = 3  # measurements from which on a median is believed, however high
 _SURPRISE = 1.5  # times what was expected, that an earlier one may be at most
@@ -101,6 +101,7 @@ class Curve:
 
         The first of a width, which includes whatever is done once (kernels chosen, memory found), stands
         until the next. Until there are a few, none counts as much slower than what the other widths say.
+        Once there are many, those that come close upon each other are left out.
         """
         place = bucket(rows)
         cell = self._cells.get(place)

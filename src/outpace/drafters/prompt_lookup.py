@@ -74,7 +74,7 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
 
     def start(self, sequence: Sequence, shared: Any) -> PromptLookupState:
         index = NgramIndex(sequence.tokens, self.max_ngram, self.min_ngram)
-        index.update()
+        index.update()  # the prompt now, or it would count as the time of the first draft
         return PromptLookupState(sequence, index)
 
     def draft(self, state: PromptLookupState) -> Draft:
