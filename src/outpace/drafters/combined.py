@@ -24,7 +24,7 @@ from torch import Tensor
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafting.share import Share
-from outpace.index.ledger import Guesses, Ledger
+from outpace.index.ledger import Guesses, Ledger, worthwhile
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 
@@ -241,18 +241,3 @@ class Combined(Drafter[CombinedState]):
                 "it draft greedily (draft_model:draws=greedy)"
             )
         return Draft(draft.tokens, draft.parents, chances=draft.chances)
-
-
-def worthwhile(chances: Seq[float], row_cost: float) -> int:
-    """How many nodes give most tokens for the time, which is 1 + row_cost for each of them.
-
-    Args:
-        chances: of each node that it is right, the likeliest first.
-    """
-    tokens, seconds = 1.0, 1.0
-    for nodes, chance in enumerate(chances):
-        if chance * seconds <= row_cost * tokens:
-            return nodes
-        tokens += chance
-        seconds += row_cost
-    return len(chances)

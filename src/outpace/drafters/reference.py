@@ -82,12 +82,11 @@ class Lead:
 
     def agreed(self, tokens: Seq[int]) -> int:
         """How many of these tokens the text has at the place."""
-        agreed = 0
-        for own, token in zip(self.trail.text[self.place : self.place + len(tokens)], tokens, strict=False):
+        text = self.trail.text[self.place : self.place + len(tokens)]
+        for count, (own, token) in enumerate(zip(text, tokens, strict=False)):
             if own != token:
-                break
-            agreed += 1
-        return agreed
+                return count
+        return len(text)
 
 
 @dataclass
@@ -185,7 +184,6 @@ class Reference(SequenceDrafter[ReferenceState]):
         copied = [lead for lead in agreed if lead.nodes]
         if copied:
             best = max(copied, key=agreed.__getitem__)
-            # All that was verified of it agreed, and at least one token did.
             whole = agreed[best] > 0 and agreed[best] >= len({*best.nodes}.intersection(step.kept))
             state.length = self._length(state.length, agreed[best], whole)
         # Now, and not when a draft is wanted: a step without a draft is followed too.

@@ -9,13 +9,10 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from outpace.core import Draft, Generation, OutpaceError, SamplingParams, Stats
 from outpace.drafters import Combined, Drafter, DraftModel, Jacobi, Lookahead, PromptLookup, load_drafter
 from outpace.drafters.base import SequenceDrafter
-from outpace.drafters.combined import worthwhile
 from outpace.drafters.token_recycling import TokenRecycling
 from outpace.engine import Engine
 from outpace.governor import Pinned
@@ -280,18 +277,6 @@ def test_what_two_parts_propose_is_drafted_once() -> None:
     both = run(Combined((Oracle(text), Other(text))))
     assert (both.steps, both.drafted) == (alone.steps, alone.drafted)
     assert both.extra["Oracle drafted"] == both.extra["Other drafted"] == alone.drafted
-
-
-@given(
-    st.lists(st.floats(0, 1), max_size=12).map(lambda chances: sorted(chances, reverse=True)),
-    st.sampled_from([0.0, 0.02, 0.1, 1.0]),
-)
-def test_as_many_nodes_as_give_most_tokens_for_the_time(chances: list[float], row_cost: float) -> None:
-    def rate(nodes: int) -> float:
-        return (1 + sum(chances[:nodes])) / (1 + row_cost * nodes)
-
-    best = max(map(rate, range(len(chances) + 1)))
-    assert rate(worthwhile(chances, row_cost)) == pytest.approx(best)
 
 
 def test_rows_cost_less_where_the_weights_take_longer_to_read() -> None:
