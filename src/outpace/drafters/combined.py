@@ -28,6 +28,7 @@ from outpace.index.ledger import Guesses, Ledger, worthwhile
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 
+_CPU_ROW, _ROW = 0.06, 0.01  # steps that a row costs, on a CPU and elsewhere
 _ROUND = 16  # steps after which each part has had its minimum
 _NOTHING, _NO_GUESSES = Draft(), Guesses()
 
@@ -136,10 +137,8 @@ class Combined(Drafter[CombinedState]):
     def prepare(self, target: TargetModel) -> Shared:
         prepared = [part.prepare(target) for part in self.parts]
         layers = [part.hidden_layers(own) for part, own in zip(self.parts, prepared, strict=True)]
-        row_cost = self.row_cost
-        if row_cost is None:
-            row_cost = 0.06 if target.device.type == "cpu" else 0.01
-        return Shared(prepared, Ledger(), layers, row_cost)
+        usual = _CPU_ROW if target.device.type == "cpu" else _ROW
+        return Shared(prepared, Ledger(), layers, usual if self.row_cost is None else self.row_cost)
 
     def hidden_layers(self, shared: Shared) -> tuple[int, ...]:
         return tuple(sorted({layer for own in shared.layers for layer in own}))
@@ -223,12 +222,12 @@ class Combined(Drafter[CombinedState]):
         order = sorted(range(len(worth)), key=worth.__getitem__, reverse=True)  # equals in their order
         wanted = order[: worthwhile([worth[node] for node in order], state.row_cost)]
         turn = state.steps % _ROUND
-        if turn < len(maps):
-            granted = set(maps[turn][: self.minimum])
-            first = [node for node in order if node in granted]
-            chosen = {*[*first, *(node for node in wanted if node not in granted)][:budget]}
-            return [node for node in order if node in chosen]
-        return wanted[:budget]
+        if turn >= len(maps):
+            return wanted[:budget]
+        granted = set(maps[turn][: self.minimum])
+        first = [node for node in order if node in granted]
+        chosen = {*[*first, *(node for node in wanted if node not in granted)][:budget]}
+        return [node for node in order if node in chosen]
 
     def _chosen(self, sequence: Sequence, place: int, draft: Draft) -> Draft:
         """A part's draft as if it had not been sampled: the match verifier asks for tokens alone."""

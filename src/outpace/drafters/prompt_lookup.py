@@ -12,6 +12,7 @@ drafted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, ClassVar
@@ -104,7 +105,7 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
         self,
         index: NgramIndex,
         guesses: list[Guess],
-        matches: list[Match],
+        matches: Seq[Match],
         parent: int,
         depth: int,
         chance: float,
@@ -114,12 +115,6 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
         In turn, the longest first, each match stakes a share of what is left of the chance on its own next
         token. By that depth a match of n tokens is n + depth long, or the node would not be accepted.
         """
-        if len(matches) == 1:  # one text to copy: nothing to weigh
-            (match,) = matches
-            chance *= _trust(match.length + depth)
-            if chance >= self.threshold:
-                heappush(guesses, (-chance, parent, 0, index.follow(match, depth), depth, matches))
-            return
         said: dict[int, tuple[float, list[Match]]] = {}
         for match in matches:
             token = index.follow(match, depth)
