@@ -23,7 +23,7 @@ from outpace.bench.subject import encode, fitting
 from outpace.bench.suites import load_suite
 from outpace.console.models import load
 from outpace.core import SamplingParams
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
 
 Steps = NDArray[np.int64]
 

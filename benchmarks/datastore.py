@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 
 from outpace.bench.machine import machine
 from outpace.core import SamplingParams
-from outpace.drafters.retrieval import Retrieval, RetrievalState
-from outpace.index.datastore import Datastore
-from outpace.index.datastore_writer import DatastoreWriter
+from outpace.drafters.retrieval.datastore import Datastore
+from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
+from outpace.drafters.retrieval.retrieval import Retrieval, RetrievalState
 from outpace.sampling import Key
 from outpace.sequence import Sequence
 

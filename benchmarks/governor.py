@@ -38,8 +38,8 @@ import outpace
 from outpace.bench.machine import machine
 from outpace.core import SamplingParams
 from outpace.drafters import load_drafter
-from outpace.engine import Engine
-from outpace.governor import Pinned
+from outpace.engine.engine import Engine
+from outpace.policy.governor import Pinned
 from outpace.targets import TargetModel
 
 PLAIN = "none"

@@ -2,7 +2,7 @@
 
     python benchmarks/governor_simulated.py --data DIR
 
-DIR holds gsm8k_test*.jsonl. Each text is like that of governor.py's "dictated": a quarter GSM8K, half random
+DIR holds gsm8k_test*.jsonl. Each text is like the "dictated" one of governor.py: a quarter GSM8K, half random
 tokens, a quarter GSM8K. What prompt_lookup drafts at each place, and how much of it is right, is computed;
 what a step takes is recorded, with jitter from a seed. The policy's own arithmetic is timed, with warm
 caches, and counted ``--arithmetic`` times: a forward leaves them cold. Printed as JSON: the time under the
@@ -26,7 +26,7 @@ from transformers import AutoTokenizer
 import outpace
 from outpace.core import SamplingParams
 from outpace.drafters import PromptLookup
-from outpace.governor import Governor, Outcome, Pinned, Policy
+from outpace.policy.governor import Governor, Outcome, Pinned, Policy
 from outpace.sampling import Key
 from outpace.sequence import Sequence as Text
 

@@ -36,9 +36,9 @@ from outpace.bench.subject import fitting
 from outpace.bench.suites import load_suite
 from outpace.console.models import Loaded, load
 from outpace.drafters import LEARNED
-from outpace.drafting.learned import CONFIG, Learned
-from outpace.drift import margin
+from outpace.learned.learned import CONFIG, Learned
 from outpace.targets import TargetModel
+from outpace.targets.drift import margin
 from outpace.train.data import Document
 from outpace.train.joint import TARGET
 from outpace.train.metric import Replay

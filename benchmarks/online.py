@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import outpace
 from outpace.bench.machine import machine
 from outpace.core import Generation, SamplingParams
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
 from outpace.train import Learning, Online
 
 TOPICS = ("gsm8k", "humaneval")

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import outpace
 from outpace.bench.machine import machine
 from outpace.core import SamplingParams
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
 from outpace.ralm import BM25Retriever, DenseRetriever, RalmGeneration, RalmPipeline, Retriever, Speculation
 
 WAYS = {"plain": None, "speculative": Speculation()}

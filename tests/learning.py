@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from outpace.drafting.learned import Batch, Learned, Losses
+from outpace.learned.learned import Batch, Learned, Losses
 from outpace.sequence import Step
 from outpace.train.objectives import ground_truth
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from models import tiny_llama
 from outpace.cli import app
 from outpace.drafters import LEARNED
-from outpace.drafting.draft_module import DraftConfig, DraftModule
+from outpace.drafters.models.draft_module import DraftConfig, DraftModule
 from outpace.targets import Target
 from outpace.train import loop
 from outpace.train.data import Document

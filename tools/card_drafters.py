@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from card_nano import table
-from outpace.drafting.learned import CONFIG, WEIGHTS
+from outpace.learned.learned import CONFIG, WEIGHTS
 from outpace.train.provenance import PROVENANCE
 
 TARGET = "outpace-nano"

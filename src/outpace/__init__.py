@@ -7,8 +7,10 @@ neither torch nor transformers.
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ._version import __version__
+from .embedded import nano_draft_path, nano_drafter_path, nano_path
 
 if TYPE_CHECKING:
     from . import drafters, testing
@@ -22,12 +24,10 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from .drafters import load_drafter
-    from .drift import Drift, measure_drift
     from .engine import Engine
     from .hf import accelerate, decode, restore
     from .targets import Target
-
-__version__ = "0.1.0"
+    from .targets.drift import Drift, measure_drift
 
 __all__ = [
     "ContextOverflow",
@@ -53,12 +53,9 @@ __all__ = [
     "testing",
 ]
 
-# Methods whose drafters for the embedded model come with it.
-_TRAINED = ("eagle", "medusa")
-
 _HOME = {
     "ContextOverflow": "core",
-    "Drift": "drift",
+    "Drift": "targets.drift",
     "Engine": "engine",
     "Generation": "core",
     "OutpaceError": "core",
@@ -70,42 +67,9 @@ _HOME = {
     "accelerate": "hf",
     "decode": "hf",
     "load_drafter": "drafters",
-    "measure_drift": "drift",
+    "measure_drift": "targets.drift",
     "restore": "hf",
 }
-
-
-def nano_path() -> Path:
-    """The folder of the embedded model, in the Hugging Face format."""
-    return _embedded("outpace-nano")
-
-
-def nano_draft_path() -> Path:
-    """The folder of the embedded draft model, which drafts for the one at `nano_path()`."""
-    return _embedded("outpace-nano-draft")
-
-
-def nano_drafter_path(method: str) -> Path:
-    """The folder of an embedded drafter that was trained for the model at `nano_path()`.
-
-    Args:
-        method: "eagle" or "medusa".
-
-    Raises:
-        OutpaceError: there is none of this method.
-    """
-    if method not in _TRAINED:
-        from .core import OutpaceError
-
-        raise OutpaceError(
-            f"there is no embedded drafter {method!r}, only {' and '.join(_TRAINED)}; train one with: "
-            f"outpace train {method}"
-        )
-    return _embedded(f"outpace-nano-{method}")
-
-
-def _embedded(name: str) -> Path:
-    return Path(__file__).parent / "models" / name
 
 
 def __getattr__(name: str) -> object:

@@ -33,7 +33,7 @@ from outpace.sampling import (
     uniform,
     warp,
 )
-from outpace.stopping import TextStream
+from outpace.text import TextStream
 from outpace.tree import depths
 
 

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 import outpace
 from lossless.prompts import PROMPTS
-from outpace.index.datastore_writer import DatastoreWriter
+from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="outpace-")  # goes when the tests end
 

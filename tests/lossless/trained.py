@@ -15,8 +15,8 @@ from learning import train
 from lossless.prompts import PROMPTS
 from outpace.core import SamplingParams
 from outpace.drafters import LEARNED
-from outpace.drafters.medusa import MedusaHeads
-from outpace.engine import Engine
+from outpace.drafters.heads.medusa import MedusaHeads
+from outpace.engine.engine import Engine
 from outpace.targets import TargetModel
 from outpace.train.data import Document
 from outpace.train.joint import Joint

@@ -15,7 +15,7 @@ import train_drafters
 from answers import PROMPT_TOKENS, SHARES, cut, encode, signature
 from corpus import END_OF_TEXT, Corpus
 from outpace.drafters import LEARNED
-from outpace.drafters.medusa import MedusaConfig, MedusaHeads
+from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads
 from outpace.spec import load
 from outpace.testing import ToyTarget
 

@@ -27,7 +27,7 @@ import outpace
 from folders import CONTEXT, save_llama
 from outpace.cli import app
 from outpace.drafters import DRAFTERS
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
 from outpace.verify import VERIFIERS, Match
 
 PROMPT = "abcabcabc"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outpace.core import SamplingParams
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
 from outpace.testing import ToyTarget
 
 

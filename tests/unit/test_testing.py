@@ -14,7 +14,7 @@ import torch
 from outpace.cache import KVCache
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import Drafter, Lookahead, NoDraft, SequenceDrafter
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
 from outpace.sequence import Sequence as Text
 from outpace.sequence import Step
 from outpace.targets import Rows

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from outpace import Engine, SamplingParams, Target
 from outpace.core import Draft
 from outpace.drafters.base import SequenceDrafter
-from outpace.drafters.lookahead import Lookahead
+from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.sequence import Sequence, Step
 from zoo.families import FAMILIES, RUNS, VOCABULARY
 

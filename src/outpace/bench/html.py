@@ -8,10 +8,10 @@ from itertools import groupby
 
 from outpace.bench import plots
 from outpace.bench.items import counted
+from outpace.bench.lab.roof import Roof, Width
 from outpace.bench.markup import frame, plot, table
 from outpace.bench.record import Record
 from outpace.bench.remarks import missing, remarks, totals, versions
-from outpace.bench.roof import Roof, Width
 from outpace.bench.rows import Row, number
 from outpace.bench.runs import BASELINE
 from outpace.bench.speed import LEAST_GROUPS, Speed

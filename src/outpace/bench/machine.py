@@ -11,8 +11,8 @@ import numpy
 import torch
 import transformers
 
-from outpace import __version__
-from outpace.hardware import processor
+from outpace._version import __version__
+from outpace.targets.hardware import processor
 
 
 def machine(device: str) -> dict[str, object]:

@@ -8,8 +8,8 @@ from itertools import zip_longest
 
 from outpace.bench.runs import BASELINE, Request, Run
 from outpace.core import SamplingParams
-from outpace.engine import Engine
-from outpace.governor import Governor
+from outpace.engine.engine import Engine
+from outpace.policy.governor import Governor
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 

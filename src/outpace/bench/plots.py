@@ -9,10 +9,10 @@ from collections.abc import Sequence as Seq
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from outpace.bench.roof import Roof
+from outpace.bench.lab.roof import Roof
+from outpace.bench.lab.scaling import Point, Scaling
 from outpace.bench.rows import Row
 from outpace.bench.runs import BASELINE
-from outpace.bench.scaling import Point, Scaling
 from outpace.core import OutpaceError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from outpace.bench.lab.roof import Roof
 from outpace.bench.promise import broken
-from outpace.bench.roof import Roof
 from outpace.bench.rows import Row
 from outpace.core import OutpaceError
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from outpace.bench.roof import Roof
+from outpace.bench.lab.roof import Roof
 from outpace.bench.run import Measured, Trace
 from outpace.bench.runs import Run
 from outpace.bench.speed import Sample, Speed, samples_of, speed_of, speed_of_categories
 from outpace.bench.statistics import ratio, repeated_4grams
-from outpace.drift import parting
+from outpace.targets.drift import parting
 
 Margin = Callable[[Seq[int]], float]
 

@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 from outpace.bench.candidates import affordable, candidates
 from outpace.bench.halving import Halving, Round
 from outpace.bench.items import Suite
+from outpace.bench.lab.roof import WIDTHS, measure_widths
 from outpace.bench.promise import broken
-from outpace.bench.roof import WIDTHS, measure_widths
 from outpace.bench.rows import Difference, differences_of
 from outpace.bench.run import Settings
 from outpace.bench.runs import BASELINE
 from outpace.bench.subject import Subject
 from outpace.bench.ways import Frugal, Goal, Rounds, Way, WaySpeed, method_of
 from outpace.core import OutpaceError
-from outpace.drift import margin
+from outpace.targets.drift import margin
 
 _CONTEXT = 128  # rows in the cache when steps are measured
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from outpace.bench.halving import Halving, Round
 from outpace.bench.items import Suite
+from outpace.bench.lab.roof import wait
 from outpace.bench.ours import Ours
-from outpace.bench.roof import wait
 from outpace.bench.run import Measured, Settings, Trace, measure
 from outpace.bench.runs import BASELINE, Request, Run
 from outpace.bench.statistics import interval, quartiles

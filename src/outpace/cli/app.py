@@ -12,7 +12,7 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 
-from outpace import __version__
+from outpace._version import __version__
 from outpace.console import screen
 from outpace.core import OutpaceError, out_of_memory
 

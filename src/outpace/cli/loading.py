@@ -11,7 +11,7 @@ from outpace.core import OutpaceError, SamplingParams
 
 if TYPE_CHECKING:
     from outpace.console.models import Loaded
-    from outpace.engine import Engine
+    from outpace.engine.engine import Engine
 
 DEFAULT_DRAFTER = "lookahead"
 
@@ -70,7 +70,7 @@ def profiled(
         return parts(spec, *loading, references=references, like=like), spec
     if drafter:
         raise OutpaceError("give --drafter or --profile, not both: a profile names a drafter")
-    from outpace.profile import load_profile, other_batch, read_profiles
+    from outpace.engine.profile import load_profile, other_batch, read_profiles
 
     read_profiles(profile)  # what is wrong with the file is said before the model loads
     loaded = parts("none", *loading, like=like)

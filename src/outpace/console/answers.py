@@ -11,7 +11,7 @@ from typing import Any
 from outpace.console import progress, screen
 from outpace.console.models import Loaded
 from outpace.core import OutpaceError, SamplingParams
-from outpace.drafting.learned import Fit
+from outpace.learned.learned import Fit
 from outpace.train import data
 from outpace.train.data import Document
 from outpace.train.distil import answer

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from outpace import nano_draft_path, nano_path
 from outpace.bench import record as records
-from outpace.bench.gguf import write_gguf
-from outpace.bench.growth import vocabulary_note
-from outpace.bench.growth_folder import shape_of
 from outpace.bench.items import Suite, counted
+from outpace.bench.lab.gguf import write_gguf
+from outpace.bench.lab.growth import vocabulary_note
+from outpace.bench.lab.growth_folder import shape_of
+from outpace.bench.lab.roof import EXPERTS, Roof, measure_roof
 from outpace.bench.machine import machine
 from outpace.bench.methods import (
     Peer,
@@ -33,7 +33,6 @@ from outpace.bench.methods import (
 )
 from outpace.bench.peers import versions_of
 from outpace.bench.record import Record
-from outpace.bench.roof import EXPERTS, Roof, measure_roof
 from outpace.bench.rows import rows_of
 from outpace.bench.run import Settings, measure, said
 from outpace.bench.runs import Method
@@ -46,7 +45,8 @@ from outpace.console.progress import Bar, bar
 from outpace.console.writer import STANDARD_OUTPUT, check_out, write_results
 from outpace.core import OutpaceError, out_of_memory
 from outpace.drafters import load_drafter
-from outpace.drift import margin
+from outpace.embedded import nano_draft_path, nano_path
+from outpace.targets.drift import margin
 from outpace.verify import load_verifier
 
 

@@ -12,7 +12,7 @@ from outpace.console.interrupt import Interrupt
 from outpace.console.models import Loaded
 from outpace.console.runs import lossy_note, rate, run_one
 from outpace.core import Generation, OutpaceError, SamplingParams
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
 
 _STOP = "\nUser:"
 _HELP = "/exit or Ctrl-D ends, /reset forgets the conversation, Ctrl-C stops an answer"

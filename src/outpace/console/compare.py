@@ -17,8 +17,8 @@ from outpace.console.progress import bar
 from outpace.console.runs import Job, rate, run_one, stats_json
 from outpace.console.writer import Writer
 from outpace.core import Generation, SamplingParams
-from outpace.drift import Drift, margin, measure_drift, parting
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
+from outpace.targets.drift import Drift, margin, measure_drift, parting
 
 _WARM_UP_TOKENS = 8
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from outpace.console.prompts import LINES
 from outpace.core import OutpaceError
-from outpace.jsonl import read_line
+from outpace.files import read_line
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,9 +13,9 @@ from rich.table import Table
 from outpace.console import corpus, progress, screen
 from outpace.console.corpus import Piece
 from outpace.core import OutpaceError
-from outpace.index.datastore import Datastore
-from outpace.index.datastore_header import Header, fingerprint
-from outpace.index.datastore_writer import DatastoreWriter
+from outpace.drafters.retrieval.datastore import Datastore
+from outpace.drafters.retrieval.datastore_header import Header, fingerprint
+from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
 
 _TOGETHER = 1 << 20  # bytes of text that are tokenised in one call
 _UNIT = 1_000_000  # bytes of the sources to a step of the bar

@@ -13,7 +13,7 @@ from outpace.console.progress import bar
 from outpace.console.runs import Job, Total, generation_json, lossy_note, rate, run_many, run_one, stats_line
 from outpace.console.writer import Writer
 from outpace.core import Generation, SamplingParams
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
 from outpace.sequence import Sequence
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from outpace.bench.growth import Growth, vocabulary_note
-from outpace.bench.growth_folder import check_folder, save
-from outpace.bench.llama_shapes import load_shape
+from outpace.bench.lab.growth import Growth, vocabulary_note
+from outpace.bench.lab.growth_folder import check_folder, save
+from outpace.bench.lab.llama_shapes import load_shape
 from outpace.console import progress
 from outpace.console.models import DTYPES, load_weights
 from outpace.core import OutpaceError

@@ -14,16 +14,16 @@ from huggingface_hub.utils import logging as hub_logging
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from outpace import nano_path
-from outpace.bench.growth import grow
-from outpace.bench.llama_shapes import load_shape
+from outpace.bench.lab.growth import grow
+from outpace.bench.lab.llama_shapes import load_shape
 from outpace.core import ContextOverflow, OutpaceError, UnsupportedModel
 from outpace.drafters.base import Drafter
-from outpace.drafting.loading import refuse_incomplete
-from outpace.engine import Engine
-from outpace.jsonl import check_text
-from outpace.parts import adapts
+from outpace.embedded import nano_path
+from outpace.engine.engine import Engine
+from outpace.engine.parts import adapts
+from outpace.files import check_text
 from outpace.targets import Target, TargetModel
+from outpace.targets.pretrained import refuse_incomplete
 from outpace.train import Online, lora
 from outpace.verify import Verifier, load_verifier
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outpace.core import OutpaceError
-from outpace.jsonl import read_line
+from outpace.files import read_line
 
 LINES = (".jsonl", ".ndjson")
 

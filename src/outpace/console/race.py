@@ -26,9 +26,9 @@ from outpace.console.models import Loaded
 from outpace.console.prompts import Prompt
 from outpace.console.runs import Job, rate
 from outpace.core import SamplingParams
-from outpace.drift import margin
-from outpace.engine import Engine
-from outpace.stopping import TextStream
+from outpace.engine.engine import Engine
+from outpace.targets.drift import margin
+from outpace.text import TextStream
 
 DEMO_PROMPT = (
     "Question: A bakery fills 6 trays with 12 rolls each. It sells 45 rolls in the morning and half of the "

@@ -11,7 +11,7 @@ from outpace.console.interrupt import Interrupt
 from outpace.console.models import Loaded
 from outpace.console.prompts import Prompt
 from outpace.core import Generation, OutpaceError, SamplingParams, Stats
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
 from outpace.sequence import Sequence
 from outpace.verify import Verifier
 

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from outpace.bench.items import Suite, counted
+from outpace.bench.lab.roof import work_of
+from outpace.bench.lab.scaling import Scaling, Setting, measure_scaling
+from outpace.bench.lab.scaling_page import as_json, page, verdict
 from outpace.bench.machine import machine
-from outpace.bench.roof import work_of
 from outpace.bench.run import Settings
-from outpace.bench.scaling import Scaling, Setting, measure_scaling
-from outpace.bench.scaling_page import as_json, page, verdict
 from outpace.bench.subject import fitting
 from outpace.console import screen
 from outpace.console.interrupt import Interrupt

@@ -16,7 +16,7 @@ from outpace.console.models import Loaded
 from outpace.console.texts import Corpus, Texts, prepare
 from outpace.core import OutpaceError
 from outpace.drafters import LEARNED
-from outpace.drafting.learned import CONFIG, WEIGHTS, Fit, Learned
+from outpace.learned.learned import CONFIG, WEIGHTS, Fit, Learned
 from outpace.spec import load
 from outpace.targets.base import TargetModel
 from outpace.train import data, provenance

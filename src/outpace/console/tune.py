@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from outpace import __version__
+from outpace._version import __version__
 from outpace.bench.items import Suite, counted
 from outpace.bench.methods import split_drafters
 from outpace.bench.remarks import told
@@ -31,7 +31,7 @@ from outpace.console.progress import Bar, bar
 from outpace.console.writer import check_out
 from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
-from outpace.profile import Profile, draft_of, read_profiles, save_profile
+from outpace.engine.profile import Profile, draft_of, read_profiles, save_profile
 
 DRAFTERS = (
     "lookahead,prompt_lookup,suffix,token_recycling,jacobi,"

@@ -5,30 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 from outpace.drafters.base import Drafter, SequenceDrafter
-from outpace.drafters.blockwise import Blockwise, BlockwiseHeads
-from outpace.drafters.cascade import Cascade
-from outpace.drafters.combined import Combined
-from outpace.drafters.dflash import DFlash, DFlashModule
-from outpace.drafters.draft_model import DraftModel
-from outpace.drafters.eagle import Eagle
-from outpace.drafters.early_exit import EarlyExit
-from outpace.drafters.hydra import Hydra, HydraHeads
-from outpace.drafters.jacobi import Jacobi
-from outpace.drafters.lookahead import Lookahead
-from outpace.drafters.medusa import Medusa, MedusaHeads
+from outpace.drafters.blocks.dflash import DFlash, DFlashModule
+from outpace.drafters.blocks.parallel_tokens import LookAhead, ParallelTokens
+from outpace.drafters.blocks.spec_drafter import SpecDrafter, SpecDrafterModule
+from outpace.drafters.combined.combined import Combined
+from outpace.drafters.copying.prompt_lookup import PromptLookup
+from outpace.drafters.copying.reference import Reference
+from outpace.drafters.copying.suffix import Suffix
+from outpace.drafters.copying.token_recycling import TokenRecycling
+from outpace.drafters.eagle.eagle import Eagle
+from outpace.drafters.eagle.eagle_module import EagleModule
+from outpace.drafters.heads.blockwise import Blockwise, BlockwiseHeads
+from outpace.drafters.heads.hydra import Hydra, HydraHeads
+from outpace.drafters.heads.medusa import Medusa, MedusaHeads
+from outpace.drafters.layers.early_exit import EarlyExit
+from outpace.drafters.layers.exit_adapter import Adapter
+from outpace.drafters.layers.self_speculative import SelfSpeculative
+from outpace.drafters.models.cascade import Cascade
+from outpace.drafters.models.draft_model import DraftModel
+from outpace.drafters.models.draft_module import DraftModule
 from outpace.drafters.none import NoDraft
-from outpace.drafters.parallel_tokens import LookAhead, ParallelTokens
-from outpace.drafters.prompt_lookup import PromptLookup
-from outpace.drafters.reference import Reference
-from outpace.drafters.retrieval import Retrieval
-from outpace.drafters.self_speculative import SelfSpeculative
-from outpace.drafters.spec_drafter import SpecDrafter, SpecDrafterModule
-from outpace.drafters.suffix import Suffix
-from outpace.drafters.token_recycling import TokenRecycling
-from outpace.drafting.draft_module import DraftModule
-from outpace.drafting.eagle_module import EagleModule
-from outpace.drafting.exit_adapter import Adapter
-from outpace.drafting.learned import Learned
+from outpace.drafters.parallel.jacobi import Jacobi
+from outpace.drafters.parallel.lookahead import Lookahead
+from outpace.drafters.retrieval.retrieval import Retrieval
+from outpace.learned.learned import Learned
 from outpace.spec import load
 
 __all__ = [

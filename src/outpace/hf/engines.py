@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from outpace.cache import Slot
 from outpace.drafters.base import Drafter
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
 from outpace.hf.checks import refuse_encoder
 from outpace.sequence import Sequence
 from outpace.targets import Target, TargetModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from outpace.core import Generation, SamplingParams
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
 from outpace.ralm.stats import RalmStats
 from outpace.sequence import Sequence
 

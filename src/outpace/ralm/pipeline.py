@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from outpace.core import OutpaceError, SamplingParams
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
+from outpace.engine.request import token_ids
 from outpace.ralm.answer import Answer
 from outpace.ralm.pace import Pace
 from outpace.ralm.retriever import LocalCache, Retriever
 from outpace.ralm.stats import RalmGeneration, RalmStats
-from outpace.request import token_ids
 
 Query = TypeVar("Query")
 

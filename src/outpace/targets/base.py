@@ -13,7 +13,7 @@ from torch.nn import Module
 
 from outpace.cache import KVCache, Slot
 from outpace.core import Draft, OutpaceError, Source, UnsupportedModel
-from outpace.hardware import hardware
+from outpace.targets.hardware import hardware
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from outpace.core import Generation, SamplingParams
 from outpace.drafters.base import Drafter
-from outpace.engine import Engine
-from outpace.governor import Outcome, Plan
+from outpace.engine.engine import Engine
+from outpace.policy.governor import Outcome, Plan
 from outpace.targets.base import Rows, TargetModel
 from outpace.testing.toy import ToyTarget
 from outpace.testing.watch import Watch, watch_of

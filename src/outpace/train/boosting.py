@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outpace.core import OutpaceError
 from outpace.drafters import LEARNED
-from outpace.drafting.learned import CONFIG, Batch, Learned
+from outpace.learned.learned import CONFIG, Batch, Learned
 from outpace.targets.base import TargetModel
 
 

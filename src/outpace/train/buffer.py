@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outpace.drafting.learned import Batch
+from outpace.learned.learned import Batch
 from outpace.sequence import Step
 
 

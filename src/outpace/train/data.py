@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from outpace.core import OutpaceError
-from outpace.jsonl import read_line
+from outpace.files import read_line
 
 LINES = (".jsonl", ".ndjson")
 

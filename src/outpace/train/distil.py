@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from outpace.core import OutpaceError, SamplingParams
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
 from outpace.targets.base import TargetModel
 from outpace.train.data import Document
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from outpace.drafting.learned import Batch, Learned
+from outpace.learned.learned import Batch, Learned
 from outpace.sampling import key
 from outpace.train.boosting import all_layers, still_wrong
 from outpace.train.data import Document

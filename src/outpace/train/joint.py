@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core import OutpaceError
-from outpace.drafting.learned import Batch, Learned, Losses, Objective, measure
+from outpace.learned.learned import Batch, Learned, Losses, Objective, measure
 from outpace.targets.causal import CausalTarget
 from outpace.train.lora import LoRA, Updates
 from outpace.train.objectives import objective

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from outpace.core import OutpaceError
-from outpace.drafting.learned import Learned
+from outpace.learned.learned import Learned
 from outpace.sampling import key
 from outpace.targets.base import TargetModel
 from outpace.train.boosting import fingerprint

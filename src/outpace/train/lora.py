@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from outpace.core import OutpaceError
-from outpace.drafting.shapes import numbers
+from outpace.drafters.support.shapes import numbers
 
 ADAPTER = "adapter_config.json"  # as peft names it
 _WEIGHTS = "adapter_model.safetensors"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outpace.drafting.learned import Batch, Learned, Objective
+from outpace.learned.learned import Batch, Learned, Objective
 from outpace.train.boosting import accepted_together
 
 

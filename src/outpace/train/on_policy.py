@@ -11,8 +11,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from outpace.core import SamplingParams
-from outpace.drafting.learned import Learned
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
+from outpace.learned.learned import Learned
 from outpace.sampling import key
 from outpace.train.data import Document
 

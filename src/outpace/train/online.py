@@ -25,11 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace import nano_draft_path
 from outpace.core import OutpaceError
 from outpace.drafters import DRAFTERS, LEARNED, load_drafter
 from outpace.drafters.base import Drafter
-from outpace.drafting.learned import Learned
+from outpace.embedded import nano_draft_path
+from outpace.learned.learned import Learned
 from outpace.sequence import Sequence, Step
 from outpace.targets import Target, TargetModel
 from outpace.train.buffer import Buffer, Record, Recording

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from outpace import __version__
+from outpace._version import __version__
 from outpace.core import OutpaceError
 
 PROVENANCE = "provenance.json"

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from outpace.drafting.learned import Batch
+from outpace.learned.learned import Batch
 from outpace.targets.base import Rows, TargetModel
 from outpace.train.data import Document
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from outpace.core import Generation, OutpaceError, SamplingParams
-from outpace.drafters.self_speculative import SelfSpeculative
-from outpace.engine import Engine
+from outpace.drafters.layers.self_speculative import SelfSpeculative
+from outpace.engine.engine import Engine
 from outpace.targets import Target
 
 Measure = Literal["counts", "seconds"]

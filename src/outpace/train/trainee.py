@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outpace.core import OutpaceError
-from outpace.drafting.learned import Batch, Learned
+from outpace.learned.learned import Batch, Learned
 from outpace.sampling import key
 from outpace.train.buffer import Record, batch_of
 from outpace.train.metric import Replay

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, LlamaForCausalLM
 
 from models import tiny_llama
-from outpace.bench.gguf import interleaved, write_gguf
+from outpace.bench.lab.gguf import interleaved, write_gguf
 from outpace.core import OutpaceError, UnsupportedModel
 
 gguf = pytest.importorskip("gguf", reason="needs outpace[gguf]")

@@ -14,11 +14,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from folders import byte_tokenizer
 from outpace import nano_path
-from outpace.bench import growth_folder
-from outpace.bench.growth import Growth, grow
-from outpace.bench.llama_shapes import SHAPES, Shape, check_growth, load_shape
+from outpace.bench.lab import growth_folder
+from outpace.bench.lab.growth import Growth, grow
+from outpace.bench.lab.llama_shapes import SHAPES, Shape, check_growth, load_shape
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
 
 OWN = Shape(hidden_size=32, intermediate_size=40, layers=2, heads=4, kv_heads=2, head_dim=8)
 ALL = Shape(hidden_size=96, intermediate_size=72, layers=7, heads=12, kv_heads=6, head_dim=32)

@@ -15,7 +15,7 @@ from outpace.bench.runs import Request, Run
 from outpace.bench.stock import Stock
 from outpace.console.models import Loaded
 from outpace.core import OutpaceError, SamplingParams
-from outpace.governor import Governor
+from outpace.policy.governor import Governor
 
 TEXTS = ("abcabcabcabc", "xyz", "aaaaaaab")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from outpace.bench import peers
-from outpace.bench.gguf import write_gguf
+from outpace.bench.lab.gguf import write_gguf
 from outpace.bench.methods import LIBRARIES
 from outpace.bench.ours import Ours
 from outpace.bench.peers import Failed, Worker, python_of, versions_of, worker_of

@@ -20,9 +20,9 @@ from outpace.bench import plots
 from outpace.bench.comparison import as_json as comparison_json
 from outpace.bench.comparison import compare
 from outpace.bench.html import page
+from outpace.bench.lab.roof import Limits, Roof, Width, Work
 from outpace.bench.record import Record, as_json, read_rows
 from outpace.bench.remarks import totals
-from outpace.bench.roof import Limits, Roof, Width, Work
 from outpace.bench.rows import Difference, PerStep, Reached, Row
 from outpace.bench.speed import Speed
 from outpace.console import bench_report

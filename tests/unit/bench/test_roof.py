@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from models import tiny_llama
-from outpace.bench import roof
-from outpace.bench.roof import Limits, measure_limits, measure_roof, work_of
+from outpace.bench.lab import roof
+from outpace.bench.lab.roof import Limits, measure_limits, measure_roof, work_of
 from outpace.core import OutpaceError
 from outpace.targets import Target
 from outpace.testing import ToyTarget

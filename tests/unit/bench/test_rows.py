@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from outpace.bench.items import Item, Suite
-from outpace.bench.roof import Limits, Roof, Work
+from outpace.bench.lab.roof import Limits, Roof, Work
 from outpace.bench.rows import Row, rows_of
 from outpace.bench.run import Measured, Settings, Trace
 from outpace.bench.runs import Run

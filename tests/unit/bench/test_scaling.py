@@ -10,9 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from outpace.bench.items import Item, Suite
-from outpace.bench.roof import work_of
-from outpace.bench.run import Settings
-from outpace.bench.scaling import (
+from outpace.bench.lab.roof import work_of
+from outpace.bench.lab.scaling import (
     Point,
     Setting,
     compression,
@@ -21,7 +20,8 @@ from outpace.bench.scaling import (
     line,
     measure_scaling,
 )
-from outpace.bench.scaling_page import as_json, page, verdict
+from outpace.bench.lab.scaling_page import as_json, page, verdict
+from outpace.bench.run import Settings
 from outpace.cli import app
 from outpace.console.models import Loaded
 from outpace.core import OutpaceError

@@ -13,7 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from outpace.bench import roof
+from outpace.bench.lab import roof
 from outpace.bench.ours import Ours
 from outpace.bench.runs import Request, Run
 from outpace.bench.stock import Stock

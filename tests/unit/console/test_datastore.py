@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from outpace.cli import app
 from outpace.console import corpus, datastore
-from outpace.index.datastore import Datastore
-from outpace.index.datastore_header import fingerprint
+from outpace.drafters.retrieval.datastore import Datastore
+from outpace.drafters.retrieval.datastore_header import fingerprint
 
 Run = Callable[..., Any]
 TEXT = "The quick brown fox jumps over the lazy dog. The quick brown fox sleeps.\n"

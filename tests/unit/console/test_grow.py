@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from outpace.bench.llama_shapes import SHAPES, Shape
+from outpace.bench.lab.llama_shapes import SHAPES, Shape
 from outpace.cli import app
 from outpace.console.models import Loaded, load
 from outpace.core import SamplingParams

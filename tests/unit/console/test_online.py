@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from outpace.cli import app
 from outpace.console.models import Loaded
 from outpace.core import SamplingParams
-from outpace.drafters.medusa import MedusaConfig, MedusaHeads
+from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads
 from outpace.train import Online
 
 Run = Callable[..., Any]

@@ -18,7 +18,7 @@ from outpace.cli import app
 from outpace.console.models import Loaded
 from outpace.console.tune import agrees
 from outpace.core import OutpaceError
-from outpace.profile import Profile, load_profile, save_profile
+from outpace.engine.profile import Profile, load_profile, save_profile
 
 tomlkit = pytest.importorskip("tomlkit")
 

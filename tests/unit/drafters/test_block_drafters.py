@@ -13,13 +13,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from learning import Watch
 from models import tiny_llama
 from outpace.core import Draft, OutpaceError, SamplingParams
-from outpace.drafters.cascade import Cascade
-from outpace.drafters.dflash import DFlash, DFlashConfig, DFlashModule
-from outpace.drafters.draft_model import DraftModel
-from outpace.drafters.parallel_tokens import LookAhead, LookAheadConfig, ParallelTokens
-from outpace.drafters.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
-from outpace.drafting.blocks import BlockModule
-from outpace.engine import Engine
+from outpace.drafters.blocks.blocks import BlockModule
+from outpace.drafters.blocks.dflash import DFlash, DFlashConfig, DFlashModule
+from outpace.drafters.blocks.parallel_tokens import LookAhead, LookAheadConfig, ParallelTokens
+from outpace.drafters.blocks.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
+from outpace.drafters.models.cascade import Cascade
+from outpace.drafters.models.draft_model import DraftModel
+from outpace.engine.engine import Engine
 from outpace.targets import Target, TargetModel
 
 TARGET = Target(tiny_llama(vocabulary=12))

@@ -10,14 +10,14 @@ import torch
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
-from outpace.drafters.cascade import Cascade
-from outpace.drafters.draft_model import DraftModel
-from outpace.drafters.jacobi import Jacobi
-from outpace.drafters.lookahead import Lookahead
+from outpace.drafters.copying.prompt_lookup import PromptLookup
+from outpace.drafters.models.cascade import Cascade
+from outpace.drafters.models.draft_model import DraftModel
+from outpace.drafters.models.provisional import Provisional
 from outpace.drafters.none import NoDraft
-from outpace.drafters.prompt_lookup import PromptLookup
-from outpace.drafting.provisional import Provisional
-from outpace.engine import Engine
+from outpace.drafters.parallel.jacobi import Jacobi
+from outpace.drafters.parallel.lookahead import Lookahead
+from outpace.engine.engine import Engine
 from outpace.sampling import Key
 from outpace.sequence import Sequence
 from outpace.testing import ToyTarget, check_drafter

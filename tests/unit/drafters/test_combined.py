@@ -13,9 +13,9 @@ import torch
 from outpace.core import Draft, Generation, OutpaceError, SamplingParams, Stats
 from outpace.drafters import Combined, Drafter, DraftModel, Jacobi, Lookahead, PromptLookup, load_drafter
 from outpace.drafters.base import SequenceDrafter
-from outpace.drafters.token_recycling import TokenRecycling
-from outpace.engine import Engine
-from outpace.governor import Pinned
+from outpace.drafters.copying.token_recycling import TokenRecycling
+from outpace.engine.engine import Engine
+from outpace.policy.governor import Pinned
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import Rows, TargetModel
 from outpace.targets.contrastive import ContrastiveTarget

@@ -14,9 +14,9 @@ import outpace
 from models import tiny_llama
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import draft_model, load_drafter
-from outpace.drafters.draft_model import DraftModel
-from outpace.drafting import runner
-from outpace.engine import Engine
+from outpace.drafters.models.draft_model import DraftModel
+from outpace.drafters.support import runner
+from outpace.engine.engine import Engine
 from outpace.sampling import Key, Stream, noisy_argmax
 from outpace.sequence import KeyedDraw, Sequence
 from outpace.targets import CausalTarget, Output, Rows

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from outpace.core import Draft, OutpaceError, SamplingParams
-from outpace.drafters.draft_model import DraftModel
-from outpace.engine import Engine
+from outpace.drafters.models.draft_model import DraftModel
+from outpace.engine.engine import Engine
 from outpace.sampling import Key, Stream, gumbel, noisy_argmax, noisy_top
 from outpace.sequence import Sequence
 from outpace.targets import Output, Rows

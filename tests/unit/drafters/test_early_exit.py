@@ -11,12 +11,12 @@ import torch
 from learning import Watch, train
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
-from outpace.drafters.combined import Combined
-from outpace.drafters.early_exit import EarlyExit
-from outpace.drafters.prompt_lookup import PromptLookup
-from outpace.drafting.exit_adapter import Adapter, AdapterConfig, Kind
-from outpace.drafting.learned import Batch
-from outpace.engine import Engine
+from outpace.drafters.combined.combined import Combined
+from outpace.drafters.copying.prompt_lookup import PromptLookup
+from outpace.drafters.layers.early_exit import EarlyExit
+from outpace.drafters.layers.exit_adapter import Adapter, AdapterConfig, Kind
+from outpace.engine.engine import Engine
+from outpace.learned.learned import Batch
 from outpace.targets import CausalTarget
 from outpace.testing import ToyTarget, check_drafter
 from outpace.train.data import Document

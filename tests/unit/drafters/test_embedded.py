@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outpace
 from outpace.core import Generation, OutpaceError, SamplingParams
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
 from outpace.targets import TargetModel
 from outpace.testing import ToyTarget
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from outpace.core import Draft, OutpaceError, SamplingParams
-from outpace.drafters.jacobi import Jacobi, JacobiState
-from outpace.engine import Engine
+from outpace.drafters.parallel.jacobi import Jacobi, JacobiState
+from outpace.engine.engine import Engine
 from outpace.sequence import Sequence, Step
 from outpace.testing import ToyTarget, check_drafter
 

@@ -11,9 +11,9 @@ import pytest
 from outpace import drafters
 from outpace.core import OutpaceError
 from outpace.drafters import DRAFTERS, LEARNED, load_drafter
-from outpace.drafters.draft_model import DraftModel
-from outpace.drafters.jacobi import Jacobi
+from outpace.drafters.models.draft_model import DraftModel
 from outpace.drafters.none import NoDraft
+from outpace.drafters.parallel.jacobi import Jacobi
 
 # Drafters that have options without a default.
 WITH_WHAT_IT_NEEDS = {

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outpace.core import Draft, OutpaceError, SamplingParams
-from outpace.drafters.lookahead import Lookahead, LookaheadState, _plant
-from outpace.engine import Engine
+from outpace.drafters.parallel.lookahead import Lookahead, LookaheadState, _plant
+from outpace.engine.engine import Engine
 from outpace.sequence import Step
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import Trie, ancestor_mask

@@ -12,11 +12,11 @@ from learning import train
 from models import tiny_llama
 from outpace.cache import KVCache
 from outpace.core import Draft, OutpaceError, SamplingParams, UnsupportedModel
-from outpace.drafters.combined import Combined
-from outpace.drafters.parallel_tokens import Ahead, LookAhead, LookAheadConfig, ParallelTokens
-from outpace.drafting.draws import Noise
-from outpace.drafting.learned import Batch
-from outpace.engine import Engine
+from outpace.drafters.blocks.parallel_tokens import Ahead, LookAhead, LookAheadConfig, ParallelTokens
+from outpace.drafters.combined.combined import Combined
+from outpace.drafters.support.draws import Noise
+from outpace.engine.engine import Engine
+from outpace.learned.learned import Batch
 from outpace.sampling import Logits
 from outpace.sequence import Sequence, Step
 from outpace.targets import CausalTarget, Output, Rows, TargetModel

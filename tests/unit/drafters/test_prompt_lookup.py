@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from outpace.core import Draft, OutpaceError, SamplingParams
-from outpace.drafters.prompt_lookup import PromptLookup
-from outpace.engine import Engine
+from outpace.drafters.copying.prompt_lookup import PromptLookup
+from outpace.engine.engine import Engine
 from outpace.sampling import Key
 from outpace.sequence import Sequence
 from outpace.testing import ToyTarget, check_drafter

@@ -9,10 +9,10 @@ import pytest
 
 from dictation import Dictation
 from outpace.core import OutpaceError, SamplingParams
+from outpace.drafters.copying.prompt_lookup import PromptLookup
+from outpace.drafters.copying.reference import Reference
 from outpace.drafters.none import NoDraft
-from outpace.drafters.prompt_lookup import PromptLookup
-from outpace.drafters.reference import Reference
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import is_chain
 

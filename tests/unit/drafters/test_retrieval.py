@@ -13,10 +13,10 @@ import outpace
 from folders import byte_tokenizer, save_llama
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import load_drafter
-from outpace.drafters.retrieval import Retrieval
-from outpace.engine import Engine
-from outpace.index.datastore_header import fingerprint
-from outpace.index.datastore_writer import DatastoreWriter
+from outpace.drafters.retrieval.datastore_header import fingerprint
+from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
+from outpace.drafters.retrieval.retrieval import Retrieval
+from outpace.engine.engine import Engine
 from outpace.sampling import Key
 from outpace.sequence import Sequence
 from outpace.testing import ToyTarget, check_drafter

@@ -12,12 +12,12 @@ from transformers import LlamaForCausalLM
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters import load_drafter
-from outpace.drafters.cascade import Cascade
-from outpace.drafters.combined import Combined
-from outpace.drafters.draft_model import DraftModel
-from outpace.drafters.prompt_lookup import PromptLookup
-from outpace.drafters.self_speculative import SelfSpeculative
-from outpace.engine import Engine
+from outpace.drafters.combined.combined import Combined
+from outpace.drafters.copying.prompt_lookup import PromptLookup
+from outpace.drafters.layers.self_speculative import SelfSpeculative
+from outpace.drafters.models.cascade import Cascade
+from outpace.drafters.models.draft_model import DraftModel
+from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows
 from outpace.testing import ToyTarget, check_drafter
 

@@ -8,8 +8,8 @@ import pytest
 
 from dictation import Dictation
 from outpace.core import Draft, OutpaceError, SamplingParams
-from outpace.drafters.suffix import Suffix
-from outpace.engine import Engine
+from outpace.drafters.copying.suffix import Suffix
+from outpace.engine.engine import Engine
 from outpace.sampling import Key
 from outpace.sequence import Sequence
 from outpace.testing import ToyTarget, check_drafter

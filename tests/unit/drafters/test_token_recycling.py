@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from outpace.core import Draft, OutpaceError, SamplingParams
-from outpace.drafters.token_recycling import TokenRecycling, TokenRecyclingState, chance, template
-from outpace.engine import Engine
+from outpace.drafters.copying.token_recycling import TokenRecycling, TokenRecyclingState, chance, template
+from outpace.engine.engine import Engine
 from outpace.sampling import Key
 from outpace.sequence import Sequence, Step
 from outpace.testing import ToyTarget, check_drafter

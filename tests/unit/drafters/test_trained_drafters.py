@@ -14,13 +14,13 @@ from learning import Watch, train
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.base import Drafter
-from outpace.drafters.dflash import DFlash, DFlashConfig, DFlashModule
-from outpace.drafters.eagle import Eagle
-from outpace.drafters.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
-from outpace.drafting.eagle_config import EagleConfig
-from outpace.drafting.eagle_module import EagleModule
-from outpace.drafting.learned import Learned
-from outpace.engine import Engine
+from outpace.drafters.blocks.dflash import DFlash, DFlashConfig, DFlashModule
+from outpace.drafters.blocks.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
+from outpace.drafters.eagle.eagle import Eagle
+from outpace.drafters.eagle.eagle_config import EagleConfig
+from outpace.drafters.eagle.eagle_module import EagleModule
+from outpace.engine.engine import Engine
+from outpace.learned.learned import Learned
 from outpace.sampling import Stream, noisy_argmax
 from outpace.targets import Target, TargetModel
 from outpace.testing import ToyTarget, check_drafter

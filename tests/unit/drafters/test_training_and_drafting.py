@@ -20,20 +20,20 @@ from models import tiny_llama
 from outpace.core import SamplingParams
 from outpace.drafters import Blockwise, Hydra, Medusa
 from outpace.drafters.base import Drafter
-from outpace.drafters.blockwise import BlockwiseConfig, BlockwiseHeads
-from outpace.drafters.dflash import DFlash, DFlashConfig, DFlashModule
-from outpace.drafters.eagle import Eagle
-from outpace.drafters.early_exit import EarlyExit
-from outpace.drafters.hydra import HydraConfig, HydraHeads
-from outpace.drafters.medusa import MedusaConfig, MedusaHeads
-from outpace.drafters.parallel_tokens import LookAhead, LookAheadConfig, ParallelTokens
-from outpace.drafters.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
-from outpace.drafting.eagle_config import EagleConfig
-from outpace.drafting.eagle_module import EagleModule
-from outpace.drafting.exit_adapter import Adapter, AdapterConfig
-from outpace.drafting.learned import Batch, Learned
-from outpace.engine import Engine
-from outpace.governor import Outcome, Plan
+from outpace.drafters.blocks.dflash import DFlash, DFlashConfig, DFlashModule
+from outpace.drafters.blocks.parallel_tokens import LookAhead, LookAheadConfig, ParallelTokens
+from outpace.drafters.blocks.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
+from outpace.drafters.eagle.eagle import Eagle
+from outpace.drafters.eagle.eagle_config import EagleConfig
+from outpace.drafters.eagle.eagle_module import EagleModule
+from outpace.drafters.heads.blockwise import BlockwiseConfig, BlockwiseHeads
+from outpace.drafters.heads.hydra import HydraConfig, HydraHeads
+from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads
+from outpace.drafters.layers.early_exit import EarlyExit
+from outpace.drafters.layers.exit_adapter import Adapter, AdapterConfig
+from outpace.engine.engine import Engine
+from outpace.learned.learned import Batch, Learned
+from outpace.policy.governor import Outcome, Plan
 from outpace.targets import Target
 from outpace.train.data import Document
 from outpace.train.reading import read_batch

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
-from outpace.drafters.draft_model import DraftModel
-from outpace.engine import Engine
+from outpace.drafters.models.draft_model import DraftModel
+from outpace.engine.engine import Engine
 from outpace.sampling import Key
 from outpace.sequence import Sequence
 from outpace.targets import Rows

@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList, SynthIDTextWatermarkingConfig, Top
 
 import outpace
 from outpace.drafters import DRAFTERS, LEARNED
-from outpace.index.datastore_writer import DatastoreWriter
+from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
 from unit.hf.tiny import make
 
 WARPERS: dict[str, dict[str, Any]] = {

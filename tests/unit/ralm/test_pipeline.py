@@ -16,7 +16,7 @@ from scipy.stats import chisquare
 
 from outpace.core import ContextOverflow, OutpaceError, SamplingParams
 from outpace.drafters import DraftModel
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
 from outpace.ralm import BM25Retriever, DenseRetriever, RalmGeneration, RalmPipeline, Speculation
 from outpace.targets import Output, Rows
 from outpace.testing import ToyTarget

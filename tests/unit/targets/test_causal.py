@@ -12,7 +12,7 @@ import transformers
 
 from outpace import Engine, SamplingParams, Target
 from outpace.core import OutpaceError
-from outpace.drafters.lookahead import Lookahead
+from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.targets import CausalTarget, Rows
 from zoo.families import FAMILIES, VOCABULARY
 

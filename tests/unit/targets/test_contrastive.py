@@ -20,7 +20,7 @@ from lossless.trained import with_trained
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters import Drafter, DraftModel, load_drafter
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
 from outpace.sampling import Key, gumbel
 from outpace.targets import ContrastiveTarget, Output, Rows, Target, TargetModel
 from outpace.testing import ToyTarget, check_drafter

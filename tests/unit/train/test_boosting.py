@@ -14,10 +14,10 @@ import torch
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import Combined, DraftModel
-from outpace.drafters.medusa import MedusaConfig, MedusaHeads
-from outpace.drafting.draft_module import DraftConfig, DraftModule
-from outpace.drafting.learned import Learned
-from outpace.engine import Engine
+from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads
+from outpace.drafters.models.draft_module import DraftConfig, DraftModule
+from outpace.engine.engine import Engine
+from outpace.learned.learned import Learned
 from outpace.targets import Target
 from outpace.train import data
 from outpace.train.boosting import accepted_together, fingerprint, load_earlier, still_wrong

@@ -21,9 +21,9 @@ from transformers import (
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import LEARNED, DraftModel
-from outpace.drafting.draft_module import CheckpointConfig, DraftConfig, DraftModule
-from outpace.drafting.learned import Batch
-from outpace.engine import Engine
+from outpace.drafters.models.draft_module import CheckpointConfig, DraftConfig, DraftModule
+from outpace.engine.engine import Engine
+from outpace.learned.learned import Batch
 from outpace.targets import Target
 from outpace.testing import ToyTarget
 from outpace.train import data

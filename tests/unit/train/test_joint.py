@@ -17,12 +17,12 @@ from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import Eagle, Medusa
 from outpace.drafters.base import Drafter
-from outpace.drafters.medusa import MedusaConfig, MedusaHeads
-from outpace.drafters.parallel_tokens import LookAhead, LookAheadConfig
-from outpace.drafting.eagle_config import EagleConfig
-from outpace.drafting.eagle_module import EagleModule
-from outpace.drafting.learned import Learned
-from outpace.engine import Engine
+from outpace.drafters.blocks.parallel_tokens import LookAhead, LookAheadConfig
+from outpace.drafters.eagle.eagle_config import EagleConfig
+from outpace.drafters.eagle.eagle_module import EagleModule
+from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads
+from outpace.engine.engine import Engine
+from outpace.learned.learned import Learned
 from outpace.targets import Target, TargetModel
 from outpace.targets.base import Rows
 from outpace.testing import ToyTarget

@@ -16,10 +16,10 @@ from torch import Tensor
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import DRAFTERS, LEARNED, Combined, Medusa, PromptLookup
-from outpace.drafters.medusa import MedusaConfig, MedusaHeads
-from outpace.drafting.learned import Learned
-from outpace.engine import Engine
-from outpace.governor import Pinned
+from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads
+from outpace.engine.engine import Engine
+from outpace.learned.learned import Learned
+from outpace.policy.governor import Pinned
 from outpace.targets import Target, TargetModel
 from outpace.testing import ToyTarget
 from outpace.train import Learning, Online

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outpace.core import Draft, SamplingParams
 from outpace.drafters import load_drafter
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
 from outpace.sampling import Logits
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import Rows

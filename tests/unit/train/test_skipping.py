@@ -11,7 +11,7 @@ import torch
 from models import tiny_llama
 from outpace.core import Generation, OutpaceError, SamplingParams, Stats, UnsupportedModel
 from outpace.drafters import load_drafter
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget
 from outpace.testing import ToyTarget
 from outpace.train.skipping import SkippedLayers, _judge, find_skipped_layers

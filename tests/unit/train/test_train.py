@@ -18,8 +18,8 @@ from learning import train as learn
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import LEARNED, Medusa
-from outpace.drafters.medusa import MedusaConfig, MedusaHeads
-from outpace.engine import Engine
+from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads
+from outpace.engine.engine import Engine
 from outpace.targets import Target
 from outpace.targets.base import Rows
 from outpace.testing import ToyTarget

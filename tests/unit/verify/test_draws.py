@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outpace.core import Generation, OutpaceError, SamplingParams
 from outpace.drafters import DRAFTERS, DraftModel, load_drafter
-from outpace.engine import Engine
+from outpace.engine.engine import Engine
 from outpace.sampling import Key, Logits, Stream
 from outpace.sequence import KeyedDraw, Sequence
 from outpace.testing import ToyTarget

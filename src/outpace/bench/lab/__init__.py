@@ -1,0 +1,1 @@
+"""What surrounds the benchmark: models grown to a size, scaling laws, rooflines, GGUF files."""

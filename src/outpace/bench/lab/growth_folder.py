@@ -1,0 +1,105 @@
+"""A grown model as a folder that transformers loads: written shard by shard, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors.torch import save_file
+
+from outpace.bench.lab.growth import Growth
+from outpace.core import OutpaceError
+
+GROWTH = "growth.json"
+_INDEX = "model.safetensors.index.json"
+
+
+def check_folder(out: Path) -> None:
+    """Refuse a folder that holds something already, or that cannot be made.
+
+    Raises:
+        OutpaceError: the message says why.
+    """
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise OutpaceError(f"{out} exists and would be lost; give another --out")
+    if not out.parent.is_dir():
+        raise OutpaceError(f"cannot write {out}: no such folder: {out.parent}")
+
+
+def shape_of(folder: str | Path) -> str | None:
+    """The name of the shape that a folder's model was grown to; None where it was not grown.
+
+    Raises:
+        OutpaceError: the folder's note of it is broken.
+    """
+    note = Path(folder) / GROWTH
+    if not note.is_file():
+        return None
+    try:
+        return str(json.loads(note.read_text("utf-8"))["like"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OutpaceError(f"{note} is broken ({error}); grow the model anew, or delete that file") from None
+
+
+def save(
+    growth: Growth,
+    tokenizer: Any,
+    out: Path,
+    facts: dict[str, Any],
+    shard_size: int | str = "2GB",
+    report: Callable[[], None] = lambda: None,
+) -> int:
+    """Write a grown model and its tokenizer, and say how many shards there are.
+
+    Only one shard is in memory at a time.
+
+    Args:
+        out: the folder, new or empty.
+        facts: what ``growth.json`` is to say of where it came from.
+        shard_size: bytes of a shard at most, or as ``2GB``; a tensor that has more is a shard of its own.
+        report: called after each tensor.
+
+    Raises:
+        OutpaceError: the folder cannot be written, or the disk has no room.
+    """
+    check_folder(out)
+    empty = {
+        name: torch.empty(size, dtype=growth.dtype, device="meta") for name, size in growth.names.items()
+    }
+    split = split_torch_state_dict_into_shards(empty, max_shard_size=shard_size)
+    total = growth.parameters * growth.dtype.itemsize
+    free = shutil.disk_usage(out.parent).free
+    if total >= free:
+        raise OutpaceError(
+            f"the grown model has {total / 1e9:.1f} GB, and {out.parent} {free / 1e9:.1f} GB of room; choose "
+            "another place, --dtype bfloat16, or a smaller shape"
+        )
+    draft = out.with_name(out.name + ".part")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    try:
+        growth.config.architectures = [growth.model_class.__name__]
+        growth.config.save_pretrained(draft)
+        growth.generation_config.save_pretrained(draft)
+        tokenizer.save_pretrained(draft)
+        (draft / GROWTH).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+        for file, names in split.filename_to_tensors.items():
+            shard = {}
+            for name in names:
+                shard[name] = growth.tensor(name)
+                report()
+            save_file(shard, draft / file, {"format": "pt"})
+        if split.is_sharded:
+            index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+            (draft / _INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+        if out.is_dir():
+            out.rmdir()
+        draft.replace(out)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return len(split.filename_to_tensors)

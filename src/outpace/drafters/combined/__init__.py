@@ -1,0 +1,1 @@
+"""Several drafters at once, and the record of how often each is right."""

@@ -1,0 +1,242 @@
+"""Several drafters at once, their trees merged into one (as SpecInfer merges those of several draft models:
+Miao et al. 2023, arXiv 2305.09781, section 3).
+
+A node that several parts propose is drafted once. Which nodes are worth their row is measured: by the parts
+that propose a node, its depth, and the chance they state or its place among its siblings, how often such a
+node was right where its parent was. The target's tokens tell that of every node proposed, drafted or not, so
+all parts are measured all the time and none needs to be tried out (Liu et al. 2025, Not-a-Bandit, arXiv
+2510.20064, for the choice of one draft model). A node is right with the product of the chances on the way to
+it, and the likeliest are drafted, whosever they are: the part that earns more per node gets more of them.
+How many are is what gives most tokens for the time (Leviathan et al. 2023, arXiv 2211.17192, theorem 3.8, for
+a tree), where a row costs a given share of a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from outpace.core import Draft, OutpaceError
+from outpace.drafters.base import Drafter
+from outpace.drafters.combined.ledger import Guesses, Ledger, worthwhile
+from outpace.drafters.combined.share import Share
+from outpace.sequence import Sequence, Step
+from outpace.targets.base import TargetModel
+
+_CPU_ROW, _ROW = 0.06, 0.01  # steps that a row costs, on a CPU and elsewhere
+_ROUND = 16  # steps after which each part has had its minimum
+_NOTHING, _NO_GUESSES = Draft(), Guesses()
+
+Layers = list[tuple[int, ...]]  # those of the target that each part reads
+
+
+class Shared(NamedTuple):
+    """What the sequences of an engine share: that of each part, what was measured, and what a row costs."""
+
+    prepared: list[Any]
+    ledger: Ledger
+    layers: Layers
+    row_cost: float
+
+
+@dataclass
+class CombinedState:
+    """A sequence's states of the parts, what they proposed last, and where that is in the draft.
+
+    ``nodes[part][node]`` is the node of the draft that stands for a part's node; -1 where none does.
+    ``guesses`` is all that they proposed, as one tree.
+    """
+
+    sequence: Sequence
+    states: list[Any]
+    ledger: Ledger
+    layers: Layers
+    row_cost: float
+    steps: int = 0
+    proposals: list[Draft] = field(default_factory=list)
+    nodes: list[list[int]] = field(default_factory=list)
+    guesses: Guesses = field(default_factory=Guesses)
+
+
+@dataclass(frozen=True)
+class Combined(Drafter[CombinedState]):
+    """Several drafters at once: their trees merged, and rows given to the nodes that are likeliest right.
+
+    All parts draft in every step, also what gets no row then: whether a costly part, such as one with a
+    draft model, is worth its time is for you to say. One part alone drafts as if it were not combined.
+
+    Attributes:
+        parts: the drafters, all different, as in ``combined:(lookahead:window=5)+(prompt_lookup)``.
+        nodes: tokens drafted in a step at most, at least 1.
+        row_cost: steps of plain decoding that a further row of a forward is taken to cost, at least 0. The
+            likeliest nodes are drafted, while one more means more tokens for the time. 0: all of them. None:
+            0.06 on a CPU, as measured with a small model; taken to be 0.01 elsewhere.
+        minimum: nodes that each part gets every sixteenth step in any case, so that one that learns from its
+            rows can come back.
+        share: measure all sequences of an engine together; otherwise each starts knowing nothing. (Under
+            ``rejection`` the tokens of a seed depend on the drafts, so, shared, on the requests before.)
+    """
+
+    parts: tuple[Drafter[Any], ...]
+    nodes: int = 64
+    row_cost: float | None = None
+    minimum: int = 4
+    share: bool = True
+
+    paper: ClassVar[str] = (
+        "Miao et al. 2023, SpecInfer (arXiv 2305.09781), for the merged tree; Liu et al. 2025, Not-a-Bandit: "
+        "Provably No-Regret Drafter Selection in Speculative Decoding for LLMs (arXiv 2510.20064), for the "
+        "measuring"
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", tuple(self.parts))
+        for place, part in enumerate(self.parts):
+            if not isinstance(part, Drafter):
+                raise OutpaceError(
+                    f"combined: a part is a drafter, as in load_drafter('lookahead'), not {part!r}"
+                )
+            if part in self.parts[:place]:
+                raise OutpaceError(
+                    f"combined: {type(part).__name__} is given twice with the same options; what it proposes "
+                    "is drafted once anyway, so leave one out"
+                )
+        if not self.parts:
+            raise OutpaceError("combined: give it parts, as in combined:(lookahead)+(prompt_lookup)")
+        for name, value, least in (("nodes", self.nodes, 1), ("minimum", self.minimum, 0)):
+            if value < least:
+                raise OutpaceError(f"combined: {name} must be at least {least}, not {value}")
+        if self.row_cost is not None and not 0 <= self.row_cost < math.inf:
+            raise OutpaceError(f"combined: row_cost must be a number from 0 on, not {self.row_cost}")
+
+    @property
+    def probabilities(self) -> bool:
+        return len(self.parts) == 1 and self.parts[0].probabilities
+
+    @property
+    def trees(self) -> bool:
+        return len(self.parts) > 1 or self.parts[0].trees
+
+    @property
+    def widths(self) -> tuple[int, ...] | None:
+        return self.parts[0].widths if len(self.parts) == 1 else None
+
+    @property
+    def ramp(self) -> int:
+        return max(part.ramp for part in self.parts)
+
+    @property
+    def reads_references(self) -> bool:
+        return any(part.reads_references for part in self.parts)
+
+    def prepare(self, target: TargetModel) -> Shared:
+        prepared = [part.prepare(target) for part in self.parts]
+        layers = [part.hidden_layers(own) for part, own in zip(self.parts, prepared, strict=True)]
+        usual = _CPU_ROW if target.device.type == "cpu" else _ROW
+        return Shared(prepared, Ledger(), layers, usual if self.row_cost is None else self.row_cost)
+
+    def hidden_layers(self, shared: Shared) -> tuple[int, ...]:
+        return tuple(sorted({layer for own in shared.layers for layer in own}))
+
+    def start(self, sequence: Sequence, shared: Shared) -> CombinedState:
+        ledger = shared.ledger if self.share else Ledger()
+        state = CombinedState(sequence, [], ledger, shared.layers, shared.row_cost)
+        self._clear(state)
+        try:
+            for part, own in zip(self.parts, shared.prepared, strict=True):
+                state.states.append(part.start(sequence, own))
+        except BaseException:
+            self.stop(state)
+            raise
+        return state
+
+    def read(self, states: Seq[CombinedState], hidden: Seq[Mapping[int, Tensor]]) -> None:
+        for place, layers in enumerate(states[0].layers):
+            if layers:
+                own = [{layer: rows[layer] for layer in layers} for rows in hidden]
+                self.parts[place].read([state.states[place] for state in states], own)
+
+    def stop(self, state: CombinedState) -> None:
+        for part, own in zip(self.parts, state.states, strict=False):  # fewer states where a start failed
+            part.stop(own)
+
+    def revise(self, state: CombinedState, unchanged: int) -> bool:
+        self._clear(state)
+        own = zip(self.parts, state.states, strict=True)
+        return all(part.revise(of_part, unchanged) for part, of_part in own)
+
+    def propose(self, states: Seq[CombinedState]) -> list[Draft]:
+        proposals = [part.propose([s.states[place] for s in states]) for place, part in enumerate(self.parts)]
+        return [
+            self._merge(state, [drafts[place] for drafts in proposals]) for place, state in enumerate(states)
+        ]
+
+    def observe(self, states: Seq[CombinedState], steps: Seq[Step]) -> None:
+        for place, part in enumerate(self.parts):
+            own = [
+                Share(step, state.proposals[place], state.nodes[place], state.layers[place])
+                for state, step in zip(states, steps, strict=True)
+            ]
+            part.observe([state.states[place] for state in states], own)
+        for state, step in zip(states, steps, strict=True):
+            self._count(state, step)
+            state.ledger.note(state.guesses, step.tokens)
+            self._clear(state)
+
+    def _count(self, state: CombinedState, step: Step) -> None:
+        """Each part's share of what was drafted and accepted."""
+        if len(self.parts) > 1:
+            verified, accepted = set(step.kept), {step.kept[node] for node in step.path}
+            for part, nodes in zip(self.parts, map(set, state.nodes), strict=True):
+                name = type(part).__name__
+                state.sequence.stats.count(f"{name} drafted", len(verified & nodes))
+                state.sequence.stats.count(f"{name} accepted", len(accepted & nodes))
+
+    def _clear(self, state: CombinedState) -> None:
+        state.proposals, state.nodes = [_NOTHING] * len(self.parts), [[]] * len(self.parts)
+        state.guesses = _NO_GUESSES
+
+    def _merge(self, state: CombinedState, proposals: list[Draft]) -> Draft:
+        """The draft of a sequence, the likeliest nodes first."""
+        state.proposals = proposals
+        state.steps += 1
+        if len(proposals) == 1:
+            state.nodes = [list(range(len(proposals[0])))]
+            return proposals[0]
+        chosen = [self._chosen(state.sequence, *own) for own in enumerate(proposals)]
+        state.guesses, maps = Guesses.merged(chosen)
+        kept = self._choose(state, state.ledger.worth(state.guesses), maps)
+        place = {node: new for new, node in enumerate(kept)} | {-1: -1}
+        state.nodes = [[place.get(node, -1) for node in nodes] for nodes in maps]
+        tokens, parents = state.guesses.tokens, state.guesses.parents
+        return Draft(tuple(tokens[node] for node in kept), tuple(place[parents[node]] for node in kept))
+
+    def _choose(self, state: CombinedState, worth: Seq[float], maps: Seq[Seq[int]]) -> list[int]:
+        """The nodes of the merged tree to draft, parents first: a child is worth no more than its parent."""
+        budget = self.nodes if state.sequence.budget is None else min(self.nodes, state.sequence.budget)
+        order = sorted(range(len(worth)), key=worth.__getitem__, reverse=True)  # equals in their order
+        wanted = order[: worthwhile([worth[node] for node in order], state.row_cost)]
+        turn = state.steps % _ROUND
+        if turn >= len(maps):
+            return wanted[:budget]
+        granted = set(maps[turn][: self.minimum])
+        first = [node for node in order if node in granted]
+        chosen = {*[*first, *(node for node in wanted if node not in granted)][:budget]}
+        return [node for node in order if node in chosen]
+
+    def _chosen(self, sequence: Sequence, place: int, draft: Draft) -> Draft:
+        """A part's draft as if it had not been sampled: the match verifier asks for tokens alone."""
+        if draft.distributions is None:
+            return draft
+        if not sequence.key.coupled:
+            raise OutpaceError(
+                f"combined: {type(self.parts[place]).__name__} samples its tokens, which this verifier "
+                "weighs by their distributions, and a merged tree has none; use verifier='match', or let "
+                "it draft greedily (draft_model:draws=greedy)"
+            )
+        return Draft(draft.tokens, draft.parents, chances=draft.chances)

@@ -1,0 +1,135 @@
+"""Prompt lookup decoding (Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding).
+
+What followed the last few tokens when they occurred before, in the prompt or in the output, is a good guess
+of what follows them now. Costs no model and no training; works where answers quote their prompt or
+themselves.
+
+What differs from the original: it takes the first match of one length and drafts as many tokens after a
+weak match as after a strong one. Here several matches are followed at once and merged into a tree, each
+guess weighed by the length of the matches that speak for it, and only guesses that are worth their row are
+drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any, ClassVar
+
+from outpace.core import Draft, OutpaceError
+from outpace.drafters.base import SequenceDrafter
+from outpace.drafters.copying.ngram_index import Match, NgramIndex
+from outpace.sequence import Sequence
+
+# A guess that may become a node: (-chance, parent, which child), then token, depth and the matches behind it.
+Guess = tuple[float, int, int, int, int, list[Match]]
+
+
+@dataclass
+class PromptLookupState:
+    """A sequence, and its text by n-grams."""
+
+    sequence: Sequence
+    index: NgramIndex
+
+
+@dataclass(frozen=True)
+class PromptLookup(SequenceDrafter[PromptLookupState]):
+    """Prompt lookup: drafts what followed earlier occurrences of the last few tokens.
+
+    Attributes:
+        max_ngram: the longest n-gram looked up, at least 1.
+        min_ngram: the shortest, from 1 to ``max_ngram``.
+        num_tokens: tokens drafted in a step at most.
+        branches: matches followed at once; the draft branches where they differ. 1 drafts chains.
+        threshold: the least estimated chance of acceptance for which a token is drafted, in [0, 1]. Higher
+            where wide forwards are costly.
+    """
+
+    max_ngram: int = 5
+    min_ngram: int = 1
+    num_tokens: int = 16
+    branches: int = 4
+    threshold: float = 0.1
+
+    paper: ClassVar[str] = (
+        "Saxena 2023, Prompt Lookup Decoding (https://github.com/apoorvumang/prompt-lookup-decoding)"
+    )
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("min_ngram", self.min_ngram, 1),
+            ("max_ngram", self.max_ngram, self.min_ngram),
+            ("num_tokens", self.num_tokens, 1),
+            ("branches", self.branches, 1),
+        ):
+            if value < least:
+                raise OutpaceError(f"prompt_lookup: {name} must be at least {least}, not {value}")
+        if not 0 <= self.threshold <= 1:
+            raise OutpaceError(f"prompt_lookup: threshold must be between 0 and 1, not {self.threshold}")
+
+    @property
+    def trees(self) -> bool:
+        return self.branches > 1
+
+    def start(self, sequence: Sequence, shared: Any) -> PromptLookupState:
+        index = NgramIndex(sequence.tokens, self.max_ngram, self.min_ngram)
+        index.update()  # the prompt now, or it would count as the time of the first draft
+        return PromptLookupState(sequence, index)
+
+    def draft(self, state: PromptLookupState) -> Draft:
+        tokens: list[int] = []
+        parents: list[int] = []
+        chances: list[float] = []
+        guesses: list[Guess] = []
+        stops, budget = state.sequence.stop_tokens, state.sequence.budget
+        most = self.num_tokens if budget is None else min(self.num_tokens, budget)
+        state.index.update()  # not after each step: while nothing is drafted, nothing need be known
+        matches = state.index.matches(self.branches)
+        self._guess(state.index, guesses, matches, parent=-1, depth=0, chance=1.0)
+        while guesses and len(tokens) < most:
+            chance, parent, _, token, depth, matches = heappop(guesses)
+            tokens.append(token)
+            parents.append(parent)
+            chances.append(-chance)
+            if token not in stops:
+                self._guess(state.index, guesses, matches, len(tokens) - 1, depth + 1, -chance)
+        return Draft(tokens, parents, chances=chances)
+
+    def revise(self, state: PromptLookupState, unchanged: int) -> bool:
+        state.index.revise(unchanged)
+        return True
+
+    def _guess(
+        self,
+        index: NgramIndex,
+        guesses: list[Guess],
+        matches: Seq[Match],
+        parent: int,
+        depth: int,
+        chance: float,
+    ) -> None:
+        """Put the children of a node among the guesses. ``chance``: that the node itself is accepted.
+
+        In turn, the longest first, each match stakes a share of what is left of the chance on its own next
+        token. By that depth a match of n tokens is n + depth long, or the node would not be accepted.
+        """
+        said: dict[int, tuple[float, list[Match]]] = {}
+        for match in matches:
+            token = index.follow(match, depth)
+            stake = chance * _trust(match.length + depth)
+            chance -= stake
+            before, agreeing = said.get(token, (0.0, []))
+            said[token] = (before + stake, [*agreeing, match])
+        for place, (token, (total, agreeing)) in enumerate(said.items()):
+            if total >= self.threshold:
+                heappush(guesses, (-total, parent, place, token, depth, agreeing))
+
+
+def _trust(length: int) -> float:
+    """How often what followed the latest match of this length follows again: fitted on GSM8K and HumanEval.
+
+    Measured 0.35 to 0.37 for a match of 1, 0.54 for 2, 0.67 to 0.73 for 3, 0.83 to 0.89 for 7.
+    """
+    return length / (length + 2)

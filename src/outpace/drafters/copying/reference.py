@@ -1,0 +1,250 @@
+"""Copies from texts that come with the request: an earlier version, a predicted output, documents.
+
+LLMA (Yang et al. 2023, arXiv 2304.04487, section 3) finds the output's last tokens in a reference and drafts
+what follows there. Aggressive decoding (Sun, Ge, Wei, Wang 2021, arXiv 2106.04970, section 3) drafts the
+input from its beginning, and after a difference goes on where the two texts agree again. With Predicted
+Outputs (OpenAI 2024) the request brings the text.
+
+What differs: the step after an edit does not wait for an n-gram to agree. It drafts several ways in which the
+text may go on (so many tokens were replaced, put in, left out) as branches of one tree. An n-gram that occurs
+often is looked for near the place where the output left the text. Several references are followed at once. A
+draft grows while copies are accepted whole, and shrinks while they are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from outpace.core import Draft, OutpaceError
+from outpace.drafters.base import SequenceDrafter
+from outpace.drafters.copying.ngram_places import NgramPlaces, nearest
+from outpace.sequence import Sequence, Step
+from outpace.tree import Trie
+
+_SURE = 2  # tokens in a row that agree: the text is being copied there
+_NEAR = 8  # tokens from the place where the output left a text: one token that agrees will do there
+_LONGEST_EDIT = 8  # output tokens of an edit after which the ways to go on are no longer guessed
+
+
+@dataclass(eq=False)
+class Trail:
+    """Where the output is in one reference.
+
+    Attributes:
+        text: the reference's tokens.
+        index: its n-grams.
+        place: the token to be copied next, or, off the trail, the one where the output left it.
+        away: output tokens since then; 0 on the trail; None: it was never on it.
+        run: tokens in a row that agreed.
+    """
+
+    text: tuple[int, ...]
+    index: NgramPlaces
+    place: int = 0
+    away: int | None = None
+    run: int = 0
+
+    def near(self, place: int) -> bool:
+        return self.away is not None and abs(place - self.place) <= _NEAR
+
+    def follow(self, place: int, run: int, away: int) -> None:
+        """The output agreed with the text up to ``place``, and has said ``away`` other tokens since."""
+        self.place, self.run, self.away = place, run, away
+
+    def lose(self, tokens: int) -> None:
+        """The output has said so many other tokens."""
+        self.away = None if self.away is None else self.away + tokens
+
+
+@dataclass(eq=False)
+class Lead:
+    """A place of a reference that may be copied from.
+
+    Attributes:
+        evidence: how many tokens before it are the output's last ones, if that says something.
+        nodes: those of the draft that were copied from it.
+    """
+
+    trail: Trail
+    place: int
+    evidence: int
+    nodes: list[int] = field(default_factory=list)
+
+    def grow(self, trie: Trie, count: int, budget: int, stops: frozenset[int]) -> bool:
+        """Copy so many tokens more, if the budget of nodes allows it; False if the copy ends with them."""
+        place = self.place + len(self.nodes)
+        text = self.trail.text[place : place + count]
+        ends = next((i for i, token in enumerate(text, 1) if token in stops), None)
+        self.nodes += trie.add(text[:ends], under=self.nodes[-1] if self.nodes else -1, budget=budget)
+        return ends is None and len(text) == count
+
+    def agreed(self, tokens: Seq[int]) -> int:
+        """How many of these tokens the text has at the place."""
+        text = self.trail.text[self.place : self.place + len(tokens)]
+        for count, (own, token) in enumerate(zip(text, tokens, strict=False)):
+            if own != token:
+                return count
+        return len(text)
+
+
+@dataclass
+class ReferenceState:
+    """A sequence, its references, what may be copied next, the best first, and how much to draft."""
+
+    sequence: Sequence
+    trails: list[Trail]
+    length: int
+    leads: list[Lead] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Reference(SequenceDrafter[ReferenceState]):
+    """Copies from the request's references, and finds its way back after an edit.
+
+    The first reference is drafted from its beginning; the others from where the output's last tokens are
+    found in them. A request brings its references: ``engine.add(prompt, params, references=[ids, ...])``.
+
+    Attributes:
+        num_tokens: tokens drafted in a step at first, and at most while copies are not accepted whole.
+        max_tokens: tokens drafted in a step at most: the draft doubles while copies are accepted whole.
+        max_ngram: the longest n-gram looked up, at least 1.
+        branches: places copied from at once; the draft branches where they disagree. 1 drafts chains.
+        prompt: where a request has no references, copy from its prompt. (transformers' generate() has no
+            argument for references.)
+    """
+
+    num_tokens: int = 16
+    max_tokens: int = 96
+    max_ngram: int = 4
+    branches: int = 3
+    prompt: bool = True
+
+    paper: ClassVar[str] = (
+        "Yang et al. 2023, Inference with Reference (arXiv 2304.04487); Sun et al. 2021, Instantaneous "
+        "Grammatical Error Correction with Shallow Aggressive Decoding (arXiv 2106.04970)"
+    )
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("num_tokens", self.num_tokens, 1),
+            ("max_tokens", self.max_tokens, self.num_tokens),
+            ("max_ngram", self.max_ngram, 1),
+            ("branches", self.branches, 1),
+        ):
+            if value < least:
+                raise OutpaceError(f"reference: {name} must be at least {least}, not {value}")
+
+    @property
+    def trees(self) -> bool:
+        return self.branches > 1
+
+    @property
+    def reads_references(self) -> bool:
+        return True
+
+    def start(self, sequence: Sequence, shared: Any) -> ReferenceState:
+        texts = [_ended(text, sequence) for text in sequence.references if text]
+        trails = [Trail(text, NgramPlaces(text, self.max_ngram)) for text in texts]
+        if trails and not sequence.output_length:
+            # Nothing agrees yet, and still the best guess is that the output begins as the text does.
+            trails[0].away, trails[0].run = 0, self.max_ngram
+        if not trails and self.prompt:
+            text = tuple(sequence.tokens)
+            trails.append(Trail(text, NgramPlaces(text, self.max_ngram)))
+        state = ReferenceState(sequence, trails, self.num_tokens)
+        state.leads = self._leads(state)
+        return state
+
+    def draft(self, state: ReferenceState) -> Draft:
+        for lead in state.leads:
+            lead.nodes = []
+        growing = self._chosen(state.leads)
+        budget = state.length if _sure(growing) else min(state.length, self.num_tokens)
+        trie = Trie()
+        # Side by side: texts that agree share their nodes, and those that do not share the budget.
+        while growing and len(trie) < budget:
+            count = 1 if len(growing) > 1 else budget - len(trie)
+            stops = state.sequence.stop_tokens
+            growing = [lead for lead in growing if lead.grow(trie, count, budget, stops)]
+        return trie.draft()
+
+    def learn(self, state: ReferenceState, step: Step) -> None:
+        new = step.tokens
+        agreed = {lead: lead.agreed(new) for lead in state.leads}
+        for trail in state.trails:
+            own = [lead for lead in agreed if lead.trail is trail]
+            lead = max(own, key=agreed.__getitem__, default=None)
+            if lead is None or not _believable(lead, agreed[lead]):
+                trail.lose(len(new))
+            else:
+                run = lead.evidence + agreed[lead]
+                trail.follow(lead.place + agreed[lead], run, len(new) - agreed[lead])
+        copied = [lead for lead in agreed if lead.nodes]
+        if copied:
+            best = max(copied, key=agreed.__getitem__)
+            whole = agreed[best] > 0 and agreed[best] >= len({*best.nodes}.intersection(step.kept))
+            state.length = self._length(state.length, agreed[best], whole)
+        # Now, and not when a draft is wanted: a step without a draft is followed too.
+        state.leads = self._leads(state)
+
+    def _length(self, length: int, agreed: int, whole: bool) -> int:
+        """How much to draft next: more after a copy that was accepted whole, less after others."""
+        if whole:
+            return min(self.max_tokens, max(self.num_tokens, 2 * length))
+        return min(self.num_tokens, max(2 * self.branches, length // 2, 2 * agreed))
+
+    def _leads(self, state: ReferenceState) -> list[Lead]:
+        """Where the text may go on, the likeliest first."""
+        found, guessed, far = [], [], []
+        most = min(self.max_ngram, state.sequence.output_length or self.max_ngram)
+        for trail in state.trails:
+            if trail.away == 0 and trail.place < len(trail.text):
+                found.append(Lead(trail, trail.place, min(trail.run, most)))
+                continue
+            guessed += [Lead(trail, place, 0) for place in _ways_on(trail)]
+            length, places = trail.index.longest(state.sequence.tokens)
+            if not length:
+                continue
+            place = nearest(places, trail.place)
+            if length >= _SURE or len(places) == 1 or trail.near(place):
+                found.append(Lead(trail, place, length))
+            else:
+                far.append(Lead(trail, place, 0))
+        found.sort(key=lambda lead: -lead.evidence)
+        once = {(lead.trail, lead.place): lead for lead in reversed([*found, *guessed, *far])}
+        return list(reversed(once.values()))
+
+    def _chosen(self, leads: Seq[Lead]) -> list[Lead]:
+        """Those to draft from: the ones with most evidence, or, where there is little, all."""
+        if _sure(leads):
+            leads = [lead for lead in leads if lead.evidence == leads[0].evidence]
+        return list(leads[: self.branches])
+
+
+def _sure(leads: Seq[Lead]) -> bool:
+    return bool(leads) and leads[0].evidence >= _SURE
+
+
+def _believable(lead: Lead, agreed: int) -> bool:
+    """Whether the output is at this place of the text: enough tokens agree, or it is where to look first."""
+    return agreed > 0 and (lead.trail.near(lead.place) or lead.evidence + agreed > _SURE)
+
+
+def _ways_on(trail: Trail) -> list[int]:
+    """Places where the edit may end that the output is in the midst of, the likeliest first.
+
+    The order is that of corrected spelling: a word with an error has a token or two more than the right one.
+    Then comes the edit that replaces as many tokens as it puts in.
+    """
+    if not trail.away or trail.away > _LONGEST_EDIT:
+        return []
+    same = trail.place + trail.away
+    around = (same + 1, same + 2, same, same + 3, same - 1)
+    return [place for place in around if trail.place <= place < len(trail.text)]
+
+
+def _ended(text: Seq[int], sequence: Sequence) -> tuple[int, ...]:
+    """A reference as the whole output would be: with a token that ends it."""
+    return (*text, *sorted(sequence.eos_token_ids)[:1])

@@ -1,0 +1,209 @@
+"""Drafts what followed the text's end before: in prompt and output so far, and in earlier outputs.
+
+SuffixDecoding (Oliaro, Jia, Campos, Qiao 2024, arXiv 2411.04975, section 4) keeps suffix trees of the
+request and of earlier outputs, and drafts a tree of the most frequent continuations, more of it the longer
+the match is. SAM decoding (Hu et al. 2024, arXiv 2411.10666, section 3) finds the longest match with suffix
+automata.
+
+What differs: continuations are not those of one match in one tree. Shorter matches and all automata take
+part, the longest first, each with as much of the chance as a match of its length deserves (as in prediction
+by partial matching, Cleary and Witten 1984). Earlier outputs are forgotten an eighth of the memory at a
+time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from heapq import heappop, heappush, nlargest
+from typing import ClassVar, NamedTuple
+
+from outpace.core import Draft, OutpaceError
+from outpace.drafters.base import SequenceDrafter
+from outpace.drafters.copying.suffix_automaton import SuffixAutomaton
+from outpace.drafters.copying.suffix_memory import Cursor, SuffixMemory
+from outpace.sequence import Sequence, Step
+from outpace.targets.base import TargetModel
+
+_LEAD = 4  # tokens of the prompt remembered with an output, for its first tokens to be found by
+_LEAST_MEMORY = 64
+_CONTEXTS = 8  # matches that take part in a guess
+_SHORTER = 3  # matches of one automaton among them
+
+
+class Context(NamedTuple):
+    """A match: the last ``length`` tokens, guesses included, at a state of an automaton."""
+
+    length: int
+    automaton: SuffixAutomaton
+    state: int
+
+
+# A guess that may become a node: (-chance, parent, which child), then its token and the contexts after it.
+Guess = tuple[float, int, int, int, list[Context]]
+
+
+@dataclass
+class SuffixState:
+    """A sequence, its text as an automaton, and where the text's end is found in what is remembered.
+
+    ``read`` tokens of the text have been looked up in the memory.
+    """
+
+    sequence: Sequence
+    memory: SuffixMemory
+    text: SuffixAutomaton
+    cursors: dict[SuffixAutomaton, Cursor] = field(default_factory=dict)
+    read: int = 0
+
+
+@dataclass(frozen=True)
+class Suffix(SequenceDrafter[SuffixState]):
+    """SuffixDecoding: the most frequent continuations of the text's end, in this text and in earlier outputs.
+
+    Attributes:
+        num_tokens: tokens drafted in a step at most.
+        max_spec_factor: tokens drafted in a step at most, for each token of the longest match.
+        max_match: the longest match looked for, in tokens, at least 1.
+        branches: continuations of a node drafted at most, the likeliest. 1 drafts chains.
+        threshold: the least estimated chance of acceptance for which a token is drafted, in [0, 1].
+        memory: tokens of earlier outputs that an engine remembers at most, about 500 bytes each, the oldest
+            forgotten first. 0 remembers none.
+    """
+
+    num_tokens: int = 32
+    max_spec_factor: float = 4.0
+    max_match: int = 32
+    branches: int = 4
+    threshold: float = 0.1
+    memory: int = 65536
+
+    paper: ClassVar[str] = (
+        "Oliaro et al. 2024, SuffixDecoding (arXiv 2411.04975); Hu et al. 2024, SAM Decoding: Speculative "
+        "Decoding via Suffix Automaton (arXiv 2411.10666)"
+    )
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("num_tokens", self.num_tokens, 1),
+            ("max_match", self.max_match, 1),
+            ("branches", self.branches, 1),
+        ):
+            if value < least:
+                raise OutpaceError(f"suffix: {name} must be at least {least}, not {value}")
+        if not self.max_spec_factor > 0:
+            raise OutpaceError(f"suffix: max_spec_factor must be above 0, not {self.max_spec_factor}")
+        if not 0 <= self.threshold <= 1:
+            raise OutpaceError(f"suffix: threshold must be between 0 and 1, not {self.threshold}")
+        if self.memory and self.memory < _LEAST_MEMORY:
+            raise OutpaceError(f"suffix: memory must be 0 or at least {_LEAST_MEMORY}, not {self.memory}")
+
+    @property
+    def trees(self) -> bool:
+        return self.branches > 1
+
+    @property
+    def _counted(self) -> int:
+        """Tokens of the longest n-grams whose counts matter: a match and what is drafted after it."""
+        return self.max_match + self.num_tokens
+
+    def prepare(self, target: TargetModel) -> SuffixMemory:
+        return SuffixMemory(self.memory, self._counted)
+
+    def start(self, sequence: Sequence, shared: SuffixMemory) -> SuffixState:
+        state = SuffixState(sequence, shared, SuffixAutomaton(self._counted))
+        state.text.extend(sequence.tokens)
+        return state
+
+    def draft(self, state: SuffixState) -> Draft:
+        contexts = self._contexts(state)
+        if not contexts:
+            return Draft()
+        most = min(self.num_tokens, max(1, int(self.max_spec_factor * contexts[0].length)))
+        tokens: list[int] = []
+        parents: list[int] = []
+        chances: list[float] = []
+        guesses: list[Guess] = []
+        self._guess(guesses, contexts, parent=-1, chance=1.0)
+        while guesses and len(tokens) < most:
+            chance, parent, _, token, contexts = heappop(guesses)
+            tokens.append(token)
+            parents.append(parent)
+            chances.append(-chance)
+            if token not in state.sequence.stop_tokens:
+                self._guess(guesses, contexts, len(tokens) - 1, -chance)
+        return Draft(tokens, parents, chances=chances)
+
+    def learn(self, state: SuffixState, step: Step) -> None:
+        state.text.extend(step.tokens)
+
+    def stop(self, state: SuffixState) -> None:
+        sequence = state.sequence
+        state.memory.add(sequence.tokens[max(0, sequence.prompt_length - _LEAD) :])
+
+    def _contexts(self, state: SuffixState) -> list[Context]:
+        """Where the text's end occurred before, the longest matches first."""
+        text = state.text
+        found = _chain(text, *text.shorter(text.last), self.max_match)
+        tokens = state.sequence.tokens
+        # A block that is new, or was dropped, comes and goes with its cursor.
+        state.cursors = {b: state.cursors.get(b) or Cursor(b, self.max_match) for b in state.memory.blocks}
+        for cursor in state.cursors.values():
+            cursor.update(tokens, len(tokens) - state.read)
+            found += _chain(cursor.automaton, cursor.state, cursor.length, self.max_match)
+        state.read = len(tokens)
+        return nlargest(_CONTEXTS, found, key=lambda context: context.length)
+
+    def _guess(self, guesses: list[Guess], contexts: Seq[Context], parent: int, chance: float) -> None:
+        """Put the children of a node among the guesses. ``chance``: that the node itself is accepted.
+
+        In turn, the longest first, each context stakes a share of what is left of the chance on what
+        followed it, in proportion to how often it did.
+        """
+        said: dict[int, float] = {}
+        for context in contexts:
+            if chance < self.threshold:
+                break
+            counts = context.automaton.followers(context.state)
+            total = sum(counts.values())
+            if not total:
+                continue
+            stake = chance * _trust(context.length)
+            chance -= stake
+            for token, count in counts.items():
+                said[token] = said.get(token, 0.0) + stake * count / total
+        likely = nlargest(self.branches, said.items(), key=lambda item: (item[1], -item[0]))
+        for place, (token, estimate) in enumerate(likely):
+            if estimate >= self.threshold and token >= 0:
+                heappush(guesses, (-estimate, parent, place, token, _after(contexts, token)))
+
+
+def _chain(automaton: SuffixAutomaton, state: int, length: int, longest: int) -> list[Context]:
+    """A match that is not longer than ``longest``, and the shorter ones that occur more often."""
+    length = min(length, longest)
+    state = automaton.find(state, length)
+    found: list[Context] = []
+    while length and len(found) < _SHORTER:
+        found.append(Context(length, automaton, state))
+        state, length = automaton.shorter(state)
+    return found
+
+
+def _after(contexts: Seq[Context], token: int) -> list[Context]:
+    """The contexts after one token more, each state once.
+
+    One that the token does not follow, or that nothing follows then, is cut down until it goes on.
+    """
+    once: dict[tuple[SuffixAutomaton, int], Context] = {}
+    for length, automaton, state in contexts:
+        state, length = automaton.follow(state, length, token)
+        while length and not automaton.followers(state):
+            state, length = automaton.shorter(state)
+        if length:
+            once.setdefault((automaton, state), Context(length, automaton, state))
+    return sorted(once.values(), key=lambda context: -context.length)
+
+
+def _trust(length: int) -> float:
+    """How much of the chance a match of this length deserves; as measured for prompt lookup."""
+    return length / (length + 2)

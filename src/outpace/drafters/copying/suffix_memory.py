@@ -1,0 +1,74 @@
+"""A bounded memory of texts as suffix automata, the oldest texts forgotten first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outpace.drafters.copying.suffix_automaton import ROOT, SuffixAutomaton
+
+GENERATIONS = 8
+BEGIN = -1  # before each text; it is no token, so no n-gram of tokens reaches from one text into the next
+
+
+class SuffixMemory:
+    """The latest texts, at most so many tokens of them.
+
+    An automaton cannot forget, so there are several, each of an eighth of the tokens. Texts go into the
+    newest; when it is full, a new one is begun and the oldest dropped whole. One automaton for each text
+    would forget more exactly, but a look-up would have to go through all of them.
+
+    Args:
+        tokens: kept at most, over all texts; about 500 bytes each. 0 keeps nothing.
+        counted: the longest n-grams whose counts are exact.
+
+    Attributes:
+        blocks: the automata, the oldest first.
+    """
+
+    def __init__(self, tokens: int, counted: int) -> None:
+        self.blocks: list[SuffixAutomaton] = []
+        self._size = tokens // GENERATIONS
+        self._counted = counted
+
+    def __len__(self) -> int:
+        """Tokens kept, the marks between texts included."""
+        return sum(block.size for block in self.blocks)
+
+    def add(self, text: Sequence[int]) -> None:
+        """Remember a text; of one that is longer than an eighth of the memory, the end."""
+        text = text[max(0, len(text) - self._size + 1) :]
+        if not text or self._size < 2:
+            return
+        if not self.blocks or self.blocks[-1].size + 1 + len(text) > self._size:
+            self.blocks.append(SuffixAutomaton(self._counted))
+            del self.blocks[:-GENERATIONS]
+        self.blocks[-1].append(BEGIN)
+        self.blocks[-1].extend(text)
+
+
+class Cursor:
+    """The longest end of a growing text that occurs in an automaton, kept up token by token.
+
+    Attributes:
+        state: its state in the automaton.
+        length: its length in tokens, at most ``longest``.
+    """
+
+    def __init__(self, automaton: SuffixAutomaton, longest: int) -> None:
+        self.automaton = automaton
+        self.state = ROOT
+        self.length = 0
+        self._longest = longest
+        self._size = -1  # of the automaton when it was looked up
+
+    def update(self, text: Sequence[int], new: int) -> None:
+        """The text has grown by ``new`` tokens; the automaton may have grown, too."""
+        if self._size != self.automaton.size:
+            # What was too long to be found may have been taken in.
+            self.state, self.length, self._size = ROOT, 0, self.automaton.size
+            new = self._longest
+        for token in text[max(0, len(text) - new) :]:
+            self.state, self.length = self.automaton.follow(self.state, self.length, token)
+            if self.length > self._longest:
+                self.length = self._longest
+                self.state = self.automaton.find(self.state, self.length)

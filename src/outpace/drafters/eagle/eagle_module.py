@@ -1,0 +1,360 @@
+"""The trained part of EAGLE: a decoder layer that goes on with the target's hidden states, its *features*.
+
+Li et al. 2024 (EAGLE, arXiv 2401.15077, section 4) and Li et al. 2025 (EAGLE-3, arXiv 2503.01840, section 3).
+Row r reads the feature of place r and the token of place r + 1, and says what comes after that token; its
+output stands in for the feature of place r + 1, which the target has not computed yet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from typing_extensions import Self
+
+from outpace.core import OutpaceError
+from outpace.drafters.eagle.eagle_config import EagleConfig
+from outpace.learned import published
+from outpace.learned.hidden_layers import low_middle_high
+from outpace.learned.layers import Attention, FeedForward, Layer, Rotary, Store, initialise
+from outpace.learned.learned import (
+    Batch,
+    Fit,
+    Learned,
+    Losses,
+    Objective,
+    accepted_of_chain,
+    head_weights,
+    measure,
+)
+from outpace.targets.base import TargetModel
+
+# Layer of the drafter -> where its keys and values go.
+Stores = Callable[[int], Store]
+
+
+class FusedLayer(nn.Module):
+    """EAGLE-3's decoder layer: attention reads the token's embedding and the feature side by side."""
+
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.self_attn = Attention(config, 2 * size)
+        self.mlp = FeedForward(config)
+        self.input_layernorm = nn.RMSNorm(size, eps=config.eps)
+        self.hidden_norm = nn.RMSNorm(size, eps=config.eps)
+        self.post_attention_layernorm = nn.RMSNorm(size, eps=config.eps)
+        self.norm_before_residual = config.norm_before_residual
+
+    def forward(
+        self, embedded: Tensor, features: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, store: Store
+    ) -> Tensor:
+        """[B, width, hidden size], of embeddings and features of that shape; see ``Attention``."""
+        normed = self.hidden_norm(features)
+        before = normed if self.norm_before_residual else features
+        both = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
+        states = before + self.self_attn(both, angles, mask, store)
+        out: Tensor = states + self.mlp(self.post_attention_layernorm(states))
+        return out
+
+
+class EagleModule(Learned):
+    """EAGLE's layers, with what stands before and behind them."""
+
+    method: ClassVar[str] = "eagle"
+    config_type: ClassVar[type[EagleConfig]] = EagleConfig
+    config: EagleConfig
+    d2t: Tensor
+    t2d: Tensor
+
+    def __init__(self, config: EagleConfig, fit: Fit) -> None:
+        super().__init__(config, fit)
+        _check_sizes(config, fit)
+        size, first = config.hidden_size, config.version == 1
+        self.fc = nn.Linear((2 if first else len(config.layers)) * size, size, bias=first)
+        entry = Layer(config, normed=False) if first else FusedLayer(config)
+        self.layers = nn.ModuleList([entry, *(Layer(config) for _ in range(1, config.depth))])
+        if not first:
+            self.norm = nn.RMSNorm(size, eps=config.eps)
+        # Under the names of speculators' files.
+        if config.norm_before_fc:
+            self.input_norm = nn.RMSNorm(len(config.layers) * size, eps=config.eps)
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(nn.RMSNorm(size, eps=config.eps) for _ in config.layers)
+        if config.own_head:
+            self.lm_head = nn.Linear(size, config.draft_vocabulary, bias=False)
+        if config.own_embeddings:
+            self.embed_tokens = nn.Embedding(fit.vocabulary, size)
+        if config.draft_vocabulary < fit.vocabulary:
+            # As published: offsets to the target's ids, not those ids.
+            self.register_buffer("d2t", torch.zeros(config.draft_vocabulary, dtype=torch.long))
+            self.register_buffer("t2d", torch.arange(fit.vocabulary) < config.draft_vocabulary)
+        self._rotary = Rotary(config)
+        initialise(self)
+
+    @classmethod
+    def new(cls, config: EagleConfig, target: TargetModel) -> Self:
+        made = super().new(config.made_for(target), target)
+        if made.config.own_head:
+            made._begin_with_the_head()
+        return made
+
+    @torch.no_grad()
+    def _begin_with_the_head(self) -> None:
+        """A head of its own begins as the target's, as far as that is a matrix."""
+        found = head_weights(self.target)
+        if found is not None:
+            matrix, _ = found
+            self.lm_head.weight.copy_(matrix if self.drafted is None else matrix[self.drafted])
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        return self.config.layers
+
+    @property
+    def drafted(self) -> Tensor | None:
+        """The target's id of each id that is drafted, [draft vocabulary]; None where all are."""
+        if self.config.draft_vocabulary == self.fit.vocabulary:
+            return None
+        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+    def features(self, hidden: Mapping[int, Tensor]) -> Tensor:
+        """What the first row reads, [..., hidden size], of the target's states of that shape."""
+        states = [hidden[layer].to(self.fc.weight.dtype) for layer in self.config.layers]
+        if self.config.version == 1:
+            return states[0]
+        if self.config.fc_norm:
+            states = [norm(rows) for norm, rows in zip(self.fc_norm, states, strict=True)]
+        read = torch.cat(states, dim=-1)
+        fused: Tensor = self.fc(self.input_norm(read) if self.config.norm_before_fc else read)
+        return fused
+
+    def advance(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, stores: Stores
+    ) -> Tensor:
+        """The features after some rows, [B, width, hidden size].
+
+        Args:
+            tokens: of each row, the one after its feature's, [B, width].
+            features: [B, width, hidden size].
+            positions: of the features, [B, width].
+            mask: [B or 1, 1, width, columns], see ``Attention``.
+        """
+        embedded = self.embed_tokens(tokens) if self.config.own_embeddings else self.target.embed(tokens)
+        embedded = embedded.to(features)
+        angles = self._rotary(positions, features)
+        first = self.layers[0]
+        if self.config.version == 1:
+            states = first(self.fc(torch.cat([embedded, features], dim=-1)), angles, mask, stores(0))
+        else:
+            states = first(embedded, features, angles, mask, stores(0))
+        for place, layer in enumerate(self.layers[1:], 1):
+            states = layer(states, angles, mask, stores(place))
+        out: Tensor = self.norm(states) if self.config.norm_output else states
+        return out
+
+    def drafted_logits(self, states: Tensor) -> Tensor:
+        """Logits [..., draft vocabulary] of what comes after rows whose output is [..., hidden size]."""
+        if self.config.version == 3 and not self.config.norm_output:
+            states = self.norm(states)
+        if self.config.own_head:
+            rows: Tensor = self.lm_head(states)
+            return rows
+        rows = self.target.head(states)
+        return rows if self.drafted is None else rows[..., self.drafted]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Those over the target's ids, [..., vocabulary]; minus infinity for ids that are not drafted."""
+        rows, drafted = self.drafted_logits(states), self.drafted
+        if drafted is None:
+            return rows
+        full = rows.new_full((*rows.shape[:-1], self.fit.vocabulary), -torch.inf)
+        full[..., drafted] = rows
+        return full
+
+    # -- training ----------------------------------------------------------------------------------------
+
+    def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
+        """Training-time test (EAGLE-3, section 3.2): at each depth j, outputs [B, T - 1, hidden size].
+
+        Row s has drafted from the feature of place s on, along the text: its output at depth j follows token
+        s + 1 + j. As in decoding it sees the target's features up to place s, and its own outputs after that.
+        """
+        width = batch.tokens.shape[1] - 1
+        tokens = F.pad(batch.tokens, (0, steps))
+        base = batch.seen[:, None, :-1, :-1]
+        itself = torch.eye(width, dtype=torch.bool, device=tokens.device).expand_as(base)
+        rows: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in range(self.config.depth)}
+
+        def stores(layer: int) -> Store:
+            def store(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+                rows[layer].append((keys, values))
+                every = list(zip(*rows[layer], strict=True))
+                return torch.cat(every[0], dim=2), torch.cat(every[1], dim=2)
+
+            return store
+
+        states = self.features({layer: states[:, :-1] for layer, states in batch.hidden.items()})
+        for depth in range(steps):
+            mask = torch.cat([base] + [itself] * depth, dim=-1)
+            states = self.advance(
+                tokens[:, depth + 1 : depth + 1 + width],
+                states,
+                batch.positions[:, :-1] + depth,
+                mask,
+                stores,
+            )
+            yield states
+
+    def loss(self, batch: Batch, objective: Objective) -> Losses:
+        """At each depth the objective; of EAGLE-1 a regression on the features besides (section 4.2)."""
+        config = self.config
+        outputs = list(self.unroll(batch, config.steps))
+        weights = [config.decay**depth for depth in range(config.steps)]
+        if config.version == 1:
+            weights = [config.classification * weight for weight in weights]
+        losses = measure(objective, self._depths(batch, outputs), weights)
+        every = torch.stack([batch.ahead(depth + 2).sum() for depth in range(config.steps)])
+        # What is not drafted cannot be accepted, though there is nothing to learn of it.
+        acceptance = losses.acceptance * losses.places / every.clamp(min=1)
+        total = losses.total
+        if config.version == 1:
+            total = total + self._regression(batch, outputs)
+        return dataclasses.replace(losses, total=total, acceptance=acceptance)
+
+    def _depths(self, batch: Batch, outputs: list[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """At each depth the draft's logits, the target's and the text's tokens, over what is drafted."""
+        width, drafted = batch.tokens.shape[1], self.drafted
+        for depth, states in enumerate(outputs):
+            ahead = depth + 2
+            where = batch.ahead(ahead)[:, :-1].clone()
+            labels = batch.tokens.roll(-ahead, dims=1)[:, : width - 1]
+            if drafted is not None:
+                where &= self.t2d[labels]
+            target = batch.logits.roll(1 - ahead, dims=1)[:, : width - 1][where]
+            chosen = labels[where]
+            if drafted is not None:
+                target, chosen = target[:, drafted], (self.t2d.cumsum(dim=0) - 1)[chosen]
+            yield self.drafted_logits(states[where]), target, chosen
+
+    def _regression(self, batch: Batch, outputs: list[Tensor]) -> Tensor:
+        """The smooth L1 distance between outputs and the features they stand in for."""
+        total = outputs[0].new_zeros(())
+        for depth, states in enumerate(outputs):
+            where = batch.ahead(depth + 2)[:, :-1]
+            wanted = batch.hidden[-1].roll(-1 - depth, dims=1)[:, :-1][where].to(states)
+            distance = F.smooth_l1_loss(states[where], wanted, reduction="sum")
+            total = total + self.config.decay**depth * distance / max(wanted.numel(), 1)
+        return total
+
+    @torch.no_grad()
+    def accepted(self, batch: Batch) -> Tensor:
+        """Of a chain as long as drafts are by default."""
+        begins = batch.documents[:, 1:] != batch.documents[:, :-1]
+        guesses = torch.full((*batch.tokens.shape, self.config.tokens), -1, device=batch.tokens.device)
+        for depth, states in enumerate(self.unroll(batch, self.config.tokens)):
+            # The row that reads place s has the token of place s + 1 for its root.
+            guesses[:, 1:, depth] = self.logits(states).argmax(dim=-1).masked_fill(begins, -1)
+        return accepted_of_chain(batch, guesses)
+
+    # -- on disk -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def load(cls, folder: str | Path, target: TargetModel) -> Self:
+        """Our own folder, or a published EAGLE-3, which may be one of the hub, by its name: see
+        ``outpace.learned.published``.
+        """
+        place = published.find(folder)
+        described = published.read(place)
+        if described is None:
+            return super().load(place, target)
+        return cls._load_published(place, described, target)
+
+    @classmethod
+    def _load_published(cls, folder: str | Path, described: Mapping[str, Any], target: TargetModel) -> Self:
+        layers = published.named_layers(described) or low_middle_high(target.layers)
+        fields = published.read_config(described, layers, folder)
+        tensors = published.read_tensors(folder)
+        fit = Fit(fields.pop("vocabulary"), fields["hidden_size"], published.target_of(described))
+        embedded = tensors.get("embed_tokens.weight")
+        if embedded is not None and _is_shared(embedded, target):
+            del tensors["embed_tokens.weight"]
+        config = EagleConfig(**fields, own_embeddings="embed_tokens.weight" in tensors)
+        made = cls(config.sized(fit.hidden_size), fit)
+        if made.drafted is None and not tensors.get("d2t", torch.zeros(1)).any():
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
+        made.bind(target)
+        made.take(tensors, str(folder))
+        made._check_map(str(folder))
+        made.requires_grad_(False).eval()
+        return made.to(device=target.hidden.device, dtype=target.hidden.dtype)
+
+    def _check_map(self, where: str) -> None:
+        drafted = self.drafted
+        if drafted is None:
+            return
+        size = self.fit.vocabulary
+        if bool((drafted < 0).any()) or bool((drafted >= size).any()) or bool((drafted.diff() <= 0).any()):
+            raise OutpaceError(
+                f"{where}: tensor 'd2t' maps to ids from {int(drafted.min())} to {int(drafted.max())}; each "
+                f"entry plus its index must be an id below {size}, and above the one before"
+            )
+        if self.t2d.nonzero().flatten().tolist() != drafted.tolist():
+            raise OutpaceError(
+                f"{where}: tensor 't2d' says that {int(self.t2d.sum())} ids are drafted, and not the "
+                f"{len(drafted)} that tensor 'd2t' maps to"
+            )
+
+    def publish(self, folder: str | Path) -> None:
+        """Write an EAGLE-3 in speculators' layout, for other engines.
+
+        Raises:
+            OutpaceError: it is an EAGLE-1, or has no head of its own and the target's is more than a matrix.
+        """
+        if self.config.version != 3:
+            raise OutpaceError("eagle: speculators' layout is of EAGLE-3; keep the folder that save wrote")
+        tensors = dict(self.state_dict())
+        drafted = torch.arange(self.fit.vocabulary) if self.drafted is None else self.drafted.cpu()
+        if not self.config.own_head:
+            found = head_weights(self.target)
+            if found is None or bool(found[1].any()):
+                raise OutpaceError("eagle: the target's head is more than a matrix; train with own_head=true")
+            tensors["lm_head.weight"] = found[0][drafted.to(found[0].device)].to(self.fc.weight.dtype)
+        tensors["d2t"] = drafted - torch.arange(len(drafted))
+        tensors["t2d"] = torch.zeros(self.fit.vocabulary, dtype=torch.bool).index_fill(0, drafted, True)
+        model = getattr(self.target, "model", self.target)
+        verifier = {"name_or_path": self.fit.name, "architectures": [type(model).__name__]}
+        published.write(
+            folder, dataclasses.asdict(self.config), self.config.transformers(), verifier, tensors
+        )
+
+
+def _check_sizes(config: EagleConfig, fit: Fit) -> None:
+    """Raises:
+    OutpaceError: sizes that do not go with the target's.
+    """
+    if config.hidden_size != fit.hidden_size:
+        raise OutpaceError(
+            "eagle: its rows stand beside the target's embeddings and go on with its states, so hidden_size "
+            f"must be the target's, {fit.hidden_size}, not {config.hidden_size}; leave it out"
+        )
+    if config.draft_vocabulary > fit.vocabulary:
+        raise OutpaceError(
+            f"eagle: draft_vocabulary must be at most the target's vocabulary, {fit.vocabulary}, not "
+            f"{config.draft_vocabulary}; 0 drafts all of it"
+        )
+
+
+@torch.no_grad()
+def _is_shared(embedded: Tensor, target: TargetModel) -> bool:
+    """Whether published embeddings are the target's own."""
+    hidden = target.hidden
+    if embedded.shape != (target.vocabulary, hidden.size):
+        return False
+    own = target.embed(torch.arange(target.vocabulary, device=hidden.device))
+    return torch.equal(own.to(embedded), embedded.to(own.device))

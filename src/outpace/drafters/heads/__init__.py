@@ -1,0 +1,1 @@
+"""Drafters that are heads on the target: blockwise, Medusa, Hydra."""

@@ -1,0 +1,254 @@
+"""Heads: small networks that guess several tokens ahead from the target's last hidden state.
+
+The target's state of the row before the root has decided the root; the head of depth d guesses the token
+d + 1 places after that. The tree of guesses is fixed beforehand, by how often each rank of each depth was
+right (Cai et al. 2024, Medusa, arXiv 2401.10774, section 2.3.3).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core import Draft, OutpaceError
+from outpace.drafters.support.draws import Draws, Noise
+from outpace.drafters.support.growth import Growth, grow
+from outpace.drafters.support.shapes import Growing, Static
+from outpace.drafters.support.vocabulary import Vocabulary
+from outpace.learned.learned import Batch, Fit, Learned, Losses, Objective, measure
+from outpace.sequence import Sequence, Step
+from outpace.tree import children
+
+RANKS = 10  # of a head's guesses, counted and drafted at most
+
+
+class Heads(Learned):
+    """Heads of any kind, one for each depth.
+
+    Attributes:
+        accuracies: [depths, ranks], how often the guess of each rank is right; a rough prior until
+            ``calibrate`` has measured it.
+
+    Args:
+        ranks: guesses of a head that its tree may hold.
+        decay: weight of each depth in the loss, relative to the one before.
+        nodes: of its tree.
+    """
+
+    accuracies: Tensor
+
+    def __init__(self, config: Any, fit: Fit, depth: int, ranks: int, decay: float, nodes: int) -> None:
+        super().__init__(config, fit)
+        self.depth = depth
+        self.nodes = nodes
+        self.decay = decay
+        width = min(ranks, fit.vocabulary)
+        prior = 0.5 * 0.8 ** torch.arange(depth)[:, None] * 0.4 ** torch.arange(width)
+        self.register_buffer("accuracies", prior)
+
+    @abstractmethod
+    def rows(self, states: Tensor, owners: Tensor, paths: Tensor) -> Tensor:
+        """Logits [n, vocabulary] of the token after each of n paths.
+
+        Args:
+            states: [B, hidden size], the target's before the roots.
+            owners: [n], which state each path is of.
+            paths: [n, 1 + depth], tokens from the root on.
+        """
+
+    def tree(self, nodes: int | None = None) -> list[int]:
+        """Parents of the tree of its guesses that is expected to hold the most right ones."""
+        return best_tree(self.accuracies.tolist(), self.nodes if nodes is None else nodes)
+
+    def loss(self, batch: Batch, objective: Objective) -> Losses:
+        weights = [self.decay**depth for depth in range(self.depth)]
+        return measure(objective, self._depths(batch), weights)
+
+    def _depths(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """At each depth the heads' logits, the target's, and the text's tokens, where those are counted."""
+        for depth in range(self.depth):
+            at, places = batch.ahead(depth + 2).nonzero(as_tuple=True)
+            paths = torch.stack([batch.tokens[at, places + 1 + step] for step in range(depth + 1)], dim=1)
+            owners = torch.arange(len(at), device=at.device)
+            draft = self.rows(batch.hidden[-1][at, places], owners, paths)
+            yield (
+                draft,
+                batch.logits[at, places + 1 + depth],
+                batch.tokens[at, places + 2 + depth],
+            )
+
+    def _ranks(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """At each depth: the rank of the text's token, and the row and place of the root of its draft."""
+        for depth, (draft, _, labels) in enumerate(self._depths(batch)):
+            at, places = batch.ahead(depth + 2).nonzero(as_tuple=True)
+            rank = (draft > draft.gather(1, labels[:, None])).sum(dim=1)
+            yield rank, at, places + 1
+
+    @torch.no_grad()
+    def accepted(self, batch: Batch) -> Tensor:
+        below = children(self.tree())
+        width = self.accuracies.shape[1]
+        # By node and rank of a child: the child, or `gone` where there is none. The root is the last node.
+        gone = len(below)
+        table = torch.full((gone + 1, width + 1), gone)
+        for above, kids in enumerate(below):
+            table[above, : len(kids)] = torch.tensor(kids, dtype=torch.long)
+        table = table.to(batch.tokens.device)
+        node = torch.full_like(batch.tokens, gone - 1)
+        found = torch.zeros_like(batch.tokens)
+        for rank, at, places in self._ranks(batch):
+            reached = torch.full_like(node, gone)
+            reached[at, places] = table[node[at, places], rank.clamp(max=width)]
+            found += reached < gone
+            node = reached
+        return found
+
+    @torch.no_grad()
+    def calibrate(self, batches: Iterable[Batch]) -> None:
+        counts = torch.zeros(self.accuracies.shape, dtype=torch.float64)
+        totals = torch.zeros(self.depth, 1, dtype=torch.float64)
+        width = counts.shape[1]
+        for batch in batches:
+            for depth, (rank, _, _) in enumerate(self._ranks(batch)):
+                counts[depth] += torch.bincount(rank.clamp(max=width), minlength=width + 1)[:width].cpu()
+                totals[depth] += len(rank)
+        if not bool((totals > 0).all()):
+            raise OutpaceError(
+                f"{self.method}: the texts to measure its heads on are none, or shorter than its draft; give "
+                "more or longer texts, or fewer heads"
+            )
+        self.accuracies.copy_(counts / totals)
+
+
+def best_tree(accuracies: Seq[Seq[float]], nodes: int) -> list[int]:
+    """Parents of the tree that is expected to hold the most right guesses, likeliest nodes first.
+
+    A node's chance is the product of the accuracies on its path. The nodes with the greatest chances are
+    taken one after the other (Cai et al. 2024, section 2.3.3); a guess comes after those ranked before it.
+
+    Args:
+        accuracies: by depth and rank.
+        nodes: in the tree at most.
+    """
+    parents: list[int] = []
+    # (-chance, when offered, parent, depth, rank, the parent's chance)
+    waiting = [(-accuracies[0][0], 0, -1, 0, 0, 1.0)]
+    offered = 1
+    while waiting and len(parents) < nodes:
+        negative, _, parent, depth, rank, above = heapq.heappop(waiting)
+        if negative >= 0 and parents:  # one node at least: a drafter that drafts nothing is none
+            break
+        node = len(parents)
+        parents.append(parent)
+        for under, deeper, place, chance in (
+            (parent, depth, rank + 1, above),
+            (node, depth + 1, 0, -negative),
+        ):
+            if deeper < len(accuracies) and place < len(accuracies[deeper]):
+                heapq.heappush(
+                    waiting, (-chance * accuracies[deeper][place], offered, under, deeper, place, chance)
+                )
+                offered += 1
+    return parents
+
+
+@dataclass(frozen=True)
+class HeadGrowth(Growth):
+    """What the sequences of one engine share: the heads, and the tree of their guesses."""
+
+    heads: Heads
+
+    @classmethod
+    def of(cls, heads: Heads, parents: Seq[int], noise: Noise) -> HeadGrowth:
+        """For a tree of these parents, likeliest nodes first."""
+        return cls(Vocabulary(), Static(parents), Draws(noise), -math.inf, by_path=True, heads=heads)
+
+
+@dataclass
+class HeadState:
+    """A sequence and its tree.
+
+    Attributes:
+        before: the target's hidden state of the row before the root, [hidden size]; None until there is one.
+    """
+
+    sequence: Sequence
+    shared: HeadGrowth
+    tree: Growing = field(init=False)
+    before: Tensor | None = None
+
+    def read(self, hidden: Mapping[int, Tensor]) -> None:
+        """Rows that were committed, by layer, [n, hidden size]."""
+        self.before = hidden[-1][-1]
+
+    def begin(self) -> None:
+        """Begin a tree: an empty one before the target has said anything."""
+        self.tree = self.shared.begin(self.sequence)
+        if self.before is None:
+            self.tree.layers = 0
+
+
+class HeadDrafting:
+    """How a drafter of heads drafts: everything but its options and ``prepare``."""
+
+    probabilities: ClassVar[bool] = True
+
+    def hidden_layers(self, shared: HeadGrowth) -> tuple[int, ...]:
+        return shared.heads.hidden_layers
+
+    def start(self, sequence: Sequence, shared: HeadGrowth) -> HeadState:
+        return HeadState(sequence, shared)
+
+    def read(self, states: Seq[HeadState], hidden: Seq[Mapping[int, Tensor]]) -> None:
+        for state, rows in zip(states, hidden, strict=True):
+            state.read(rows)
+
+    @torch.inference_mode()
+    def propose(self, states: Seq[HeadState]) -> list[Draft]:
+        """The drafts of a batch, a depth at a time for all of them."""
+        for state in states:
+            state.begin()
+        active = [state for state in states if state.tree.layers > 0]
+        while active:
+            grow(active, _rows(active))
+            active = [state for state in active if state.tree.front]
+        return [state.tree.finish() for state in states]
+
+    def observe(self, states: Seq[HeadState], steps: Seq[Step]) -> None:
+        for state, step in zip(states, steps, strict=True):
+            state.read(step.committed)
+
+
+def _rows(active: Seq[HeadState]) -> Tensor:
+    """Logits after the nodes of each tree's front, of all trees in turn, [n, vocabulary]."""
+    before = torch.stack([state.before for state in active if state.before is not None])
+    owners, paths = [], []
+    for place, state in enumerate(active):
+        for node in state.tree.front:
+            owners.append(place)
+            paths.append([state.sequence.tokens[-1], *state.tree.guessed(node)])
+    device = before.device
+    return active[0].shared.heads.rows(
+        before, torch.tensor(owners, device=device), torch.tensor(paths, device=device)
+    )
+
+
+class Residual(nn.Module):
+    """x + SiLU(W x + b), and x itself before it is trained (Cai et al. 2024, section 2.1)."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return states + nn.functional.silu(self.linear(states))

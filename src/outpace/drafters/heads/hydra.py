@@ -1,0 +1,98 @@
+"""Hydra: Medusa's heads, each of which sees the tokens drafted before its own (Ankner et al. 2024).
+
+The head of depth d reads the target's last hidden state and the embeddings of the root and of the d tokens
+drafted after it, so each node of the tree gets guesses of its own.
+
+What differs from the paper: the tree is chosen by the accuracies of Medusa's section 2.3.3, here of each head
+after the right tokens; of Hydra++ there is no prefix attention, but its deeper heads are ``layers``, and its
+distillation from the target is an objective of the training (``forward_kl``). Under sampling candidates are
+drawn with the target's own noise. Head and embeddings are the target's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core import OutpaceError
+from outpace.drafters.base import Drafter
+from outpace.drafters.heads.heads import RANKS, HeadDrafting, HeadGrowth, Heads, HeadState, Residual
+from outpace.drafters.support.draws import Noise, check_noise
+from outpace.learned.learned import Fit
+from outpace.targets.base import TargetModel
+
+
+@dataclass(frozen=True)
+class HydraConfig:
+    """Hydra's heads.
+
+    Attributes:
+        heads: tokens guessed ahead, at least 1.
+        layers: of each head: one that reads state and embeddings, the others residual; at least 1.
+        decay: weight of each head in the loss, relative to the one before.
+        nodes: of the tree that training measures.
+    """
+
+    heads: int = 4
+    layers: int = 2
+    decay: float = 0.8
+    nodes: int = 32
+
+    def __post_init__(self) -> None:
+        if min(self.heads, self.layers, self.nodes) < 1:
+            raise OutpaceError("hydra: heads, layers and nodes must each be at least 1")
+
+
+class HydraHeads(Heads):
+    """Heads whose first layer reads d + 2 vectors: the state, the root, the d tokens after it."""
+
+    method: ClassVar[str] = "hydra"
+    config_type: ClassVar[type[Any]] = HydraConfig
+
+    def __init__(self, config: HydraConfig, fit: Fit) -> None:
+        super().__init__(config, fit, config.heads, RANKS, config.decay, config.nodes)
+        size = fit.hidden_size
+        self.first = nn.ModuleList(nn.Linear((2 + head) * size, size) for head in range(config.heads))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(*(Residual(size) for _ in range(config.layers - 1))) for _ in range(config.heads)
+        )
+
+    def rows(self, states: Tensor, owners: Tensor, paths: Tensor) -> Tensor:
+        depth = paths.shape[1] - 1
+        own = states.to(self.accuracies.dtype)[owners]
+        seen = self.target.embed(paths).to(own.dtype).flatten(start_dim=1)
+        mixed = own + nn.functional.silu(self.first[depth](torch.cat([own, seen], dim=1)))
+        return self.target.head(self.blocks[depth](mixed))
+
+
+@dataclass(frozen=True)
+class Hydra(HeadDrafting, Drafter[HeadState]):
+    """Hydra's heads.
+
+    Attributes:
+        path: the folder that ``outpace train hydra`` wrote, or the heads themselves.
+        nodes: of the tree of their guesses, chosen by their measured accuracies; None is the heads' own.
+        draws: "coupled": with the target's own noise, independent under a verifier that needs that;
+            "independent": with noise of its own; "greedy": the most probable tokens.
+    """
+
+    path: Any = field(repr=False)
+    nodes: int | None = None
+    draws: Noise = "coupled"
+
+    paper: ClassVar[str] = (
+        "Ankner et al. 2024, Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding (arXiv 2402.05109)"
+    )
+    trees: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.nodes is not None and self.nodes < 1:
+            raise OutpaceError(f"hydra: nodes must be at least 1, not {self.nodes}")
+        check_noise("hydra", self.draws)
+
+    def prepare(self, target: TargetModel) -> HeadGrowth:
+        heads = HydraHeads.of(self.path, target)
+        return HeadGrowth.of(heads, heads.tree(self.nodes), self.draws)

@@ -1,0 +1,1 @@
+"""Drafters that are some of the layers of the target: early exit, skipped layers."""

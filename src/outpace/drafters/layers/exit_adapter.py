@@ -1,0 +1,147 @@
+"""Adapters of an early exit: from the state of a lower layer to that of the last (Liu et al. 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core import OutpaceError
+from outpace.drafters.support.draws import check_confidence
+from outpace.learned.layers import Attention, LayerConfig, Rotary, Store, itself
+from outpace.learned.learned import Batch, Fit, Learned, Losses, Objective, accepted_of_chain, measure
+from outpace.targets.base import TargetModel
+
+Kind = Literal["feed_forward", "attention"]
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """An adapter.
+
+    Attributes:
+        layers: of the target that run before it; at least 1.
+        adapter: what is between its norms: "feed_forward", or "attention", as Kangaroo's is, over what came
+            out of the lower layers so far.
+        width: of the feed-forward part's hidden layer, relative to the target's hidden size; above 0, 2 by
+            default.
+        heads: of attention; at least 1, 4 by default.
+        num_draft_tokens: of the chains that held-out texts are measured by, and that are drafted where nobody
+            says otherwise; at least 1.
+        min_confidence: likewise, the probability below which a chain ends, in [0, 1].
+    """
+
+    layers: int = 2
+    adapter: Kind = "feed_forward"
+    width: float | None = None
+    heads: int | None = None
+    num_draft_tokens: int = 6
+    min_confidence: float = 0.6
+
+    def __post_init__(self) -> None:
+        if self.adapter not in get_args(Kind):
+            raise OutpaceError(
+                f"early_exit: adapter must be 'feed_forward' or 'attention', not {self.adapter!r}"
+            )
+        other = "width" if self.adapter == "attention" else "heads"
+        if getattr(self, other) is not None:
+            raise OutpaceError(f"early_exit: an adapter of {self.adapter} has no {other}; leave it out")
+        size = self.heads if self.adapter == "attention" else self.width
+        if min(self.layers, self.num_draft_tokens) < 1 or (size is not None and size <= 0):
+            raise OutpaceError(
+                "early_exit: layers, heads and num_draft_tokens must be at least 1, and width above 0"
+            )
+        check_confidence("early_exit", self.min_confidence)
+
+
+class Adapter(Learned):
+    """A residual layer, feed-forward or of attention, between two norms.
+
+    Attributes:
+        attends: the sizes of its attention; None where it has none, and keeps nothing of earlier rows.
+    """
+
+    method: ClassVar[str] = "early_exit"
+    config_type: ClassVar[type[Any]] = AdapterConfig
+
+    def __init__(self, config: AdapterConfig, fit: Fit) -> None:
+        super().__init__(config, fit)
+        size = fit.hidden_size
+        self.attends: LayerConfig | None = None
+        self.before = nn.RMSNorm(size, eps=1e-6)
+        self.after = nn.RMSNorm(size, eps=1e-6)
+        if config.adapter == "attention":
+            heads = config.heads or 4
+            self.attends = LayerConfig(heads=heads, kv_heads=heads).sized(size)
+            self.rotary = Rotary(self.attends)
+            self.self_attn = Attention(self.attends, size)
+            nn.init.zeros_(self.self_attn.o_proj.weight)
+            return
+        self.up = nn.Linear(size, max(1, round((config.width or 2.0) * size)))
+        self.down = nn.Linear(self.up.out_features, size)
+        nn.init.zeros_(self.down.weight)
+        nn.init.zeros_(self.down.bias)
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        return (self.config.layers,)
+
+    def check(self, target: TargetModel) -> None:
+        super().check(target)
+        if self.config.layers >= target.layers:
+            raise OutpaceError(
+                f"early_exit: the target has {target.layers} layers, so layers must be at most "
+                f"{target.layers - 1}, not {self.config.layers}"
+            )
+
+    def advance(
+        self,
+        states: Tensor,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        store: Store = itself,
+    ) -> Tensor:
+        """What goes into the target's head, [B, width, hidden size].
+
+        Args:
+            states: what came out of the lower layers, of that shape.
+            positions: [B, width], if it attends.
+            mask: likewise: [B, 1, width, columns], true where a row sees a column of what ``store`` returns.
+        """
+        own = states.to(self.before.weight.dtype)
+        normed = self.before(own)
+        if self.attends is None:
+            own = own + self.down(nn.functional.silu(self.up(normed)))
+        else:
+            assert positions is not None and mask is not None
+            own = own + self.self_attn(normed, self.rotary(positions, own), mask, store)
+        out: Tensor = self.after(own)
+        return out
+
+    def _states(self, batch: Batch) -> Tensor:
+        """What goes into the head at each place, [B, T, hidden size]."""
+        return self.advance(batch.hidden[self.config.layers], batch.positions, batch.seen[:, None])
+
+    def logits(self, batch: Batch) -> Tensor:
+        """[B, T, vocabulary], of the token after each place."""
+        return self.target.head(self._states(batch))
+
+    def loss(self, batch: Batch, objective: Objective) -> Losses:
+        at, places = batch.ahead(1).nonzero(as_tuple=True)
+        draft = self.target.head(self._states(batch)[at, places])
+        return measure(objective, [(draft, batch.logits[at, places], batch.tokens[at, places + 1])], [1.0])
+
+    @torch.no_grad()
+    def accepted(self, batch: Batch) -> Tensor:
+        # While a chain is right, its rows are those of the text: one guess a place is all there is to know.
+        rows = self.logits(batch).float()
+        best = rows.argmax(dim=-1)
+        sure = rows.max(dim=-1).values - rows.logsumexp(dim=-1)
+        best[sure.exp() < self.config.min_confidence] = -1
+        depth = self.config.num_draft_tokens
+        guesses = torch.full((*best.shape, depth), -1, dtype=best.dtype, device=best.device)
+        for ahead in range(min(depth, best.shape[1])):
+            guesses[:, : best.shape[1] - ahead, ahead] = best[:, ahead:]
+        return accepted_of_chain(batch, guesses)

@@ -1,0 +1,137 @@
+"""Self-speculative decoding: the target drafts with some of its layers skipped (Zhang et al. 2023).
+
+Draft & Verify: no second model, no training, no memory. The layers that are kept read the rows that the
+whole target has committed, and put those of the draft behind them; the verification, by all layers, writes
+over them. So there is no prompt to read and nothing to catch up on.
+
+What differs from the paper: whole layers are skipped, where the paper chooses attention and feed-forward
+parts apart; by default drafts are drawn with the target's own noise; the threshold at which a draft ends is
+fixed, where the paper adapts it as it goes (here the governor chooses the length). Which layers to skip is
+found by ``outpace search`` (``train/skipping.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from outpace.core import Draft, OutpaceError
+from outpace.drafters.base import Drafter
+from outpace.drafters.layers.within import Within, draft_chains, feed, place_of
+from outpace.drafters.support.draws import Draws, Noise, check_confidence, check_noise, log_confidence
+from outpace.drafters.support.growth import Growth
+from outpace.drafters.support.shapes import shape_of
+from outpace.drafters.support.vocabulary import Vocabulary
+from outpace.sequence import Sequence, Step
+from outpace.targets.base import TargetModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfShared(Growth):
+    """What the sequences of one engine share: the target without the skipped layers."""
+
+    part: TargetModel
+
+
+@dataclass(frozen=True)
+class SelfSpeculative(Drafter[Within]):
+    """The target without some of its layers.
+
+    Attributes:
+        skip: the layers left out, counted from 0, as "2+4+5"; or a JSON file that
+            ``outpace search`` wrote.
+        num_draft_tokens: tokens in the chain, at least 1.
+        draws: "coupled": with the target's own noise, independent under a verifier that needs that;
+            "independent": with noise of its own; "greedy": its most probable tokens.
+        min_confidence: in [0, 1]: the chain goes on only where the best token has at least this probability.
+    """
+
+    skip: str | tuple[int, ...] = ()
+    num_draft_tokens: int = 4
+    draws: Noise = "coupled"
+    min_confidence: float = 0.0
+
+    paper: ClassVar[str] = (
+        "Zhang et al. 2023, Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative "
+        "Decoding (arXiv 2309.08168)"
+    )
+    probabilities: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.num_draft_tokens < 1:
+            raise OutpaceError(
+                f"self_speculative: num_draft_tokens must be at least 1, not {self.num_draft_tokens}"
+            )
+        check_noise("self_speculative", self.draws)
+        check_confidence("self_speculative", self.min_confidence)
+
+    def skipped(self, layers: int) -> tuple[int, ...]:
+        """The layers left out of a target of so many, ascending.
+
+        Raises:
+            OutpaceError: none is named, they are not the target's, or a file that does not hold any.
+        """
+        found = sorted(set(_read(self.skip, layers) if isinstance(self.skip, str) else self.skip))
+        if not found:
+            raise OutpaceError(
+                "self_speculative: say which layers to skip, as in self_speculative:skip=2+4; "
+                "`outpace search` finds the best"
+            )
+        if found[0] < 0 or found[-1] >= layers or len(found) == layers:
+            raise OutpaceError(
+                f"self_speculative: the target has layers 0 to {layers - 1}, of which at least one must "
+                f"stay; skip={'+'.join(map(str, found))} does not fit it"
+            )
+        return tuple(found)
+
+    def prepare(self, target: TargetModel) -> SelfShared:
+        skipped = self.skipped(target.layers)
+        return SelfShared(
+            vocabulary=Vocabulary(),
+            shape=shape_of(self.num_draft_tokens, method="self_speculative"),
+            draws=Draws(self.draws, weigh=self.min_confidence > 0),
+            least=log_confidence(self.min_confidence),
+            by_path=False,
+            part=target.some_layers([layer for layer in range(target.layers) if layer not in skipped]),
+        )
+
+    def start(self, sequence: Sequence, shared: SelfShared) -> Within:
+        return Within(sequence, shared, place_of(sequence, "self_speculative"))
+
+    def propose(self, states: Seq[Within]) -> list[Draft]:
+        if not states:
+            return []
+        shared = states[0].shared
+        assert isinstance(shared, SelfShared)
+        with states[0].place.cache.provisional():
+            return draft_chains(states, lambda active: feed(shared.part, active))
+
+    def observe(self, states: Seq[Within], steps: Seq[Step]) -> None:
+        pass
+
+
+def _read(text: str, layers: int) -> list[int]:
+    """Layers as they are written: numbers with plus signs, or a file of them."""
+    if not text.endswith(".json"):
+        try:
+            return [int(part) for part in text.split("+") if part]
+        except ValueError as error:
+            raise OutpaceError(
+                f"self_speculative: skip is layers, as in 2+4+5, or a .json file; not {text!r}"
+            ) from error
+    try:
+        found = json.loads(Path(text).read_text("utf-8"))
+        skipped, known = [int(layer) for layer in found["skip"]], int(found["layers"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OutpaceError(
+            f"self_speculative: {text!r} holds no layers to skip; write it with outpace search: {error!r}"
+        ) from error
+    if known != layers:
+        raise OutpaceError(
+            f"self_speculative: {text!r} is for a target of {known} layers, and this one has {layers}; "
+            "search anew with outpace search"
+        )
+    return skipped

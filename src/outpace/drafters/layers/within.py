@@ -1,0 +1,88 @@
+"""Drafting with the target itself, behind a sequence's committed rows in the target's own cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from outpace.cache import KVCache, Place
+from outpace.core import Draft, OutpaceError
+from outpace.drafters.support.growth import Growth, grow
+from outpace.drafters.support.shapes import Growing
+from outpace.sequence import Sequence
+from outpace.targets.base import Rows, TargetModel, rows_of
+
+
+@dataclass
+class Within:
+    """A sequence that the target drafts for, and the chain of this step.
+
+    Attributes:
+        place: its rows in the target's cache.
+    """
+
+    sequence: Sequence
+    shared: Growth
+    place: Place
+    tree: Growing = field(init=False)
+
+    @property
+    def last(self) -> int:
+        """The end of the chain so far: at first the root."""
+        return self.tree.tokens[-1] if self.tree.tokens else self.sequence.tokens[-1]
+
+
+def place_of(sequence: Sequence, name: str) -> Place:
+    """Where the target keeps a sequence's rows.
+
+    Raises:
+        OutpaceError: no target decodes it: it is the text of a draft model.
+    """
+    if sequence.place is None:
+        raise OutpaceError(
+            f"{name} drafts in the target's own cache, so it cannot draft for a draft model; use it by itself"
+        )
+    return sequence.place
+
+
+def draft_chains(states: Seq[Within], step: Callable[[list[Any]], Tensor]) -> list[Draft]:
+    """Chains for some sequences, all of one depth at once.
+
+    Args:
+        step: the logits [n, vocabulary] after the last token of each of these sequences' chains.
+    """
+    for state in states:
+        state.tree = Growing(layers_of(state), state.shared.shape)
+    active = [state for state in states if state.tree.layers > 0]
+    while active:
+        grow(active, step(active))
+        active = [state for state in active if state.tree.front]
+    return [state.tree.finish() for state in states]
+
+
+def layers_of(state: Within) -> int:
+    """How long a chain may be: none before the prompt is in the cache.
+
+    (The last rows of a first prompt go in with the first step, which has then nothing to draft from.)
+    """
+    sequence, place = state.sequence, state.place
+    length = len(sequence.tokens)
+    if place.rows != length - 1:
+        return 0
+    layers = sequence.within_reach(state.shared.shape.depth)
+    return min(layers, place.cache.length - length) if place.cache.static else layers
+
+
+def feed(model: TargetModel, states: Seq[Within]) -> Tensor:
+    """One forward over the last token of each chain, whose rows are committed: the logits [n, vocabulary]."""
+    cache: KVCache = states[0].place.cache
+    slots = [state.place.slot for state in states]
+    first, rows = rows_of(slots, [Rows([state.last]) for state in states])
+    logits = model.forward(cache, rows, first).logits
+    cache.keep([range(len(row.tokens)) for row in rows])
+    assert logits is not None
+    return logits[[slot.index - first for slot in slots], 0]

@@ -1,0 +1,177 @@
+"""Staged speculation: a drafter that drafts for the draft model (Spector and Re 2023; Chen et al. 2023).
+
+The draft model decodes its chain like a target of its own: an inner drafter proposes, the draft model
+verifies in one forward and emits at least one token. So a chain of K tokens takes it fewer than K forwards.
+The chain is the very one it would have decoded alone, and the target verifies that.
+
+What differs from the papers: Spector and Re draft trees at both stages; here the inner stage may be a tree,
+the outer one is a chain. Chen et al. set lengths by hand for each stage; the inner drafter here has its own,
+and the chain's end cuts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from outpace.core import Draft, OutpaceError
+from outpace.drafters.base import Drafter
+from outpace.drafters.models.provisional import Decoder, Provisional
+from outpace.drafters.models.staged import verify
+from outpace.drafters.support.runner import Feed, Runner, Track
+from outpace.sampling import Logits
+from outpace.sequence import Sequence, Step
+from outpace.targets import TargetModel
+from outpace.tree import chain, trim
+
+
+@runtime_checkable
+class Decodes(Protocol):
+    """A drafter that has a model of the target's vocabulary, and drafts by decoding with it."""
+
+    def decoder(self, target: TargetModel) -> Decoder: ...
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the sequences of one engine share: the draft model, its cache, and the inner drafter's own."""
+
+    decoder: Decoder
+    runner: Runner
+    inner: Any
+
+
+@dataclass
+class CascadeState:
+    """A sequence as the draft model decodes it.
+
+    Attributes:
+        text: the committed text, and the chain behind it.
+        inner: the inner drafter's state of that text.
+        rows: of each token of the chain, what it was drawn from.
+    """
+
+    sequence: Sequence
+    shared: Shared
+    text: Provisional
+    track: Track
+    inner: Any
+    rows: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Cascade(Drafter[CascadeState]):
+    """A draft model whose own drafting is sped up by another drafter.
+
+    Attributes:
+        draft: who drafts for the target: a drafter with a model, such as draft_model, that makes a chain.
+        inner: who drafts for that model: any drafter that needs no hidden states.
+    """
+
+    draft: Drafter[Any]
+    inner: Drafter[Any]
+
+    paper: ClassVar[str] = (
+        "Spector and Re 2023, Accelerating LLM Inference with Staged Speculative Decoding (arXiv "
+        "2308.04623); Chen et al. 2023, Cascade Speculative Drafting for Even Faster LLM Inference (arXiv "
+        "2312.11462)"
+    )
+    probabilities: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.draft, Decodes):
+            raise OutpaceError(
+                f"cascade: draft must have a model, as draft_model has; a {type(self.draft).__name__} has "
+                "none (it may be the inner drafter)"
+            )
+
+    @property
+    def reads_references(self) -> bool:
+        return self.inner.reads_references
+
+    def prepare(self, target: TargetModel) -> Shared:
+        assert isinstance(self.draft, Decodes)
+        decoder = self.draft.decoder(target)
+        inner = self.inner.prepare(decoder.model)
+        if self.inner.hidden_layers(inner):
+            raise OutpaceError(
+                f"cascade: {type(self.inner).__name__} needs the target's hidden states, which a draft model "
+                "does not give; use another inner drafter"
+            )
+        return Shared(decoder, Runner(decoder.model), inner)
+
+    def start(self, sequence: Sequence, shared: Shared) -> CascadeState:
+        text = Provisional(sequence, shared.decoder.noise)
+        inner = self.inner.start(text, shared.inner)
+        return CascadeState(sequence, shared, text, shared.runner.open(), inner)
+
+    def stop(self, state: CascadeState) -> None:
+        self.inner.stop(state.inner)
+        state.shared.runner.close(state.track)
+
+    def propose(self, states: Seq[CascadeState]) -> list[Draft]:
+        active = [state for state in states if self._begin(state)]
+        if active:
+            runner = active[0].shared.runner
+            runner.catch_up([state.track for state in active], [state.text.tokens for state in active])
+        while active:
+            self._round(active)
+            active = [state for state in active if state.text.finish_reason is None]
+        return [_draft(state) for state in states]
+
+    def observe(self, states: Seq[CascadeState], steps: Seq[Step]) -> None:
+        """What the target made of the chain is in the text that the next step begins with."""
+
+    def _begin(self, state: CascadeState) -> bool:
+        """Take over the committed text; False if there is nothing to draft."""
+        text, shared = state.text, state.shared
+        length = state.sequence.within_reach(shared.decoder.length)
+        if shared.decoder.model.context is not None:
+            # The last token of the chain is not fed.
+            length = min(length, shared.decoder.model.context - len(state.sequence.tokens) + 1)
+        before = len(text.tokens)
+        unchanged = text.follow(max(length, 0))
+        state.rows = []
+        shared.runner.rewind(state.track, text.tokens, unchanged)
+        changed = unchanged < max(before, len(text.tokens))
+        if changed and not self.inner.revise(state.inner, unchanged):
+            self.inner.stop(state.inner)
+            state.inner = self.inner.start(text, shared.inner)
+        return length > 0
+
+    def _round(self, active: Seq[CascadeState]) -> None:
+        """One forward of the draft model for all: at least one token more for each chain."""
+        runner = active[0].shared.runner
+        proposed = self.inner.propose([state.inner for state in active])
+        trimmed = [trim(draft, state.text.room - 1) for state, draft in zip(active, proposed, strict=True)]
+        feeds = [
+            Feed(state.text.tokens[state.track.stem :], draft.tokens, draft.parents)
+            for state, (draft, _) in zip(active, trimmed, strict=True)
+        ]
+        rows = runner.feed([state.track for state in active], feeds)
+        at, steps = 0, []
+        for state, (draft, kept) in zip(active, trimmed, strict=True):
+            fed = len(state.text.tokens)
+            step, drawn = verify(state.text, draft, kept, Logits(rows[at : at + len(draft) + 1]))
+            at += len(draft) + 1
+            steps.append(step)
+            state.rows += drawn
+            runner.rewind(state.track, state.text.tokens, fed)
+            _count(state.sequence, step)
+        self.inner.observe([state.inner for state in active], steps)
+
+
+def _count(sequence: Sequence, step: Step) -> None:
+    """Count the draft model's own steps, and what was drafted for it."""
+    sequence.stats.count("draft_steps", 1)
+    sequence.stats.count("inner_drafted", len(step.draft))
+    sequence.stats.count("inner_accepted", len(step.path))
+
+
+def _draft(state: CascadeState) -> Draft:
+    draft = chain(state.text.chain)
+    rows = {place - 1: row for place, row in enumerate(state.rows)}
+    return Draft(draft.tokens, draft.parents, rows or None)

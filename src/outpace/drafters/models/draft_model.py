@@ -1,0 +1,218 @@
+"""Speculative decoding with a draft model (Leviathan et al. 2023; Chen et al. 2023; Daliri et al. 2024).
+
+A smaller model decodes a chain or a tree of tokens for the target to verify, all sequences and all nodes of
+one depth in one forward. It has a cache of its own, which is cut back to what was accepted and then lacks the
+one or two tokens it has not seen: those go in with the next root.
+
+What differs from the papers: by default the draft model draws with the target's own noise, so the two
+choose the same token far more often than independent draws do (Daliri et al. 2024), and the tokens are
+those of plain decoding. On a tree, a node's candidates are the best of its scores with that noise: draws
+without replacement (Kool et al. 2019), where SpecInfer and multi-candidate decoding draw independently of the
+target. A verifier that needs independent drafts gets independent draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, get_args, get_type_hints
+
+from outpace.core import Draft, OutpaceError
+from outpace.drafters.base import Drafter
+from outpace.drafters.models.draft_module import DraftModule
+from outpace.drafters.models.provisional import Decoder
+from outpace.drafters.support.draws import Draws, check_confidence, log_confidence
+from outpace.drafters.support.growth import Drafting, Shared, feed_of, grow
+from outpace.drafters.support.runner import Feed, Runner
+from outpace.drafters.support.sequoia import count_ranks
+from outpace.drafters.support.shapes import Growing, Shape, shape_of
+from outpace.drafters.support.vocabulary import Vocabulary, vocabulary_of
+from outpace.embedded import nano_draft_path
+from outpace.sequence import Sequence, Step
+from outpace.targets import TargetModel
+from outpace.targets.pretrained import load_model, load_tokenizer
+
+
+@dataclass(frozen=True)
+class DraftModel(Drafter[Drafting]):
+    """A smaller model.
+
+    Attributes:
+        model: a target, a loaded model, a module in training, or a name or path for transformers to load
+            (safetensors only), in the target's dtype and on its device. None is the embedded draft model.
+        num_draft_tokens: K, tokens on a path of the draft, at least 1. The draft is a chain of them, unless
+            one of ``branching``, ``acceptance`` and ``expand`` makes it a tree.
+        draws: "coupled": with the target's own noise, independent under a verifier that needs that;
+            "independent": with noise of its own; "greedy": its most probable tokens. (The same where
+            decoding is greedy.) "coupled" is "greedy" with vocabulary="text", since noise is by token id, and
+            with ``expand`` under a verifier that needs independent draws.
+        branching: children of the root, of each of its children, and so on, as "4x2": a static tree. One from
+            there on.
+        acceptance: measured chances of acceptance by a candidate's rank, as "0.6/0.2/0.1": the best static
+            tree of ``nodes`` nodes for them (Sequoia, Chen et al. 2024). Drafting with a tree counts them:
+            see ``outpace.drafters.support.sequoia.acceptance_by_rank``.
+        expand: grow the tree by the draft model's confidence (EAGLE-2, Li et al. 2024): each layer goes on
+            from this many nodes, with as many children each, and the ``nodes`` best are kept.
+        nodes: nodes in the tree, with ``acceptance`` or ``expand``.
+        replacement: siblings are drawn with replacement (SpecInfer), else without. Needs draws="independent".
+        min_confidence: in [0, 1]: go on from a node only where the draft model's best token has at least
+            this probability, which falls back on the target (BiLD, Kim et al. 2023).
+        confidence: "path": that token's probability times those of the tokens on the way; "token": its own.
+        vocabulary: "same" as the target's; "intersection": only tokens that both have are drafted; "text":
+            the draft is translated. (TLI and SLEM of Timor et al. 2025.)
+        tokenizer: of the draft model, or its name; needed for different vocabularies. By default the one in
+            the model's own folder.
+        target_tokenizer: the same for the target.
+    """
+
+    model: Any = field(default=None, repr=False)
+    num_draft_tokens: int = 4
+    draws: Literal["coupled", "independent", "greedy"] = "coupled"
+    branching: str | tuple[int, ...] = ()
+    acceptance: str | tuple[float, ...] = ()
+    expand: int | None = None
+    nodes: int | None = None
+    replacement: bool = False
+    min_confidence: float = 0.0
+    confidence: Literal["path", "token"] = "path"
+    vocabulary: Literal["same", "intersection", "text"] = "same"
+    tokenizer: Any = field(default=None, repr=False)
+    target_tokenizer: Any = field(default=None, repr=False)
+
+    paper: ClassVar[str] = (
+        "Leviathan et al. 2023, Fast Inference from Transformers via Speculative Decoding "
+        "(arXiv 2211.17192); Chen et al. 2023, Accelerating Large Language Model Decoding with Speculative "
+        "Sampling (arXiv 2302.01318); coupled draws: Daliri et al. 2024 (arXiv 2408.07978); trees: Miao et "
+        "al. 2023, SpecInfer (arXiv 2305.09781), Yang et al. 2024, Multi-Candidate Speculative Decoding "
+        "(arXiv 2401.06706), Li et al. 2024, EAGLE-2 (arXiv 2406.16858), Chen et al. 2024, Sequoia "
+        "(arXiv 2402.12374); vocabularies: Timor et al. 2025 (arXiv 2502.05202)"
+    )
+    probabilities: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        shape = self._shape()
+        for name in ("draws", "confidence", "vocabulary"):
+            choices = get_args(get_type_hints(DraftModel)[name])
+            if getattr(self, name) not in choices:
+                wanted = " or ".join(map(repr, choices))
+                raise OutpaceError(f"draft_model: {name} must be {wanted}, not {getattr(self, name)!r}")
+        check_confidence("draft_model", self.min_confidence)
+        if self.replacement and self.draws != "independent":
+            raise OutpaceError(
+                "draft_model: with one noise siblings are drawn without replacement; for replacement=true "
+                "give draws=independent"
+            )
+        if self.replacement and not shape.branches:
+            raise OutpaceError(
+                "draft_model: replacement is about siblings, and a chain has none; give branching or "
+                "acceptance"
+            )
+        if self.confidence != "path" and not self.min_confidence:
+            raise OutpaceError(
+                f"draft_model: confidence={self.confidence} says what min_confidence bounds; give that too, "
+                "or leave both out"
+            )
+        if shape.weighs and self.draws == "independent":
+            raise OutpaceError(
+                "draft_model: expand chooses among candidates by their tokens, so they cannot be independent "
+                "draws; leave draws out, or use branching or acceptance"
+            )
+        if self.vocabulary == "text" and shape.branches:
+            raise OutpaceError(
+                "draft_model: vocabulary=text drafts chains; leave out branching, acceptance, expand"
+            )
+
+    def _shape(self) -> Shape:
+        return shape_of(self.num_draft_tokens, self.branching, self.acceptance, self.expand, self.nodes)
+
+    @property
+    def trees(self) -> bool:
+        return self._shape().branches
+
+    def load(self, target: TargetModel) -> TargetModel:
+        """The draft model, as a target."""
+        if isinstance(self.model, DraftModule):
+            return DraftModule.of(self.model, target).writer
+        return load_model(nano_draft_path() if self.model is None else self.model, target)
+
+    def _vocabulary(self, model: TargetModel, target: TargetModel) -> Vocabulary:
+        needed = self.vocabulary != "same"
+        named = nano_draft_path() if self.model is None else self.model
+        own = load_tokenizer(self.tokenizer, named, needed)
+        theirs = load_tokenizer(self.target_tokenizer, target, needed)
+        return vocabulary_of(self.vocabulary, model, target, own, theirs)
+
+    def decoder(self, target: TargetModel) -> Decoder:
+        """The draft model and how it draws a chain, for a drafter that decodes with it in a way of its own.
+
+        Raises:
+            OutpaceError: the options ask for more than a chain in the target's vocabulary.
+        """
+        if self.trees or self.vocabulary != "same" or self.min_confidence:
+            raise OutpaceError(
+                "draft_model: inside a cascade it drafts whole chains in the target's vocabulary; leave out "
+                "branching, acceptance, expand, min_confidence and vocabulary"
+            )
+        model = self.load(target)
+        self._vocabulary(model, target)
+        return Decoder(model, self.num_draft_tokens, self.draws)
+
+    def prepare(self, target: TargetModel) -> Shared:
+        model = self.load(target)
+        vocabulary = self._vocabulary(model, target)
+        shape = self._shape()
+        weigh = shape.weighs or self.min_confidence > 0
+        draws = Draws(self.draws, self.replacement, weigh, independent=not shape.weighs)
+        if vocabulary.text and self.draws == "coupled":
+            draws = replace(draws, noise="greedy")
+        least = log_confidence(self.min_confidence)
+        runner = Runner(model, vocabulary.late)
+        return Shared(vocabulary, shape, draws, least, self.confidence == "path", runner)
+
+    def start(self, sequence: Sequence, shared: Shared) -> Drafting:
+        return Drafting(sequence, shared, shared.runner.open(), shared.vocabulary.reader(sequence))
+
+    def stop(self, state: Drafting) -> None:
+        state.shared.runner.close(state.track)
+
+    def revise(self, state: Drafting, unchanged: int) -> bool:
+        state.reader.revise(unchanged)
+        return True
+
+    def propose(self, states: Seq[Drafting]) -> list[Draft]:
+        active = []
+        for state in states:
+            state.text, unchanged = state.reader.read()
+            state.tree = self._begin(state)
+            if state.text:
+                state.shared.runner.rewind(state.track, state.text, unchanged)
+            if state.tree.layers > 0:
+                active.append(state)
+        if active:
+            runner = active[0].shared.runner
+            runner.catch_up([state.track for state in active], [state.text for state in active])
+        feeds = [Feed(state.text[state.track.stem :]) for state in active]
+        while active:
+            rows = runner.feed([state.track for state in active], feeds)
+            grow(active, rows)
+            active = [state for state in active if state.tree.front]
+            feeds = [feed_of(state) for state in active]
+        return [self._finish(state) for state in states]
+
+    def observe(self, states: Seq[Drafting], steps: Seq[Step]) -> None:
+        if states and states[0].shared.shape.branches:
+            for step in steps:
+                count_ranks(step)
+
+    def _begin(self, state: Drafting) -> Growing:
+        """An empty tree, of no layer past the draft model's own context, and of none without a text."""
+        tree, context = state.shared.begin(state.sequence), state.shared.model.context
+        if not state.text:
+            tree.layers = 0
+        elif context is not None:
+            # The last layer is not fed: with the root, K layers take K - 1 positions more than the text.
+            tree.layers = min(tree.layers, context - len(state.text) + 1)
+        return tree
+
+    def _finish(self, state: Drafting) -> Draft:
+        return state.shared.vocabulary.draft(state.reader, state.tree.finish(self.replacement))

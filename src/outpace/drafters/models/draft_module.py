@@ -1,0 +1,198 @@
+"""A draft model as what is trained: a small language model of its own, from scratch or from a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from typing_extensions import Self
+
+from outpace.core import OutpaceError
+from outpace.drafters.support.pieces import disagreement
+from outpace.learned.layers import LayerConfig
+from outpace.learned.learned import (
+    Batch,
+    Fit,
+    Learned,
+    Losses,
+    Objective,
+    accepted_of_chain,
+    measure,
+)
+from outpace.targets import Target, TargetModel
+from outpace.targets.pretrained import load_tokenizer, read_model
+
+
+@dataclass(frozen=True)
+class ChainConfig:
+    """How a draft model is measured.
+
+    Attributes:
+        num_draft_tokens: tokens on the chain that the held-out figures are about, as in ``DraftModel``.
+    """
+
+    num_draft_tokens: int = 4
+
+    def __post_init__(self) -> None:
+        if self.num_draft_tokens < 1:
+            raise OutpaceError(f"num_draft_tokens must be at least 1, not {self.num_draft_tokens}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig(ChainConfig):
+    """A draft model that goes on from another.
+
+    Attributes:
+        draft: folder or name of a transformers model; its sizes are its own.
+    """
+
+    draft: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftConfig(LayerConfig, ChainConfig):
+    """A draft model from scratch: Llama's layers.
+
+    Attributes:
+        hidden_size: of a row; 0 is half of the target's.
+        context: positions; 0 for as many as the target, or 2048 where that has no limit.
+        depth: decoder layers.
+        tied: whether the head is the embeddings.
+    """
+
+    context: int = 0
+    depth: int = 2
+    tied: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.depth < 1:
+            raise OutpaceError(f"depth must be at least 1, not {self.depth}")
+
+
+class DraftModule(Learned):
+    """A language model that drafts for a target of the same vocabulary; its folder is transformers' own.
+
+    Args:
+        model: a transformers model in float32.
+    """
+
+    method: ClassVar[str] = "draft_model"
+    config_type: ClassVar[type[DraftConfig]] = DraftConfig
+    checkpoint_type: ClassVar[type[ChainConfig]] = ChainConfig
+    config: DraftConfig | CheckpointConfig
+
+    def __init__(self, config: DraftConfig | CheckpointConfig, fit: Fit, model: Any) -> None:
+        super().__init__(config, fit)
+        self.model = model
+        self._writer: tuple[Any, TargetModel] | None = None
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def context(self) -> int | None:
+        return self.writer.context
+
+    @property
+    def writer(self) -> TargetModel:
+        like = self.model.dtype, self.model.device
+        # Made anew where the module was cast or moved.
+        if self._writer is None or self._writer[0] != like:
+            training = self.training
+            self._writer = like, Target(self.eval().model)
+            self.train(training)
+        return self._writer[1]
+
+    @classmethod
+    def new(cls, config: DraftConfig | CheckpointConfig, target: TargetModel) -> Self:
+        """A module from scratch, or one that begins as another model is."""
+        if isinstance(config, CheckpointConfig):
+            model = read_model(config.draft, dtype=torch.float32)
+        else:
+            size = max(target.hidden.size // 2, 2)
+            config = replace(config.sized(size), context=config.context or target.context or 2048)
+            model = _from_scratch(config, target)
+        made = cls(config, Fit.of(target), model).to(target.hidden.device).train()
+        made.bind(target)
+        return made
+
+    @classmethod
+    def begin(cls, draft: str, options: ChainConfig, target: TargetModel) -> Self:
+        return cls.new(CheckpointConfig(draft=draft, num_draft_tokens=options.num_draft_tokens), target)
+
+    def check(self, target: TargetModel) -> None:
+        """See ``Learned``. Its rows have a size of their own, but its tokens must be the target's.
+
+        Raises:
+            OutpaceError: the vocabularies differ.
+        """
+        name = self.config.draft if isinstance(self.config, CheckpointConfig) else "this one"
+        remedy = "one is trained in the target's own tokens; give another, or begin from scratch"
+        if self.writer.vocabulary != target.vocabulary:
+            raise OutpaceError(
+                f"draft_model: {name} has {self.writer.vocabulary} token ids and the target "
+                f"{target.vocabulary}; {remedy}"
+            )
+        own, theirs = (load_tokenizer(None, model, needed=False) for model in (self.model, target))
+        differ = None if own is None or theirs is None else disagreement(own, theirs)
+        if differ is not None:
+            place, ours, other = differ
+            raise OutpaceError(
+                f"draft_model: token {place} is {ours!r} to {name}, {other!r} to the target; {remedy}"
+            )
+
+    def loss(self, batch: Batch, objective: Objective) -> Losses:
+        learnt = batch.ahead(1)
+        depth = self._logits(batch)[learnt], batch.logits[learnt], batch.labels[learnt]
+        return measure(objective, [depth], [1.0])
+
+    @torch.no_grad()
+    def accepted(self, batch: Batch) -> Tensor:
+        """Of a chain of ``num_draft_tokens``. What is drafted behind tokens that stand is drafted behind the
+        text, so one forward shows it all.
+        """
+        length = self.config.num_draft_tokens
+        after = F.pad(self._logits(batch).argmax(dim=-1), (0, length - 1))
+        return accepted_of_chain(batch, after.unfold(1, length, 1))
+
+    def _logits(self, batch: Batch) -> Tensor:
+        same = batch.documents[:, :, None] == batch.documents[:, None]
+        return self.writer.read(batch.tokens, batch.positions, same.tril())
+
+    def save(self, folder: str | Path) -> None:
+        """Write a transformers folder: ``config.json``, ``generation_config.json``, ``model.safetensors``."""
+        self.model.save_pretrained(folder)
+
+    def accompany(self, folder: Path, tokenizer: Any) -> None:
+        """The tokenizer: the target's own, whose tokens these are."""
+        tokenizer.save_pretrained(folder)
+
+    @classmethod
+    def load(cls, folder: str | Path, target: TargetModel) -> Self:
+        made = cls.new(CheckpointConfig(draft=str(folder)), target)
+        made.requires_grad_(False).eval()
+        return made.to(target.hidden.dtype)
+
+
+def _from_scratch(config: DraftConfig, target: TargetModel) -> Any:
+    """A Llama with random weights, and the target's special tokens."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    theirs = getattr(getattr(target, "model", None), "config", None)
+    ends = sorted(target.eos_token_ids)
+    made = LlamaConfig(
+        **config.transformers(),
+        vocab_size=target.vocabulary,
+        num_hidden_layers=config.depth,
+        tie_word_embeddings=config.tied,
+        bos_token_id=getattr(theirs, "bos_token_id", None),
+        eos_token_id=ends[0] if len(ends) == 1 else ends or None,
+        pad_token_id=getattr(theirs, "pad_token_id", None),
+    )
+    return LlamaForCausalLM(made)

@@ -1,0 +1,99 @@
+"""A text that runs ahead of the target: what a draft model has said, and the target has not seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from outpace.drafters.support.draws import Noise
+from outpace.sampling import Key, Logits, Processor, Stream, key
+from outpace.sequence import KeyedDraw, Sequence
+from outpace.targets.base import TargetModel
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A draft model, and how it decodes a chain for the target.
+
+    Attributes:
+        length: tokens in the chain.
+        noise: what they are drawn with.
+    """
+
+    model: TargetModel
+    length: int
+    noise: Noise
+
+
+class Provisional(Sequence):
+    """A sequence as a draft model decodes it: the committed text, and behind it the chain it is drafting.
+
+    The parameters are the sequence's own, save those that only emitted tokens concern. The noise is the
+    target's where the two may share it, else that of this step alone.
+
+    Args:
+        original: the sequence that is drafted for.
+        noise: what the draft model draws with; "greedy" draws nothing.
+    """
+
+    def __init__(self, original: Sequence, noise: Noise) -> None:
+        params = replace(original.params, stop=(), logits_processors=(), logprobs=None)
+        if noise == "greedy":
+            params = replace(params, temperature=0.0)
+        super().__init__(
+            original.prompt,
+            params,
+            original.key,
+            original.limit,
+            original.eos_token_ids,
+            references=original.references,
+            output=original.output,
+        )
+        self.original = original
+        self._coupled = noise == "coupled" and original.key.coupled
+        self._committed = len(self.tokens)
+
+    @property
+    def chain(self) -> list[int]:
+        """What the draft model has said after the committed text."""
+        return self.tokens[self._committed :]
+
+    def follow(self, length: int) -> int:
+        """Take over the committed text, with room for a chain of ``length`` tokens after it.
+
+        Returns:
+            How many of the first tokens are what they were.
+        """
+        text, same = self.original.tokens, self._committed
+        while same < min(len(text), len(self.tokens)) and text[same] == self.tokens[same]:
+            same += 1
+        params, counts = self.params, len(self.tokens) > same
+        self.tokens[same:] = text[same:]
+        self.steps[same - self.prompt_length :] = self.original.steps[same - self.prompt_length :]
+        if counts and (params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty):
+            self.processor = Processor(params, self.prompt)
+            same_output = self.prompt_length
+        else:
+            same_output = same
+        for token in text[same_output:]:
+            self.processor.observe(token)
+        self._committed = len(text)
+        self.limit = self.output_length + length
+        self.finish_reason = None
+        if not self._coupled:
+            self.key = Key(key(self.original.key.seed, Stream.DRAFT, self.output_length))
+        return same
+
+
+class RecordingDraw(KeyedDraw):
+    """A draft model's own draws, with the distribution each token was drawn from; none of a greedy one."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        super().__init__(sequence)
+        self.distributions: list[Tensor] = []
+
+    def token(self, logits: Logits, node: int) -> int:
+        if not self._sequence.params.greedy:
+            self.distributions.append(self.distribution(logits, node))
+        return super().token(logits, node)

@@ -1,0 +1,40 @@
+"""One step of a draft model that decodes by draft-then-verify itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from torch import Tensor
+
+from outpace.core import Draft
+from outpace.drafters.models.provisional import Provisional, RecordingDraw
+from outpace.sampling import Logits
+from outpace.sequence import Step
+from outpace.verify.match import match
+
+
+def verify(text: Provisional, draft: Draft, kept: Seq[int], logits: Logits) -> tuple[Step, list[Tensor]]:
+    """Emit what the draft model says, along what was drafted for it; its tokens are those it says alone.
+
+    Args:
+        draft: drafted for the draft model, after ``text``.
+        kept: which node of the inner drafter's proposal each node was.
+        logits: the draft model's rows, root first.
+
+    Returns:
+        The step, for the inner drafter, and of each token what it was drawn from; nothing of a greedy one.
+    """
+    draw = RecordingDraw(text)
+    verdict = match(logits, draft, draw)
+    text.stats.record(len(draft), len(verdict.path), len(verdict.tokens))
+    step = Step(
+        draft=draft,
+        kept=kept,
+        path=verdict.path,
+        tokens=verdict.tokens,
+        logits=logits,
+        root=draw.root,
+        sequence=text,
+        hidden={},
+    )
+    return step, draw.distributions

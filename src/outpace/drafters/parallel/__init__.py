@@ -1,0 +1,1 @@
+"""Parallel decoding of the target itself: Jacobi iteration and lookahead."""

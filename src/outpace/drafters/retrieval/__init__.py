@@ -1,0 +1,1 @@
+"""Retrieval from a datastore, and the files that a datastore consists of."""

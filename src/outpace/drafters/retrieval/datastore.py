@@ -1,0 +1,137 @@
+"""A datastore: texts on disk, and what followed the end of any text in them.
+
+The file is a header, then shards, each a text and its suffix array. It is memory-mapped: opening it reads the
+header alone, and processes that open the same file share its pages.
+
+The text of a shard is written *backwards*, 0 for the end of a document and t + 1 for token t. The text that
+is to be continued is read backwards too. So its longest suffix that occurs is its longest beginning that
+occurs, and one bisection finds that, whatever its length. No match runs over the end of a document, as nobody
+looks for 0, and the suffix array leaves out the places that nothing follows.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.core import OutpaceError
+from outpace.drafters.retrieval.datastore_header import read_header
+from outpace.drafters.retrieval.suffix_array import SuffixArray, from_bytes, key_of
+
+END = 0  # the end of a document; token t is t + 1
+_AT_ONCE = 1 << 24  # bytes
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where the end of a text occurs in a datastore.
+
+    Attributes:
+        length: tokens of the match, 0 for none.
+        count: its occurrences.
+        continuations: what followed some of them, shape [looked at, depth]; -1 from the end of a document on.
+    """
+
+    length: int
+    count: int
+    continuations: NDArray[np.int64]
+
+
+class Datastore:
+    """A datastore on disk, open for reading.
+
+    Args:
+        file: what ``outpace datastore build`` wrote.
+
+    Raises:
+        OutpaceError: it is none, or it is damaged; the message says how.
+    """
+
+    def __init__(self, file: str | Path) -> None:
+        self.file = Path(file)
+        try:
+            with self.file.open("rb") as opened:  # once: the file may be replaced at any time
+                self.header = read_header(opened, self.file)
+                mapped = np.memmap(opened, np.uint8, "r")
+        except OSError as error:
+            raise OutpaceError(f"cannot read the datastore {file}: {error.strerror}") from None
+        # As a plain array: a memmap makes a new memmap of every slice, which takes longer than the reading.
+        self._bytes = mapped.view(np.ndarray)
+        width = self.header.width
+        self._shards = [
+            SuffixArray(
+                self._bytes[begin : begin + shard.rows * width].reshape(-1, width),
+                self._bytes[order:end].view("<u4"),
+            )
+            for shard, (begin, order, end) in zip(self.header.shards, self.header.offsets(), strict=True)
+        ]
+
+    def look_up(
+        self,
+        text: Sequence[int],
+        max_match: int = 16,
+        min_match: int = 1,
+        occurrences: int = 256,
+        depth: int = 10,
+    ) -> Found:
+        """What followed the longest suffix of a text that occurs.
+
+        Args:
+            text: token ids.
+            max_match: the longest suffix looked for, in tokens.
+            min_match: a shorter match counts for nothing.
+            occurrences: so many of the places where it occurs are looked at, evenly spread over all.
+            depth: so many tokens that follow each are read.
+        """
+        # A token that the datastore cannot hold ends what can match.
+        known = takewhile(lambda token: token < self.header.vocabulary, reversed(text[-max_match:]))
+        key = key_of((token + 1 for token in known), self.header.width)
+        ranges = [shard.longest(key) for shard in self._shards]
+        length = max(found.length for found in ranges)
+        if length < min_match:
+            return Found(0, 0, np.empty((0, depth), np.int64))
+        longest = [
+            (shard, found)
+            for shard, found in zip(self._shards, ranges, strict=True)
+            if found.length == length
+        ]
+        count = sum(found.last - found.first for _, found in longest)
+        looked_at = min(count, occurrences)
+        ranks = np.arange(looked_at) * count // looked_at
+        parts = []
+        for shard, found in longest:
+            size = found.last - found.first
+            here = ranks[(ranks >= 0) & (ranks < size)]
+            parts.append(_continuations(shard, shard.order[found.first + here], depth))
+            ranks = ranks - size
+        return Found(length, count, np.concatenate(parts))
+
+    def verify(self) -> None:
+        """Read all of the file and compare it with its checksums.
+
+        Raises:
+            OutpaceError: it is damaged.
+        """
+        for shard, (begin, _, end) in zip(self.header.shards, self.header.offsets(), strict=True):
+            checksum = 0
+            for start in range(begin, end, _AT_ONCE):
+                checksum = zlib.crc32(self._bytes[start : min(start + _AT_ONCE, end)].data, checksum)
+            if checksum != shard.checksum:
+                raise OutpaceError(
+                    f"{self.file} is damaged between bytes {begin} and {end}; copy it again, or build it anew"
+                )
+
+
+def _continuations(shard: SuffixArray, places: NDArray[np.uint32], depth: int) -> NDArray[np.int64]:
+    """The tokens that follow each place, shape [places, depth], -1 from the end of a document on."""
+    # Backwards in the text, and no further than its first row, which ends a document.
+    rows = places.astype(np.int64)[:, None] - np.arange(1, depth + 1)
+    found = from_bytes(shard.text[np.maximum(rows, 0)])
+    goes_on = np.logical_and.accumulate(found != END, axis=1)
+    return np.where(goes_on, found - 1, -1)

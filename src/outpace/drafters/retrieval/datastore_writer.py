@@ -1,0 +1,181 @@
+"""Building a datastore, in shards that are sorted in a given amount of memory."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.core import OutpaceError
+from outpace.drafters.retrieval.datastore import END
+from outpace.drafters.retrieval.datastore_header import MOST_SHARDS, SIZE, Header, Shard, text_bytes
+from outpace.drafters.retrieval.suffix_array import (
+    MOST_BYTES,
+    Bytes,
+    bytes_per_token,
+    sort_suffixes,
+    to_bytes,
+)
+
+
+class DatastoreWriter:
+    """Writes a datastore; use it in a ``with`` statement.
+
+    The file gets its name when all is written: an error or an interrupt leaves what was there before.
+
+    Args:
+        file: where to; a file of that name is replaced.
+        vocabulary: token ids are below this.
+        memory: bytes that sorting may take. What cannot be sorted in them at once goes to another shard, and
+            a document that is longer is cut. Each shard adds a search to every look-up.
+        tokenizer: name of what made the tokens, for the reader.
+        fingerprint: of its vocabulary.
+        sorting: called with the number of rows before a shard is sorted.
+
+    Raises:
+        OutpaceError: the memory is too small, or there is nothing to write at the end.
+    """
+
+    def __init__(
+        self,
+        file: str | Path,
+        vocabulary: int,
+        memory: int = 2 << 30,
+        tokenizer: str = "",
+        fingerprint: str = "",
+        sorting: Callable[[int], None] = lambda rows: None,
+    ) -> None:
+        if vocabulary < 1:
+            raise OutpaceError(f"the vocabulary must hold at least one token, not {vocabulary}")
+        self.vocabulary = vocabulary
+        self.tokenizer = tokenizer
+        self.fingerprint = fingerprint
+        self.tokens = self.documents = 0
+        self._file = Path(file)
+        self._sorting = sorting
+        self._width = bytes_per_token(vocabulary)
+        # The text, a place of four bytes for each byte of it, and what is followed by something.
+        rows = min(memory // (5 * self._width + 2), MOST_BYTES // self._width)
+        if rows < 2:
+            raise OutpaceError(f"{memory} bytes of memory are too few to sort anything in; give more")
+        # Filled from its end, so that the text stands there backwards. Memory that is not used is not taken.
+        self._buffer: Bytes = np.empty((rows, self._width), np.uint8)
+        self._free = rows
+        self._whole = 0  # rows, from the end, that belong to whole documents
+        self._shards: list[Shard] = []
+
+    def __enter__(self) -> DatastoreWriter:
+        self._unfinished = self._file.with_name(f".{self._file.name}.{os.getpid()}.unfinished")
+        self._out = self._unfinished.open("wb")
+        self._out.write(bytes(SIZE))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            with self._out:
+                if error is None:
+                    self._finish()
+            if error is None:
+                self._unfinished.replace(self._file)
+        finally:
+            self._unfinished.unlink(missing_ok=True)
+
+    @property
+    def shards(self) -> int:
+        return len(self._shards)
+
+    def add(self, tokens: Sequence[int] | NDArray[np.integer], last: bool = True) -> None:
+        """Go on with the current document, and end it where this is its ``last`` piece.
+
+        Raises:
+            OutpaceError: a token is outside the vocabulary, or there are too many shards.
+        """
+        values = np.asarray(tokens) if len(tokens) else np.empty(0, np.int64)
+        if values.dtype.kind not in "iu" or values.ndim != 1:
+            raise OutpaceError(f"a document is a list of token ids, not of {values.dtype}")
+        outside = values[(values < 0) | (values >= self.vocabulary)]
+        if len(outside):
+            raise OutpaceError(f"token {outside[0]} is outside the vocabulary of {self.vocabulary}")
+        self.tokens += len(values)
+        rows = to_bytes(values.astype(np.int64) + 1, self._width)
+        while len(rows):
+            if self._free < 2:  # the last row of a shard must end a document
+                self._flush()
+            part = rows[: self._free - 1]
+            self._push(part)
+            rows = rows[len(part) :]
+        if last:
+            self._end()
+
+    def _push(self, rows: Bytes) -> None:
+        self._buffer[self._free - len(rows) : self._free] = rows[::-1]
+        self._free -= len(rows)
+
+    @property
+    def _used(self) -> int:
+        return len(self._buffer) - self._free
+
+    def _end(self) -> None:
+        """The end of a document, unless it holds nothing."""
+        if self._used > self._whole:
+            self._push(np.full((1, self._width), END, np.uint8))
+            self._whole = self._used
+            self.documents += 1
+
+    def _flush(self) -> None:
+        """Sort and write the whole documents, or else what there is of one."""
+        if not self._whole:
+            self._push(np.full((1, self._width), END, np.uint8))
+            self._whole = self._used
+        if len(self._shards) == MOST_SHARDS:
+            raise OutpaceError(f"more than {MOST_SHARDS} shards; give more memory, so that there are fewer")
+        rest = self._used - self._whole
+        self._write(self._buffer[self._free + rest :])
+        self._buffer[len(self._buffer) - rest :] = self._buffer[self._free : self._free + rest].copy()
+        self._free = len(self._buffer) - rest
+        self._whole = 0
+
+    def _write(self, text: Bytes) -> None:
+        """A shard: the text, zeros up to a multiple of four bytes, the places of its suffix array.
+
+        Places where nothing is to be found are left out: ends of documents, and what is followed by one.
+        """
+        self._sorting(len(text))
+        token: NDArray[np.bool_] = np.any(text != END, axis=1)
+        followed = token.copy()
+        followed[1:] &= token[:-1]  # the text stands backwards
+        order = (places[followed[places]].astype("<u4") for places in sort_suffixes(text))
+        padding = bytes(text_bytes(len(text), self._width) - text.size)
+        checksum = 0
+        for part in chain((text.tobytes(), padding), (places.tobytes() for places in order)):
+            checksum = zlib.crc32(part, checksum)
+            self._out.write(part)
+        self._shards.append(Shard(len(text), int(followed.sum()), checksum))
+
+    def _finish(self) -> None:
+        self._end()
+        if self._whole:
+            self._flush()
+        if not self._shards:
+            raise OutpaceError("there is nothing to write: the sources hold no tokens")
+        header = Header(
+            vocabulary=self.vocabulary,
+            width=self._width,
+            tokens=self.tokens,
+            documents=self.documents,
+            tokenizer=self.tokenizer,
+            fingerprint=self.fingerprint,
+            shards=tuple(self._shards),
+        )
+        self._out.seek(0)
+        self._out.write(header.pack())
+        self._out.flush()
+        os.fsync(self._out.fileno())

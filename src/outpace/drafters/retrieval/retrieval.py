@@ -1,0 +1,125 @@
+"""REST, retrieval-based speculative decoding (He, Zhong, Cai, Lee, He 2024, arXiv 2311.08252).
+
+The end of the text is looked up in a datastore, a corpus with its suffix array. What followed there is
+drafted as a tree, the most frequent first (section 3). Costs no model and no training; works where the corpus
+is like the text.
+
+What differs from the original: the longest match is found by one bisection, not by one for each length; where
+it occurs too often to look at every place, those looked at are spread evenly over all; no continuation
+crosses the end of a document; and nothing is drafted after a token that ends the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.core import Draft, OutpaceError
+from outpace.drafters.base import SequenceDrafter
+from outpace.drafters.retrieval.datastore import Datastore
+from outpace.drafters.retrieval.datastore_header import Header, fingerprint
+from outpace.drafters.retrieval.frequent import most_frequent
+from outpace.sequence import Sequence
+from outpace.targets.base import TargetModel
+from outpace.targets.pretrained import load_tokenizer
+
+_REBUILD = "build one for the target: outpace datastore build --model NAME"
+
+
+@dataclass
+class RetrievalState:
+    """A sequence, and where its end is looked up."""
+
+    sequence: Sequence
+    datastore: Datastore
+
+
+@dataclass(frozen=True)
+class Retrieval(SequenceDrafter[RetrievalState]):
+    """REST: drafts what followed the last tokens in a corpus, from a datastore on disk.
+
+    Attributes:
+        datastore: the file that `outpace datastore build` wrote.
+        max_match: the longest end of the text looked up, in tokens, at least 1.
+        min_match: the shortest match that counts, from 1 to ``max_match``.
+        num_tokens: tokens drafted in a step at most.
+        depth: tokens of the longest continuation drafted.
+        occurrences: places of the match looked at, at most.
+    """
+
+    datastore: str | Path
+    max_match: int = 16
+    min_match: int = 2
+    num_tokens: int = 32
+    depth: int = 10
+    occurrences: int = 256
+
+    paper: ClassVar[str] = (
+        "He et al. 2024, REST: Retrieval-Based Speculative Decoding (https://arxiv.org/abs/2311.08252)"
+    )
+
+    def __post_init__(self) -> None:
+        if not str(self.datastore):
+            raise OutpaceError(
+                "retrieval: datastore must name a file; build one with `outpace datastore build`"
+            )
+        for name, value, least in (
+            ("min_match", self.min_match, 1),
+            ("max_match", self.max_match, self.min_match),
+            ("num_tokens", self.num_tokens, 1),
+            ("depth", self.depth, 1),
+            ("occurrences", self.occurrences, 1),
+        ):
+            if value < least:
+                raise OutpaceError(f"retrieval: {name} must be at least {least}, not {value}")
+
+    @property
+    def trees(self) -> bool:
+        return self.num_tokens > 1
+
+    def prepare(self, target: TargetModel) -> Datastore:
+        """Open the datastore.
+
+        Raises:
+            OutpaceError: there is none, it is damaged, or its tokens are not the target's. Those are told by
+                their number, and by their names where the target's tokenizer lies in its folder.
+        """
+        datastore = Datastore(self.datastore)
+        self._check_tokens(datastore.header, target)
+        return datastore
+
+    def _check_tokens(self, header: Header, target: TargetModel) -> None:
+        held = header.vocabulary
+        # A model may have more rows than its tokenizer has tokens, to make up a round number.
+        if not held <= target.vocabulary <= held + max(64, held // 20):
+            raise OutpaceError(
+                f"the datastore {self.datastore} was built for a vocabulary of {held} tokens, and the target "
+                f"has {target.vocabulary}; {_REBUILD}"
+            )
+        tokenizer = load_tokenizer(None, target, needed=False) if header.fingerprint else None
+        if tokenizer is not None and fingerprint(tokenizer.get_vocab()) != header.fingerprint:
+            raise OutpaceError(
+                f"the tokens of the datastore {self.datastore} are those of {header.tokenizer}, and the "
+                f"target's tokenizer has others; {_REBUILD}"
+            )
+
+    def start(self, sequence: Sequence, shared: Any) -> RetrievalState:
+        return RetrievalState(sequence, shared)
+
+    def draft(self, state: RetrievalState) -> Draft:
+        tokens = state.sequence.tokens
+        found = state.datastore.look_up(tokens, self.max_match, self.min_match, self.occurrences, self.depth)
+        return most_frequent(_until(found.continuations, state.sequence.stop_tokens), self.num_tokens)
+
+
+def _until(continuations: NDArray[np.int64], stops: Set[int]) -> NDArray[np.int64]:
+    """The continuations, shape [count, depth], each ended after its first token among ``stops``."""
+    stopped = np.logical_or.accumulate(np.isin(continuations, list(stops)), axis=1)
+    found = continuations.copy()
+    found[:, 1:][stopped[:, :-1]] = -1
+    return found

@@ -1,0 +1,1 @@
+"""What several drafters share: growing trees, shapes of trees, draws, vocabularies, caches."""

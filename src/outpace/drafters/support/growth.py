@@ -1,0 +1,160 @@
+"""Trees of guesses, grown a layer at a time by a model or by heads, for a whole batch at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from outpace.drafters.support.draws import Children, Draws
+from outpace.drafters.support.runner import Feed, Runner, Track
+from outpace.drafters.support.shapes import Growing, Shape
+from outpace.drafters.support.vocabulary import Reader, Vocabulary
+from outpace.sampling import warp
+from outpace.sequence import Sequence
+from outpace.targets.base import TargetModel
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How the trees of one engine's sequences grow.
+
+    Attributes:
+        least: the log of the least confidence that a tree goes on with.
+        by_path: whether that is the confidence in the whole path.
+    """
+
+    vocabulary: Vocabulary
+    shape: Shape
+    draws: Draws
+    least: float
+    by_path: bool
+
+    def ends(self, sequence: Sequence) -> frozenset[int]:
+        """Tokens after which nothing is drafted."""
+        return sequence.stop_tokens
+
+    def begin(self, sequence: Sequence) -> Growing:
+        """This step's tree, empty: of as many nodes as the step may draft, and no deeper than is of use.
+
+        A tree is drafted a layer at a time, so what is left of one that is cut would be its first layers.
+        """
+        shape = self.shape.within(sequence.budget)
+        return Growing(sequence.within_reach(shape.depth), shape)
+
+
+class Grows(Protocol):
+    """A sequence's state, as far as its tree goes."""
+
+    sequence: Sequence
+    tree: Growing
+
+    @property
+    def shared(self) -> Growth: ...
+
+
+@dataclass(frozen=True)
+class Shared(Growth):
+    """What the sequences of one engine share: the draft model with its cache, and how its trees grow."""
+
+    runner: Runner
+
+    def ends(self, sequence: Sequence) -> frozenset[int]:
+        return self.model.eos_token_ids if self.vocabulary.text else sequence.stop_tokens
+
+    @property
+    def model(self) -> TargetModel:
+        return self.runner.model
+
+
+@dataclass
+class Drafting:
+    """A sequence's rows in the draft cache, its text in the draft model's tokens, and this step's tree."""
+
+    sequence: Sequence
+    shared: Shared
+    track: Track
+    reader: Reader
+    text: Seq[int] = ()
+    tree: Growing = field(init=False)
+
+
+def grow(active: Seq[Grows], rows: Tensor) -> None:
+    """Give every tree its next layer.
+
+    Args:
+        rows: logits [n, vocabulary] after the nodes of each tree's front, of all trees in turn.
+    """
+    shared = active[0].shared
+    rows = shared.vocabulary.logits(rows)
+    nodes = [(state, node) for state in active for node in state.tree.front]
+    counts = [state.tree.shape.count(state.tree, node) for state, node in nodes]
+    quick = [place for place, (state, _) in enumerate(nodes) if _quick(state)]
+    found: dict[int, Children] = {}
+    if quick:
+        chosen = rows if len(quick) == len(nodes) else rows[quick]
+        best = shared.draws.best(chosen, [counts[place] for place in quick])
+        found = dict(zip(quick, best, strict=True))
+    place = 0
+    for state in active:
+        layer: list[int] = []
+        for node in state.tree.front:
+            children = found.get(place) or _children(state, rows[place], node, counts[place])
+            if _confident(state, node, children):
+                layer += _hang(state.tree, node, children)
+            place += 1
+        _advance(state, layer)
+
+
+def feed_of(state: Drafting) -> Feed:
+    """The front of a tree, for the draft model to read."""
+    tree = state.tree
+    parents = [tree.fed[tree.parents[node]] for node in tree.front]
+    for row, node in enumerate(tree.front, len(state.track.parents)):
+        tree.fed[node] = row
+    return Feed((), state.shared.vocabulary.own([tree.tokens[node] for node in tree.front]), parents)
+
+
+def _quick(state: Grows) -> bool:
+    """Whether the draft model's most probable tokens are wanted, as they are."""
+    if state.shared.vocabulary.text:  # parameters by token id say nothing about its tokens
+        return not state.shared.draws.draws_from(state.sequence)
+    return state.sequence.processor.plain
+
+
+def _children(state: Grows, row: Tensor, node: int, count: int) -> Children:
+    """The children of a node of one sequence, by its own parameters."""
+    sequence, tree, draws = state.sequence, state.tree, state.shared.draws
+    scores = row.float()
+    if not state.shared.vocabulary.text:
+        scores = sequence.processor.adjust(row, tree.guessed(node))
+    if draws.draws_from(sequence):
+        return draws.sampled(sequence, scores, tree.depth, len(tree.tokens), count)
+    return draws.best(warp(scores, sequence.params)[None], [count])[0]
+
+
+def _confident(state: Grows, node: int, children: Children) -> bool:
+    """Whether a tree goes on from a node.
+
+    The rule asks for the best token's probability, not for that of the token drawn: which nodes have children
+    must not depend on the children, or their draws would not be what the distribution says.
+    """
+    before = state.tree.weight(node) if state.shared.by_path else 0.0
+    return before + children.peak >= state.shared.least
+
+
+def _hang(tree: Growing, node: int, children: Children) -> range:
+    if children.distribution is not None and children.tokens:
+        tree.distributions[node] = children.distribution
+    return tree.add(node, children.tokens, children.weights)
+
+
+def _advance(state: Grows, layer: Seq[int]) -> None:
+    """End a layer: which nodes come next. A token that ends the text has nothing after it."""
+    tree, shared = state.tree, state.shared
+    tree.depth += 1
+    stops = shared.ends(state.sequence)
+    going = [node for node in layer if tree.tokens[node] not in stops]
+    tree.front = tree.shape.front(tree, going) if tree.depth < tree.layers else []

@@ -1,0 +1,123 @@
+"""The keys and values of a drafter's own layers: a slot for each sequence, one forward for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outpace.cache import KVCache, LayerShape, RowShape, Slot
+from outpace.learned.layers import LayerConfig, Store
+from outpace.tree import chain_mask
+
+__all__ = ["Feed", "Forward", "LayerCache", "Slot"]
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What one sequence feeds to a forward: w rows behind those that it has.
+
+    Attributes:
+        positions: of each row, w of them.
+        sees: who sees whom among the last k rows, those fed now included, [w, k]; the rows before those are
+            seen by all.
+    """
+
+    slot: Slot
+    positions: Seq[int]
+    sees: NDArray[np.bool_]
+
+    @classmethod
+    def text(cls, slot: Slot, first: int, width: int) -> Feed:
+        """Rows of a text, from position ``first`` on: each sees those before it."""
+        return cls(slot, range(first, first + width), chain_mask(width))
+
+
+class Forward:
+    """One forward over a range of slots, open until ``keep``.
+
+    Attributes:
+        positions: [S, width], of each slot's rows.
+        mask: [S, 1, width, columns], true where a row sees a column.
+    """
+
+    def __init__(self, cache: KVCache, feeds: Seq[Feed], device: torch.device) -> None:
+        slots = [feed.slot.index for feed in feeds]
+        first, count = min(slots), max(slots) - min(slots) + 1
+        self._cache = cache
+        self._order = [slot - first for slot in slots]
+        self._widths = [0] * count
+        for place, feed in zip(self._order, feeds, strict=True):
+            self._widths[place] = len(feed.positions)
+        window = cache.begin(self._widths, first)
+        self._width = window.width
+        positions = np.zeros((count, window.width), dtype=np.int64)
+        mask = np.zeros((count, 1, window.width, window.columns), dtype=np.bool_)
+        # Padding sees one row, whichever, so that its softmax is one.
+        mask[:, :, :, 0] = True
+        for place, feed in zip(self._order, feeds, strict=True):
+            width, own = feed.sees.shape
+            end = window.offsets[place] + width
+            positions[place, :width] = feed.positions
+            mask[place, 0, :width, : end - own] = True
+            mask[place, 0, :width, end - own : end] = feed.sees
+        self.positions = torch.from_numpy(positions).to(device)
+        self.mask = torch.from_numpy(mask).to(device)
+
+    def store(self, layer: int) -> Store:
+        """Where a layer's new keys and values go."""
+        return lambda keys, values: self._cache.append(layer, keys, values)
+
+    def pad(self, inputs: Seq[Tensor]) -> Tensor:
+        """The rows of each feed, [w, ...], as one tensor [S, width, ...]; zeros elsewhere."""
+        padded = inputs[0].new_zeros((len(self._widths), self._width, *inputs[0].shape[1:]))
+        for place, rows in zip(self._order, inputs, strict=True):
+            padded[place, : len(rows)] = rows
+        return padded
+
+    def rows(self, states: Tensor) -> list[Tensor]:
+        """The rows of each feed, [w, ...], out of [S, width, ...]."""
+        return [states[place, : self._widths[place]] for place in self._order]
+
+    def keep(self, counts: Seq[int]) -> None:
+        """Close the forward: of each feed the first rows stay, the others are undone."""
+        paths = [range(0)] * len(self._widths)
+        for place, count in zip(self._order, counts, strict=True):
+            paths[place] = range(count)
+        self._cache.keep(paths)
+
+
+class LayerCache:
+    """Keys and values of a module's layers, of many sequences.
+
+    Args:
+        layers: how many.
+    """
+
+    def __init__(self, config: LayerConfig, layers: int, dtype: torch.dtype, device: torch.device) -> None:
+        rows = RowShape(config.kv_heads, config.head_size, dtype, device)
+        self._device = device
+        self._cache = KVCache([LayerShape(rows, rows)] * layers)
+
+    def open(self) -> Slot:
+        """A slot of its own for a sequence, empty."""
+        return self._cache.allocate()
+
+    def close(self, slot: Slot) -> None:
+        self._cache.free(slot)
+
+    def length(self, slot: Slot) -> int:
+        return self._cache.lengths[slot.index]
+
+    def truncate(self, slot: Slot, length: int) -> None:
+        """Forget a slot's rows from ``length`` on."""
+        if self.length(slot) > length:
+            self._cache.truncate(slot, length)
+
+    def begin(self, feeds: Seq[Feed]) -> Forward:
+        """Open a forward for some sequences, each with at least one row."""
+        return Forward(self._cache, feeds, self._device)

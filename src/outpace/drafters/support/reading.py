@@ -1,0 +1,134 @@
+"""The target's text in the tokens of another tokenizer, token by token, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from outpace.drafters.support.pieces import special_tokens
+from outpace.sequence import Sequence
+from outpace.text import TextStream
+
+_WINDOW = 32  # tokens at the end of a text that are encoded again when it grows
+_TRIES = 16
+_CONTEXT = 8  # tokens before a draft that its translation begins with
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """Tokens of a text, without what a tokenizer puts around it."""
+    return list(tokenizer(text, add_special_tokens=False).input_ids) if text else []
+
+
+class Encoding:
+    """Tokens of a text that grows at its end.
+
+    What is added may change the tokens before it: "wal" becomes "walking". So the end of the text is encoded
+    again. Earlier tokens are settled where it has been seen that the rest is encoded the same without them.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._settled: list[int] = []
+        self._begin = 0  # character at which the tokens that are not settled begin
+
+    def __call__(self, text: str) -> tuple[list[int], int]:
+        """Tokens of the whole text, and how many of the first will never change."""
+        settled = len(self._settled)
+        rest = text[self._begin :]
+        tokens = encode(self._tokenizer, rest)
+        found = self._settled + tokens
+        if len(tokens) > 2 * _WINDOW:
+            self._settle(rest, tokens)
+        return found, settled
+
+    def _settle(self, text: str, tokens: list[int]) -> None:
+        last = len(tokens) - _WINDOW
+        for cut in range(last, max(last - _TRIES, 0), -1):
+            head = self._tokenizer.decode(tokens[:cut])
+            if text.startswith(head) and encode(self._tokenizer, text[len(head) :]) == tokens[cut:]:
+                self._settled += tokens[:cut]
+                self._begin += len(head)
+                return
+
+
+class TextReader:
+    """One sequence's text in the draft model's tokens.
+
+    Special tokens are no text: those that both tokenizers have under one name are taken over, others left
+    out. The text between two of them is decoded and encoded again.
+
+    Args:
+        sequence: whose text.
+        own: the draft model's tokenizer.
+        target: the target's.
+    """
+
+    def __init__(self, sequence: Sequence, own: Any, target: Any) -> None:
+        self._sequence = sequence
+        self._own = own
+        self._target = target
+        self._special = _shared_special(own, target)
+        bos = own.bos_token_id
+        self._lead = [bos] if bos is not None and bos in own("").input_ids else []
+        self.revise(0)
+
+    def revise(self, unchanged: int) -> None:
+        """Read anew; a text that is cut back is rare, and its tokens may change from anywhere."""
+        self._seen = 0
+        self._closed = list(self._lead)
+        self._tokens: list[int] = []
+        self._open()
+
+    def _open(self) -> None:
+        self._stream = TextStream(self._target)
+        self._encoding = Encoding(self._own)
+        self._start = self._seen  # the target's token at which this stretch of text begins
+
+    def read(self) -> tuple[list[int], int]:
+        closed = len(self._closed)
+        for token in self._sequence.tokens[self._seen :]:
+            self._seen += 1
+            if token not in self._special:
+                self._stream.push(token)
+                continue
+            # A stretch ends: its tokens are what they were.
+            self._closed += self._encoding(self._stream.text)[0]
+            own = self._special[token]
+            if own is not None and self._closed != [own]:
+                self._closed.append(own)
+            self._open()
+        tokens, settled = self._encoding(self._stream.text)
+        unchanged = closed + (settled if len(self._closed) == closed else 0)
+        self._tokens = self._closed + tokens
+        return self._tokens, unchanged
+
+    def translate(self, tokens: Seq[int]) -> list[int]:
+        """Tokens drafted after the text as last read, in the target's.
+
+        Empty where the text ends within a character, or where no tokens of the target say just that text
+        after those committed.
+        """
+        if self._stream.pending:
+            return []
+        before = self._tokens[-_CONTEXT:]
+        old = self._own.decode(before, skip_special_tokens=True)
+        new = self._own.decode([*before, *tokens], skip_special_tokens=True).rstrip(_INCOMPLETE)
+        if not new.startswith(old) or new == old:
+            return []
+        said = new[len(old) :]
+        committed = self._sequence.tokens[max(self._start, self._seen - _CONTEXT) : self._seen]
+        text = self._target.decode(committed, skip_special_tokens=True)
+        whole = encode(self._target, text + said)
+        if whole[: len(committed)] == committed:
+            return whole[len(committed) :]
+        # The target's tokenizer would have put more into the last committed token: go on behind it.
+        rest = encode(self._target, said)
+        spelt = self._target.decode([*committed, *rest], skip_special_tokens=True)
+        return rest if spelt == text + said else []
+
+
+def _shared_special(own: Any, target: Any) -> dict[int, int | None]:
+    """The target's special tokens, and the draft model's of the same name."""
+    names = special_tokens(own)
+    return {place: names.get(name) for name, place in special_tokens(target).items()}

@@ -1,0 +1,180 @@
+"""What a draft model's token ids mean to the target: the same, partly the same, or nothing but text.
+
+Timor et al. 2025, Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous
+Vocabularies, arXiv 2502.05202. A draft is verified like any other, so it is exact whatever the vocabularies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from outpace.core import Draft, OutpaceError
+from outpace.drafters.support.pieces import disagreement, pieces
+from outpace.drafters.support.reading import TextReader
+from outpace.sequence import Sequence
+from outpace.targets.base import TargetModel
+
+Kind = Literal["same", "intersection", "text"]
+_REMEDY = (
+    "use vocabulary=intersection (only tokens that both have are drafted) or vocabulary=text (the draft is "
+    "translated)"
+)
+
+
+class Reader(Protocol):
+    """One sequence's committed text, as the draft model reads it."""
+
+    def read(self) -> tuple[Seq[int], int]:
+        """The text in the draft model's tokens, and how many of the first are those of the last reading."""
+
+    def revise(self, unchanged: int) -> None:
+        """The sequence was cut back to its first ``unchanged`` tokens, and may have grown since."""
+
+
+class Vocabulary:
+    """The same ids: what is drafted needs no translation.
+
+    Attributes:
+        late: tokens that a text may have grown by in a step, the root's included.
+        text: whether what is drafted are the draft model's own tokens, and only their text counts.
+    """
+
+    late = 2
+    text = False
+
+    def reader(self, sequence: Sequence) -> Reader:
+        return _SameReader(sequence)
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Logits over the ids that are drafted, from the draft model's rows, [n, its own ids]."""
+        return rows
+
+    def own(self, tokens: Seq[int]) -> Seq[int]:
+        """Drafted tokens in the draft model's ids."""
+        return tokens
+
+    def draft(self, reader: Reader, draft: Draft) -> Draft:
+        """What a tree of drafted tokens says to the target."""
+        return draft
+
+
+class _SameReader:
+    def __init__(self, sequence: Sequence) -> None:
+        self._sequence = sequence
+        self._read = 0
+
+    def read(self) -> tuple[Seq[int], int]:
+        tokens, before = self._sequence.tokens, self._read
+        self._read = len(tokens)
+        return tokens, before
+
+    def revise(self, unchanged: int) -> None:
+        self._read = min(self._read, unchanged)
+
+
+class Intersection(Vocabulary):
+    """Token-level intersection (TLI, Timor et al. 2025): only tokens that both have are drafted.
+
+    The draft model's distribution is restricted to those and normalised again, in the target's ids; so every
+    way to draw and every verifier works as with one vocabulary. Tokens are the same if they are of the same
+    bytes, however each tokenizer writes a space.
+
+    Raises:
+        OutpaceError: no token is in both.
+    """
+
+    late = 8
+
+    def __init__(self, draft: Any, target: Any, own_size: int, size: int) -> None:
+        self._tokenizers = draft, target
+        self._size = size
+        ours, theirs = pieces(draft), pieces(target)
+        if draft.eos_token_id is not None and target.eos_token_id is not None:
+            ours["<end>"], theirs["<end>"] = draft.eos_token_id, target.eos_token_id
+        pairs = {
+            theirs[piece]: ours[piece]
+            for piece in ours.keys() & theirs.keys()
+            if ours[piece] < own_size and theirs[piece] < size
+        }
+        if not pairs:
+            raise OutpaceError("draft_model: the two tokenizers have no token in common; use vocabulary=text")
+        self._own = dict(sorted(pairs.items()))
+        self._pairs = torch.tensor([list(self._own), list(self._own.values())])
+
+    def reader(self, sequence: Sequence) -> Reader:
+        return TextReader(sequence, *self._tokenizers)
+
+    def logits(self, rows: Tensor) -> Tensor:
+        theirs, ours = self._pairs.to(rows.device)
+        found = rows.new_full((len(rows), self._size), -torch.inf)
+        found[:, theirs] = rows[:, ours]
+        return found
+
+    def own(self, tokens: Seq[int]) -> Seq[int]:
+        return [self._own[token] for token in tokens]
+
+
+class TextOnly(Vocabulary):
+    """String-level matching (SLEM, Timor et al. 2025): the drafted text, in the target's own tokens.
+
+    The draft is a chain of point masses, so that it is exact under every verifier.
+    """
+
+    late = 8
+    text = True
+
+    def __init__(self, draft: Any, target: Any, size: int) -> None:
+        self._tokenizers = draft, target
+        self._size = size
+
+    def reader(self, sequence: Sequence) -> Reader:
+        return TextReader(sequence, *self._tokenizers)
+
+    def draft(self, reader: Reader, draft: Draft) -> Draft:
+        assert isinstance(reader, TextReader)
+        tokens = reader.translate(draft.tokens)
+        legal = next((place for place, token in enumerate(tokens) if token >= self._size), len(tokens))
+        return Draft(tuple(tokens[:legal]), tuple(range(-1, legal - 1)))
+
+
+def vocabulary_of(kind: Kind, model: TargetModel, target: TargetModel, own: Any, theirs: Any) -> Vocabulary:
+    """How a draft model's tokens are understood.
+
+    Args:
+        own: the draft model's tokenizer, None if it is not known.
+        theirs: the target's.
+
+    Raises:
+        OutpaceError: the vocabularies differ and are taken to be the same, or a tokenizer is missing.
+    """
+    if kind == "same":
+        _check_same(model, target, own, theirs)
+        return Vocabulary()
+    for option, tokenizer in (("tokenizer", own), ("target_tokenizer", theirs)):
+        if tokenizer is None:
+            raise OutpaceError(
+                f"draft_model: vocabulary={kind} needs both tokenizers; give {option}, an object or a name"
+            )
+    if kind == "text":
+        return TextOnly(own, theirs, target.vocabulary)
+    return Intersection(own, theirs, model.vocabulary, target.vocabulary)
+
+
+def _check_same(model: TargetModel, target: TargetModel, own: Any, theirs: Any) -> None:
+    if model.vocabulary != target.vocabulary:
+        raise OutpaceError(
+            f"draft_model: the draft model has {model.vocabulary} token ids and the target "
+            f"{target.vocabulary}; {_REMEDY}"
+        )
+    if own is None or theirs is None:
+        return
+    differ = disagreement(own, theirs)
+    if differ is not None:
+        place, ours, other = differ
+        raise OutpaceError(
+            f"draft_model: token {place} is {ours!r} to the draft model, {other!r} to the target; {_REMEDY}"
+        )

@@ -1,1 +1,0 @@
-"""What drafters with a model of their own are made of: its cache, shapes of trees, other vocabularies."""

@@ -1,0 +1,444 @@
+"""The one loop: draft, verify, keep, learn, over a batch that sequences join and leave between steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.cache import Place, Slot
+from outpace.core import Draft, Generation, OutpaceError, SamplingParams, StreamedToken
+from outpace.drafters.base import Drafter
+from outpace.engine.observer import Observer
+from outpace.engine.parts import adapts, check_shape, drafter_of, policy_of
+from outpace.engine.request import Requests, one_each, params_of_each
+from outpace.policy.costs import save_costs
+from outpace.policy.governor import Governor, Outcome, Plan, Policy
+from outpace.sampling import Logits, logits_of_each
+from outpace.sequence import KeyedDraw, Sequence, Step
+from outpace.targets import Rows, Target, TargetModel
+from outpace.text import Tokenizer
+from outpace.tree import trim
+from outpace.verify import Verifier, load_verifier
+
+
+@dataclass(eq=False)
+class _Active:
+    """A sequence in the batch, with its slot in the cache and the drafter's state."""
+
+    sequence: Sequence
+    slot: Slot
+    state: Any = None
+    started: bool = False
+
+
+class Engine:
+    """Decodes sequences with a target, a drafter and a verifier.
+
+    Args:
+        target: ``outpace.Target(model)``, or a loaded transformers model.
+        drafter: a drafter or its spec string; None decodes plainly.
+        verifier: a verifier or its spec string: ``match`` (the tokens of plain decoding with the same seed),
+            ``rejection`` or ``block`` (their distribution), or one that is lossy.
+        tokenizer: for stop strings and text; only its ``decode`` is used.
+        adaptive: True lets a governor choose, from measured seconds and acceptance, how many nodes each step
+            drafts, none where nothing pays; False drafts what the drafter proposes. By default it is on where
+            the drafter is given by its name alone, as in ``"lookahead"``, and the verifier is ``match``;
+            options and instances are kept to as they are. Under another verifier the tokens of a seed depend
+            on how many were drafted, so there a request with a seed is refused. A policy of your own decides
+            itself; ``outpace.policy.governor.Pinned(8)`` drafts 8 nodes.
+        costs: a file that ``save_costs`` wrote, for the governor to begin with.
+        observer: is shown every step after the drafter has seen it: ``outpace.train.Online``.
+        clock: what seconds are read from.
+        prefill_chunk: prompt tokens fed in one forward.
+        slots: sequences to make room for at once (the cache grows, unless the target is static).
+        length: rows to make room for in each slot.
+
+    Raises:
+        OutpaceError: unknown drafter or verifier, or parts that do not fit each other.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel | Any,
+        drafter: Drafter[Any] | str | None = None,
+        verifier: Verifier | str = "match",
+        tokenizer: Tokenizer | None = None,
+        *,
+        adaptive: bool | Policy | None = None,
+        costs: str | Path | None = None,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        prefill_chunk: int = 512,
+        slots: int = 1,
+        length: int = 256,
+    ) -> None:
+        if prefill_chunk < 1:
+            raise OutpaceError(f"prefill_chunk must be at least 1, not {prefill_chunk}")
+        self.target = Target(target)
+        self.drafter = drafter_of(drafter)
+        self.verifier = load_verifier(verifier)
+        self.tokenizer = tokenizer
+        self.prefill_chunk = prefill_chunk
+        check_shape(self.drafter, self.verifier)
+        if adaptive is None:
+            adaptive = adapts(drafter, self.verifier)
+        self.governor = policy_of(adaptive, costs, self.drafter, self.target)
+        self._clock = clock
+        self.target = self.drafter.attach(self.target)
+        self._cache = self.target.new_cache(slots, length)
+        self._shared = self.drafter.prepare(self.target)
+        self.observer = observer
+        watched = () if observer is None else observer.hidden_layers
+        self._layers = tuple(dict.fromkeys((*self.drafter.hidden_layers(self._shared), *watched)))
+        self._active: list[_Active] = []  # the one at place b sits in slot b
+        self._waiting: list[Sequence] = []
+        self._requests = Requests(
+            self.target,
+            self.verifier,
+            tokenizer,
+            self.governor,
+            observer,
+            self.drafter.reads_references,
+            clock,
+        )
+
+    # -- whole generations -------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Seq[Seq[int]],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        references: Seq[Seq[Seq[int]]] | None = None,
+        sources: Seq[Any] | None = None,
+    ) -> list[Generation]:
+        """Decode prompts together; one generation for each, in their order.
+
+        Args:
+            prompts: token ids, each prompt at least one.
+            params: for all prompts, or one for each. Default: greedy.
+            references: for each prompt, the texts that its output may repeat, as token ids.
+            sources: for each prompt, what an encoder-decoder model decodes it from (``Seq2SeqTarget``).
+
+        Raises:
+            ContextOverflow: a prompt is longer than the context. OutpaceError: another mistake in a prompt.
+        """
+        chosen = params_of_each(params, len(prompts))
+        texts = one_each(references, (), len(prompts), "lists of references")
+        given = one_each(sources, None, len(prompts), "sources")
+        sequences = [
+            self._requests.sequence(self._cache, prompt, own, references=copied, source=source)
+            for prompt, own, copied, source in zip(prompts, chosen, texts, given, strict=True)
+        ]
+        self._waiting.extend(sequences)
+        try:
+            while any(sequence.finish_reason is None for sequence in sequences):
+                self.step()
+        finally:
+            self._leave(sequences)
+        return [sequence.generation() for sequence in sequences]
+
+    def stream(
+        self,
+        prompt: Seq[int],
+        params: SamplingParams | None = None,
+        references: Seq[Seq[int]] = (),
+        source: Any = None,
+    ) -> Iterator[StreamedToken]:
+        """Tokens of one prompt as they are accepted. Closing the iterator removes the sequence."""
+        return self._stream(
+            self._requests.sequence(self._cache, prompt, params, references=references, source=source)
+        )
+
+    def _stream(self, sequence: Sequence) -> Iterator[StreamedToken]:
+        self._waiting.append(sequence)
+        sent = 0
+        try:
+            while True:
+                # Whoever shares the engine may have stepped it meanwhile: first what is there already.
+                new, ended = sequence.output[sent:], sequence.finish_reason is not None
+                text = ""
+                if sequence.text is not None and new:
+                    text = sequence.text.release(final=ended)
+                for place, token in enumerate(new, sent):
+                    last = place == sent + len(new) - 1
+                    yield StreamedToken(token, sequence.steps[place], text if last else "")
+                if ended:
+                    return
+                sent += len(new)
+                self.step()
+        finally:
+            self.remove(sequence)
+
+    # -- a batch that changes ----------------------------------------------------------------------------
+
+    def add(
+        self,
+        prompt: Seq[int],
+        params: SamplingParams | None = None,
+        criteria: Callable[[list[int]], bool] | None = None,
+        references: Seq[Seq[int]] = (),
+        output: Seq[int] = (),
+        source: Any = None,
+    ) -> Sequence:
+        """Let a sequence join at the next step.
+
+        Args:
+            criteria: called with prompt and output after each token; True ends the sequence.
+            references: texts that the output may repeat, as token ids.
+            output: tokens emitted before, perhaps after another prompt, from which decoding goes on: the next
+                token is the one at their end, drawn as such. ``max_new_tokens`` counts them.
+            source: what an encoder-decoder model decodes from, encoded now; see ``Seq2SeqTarget``.
+        """
+        sequence = self._requests.sequence(self._cache, prompt, params, criteria, references, output, source)
+        self._waiting.append(sequence)
+        return sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, ended or not; one that is not in is left as it is."""
+        self._leave([sequence])
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Those being decoded and those that wait to join."""
+        return [active.sequence for active in self._active] + self._waiting
+
+    def step(self) -> list[Sequence]:
+        """Let waiting sequences join, run one step for all, and return those that took part.
+
+        Sequences that ended have left the batch when this returns. An error (of a logits processor, say, or
+        an interrupt) removes every sequence, since cache and tokens may no longer agree; the engine itself
+        can be used on.
+        """
+        try:
+            ahead = self._join()
+            return self._advance(ahead) if self._active else []
+        except BaseException:
+            self._leave(self.sequences)
+            if len(self._cache):  # the error fell between taking a slot and noting who has it
+                self._cache = self.target.new_cache(self._cache.slots, self._cache.length)
+            raise
+
+    def _advance(self, ahead: int) -> list[Sequence]:
+        """One step for the whole batch; ``ahead`` rows of each prompt are still to be fed before its root."""
+        active = self._active
+        began = self._clock()
+        plan = self._plan()
+        # A path of n nodes emits n + 1 tokens, so deeper nodes than the room less one are of no use.
+        proposals = self._propose(plan)
+        trimmed = [
+            trim(draft, a.sequence.room - 1, self._nodes_left(a, plan))
+            for a, draft in zip(active, proposals, strict=True)
+        ]
+        drafts = [draft for draft, _ in trimmed]
+        drafted = self._clock()
+        rows = [
+            Rows.under(a.sequence.tokens[-1 - ahead :], draft)
+            for a, draft in zip(active, drafts, strict=True)
+        ]
+        output = self.target.forward(self._cache, rows, logits_from=ahead, hidden_layers=self._layers)
+        assert output.logits is not None
+        greedy = any(a.sequence.processor.plain for a in active)
+        logits = logits_of_each(output.logits, [1 + len(draft) for draft in drafts], greedy)
+        steps = [
+            self._verify(a.sequence, *trimmed[i], logits[i], output.hidden_of(i, ahead, 1 + len(drafts[i])))
+            for i, a in enumerate(active)
+        ]
+        verified = self._clock()
+        self._cache.keep([[*range(ahead + 1), *(ahead + 1 + node for node in step.path)] for step in steps])
+        kept = self._clock()
+        self.drafter.observe([a.state for a in active], steps)
+        if self.observer is not None:
+            self.observer.stepped(steps)
+        learnt = self._clock()
+        if self.governor is not None and plan is not None:
+            sizes, paths = _judged(plan, proposals, steps)
+            drafting, verifying = drafted - began + learnt - kept, None if ahead else kept - drafted
+            self.governor.learn(Outcome(plan, sizes, paths, drafting, verifying))
+        took_part = [a.sequence for a in active]
+        self._leave([sequence for sequence in took_part if sequence.finish_reason is not None])
+        ended = self._clock()
+        for sequence in took_part:
+            stats = sequence.stats
+            stats.seconds_draft += drafted - began + learnt - kept
+            if ahead:
+                stats.seconds_prefill += verified - drafted
+            else:
+                stats.seconds_verify += verified - drafted
+            stats.seconds_rest += kept - verified + ended - learnt
+        return took_part
+
+    def _plan(self) -> Plan | None:
+        """What to draft for each sequence in this step; None for whatever is proposed."""
+        plan = None if self.governor is None else self.governor.plan(len(self._active))
+        for active in self._active:
+            active.sequence.budget = None if plan is None else plan.nodes
+        return plan
+
+    def _nodes_left(self, active: _Active, plan: Plan | None) -> int | None:
+        """Nodes that are planned, and that the sequence's slot has room for where the cache cannot grow."""
+        budget = None if plan is None else plan.nodes if plan.verified else 0
+        if not self._cache.static:
+            return budget
+        room = self._cache.length - len(active.sequence.tokens)
+        return room if budget is None else min(room, budget)
+
+    def _propose(self, plan: Plan | None) -> list[Draft]:
+        if plan is not None and not plan.nodes:
+            return [Draft()] * len(self._active)
+        return self.drafter.propose([active.state for active in self._active])
+
+    def _verify(
+        self, sequence: Sequence, draft: Draft, kept: Seq[int], logits: Logits, hidden: dict[int, Tensor]
+    ) -> Step:
+        draw = KeyedDraw(sequence)
+        verdict = self.verifier.verify(logits, draft.guesses, draw)
+        sequence.stats.record(len(draft), len(verdict.path), len(verdict.tokens))
+        return Step(
+            draft=draft,
+            kept=kept,
+            path=verdict.path,
+            tokens=verdict.tokens,
+            logits=logits,
+            root=draw.root,
+            sequence=sequence,
+            hidden=hidden,
+            committed=_committed(hidden, verdict.path),
+        )
+
+    # -- memory ------------------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """The sequences that the cache has room for, and the rows of each."""
+        return self._cache.slots, self._cache.length
+
+    def make_room(self, slots: int, length: int) -> None:
+        """A new cache in place of this one, larger or smaller; what drafters remember is kept.
+
+        Raises:
+            OutpaceError: sequences are being decoded, whose rows lie in the cache.
+        """
+        if self._active:
+            raise OutpaceError(
+                "sequences are being decoded, and their rows lie in the cache; remove them first"
+            )
+        self._cache = self.target.new_cache(slots, length)
+
+    # -- the governor ------------------------------------------------------------------------------------
+
+    def save_costs(self, path: str | Path) -> None:
+        """Write what steps were measured to cost to a JSON file, for ``Engine(..., costs=path)``.
+
+        Costs of other models, dtypes and devices in the file are kept.
+
+        Raises:
+            OutpaceError: this engine has no governor, or the path holds something else.
+        """
+        if not isinstance(self.governor, Governor):
+            raise OutpaceError("nothing was measured: make the engine with adaptive=True")
+        save_costs(path, self.target.identity, self.governor.costs())
+
+    # -- joining and leaving -----------------------------------------------------------------------------
+
+    def _join(self) -> int:
+        """Prefill those that wait, but for the last token of each prompt, which is the first root.
+
+        Where nobody else is in the batch, the last rows of the prompts, as many of each, are left to the
+        first step's forward: one forward less. (Not for a drafter that reads hidden states: it needs those of
+        the prompt before it drafts.) A static cache has no more slots than it has: the rest wait on
+        until one is free.
+
+        Returns:
+            The number of rows left to the step.
+        """
+        self._waiting = [sequence for sequence in self._waiting if sequence.finish_reason is None]
+        free = self._cache.slots - len(self._cache) if self._cache.static else len(self._waiting)
+        waiting = self._waiting[:free]
+        if not waiting:
+            return 0
+        began = self._clock()
+        first = len(self._active)
+        for sequence in waiting:
+            sequence.stats.lossy = self.verifier.lossy
+            self._active.append(_Active(sequence, self.target.open(self._cache, sequence.source)))
+            self._waiting.remove(sequence)
+        joined = self._active[first:]
+        leaves = first == 0 and not self._layers
+        ahead = min(self.prefill_chunk, *(len(s.tokens) - 1 for s in waiting)) if leaves else 0
+        hidden = self._prefill(first, [s.tokens[: len(s.tokens) - 1 - ahead] for s in waiting])
+        for active in joined:
+            active.sequence.place = Place(self._cache, active.slot)
+            active.state = self.drafter.start(active.sequence, self._shared)
+            active.started = True
+        read = [place for place, a in enumerate(joined) if self._layers and len(a.sequence.tokens) > 1]
+        if read:
+            self.drafter.read([joined[place].state for place in read], [hidden[place] for place in read])
+        if self.observer is not None:
+            for place, active in enumerate(joined):
+                self.observer.joined(active.sequence, hidden[place] if place in read else {})
+        seconds = self._clock() - began
+        for sequence in waiting:
+            sequence.stats.seconds_prefill += seconds
+        return ahead
+
+    def _prefill(self, first: int, texts: Seq[Seq[int]]) -> list[dict[int, Tensor]]:
+        """Feed texts to the slots from ``first`` on.
+
+        Returns:
+            For each the hidden states of its rows, by layer, for the layers that the drafter reads; nothing
+            where no text has a row.
+        """
+        parts: list[list[dict[int, Tensor]]] = [[] for _ in texts]
+        for start in range(0, max(map(len, texts)), self.prefill_chunk):
+            chunks = [text[start : start + self.prefill_chunk] for text in texts]
+            output = self.target.forward(
+                self._cache, [Rows(chunk) for chunk in chunks], first, None, hidden_layers=self._layers
+            )
+            self._cache.keep([range(len(chunk)) for chunk in chunks])
+            for place, (own, chunk) in enumerate(zip(parts, chunks, strict=True)):
+                own.append({layer: rows[place, : len(chunk)] for layer, rows in output.hidden.items()})
+        layers = self._layers
+        return [{layer: torch.cat([rows[layer] for rows in own]) for layer in layers} for own in parts if own]
+
+    def _leave(self, sequences: Seq[Sequence]) -> None:
+        for sequence in sequences:
+            place = next((i for i, a in enumerate(self._active) if a.sequence is sequence), None)
+            if place is None and sequence not in self._waiting:
+                continue
+            if place is None:
+                self._waiting.remove(sequence)
+            else:
+                gone = self._active[place]
+                # As in the cache: the last one moves into the gap.
+                last = self._active.pop()
+                if last is not gone:
+                    self._active[place] = last
+                self._cache.free(gone.slot)
+                if gone.started:
+                    self.drafter.stop(gone.state)
+                    if self.observer is not None:
+                        self.observer.left(sequence)
+            if sequence.finish_reason is None:
+                sequence.finish_reason = "removed"
+
+
+def _judged(plan: Plan, proposals: Seq[Draft], steps: Seq[Step]) -> tuple[list[int], list[list[int]]]:
+    """Each sequence's nodes, and those of them that were right: what a policy hears of a step."""
+    if plan.verified:
+        return [len(step.draft) for step in steps], [step.path for step in steps]
+    first = [list(draft.tokens[: plan.nodes]) for draft in proposals]
+    right = [own[:1] == step.tokens[:1] for own, step in zip(first, steps, strict=True)]
+    return [len(own) for own in first], [[0] if own else [] for own in right]
+
+
+def _committed(hidden: Mapping[int, Tensor], path: Seq[int]) -> dict[int, Tensor]:
+    """Of hidden states [1 + nodes, size] those of the root and of a path."""
+    rows = [0, *(node + 1 for node in path)]
+    return {layer: states[rows] for layer, states in hidden.items()}

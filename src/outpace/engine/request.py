@@ -1,0 +1,219 @@
+"""What is asked of an engine: checked before anything is decoded, and made a sequence."""
+
+from __future__ import annotations
+
+import operator
+import secrets
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from outpace.cache import KVCache
+from outpace.core import ContextOverflow, OutpaceError, SamplingParams
+from outpace.engine.observer import Observer
+from outpace.policy.governor import Policy
+from outpace.sampling import Key
+from outpace.sequence import Sequence
+from outpace.targets.base import TargetModel
+from outpace.text import TextStream, Tokenizer
+from outpace.verify import Verifier
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Makes sequences of what is asked of one engine, or refuses it.
+
+    Attributes:
+        target, verifier, tokenizer, policy, observer: the engine's parts.
+        reads_references: whether its drafter does.
+        clock: what seconds are read from.
+    """
+
+    target: TargetModel
+    verifier: Verifier
+    tokenizer: Tokenizer | None
+    policy: Policy | None
+    observer: Observer | None
+    reads_references: bool
+    clock: Callable[[], float]
+
+    def sequence(
+        self,
+        cache: KVCache,
+        prompt: Seq[int],
+        params: SamplingParams | None = None,
+        criteria: Callable[[list[int]], bool] | None = None,
+        references: Seq[Seq[int]] = (),
+        output: Seq[int] = (),
+        source: Any = None,
+    ) -> Sequence:
+        """A checked sequence, not in the batch yet; ``Engine.add`` says what the arguments are.
+
+        Args:
+            cache: where its rows will lie: a static one has room for so many.
+
+        Raises:
+            ContextOverflow: the prompt is longer than the context. OutpaceError: another mistake.
+        """
+        target, params = self.target, params or SamplingParams()
+        tokens = token_ids(prompt)
+        check_prompt(tokens, target)
+        check_ids(params, target)
+        check_processors(params, self.verifier)
+        check_seed(params, self.verifier, self.policy, self.observer)
+        if params.stop and self.tokenizer is None:
+            raise OutpaceError("stop strings need a tokenizer: Engine(target, drafter, tokenizer=tokenizer)")
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        texts = reference_ids(references, target, self.reads_references)
+        began = self.clock()
+        encoded = target.encode(source)
+        sequence = Sequence(
+            tokens,
+            params,
+            Key(seed, coupled=self.verifier.coupled),
+            limit=output_limit(len(tokens), params, target, cache),
+            eos_token_ids=frozenset() if params.ignore_eos else target.eos_token_ids,
+            text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop),
+            criteria=criteria,
+            references=texts,
+            output=output_ids(output, target),
+            source=encoded,
+        )
+        sequence.stats.seconds_prefill = self.clock() - began
+        return sequence
+
+
+def params_of_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise OutpaceError(
+            f"{count} prompts but {len(params)} SamplingParams; give one for all, or one for each"
+        )
+    return list(params)
+
+
+def one_each(given: Seq[T] | None, absent: T, count: int, what: str) -> Seq[T]:
+    """What was given for each of so many prompts; where nothing was, ``absent`` for each."""
+    if given is None:
+        return [absent] * count
+    if len(given) != count:
+        raise OutpaceError(f"{count} prompts but {len(given)} {what}; give one for each prompt")
+    return given
+
+
+def reference_ids(
+    references: Seq[Seq[int]], target: TargetModel, read: bool = True
+) -> tuple[tuple[int, ...], ...]:
+    """The references as plain integers.
+
+    Args:
+        read: whether the drafter reads any.
+
+    Raises:
+        OutpaceError: one is not a list of token ids of the target's vocabulary, or nobody reads them.
+    """
+    if len(references) and not read:
+        raise OutpaceError(
+            "this drafter does not read references; use drafter='reference', or leave them out"
+        )
+    if any(not hasattr(text, "__iter__") for text in references):
+        raise OutpaceError("references are a list of texts, each a list of token ids")
+    texts = tuple(tuple(token_ids(text)) for text in references)
+    for text in texts:
+        check_vocabulary(text, target, "references: ")
+    return texts
+
+
+def output_ids(output: Seq[int], target: TargetModel) -> list[int]:
+    """Output that was there before, as plain integers.
+
+    Raises:
+        OutpaceError: it is not a list of token ids of the target's vocabulary.
+    """
+    tokens = token_ids(output)
+    check_vocabulary(tokens, target, "output: ")
+    return tokens
+
+
+def token_ids(prompt: Any) -> list[int]:
+    """A prompt as plain integers: numbers of tensors and arrays hash and compare in ways of their own."""
+    if isinstance(prompt, str) or not hasattr(prompt, "__iter__"):
+        raise OutpaceError(
+            f"a prompt is a list of token ids, not a {type(prompt).__name__}; "
+            "generate() takes a list of prompts"
+        )
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError as error:
+        raise OutpaceError(f"a prompt is a list of token ids: {error}") from error
+
+
+def check_vocabulary(tokens: Iterable[int], target: TargetModel, where: str = "") -> None:
+    outside = next((token for token in tokens if not 0 <= token < target.vocabulary), None)
+    if outside is not None:
+        raise OutpaceError(f"{where}token {outside} is outside the model's vocabulary of {target.vocabulary}")
+
+
+def check_ids(params: SamplingParams, target: TargetModel) -> None:
+    check_vocabulary(params.logit_bias or (), target, "logit_bias: ")
+    check_vocabulary(params.stop_token_ids, target, "stop_token_ids: ")
+
+
+def check_processors(params: SamplingParams, verifier: Verifier) -> None:
+    if params.logits_processors and verifier.ahead:
+        raise OutpaceError(
+            f"logits_processors see emitted tokens only, and verifier={verifier.name!r} looks further ahead; "
+            "use verifier='match' or 'rejection'"
+        )
+
+
+def check_seed(
+    params: SamplingParams, verifier: Verifier, policy: Policy | None, observer: Observer | None = None
+) -> None:
+    """Refuse a seed whose tokens would depend on the clock."""
+    if verifier.invariant or params.seed is None or (params.greedy and not verifier.lossy):
+        return
+    if policy is not None and policy.timed:
+        raise OutpaceError(
+            f"under verifier={verifier.name!r} the tokens of a seed depend on how many were drafted, and "
+            "adaptive=True decides that by the clock; use verifier='match', adaptive=False, or no seed"
+        )
+    if observer is not None and observer.timed:
+        raise OutpaceError(
+            f"under verifier={verifier.name!r} the tokens of a seed depend on what was drafted, and what a "
+            "drafter learns in the background depends on the clock; use verifier='match', or no seed"
+        )
+
+
+def check_prompt(prompt: Seq[int], target: TargetModel) -> None:
+    if not len(prompt):
+        raise OutpaceError("the prompt is empty: it needs at least one token (the model's BOS token will do)")
+    check_vocabulary(prompt, target)
+    if target.context is not None and len(prompt) > target.context:
+        raise ContextOverflow(
+            f"the prompt has {len(prompt)} tokens, the model's context {target.context}; shorten the prompt"
+        )
+
+
+def output_limit(prompt_length: int, params: SamplingParams, target: TargetModel, cache: KVCache) -> int:
+    """Tokens that may be emitted: by ``max_new_tokens``, the context, and the rows of a static cache.
+
+    Raises:
+        OutpaceError: a slot of the static cache has too few rows for the prompt.
+    """
+    limit = params.max_new_tokens
+    if target.context is not None:
+        limit = min(limit, target.context - prompt_length)
+    if cache.static:
+        if prompt_length > cache.length:
+            raise OutpaceError(
+                f"the prompt has {prompt_length} tokens, a slot of the static cache {cache.length} rows; "
+                "shorten the prompt, or make the engine with a greater length"
+            )
+        # The last token is never fed, so it needs no row.
+        limit = min(limit, cache.length + 1 - prompt_length)
+    return limit

@@ -1,1 +1,0 @@
-"""Data structures that drafters look tokens up in. No model, no torch."""

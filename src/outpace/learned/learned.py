@@ -1,0 +1,297 @@
+"""What learned drafters share: a trained module, made for a target and bound to it.
+
+Authors of learned drafters import from here whatever they need: the batches that a module learns from
+(``batch.py``), its losses (``losses.py``) and its folder on disk (``folder.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core import OutpaceError
+from outpace.learned.batch import Batch
+from outpace.learned.folder import CONFIG, FORMAT, WEIGHTS, read_config, read_weights, write_folder
+from outpace.learned.hidden_layers import check_layers
+from outpace.learned.losses import Losses, Objective, accepted_at, accepted_of_chain, measure
+from outpace.targets.base import TargetModel
+
+L = TypeVar("L", bound="Learned")
+
+# What a config.json with wrong entries makes of a module.
+_DAMAGE = (KeyError, TypeError, AttributeError, RuntimeError)
+
+__all__ = [
+    "CONFIG",
+    "WEIGHTS",
+    "Batch",
+    "Fit",
+    "Learned",
+    "Losses",
+    "Objective",
+    "accepted_at",
+    "accepted_of_chain",
+    "head_weights",
+    "measure",
+    "read_config",
+]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Which target a module is for: it fits another of the same sizes, though it was not trained for it."""
+
+    vocabulary: int
+    hidden_size: int
+    name: str
+
+    @classmethod
+    def of(cls, target: TargetModel) -> Fit:
+        name = getattr(getattr(target, "model", None), "name_or_path", None) or type(target).__name__
+        return cls(target.vocabulary, target.hidden.size, str(name))
+
+
+@torch.no_grad()
+def head_weights(target: TargetModel) -> tuple[Tensor, Tensor] | None:
+    """The target's head as a matrix [vocabulary, hidden size] and a bias [vocabulary], which a head of a
+    drafter's own begins with. None where it is more than that, such as a soft cap on logits.
+    """
+    hidden = target.hidden
+    units = torch.eye(hidden.size, dtype=hidden.dtype, device=hidden.device)
+    bias = target.head(torch.zeros_like(units[0]))
+    columns = target.head(units) - bias
+    linear = torch.allclose(target.head(-4 * units) - bias, -4 * columns, rtol=1e-4, atol=1e-4)
+    return (columns.T, bias) if linear else None
+
+
+class Learned(nn.Module, ABC):
+    """The trained part of a drafter.
+
+    What it shares with the target, the embeddings and the head, is not saved: ``target.embed`` and
+    ``target.head`` have it, once the module is bound.
+
+    Class attributes:
+        method: the drafter's name.
+        config_type: a frozen dataclass of plain values and tuples of them, the options of training from
+            scratch.
+        fitted: which of the target's sizes it depends on.
+        checkpoint_type: the options that are left when going on from a model; None where that cannot be.
+
+    Args:
+        config: of ``config_type``.
+        fit: the target's sizes.
+    """
+
+    method: ClassVar[str]
+    config_type: ClassVar[type[Any]]
+    fitted: ClassVar[tuple[str, ...]] = ("vocabulary", "hidden_size")
+    checkpoint_type: ClassVar[type[Any] | None] = None
+
+    def __init__(self, config: Any, fit: Fit) -> None:
+        super().__init__()
+        self.config = config
+        self.fit = fit
+        self._target: TargetModel | None = None
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Layers of the target that it reads, as ``Output.hidden`` counts them."""
+        return (-1,)
+
+    def forward(self, batch: Batch, objective: Objective) -> Losses:
+        """``loss``, for whoever wraps a module in another: devices that train together."""
+        return self.loss(batch, objective)
+
+    @abstractmethod
+    def loss(self, batch: Batch, objective: Objective) -> Losses:
+        """What it has yet to learn of a batch. It says itself which logits stand against which place."""
+
+    @abstractmethod
+    def accepted(self, batch: Batch) -> Tensor:
+        """[B, T]: how many tokens of the draft that decoding would make at a place stand, the place's token
+        being the root. Greedy, the text taken for the target's own.
+        """
+
+    @property
+    def context(self) -> int | None:
+        """Positions that it was made for; None for as many as the target."""
+        return None
+
+    @property
+    def writer(self) -> TargetModel:
+        """Itself as a language model, to write the text that on-policy training scores.
+
+        Raises:
+            OutpaceError: it writes none without the target.
+        """
+        raise OutpaceError(
+            f"{self.method} drafts from what the target says of each place, so it writes no text of its own "
+            "to learn from; leave out on_policy, or train a draft_model"
+        )
+
+    def accompany(self, folder: Path, tokenizer: Any) -> None:
+        """Write what else belongs into its folder, before training. (By default nothing.)"""
+        del folder, tokenizer
+
+    def calibrate(self, batches: Iterable[Batch]) -> None:
+        """Measure what it drafts by, once it is trained, on text of its own. (By default nothing.)"""
+        del batches
+
+    def figures(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """What else is to be known of it on held-out text, by name. (By default nothing.)"""
+        del batches
+        return {}
+
+    # -- how it is trained -------------------------------------------------------------------------------
+
+    def at_step(self, step: int, steps: int) -> None:
+        """The update ``step`` of ``steps``, from 0, is about to begin. (By default all are alike.)"""
+        del step, steps
+
+    def groups(self) -> list[tuple[float, list[nn.Parameter]]]:
+        """Its weights, and the learning rate of each group of them, relative to the run's."""
+        return [(1.0, list(self.parameters()))]
+
+    # -- with a target -----------------------------------------------------------------------------------
+
+    @classmethod
+    def new(cls: type[L], config: Any, target: TargetModel) -> L:
+        """An untrained module for a target, in float32, on its device."""
+        made = cls(config, Fit.of(target)).to(target.hidden.device)
+        made.bind(target)
+        return made
+
+    @classmethod
+    def begin(cls: type[L], draft: str, options: Any, target: TargetModel) -> L:
+        """A module that goes on from a model, given by folder or name, in float32, on the target's device.
+
+        Args:
+            options: of ``checkpoint_type``.
+
+        Raises:
+            OutpaceError: its modules are trained from scratch; or there is no such model, or it does not fit.
+        """
+        raise OutpaceError(f"{cls.method} is no model of its own to go on from; train it from scratch")
+
+    def bind(self, target: TargetModel) -> None:
+        """Hand over what is shared.
+
+        Raises:
+            OutpaceError: the target does not fit, or the module is another target's already.
+        """
+        self.check(target)
+        if self._target not in (None, target):
+            raise OutpaceError(f"{self.method}: this module is bound to a target; load one for each")
+        self._target = target
+
+    def check(self, target: TargetModel) -> None:
+        """Whether it fits a target.
+
+        Raises:
+            OutpaceError: the target has other sizes, or fewer layers than it reads.
+        """
+        found = Fit.of(target)
+        for what in self.fitted:
+            if getattr(found, what) != getattr(self.fit, what):
+                raise OutpaceError(
+                    f"{self.method}: made for {self.fit.name} with a {what.replace('_', ' ')} of "
+                    f"{getattr(self.fit, what)}, and this target, {found.name}, has {getattr(found, what)}; "
+                    f"train one for it: outpace train {self.method} --model {found.name}"
+                )
+        check_layers(self.method, self.hidden_layers, target)
+
+    @property
+    def target(self) -> TargetModel:
+        if self._target is None:
+            raise OutpaceError(f"{self.method}: no target yet; call bind(target)")
+        return self._target
+
+    @classmethod
+    def of(cls: type[L], given: Any, target: TargetModel) -> L:
+        """A module that was given itself, bound to the target, or the one in a folder."""
+        if isinstance(given, cls):
+            given.bind(target)
+            return given
+        return cls.load(given, target)
+
+    # -- on disk -----------------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path) -> None:
+        """Write ``config.json`` and ``model.safetensors``; the folder is made."""
+        described = {
+            "method": self.method,
+            "format": FORMAT,
+            "target": dataclasses.asdict(self.fit),
+            "config": dataclasses.asdict(self.config),
+        }
+        write_folder(folder, described, self.state_dict())
+
+    @classmethod
+    def load(cls: type[L], folder: str | Path, target: TargetModel) -> L:
+        """The module in a folder that ``save`` wrote, in the target's dtype and on its device, to draft with.
+
+        Raises:
+            OutpaceError: there is none, it is of another method or for a target of other sizes, or a tensor
+                is missing, left over or of another shape; the message names it.
+        """
+        described = read_config(folder, cls.method)
+        try:
+            made = cls(cls._config(described), Fit(**described["target"]))
+        except _DAMAGE as error:
+            raise OutpaceError(f"{folder}: {CONFIG} is not one of {cls.method}: {error!r}") from error
+        made.bind(target)
+        made.take(read_weights(folder), str(folder))
+        made.requires_grad_(False).eval()
+        return made.to(device=target.hidden.device, dtype=target.hidden.dtype)
+
+    @classmethod
+    def config_of(cls, given: Any) -> Any:
+        """What a module that was given itself, or the one in a folder, was made with: of ``config_type``.
+
+        Raises:
+            OutpaceError: there is none in the folder, or it is of another method.
+        """
+        if isinstance(given, cls):
+            return given.config
+        try:
+            return cls._config(read_config(given, cls.method))
+        except _DAMAGE as error:
+            raise OutpaceError(f"{given}: {CONFIG} is not one of {cls.method}: {error!r}") from error
+
+    @classmethod
+    def _config(cls, described: Mapping[str, Any]) -> Any:
+        return cls.config_type(**{name: _frozen(value) for name, value in described["config"].items()})
+
+    def take(self, tensors: Mapping[str, Tensor], where: str) -> None:
+        """Copy weights in, one for each of its own.
+
+        Raises:
+            OutpaceError: a tensor is missing, left over or of another shape; the message names it.
+        """
+        place = f"{where} ({self.method} for {self.fit.name})"
+        own = self.state_dict()
+        for name, tensor in own.items():
+            if name not in tensors:
+                raise OutpaceError(f"{place}: there is no tensor {name!r}, of shape {list(tensor.shape)}")
+            if tensors[name].shape != tensor.shape:
+                raise OutpaceError(
+                    f"{place}: tensor {name!r} has shape {list(tensors[name].shape)}, and by {CONFIG} it "
+                    f"should have {list(tensor.shape)}"
+                )
+        left = sorted(tensors.keys() - own.keys())
+        if left:
+            shape = list(tensors[left[0]].shape)
+            raise OutpaceError(f"{place}: tensor {left[0]!r}, of shape {shape}, has no place by {CONFIG}")
+        self.load_state_dict(dict(tensors))
+
+
+def _frozen(value: Any) -> Any:
+    """Lists, as JSON has them, as the tuples they were."""
+    return tuple(_frozen(part) for part in value) if isinstance(value, list) else value

@@ -1,0 +1,217 @@
+"""EAGLE-3 as others publish it: vllm-project/speculators' folders, and those of SafeAILab/EAGLE.
+
+Both are a config.json and safetensors, with the same tensors under nearly the same names. In either,
+``d2t[i]`` is what to add to the draft id i to get the target's id, not that id itself, and ``t2d`` says of
+each of the target's ids whether it is drafted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from outpace.core import OutpaceError
+from outpace.learned.folder import write_folder
+
+# SafeAILab's name of the one layer, and that of speculators.
+_THEIRS, _OURS = "midlayer.", "layers.0."
+NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # owner/name, on the hub
+
+
+def find(given: str | Path) -> Path:
+    """The folder of a drafter: the one that is given or, where there is none, the hub's of that name.
+
+    Its config.json and safetensors are fetched, no other files.
+
+    Raises:
+        OutpaceError: there is no such folder, and the hub has none of that name or cannot be reached.
+    """
+    path = Path(given)
+    if path.exists() or not _NAME.fullmatch(str(given)):
+        return path
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(given), allow_patterns=["config.json", "*.safetensors"]))
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise OutpaceError(
+            f"eagle: there is no folder {given}, and the hub gives none of that name ({reason}); train one "
+            f"with: outpace train eagle --model MODEL --data FILE --out {given}; or fetch one, where there "
+            f"is a network, with: hf download {given}"
+        ) from error
+
+
+def read(folder: str | Path) -> dict[str, Any] | None:
+    """The config.json of a published EAGLE-3 drafter, in either layout; None of anything else."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        return None
+    try:
+        config = json.loads(path.read_text("utf-8"))
+    except ValueError:
+        return None  # who reads it as our own says what is wrong with it
+    if not isinstance(config, dict) or "method" in config:
+        return None
+    return config if "speculators_model_type" in config or "draft_vocab_size" in config else None
+
+
+def read_tensors(folder: str | Path) -> dict[str, Tensor]:
+    """Its tensors, under the names that speculators gives them.
+
+    Raises:
+        OutpaceError: there are no safetensors, or they cannot be read.
+    """
+    files = sorted(Path(folder).glob("*.safetensors"))
+    if not files:
+        raise OutpaceError(
+            f"eagle: there are no safetensors in {folder}; weights of another kind must be converted to "
+            "model.safetensors"
+        )
+    found: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            found |= load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise OutpaceError(f"eagle: {file} cannot be read: {error}") from error
+    return {
+        _OURS + name.removeprefix(_THEIRS) if name.startswith(_THEIRS) else name: tensor
+        for name, tensor in found.items()
+    }
+
+
+def named_layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The target's layers that a config says the drafter reads; None where it does not say."""
+    key = "eagle_aux_hidden_state_layer_ids"
+    layers = config.get(key) or (config.get("eagle_config") or {}).get(key)
+    return tuple(layers) if layers else None
+
+
+def target_of(config: Mapping[str, Any]) -> str:
+    """The name of the target, where a config says it."""
+    verifier = (config.get("speculators_config") or {}).get("verifier") or {}
+    return str(verifier.get("name_or_path") or "the target of its config.json")
+
+
+def read_config(config: Mapping[str, Any], layers: Seq[int], folder: str | Path) -> dict[str, Any]:
+    """The fields of an EagleConfig, and the vocabulary, from the config.json of a published drafter.
+
+    Args:
+        layers: of the target, that are read.
+
+    Raises:
+        OutpaceError: it is of another method, or has parts that are not known here.
+    """
+    kind = config.get("speculators_model_type", "eagle3")
+    if kind != "eagle3":
+        raise OutpaceError(f"eagle: {folder} holds a drafter of kind {kind!r}; eagle3 is what loads")
+    inner = _layer(config.get("transformer_layer_config", config), folder)
+    if inner.hidden_act != "silu":
+        raise OutpaceError(f"eagle: {folder} has hidden_act {inner.hidden_act!r}; only silu is known")
+    if config.get("target_hidden_size") not in (None, inner.hidden_size):
+        raise OutpaceError(
+            f"eagle: the drafter in {folder} has rows of {inner.hidden_size} numbers and its target of "
+            f"{config['target_hidden_size']}; they must be equal"
+        )
+    drafted = config.get("draft_vocab_size") or inner.vocab_size
+    if drafted > inner.vocab_size:
+        raise OutpaceError(
+            f"eagle: the drafter in {folder} has a draft_vocab_size of {drafted} and a vocab_size of "
+            f"{inner.vocab_size}; it can draft no more ids than there are"
+        )
+    depth = inner.num_hidden_layers if "transformer_layer_config" in config else 1
+    kinds = set((getattr(inner, "layer_types", None) or ())[:depth]) - {"full_attention"}
+    if kinds:
+        raise OutpaceError(
+            f"eagle: a layer of the drafter in {folder} has {kinds.pop()!r}; only full_attention is known"
+        )
+    heads, nested = inner.num_attention_heads, config.get("eagle_config") or {}
+    return {
+        "version": 3,
+        "layers": tuple(layers),
+        "depth": depth,
+        "vocabulary": inner.vocab_size,
+        "draft_vocabulary": drafted,
+        "steps": _steps(config),
+        **{name: bool(config.get(name, nested.get(name, False))) for name in NORMS},
+        "hidden_size": inner.hidden_size,
+        "intermediate_size": inner.intermediate_size,
+        "heads": heads,
+        "kv_heads": inner.num_key_value_heads or heads,
+        "head_size": getattr(inner, "head_dim", None) or 0,
+        "eps": inner.rms_norm_eps,
+        "bias": bool(getattr(inner, "attention_bias", False)),
+        "rope": dict(inner.rope_parameters),
+        "context": inner.max_position_embeddings,
+    }
+
+
+def _steps(config: Mapping[str, Any]) -> int:
+    """Tokens that the drafter is meant to draft in a step."""
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    return int(methods[0].get("speculative_tokens") or 5)
+
+
+def _layer(given: Mapping[str, Any], folder: str | Path) -> Any:
+    """The config of a drafter's layer. A published file leaves out what is a default of its family."""
+    from transformers import AutoConfig
+
+    known = {key: value for key, value in given.items() if key not in ("model_type", "auto_map")}
+    try:
+        return AutoConfig.for_model(given.get("model_type", "llama"), **known)
+    except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
+        raise OutpaceError(f"eagle: transformers cannot read config.json in {folder}: {error}") from error
+
+
+def write(
+    folder: str | Path,
+    fields: Mapping[str, Any],
+    layer: Mapping[str, Any],
+    target: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+) -> None:
+    """Write a folder in speculators' layout; it is made.
+
+    Args:
+        fields: of the EagleConfig.
+        layer: the config of its layers, under the names of a LlamaConfig.
+        target: ``name_or_path`` and ``architectures`` of the target.
+        tensors: under the names of speculators.
+    """
+    rope = dict(layer["rope_parameters"])
+    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+    greedy = {"proposal_type": "greedy", "speculative_tokens": fields["steps"]}
+    config = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.1.0",
+        "draft_vocab_size": fields["draft_vocabulary"],
+        **{name: fields[name] for name in NORMS},
+        "eagle_aux_hidden_state_layer_ids": list(fields["layers"]),
+        "transformer_layer_config": {
+            "model_type": "llama",
+            **layer,
+            # The entry of transformers 5, and the two that readers before it know.
+            "rope_theta": rope["rope_theta"],
+            "rope_scaling": None if scaling.get("rope_type", "default") == "default" else scaling,
+            "num_hidden_layers": fields["depth"],
+            "vocab_size": len(tensors["t2d"]),
+            "tie_word_embeddings": False,
+        },
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [greedy],
+            "verifier": dict(target),
+        },
+    }
+    write_folder(folder, config, tensors)

@@ -1,0 +1,62 @@
+"""Candidates of a node: drawn as their distribution says, each from what is left or each by itself."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+
+from outpace.core import SamplingParams
+from outpace.drafters.support.draws import Draws
+from outpace.sampling import Key
+from outpace.sequence import Sequence
+
+P = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+PAIRS = list(itertools.product(range(len(P)), repeat=2))
+DRAWS = 500
+
+
+def pairs(draws: Draws, coupled: bool = False, first: int = 0) -> list[tuple[int, int]]:
+    """The two candidates of one node, with so many seeds."""
+    found = []
+    for seed in range(DRAWS):
+        params = SamplingParams(temperature=1.0, seed=seed)
+        sequence = Sequence([1], params, Key(seed, coupled), limit=9, eos_token_ids=frozenset())
+        children = draws.sampled(sequence, P.log().float(), depth=0, first=first, count=2)
+        assert isinstance(children.distribution, Tensor)
+        assert (children.distribution - P).abs().max() < 1e-6
+        found.append((children.tokens[0], children.tokens[1]))
+    return found
+
+
+def fits(found: list[tuple[int, int]], chances: dict[tuple[int, int], float]) -> bool:
+    """Whether pairs are spread as these chances say, by chi-square. The seeds are fixed, so the answer is."""
+    possible = [pair for pair in PAIRS if chances[pair] > 0]
+    assert set(found) <= set(possible)
+    counts = [found.count(pair) for pair in possible]
+    return bool(chisquare(counts, [chances[pair] * DRAWS for pair in possible]).pvalue > 1e-3)
+
+
+def test_with_replacement_siblings_are_drawn_each_by_itself() -> None:
+    found = pairs(Draws("independent", replacement=True))
+    assert fits(found, {(a, b): float(P[a] * P[b]) for a, b in PAIRS})
+
+
+@pytest.mark.parametrize(
+    ("noise", "coupled"), [("independent", False), ("coupled", False), ("coupled", True)]
+)
+def test_without_replacement_the_second_is_drawn_from_what_is_left(noise: str, coupled: bool) -> None:
+    found = pairs(Draws(noise), coupled)  # type: ignore[arg-type]
+    chances = {(a, b): float(P[a] * P[b] / (1 - P[a])) * (a != b) for a, b in PAIRS}
+    assert fits(found, chances)
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_nodes_draw_apart_from_each_other(replacement: bool) -> None:
+    draws = Draws("independent", replacement)
+    here, there = pairs(draws), pairs(draws, first=2)
+    found = [(a, b) for (a, _), (b, _) in zip(here, there, strict=True)]
+    assert fits(found, {(a, b): float(P[a] * P[b]) for a, b in PAIRS})

@@ -1,0 +1,196 @@
+"""Trained modules: their folders, what does not fit, and the batches they learn from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from models import tiny_llama
+from outpace.core import OutpaceError
+from outpace.learned.learned import (
+    Batch,
+    Learned,
+    Losses,
+    Objective,
+    accepted_at,
+    accepted_of_chain,
+    head_weights,
+    measure,
+)
+from outpace.targets import Target
+from outpace.targets.base import Rows
+from outpace.testing import ToyTarget
+
+
+@dataclass(frozen=True)
+class Options:
+    width: int = 3
+    places: tuple[int, ...] = (1, 2)
+
+
+class Heads(Learned):
+    method: ClassVar[str] = "heads"
+    config_type: ClassVar[type[Any]] = Options
+
+    def __init__(self, config: Options, fit: Any) -> None:
+        super().__init__(config, fit)
+        self.down = nn.Linear(fit.hidden_size, config.width)
+
+    def loss(self, batch: Batch, objective: Objective) -> Losses:
+        raise NotImplementedError
+
+    def accepted(self, batch: Batch) -> Tensor:
+        raise NotImplementedError
+
+
+class Others(Heads):
+    method = "others"
+
+
+def test_a_folder_gives_back_what_was_saved(tmp_path: Path) -> None:
+    target = ToyTarget()
+    made = Heads.new(Options(width=5, places=(2, 3)), target)
+    made.save(tmp_path / "new" / "folder")
+    found = Heads.load(tmp_path / "new" / "folder", target)
+    assert found.config == made.config and found.target is target
+    assert not found.training and not any(weight.requires_grad for weight in found.parameters())
+    assert found.down.weight.dtype == target.hidden.dtype
+    assert torch.equal(found.down.weight, made.down.weight.double())
+    assert {path.name for path in (tmp_path / "new" / "folder").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+    }
+    assert Heads.of(found, target) is found
+
+
+def test_each_thing_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    target = ToyTarget()
+    Heads.new(Options(), target).save(tmp_path)
+
+    def refused(match: str, cls: type[Learned] = Heads, other: ToyTarget = target) -> None:
+        with pytest.raises(OutpaceError, match=match):
+            cls.load(tmp_path, other)
+
+    refused(
+        "made for ToyTarget with a vocabulary of 32, and this target, ToyTarget, has 9", other=ToyTarget(9)
+    )
+    refused("is of the method 'heads', not 'others'", Others)
+    config, weights = tmp_path / "config.json", tmp_path / "model.safetensors"
+    text, tensors = config.read_text(), load_file(weights)
+    for change, match in [
+        ({"format": 2}, "has format 2"),
+        ({"config": {"depth": 2}}, "is not one of heads: .*depth"),
+        ({"config": {"width": 4}}, r"tensor 'down.weight' has shape \[3, 16\], .* should have \[4, 16\]"),
+    ]:
+        config.write_text(json.dumps(json.loads(text) | change))
+        refused(match)
+    config.write_text(text)
+    save_file({"down.weight": tensors["down.weight"]}, weights)
+    refused(r"heads for ToyTarget\): there is no tensor 'down.bias', of shape \[3\]")
+    save_file(tensors | {"up": torch.zeros(2)}, weights)
+    refused(r"tensor 'up', of shape \[2\], has no place")
+    weights.write_bytes(b"no weights")
+    refused("model.safetensors cannot be read")
+    config.write_text("{")
+    refused("is not JSON")
+    config.unlink()
+    refused("train one with: outpace train heads")
+
+
+def test_a_module_stays_with_its_target() -> None:
+    target = ToyTarget()
+    with pytest.raises(OutpaceError, match="no target yet"):
+        _ = Heads(Options(), Heads.new(Options(), target).fit).target
+    with pytest.raises(OutpaceError, match="load one for each"):
+        Heads.new(Options(), target).bind(ToyTarget(seed=1))
+
+
+def batch(tokens: list[list[int]], documents: list[list[int]], counted: list[list[int]]) -> Batch:
+    rows = torch.tensor(tokens)
+    return Batch(
+        tokens=rows,
+        positions=torch.zeros_like(rows),
+        documents=torch.tensor(documents),
+        counted=torch.tensor(counted).bool(),
+        hidden={},
+        logits=torch.zeros(*rows.shape, 10),
+    )
+
+
+def test_nothing_looks_across_documents_or_into_padding() -> None:
+    packed = batch([[1, 2, 3, 4, 5, 0]], [[0, 0, 0, 1, 1, -1]], [[0, 1, 1, 0, 1, 0]])
+    assert packed.ahead(1).int().tolist() == [[1, 1, 0, 1, 0, 0]]
+    assert packed.ahead(2).int().tolist() == [[1, 0, 0, 0, 0, 0]]
+    assert not packed.ahead(6).any()
+    padded = batch([[1, 0, 0]], [[0, -1, -1]], [[0, 1, 1]])
+    assert not padded.ahead(1).any()
+
+
+def test_a_draft_stands_as_far_as_it_is_right() -> None:
+    packed = batch([[1, 2, 3, 4, 5]], [[0, 0, 0, 0, 1]], [[1] * 5])
+    guesses = torch.tensor([[[2, 3, 9], [3, 9, 5], [4, 5, 0], [5, 0, 0], [0, 0, 0]]])
+    assert accepted_of_chain(packed, guesses).tolist() == [[2, 1, 1, 0, 0]]
+    ranked = torch.stack([guesses, torch.full_like(guesses, 4)], dim=-1)
+    assert accepted_at(packed, ranked).tolist() == [[3, 2, 1, 0, 0]]
+
+
+def test_losses_are_means_by_depth() -> None:
+    def objective(draft: Tensor, target: Tensor, labels: Tensor) -> Tensor:
+        return labels.double() + draft[:, 0]
+
+    draft = torch.tensor([[0.0, 1.0], [5.0, 0.0]])
+    empty = torch.zeros(0, 2)
+    depths = [(draft, draft, torch.tensor([1, 1])), (empty, empty, torch.zeros(0, dtype=torch.long))]
+    found = measure(objective, depths, [2.0, 1.0])
+    assert found.loss.tolist() == [3.5, 0.0] and found.total == 7
+    assert found.acceptance.tolist() == [0.5, 0.0] and found.places.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        ("LlamaConfig", {}),
+        ("Gemma2Config", {"final_logit_softcapping": 2.0, "head_dim": 8}),
+        ("CohereConfig", {"logit_scale": 0.25}),
+        ("GraniteConfig", {"logits_scaling": 4.0}),
+    ],
+)
+def test_a_target_shares_its_head_and_embeddings(config: str, options: dict[str, Any]) -> None:
+    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.5}
+    own = getattr(transformers, config)(**sizes, **heads, **options)
+    target = Target(transformers.AutoModelForCausalLM.from_config(own).double().eval())
+    cache = target.new_cache()
+    cache.allocate()
+    output = target.forward(cache, [Rows([5, 6, 7])], hidden_layers=(0, -1))
+    assert output.logits is not None and target.hidden.size == output.hidden[-1].shape[-1]
+    with torch.inference_mode():
+        assert torch.allclose(target.head(output.hidden[-1]), output.logits)
+    assert target.embed(torch.tensor([[5, 6]])).shape == (1, 2, target.hidden.size)
+    weights = head_weights(target)
+    assert (weights is None) == ("final_logit_softcapping" in options)
+    if weights is not None:
+        matrix, bias = weights
+        assert torch.allclose(output.hidden[-1] @ matrix.T + bias, output.logits)
+
+
+def test_a_head_with_a_bias_is_a_matrix_and_that_bias() -> None:
+    model = tiny_llama()
+    model.lm_head.bias = nn.Parameter(torch.linspace(-1, 1, model.config.vocab_size, dtype=model.dtype))
+    found = head_weights(Target(model))
+    assert found is not None
+    assert torch.allclose(found[0], model.lm_head.weight) and torch.allclose(found[1], model.lm_head.bias)
+
+
+def test_gradients_reach_the_states_and_not_the_target() -> None:
+    target = Target(tiny_llama())
+    states = torch.zeros(1, 32, requires_grad=True)
+    assert target.head(states).requires_grad and not target.embed(torch.tensor([1])).requires_grad

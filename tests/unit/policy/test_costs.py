@@ -1,0 +1,205 @@
+"""Measured costs: medians, smooth curves, what is forgotten, and the file they are kept in."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from outpace.core import OutpaceError
+from outpace.policy.costs import Costs, Curve, bucket, load_costs, save_costs
+
+
+def curve(points: dict[int, float], times: int = 5) -> Curve:
+    made = Curve()
+    for step in range(times):
+        for rows, seconds in points.items():
+            made.add(rows, seconds, step)
+    return made
+
+
+def test_a_width_answers_with_the_median_of_its_latest_measurements() -> None:
+    made = curve({1: 1.0})
+    for step, seconds in enumerate([9.0, 1.1, 1.2, 50.0, 1.0, 1.1, 1.2]):
+        made.add(1, seconds, step)
+    assert 1.0 <= made.at(1) <= 1.2
+    for step in range(36):
+        made.add(1, 3.0, step)
+    assert made.at(1) == 3.0
+
+
+def test_of_a_width_measured_often_one_step_in_four_counts() -> None:
+    made = curve({1: 1.0}, times=10)
+    for step in range(10, 10 + 4 * 4):
+        made.add(1, 3.0, step)
+    assert made.at(1) == 1.0  # four of nine
+    for step in range(26, 26 + 4):
+        made.add(1, 3.0, step)
+    assert made.at(1) == 3.0
+
+
+def test_what_is_measured_seldom_counts_each_time() -> None:
+    made = curve({1: 1.0}, times=10)
+    for step in range(13, 13 + 5 * 5, 5):
+        made.add(1, 3.0, step)
+    assert made.at(1) == 3.0
+
+
+def test_the_slow_first_measurement_stands_until_the_second() -> None:
+    made = Curve()
+    made.add(1, 10.0, 0)
+    assert made.at(1) == 10.0
+    made.add(1, 1.0, 1)
+    assert made.at(1) == 1.0
+
+
+def test_an_unknown_curve_knows_nothing() -> None:
+    assert not Curve()
+    assert math.isnan(Curve().at(3))
+
+
+def test_between_widths_a_line_and_beyond_them_the_mean_slope() -> None:
+    made = curve({1: 1.0, 9: 3.0, 17: 4.0})
+    assert made.at(9) == 3.0
+    assert made.at(33) == pytest.approx(4.0 + 16 * 3 / 16)
+    # What was never tried gets half of the line's rise off.
+    assert made.at(5) == pytest.approx(1.0 + 0.5 * 1.0)
+    assert curve({1: 1.0, 5: 2.0, 9: 3.0}).at(5) == 2.0
+
+
+def test_short_of_the_narrowest_width_the_slope_goes_on() -> None:
+    made = curve({16: 10.0, 32: 14.0})
+    assert made.at(8) == pytest.approx(10.0 - 8 * 4 / 16)
+    assert curve({16: 10.0, 32: 30.0}).at(1) == 5.0  # no more than half is taken off
+
+
+def test_widths_alike_say_nothing_of_the_slope() -> None:
+    made = curve({14: 1.0, 15: 1.0, 16: 1.0})
+    assert made.at(140) == pytest.approx(1.0 + made.slope * (140 - 16) / 14)
+
+
+def test_the_slope_of_widths_that_are_forgotten_is_remembered() -> None:
+    costs = Costs()
+    for step in range(5):
+        for rows, seconds in ((16, 1.0), (160, 4.6)):
+            costs.curve(16).add(rows, seconds, step)
+    known = costs.curve(16)
+    assert known.at(160) == 4.6
+    known.forget(1000, keep=16)
+    assert known.cell(160) is None
+    assert known.at(64) == pytest.approx(1.0 + 0.4 * (64 - 16) / 16)
+    assert costs.curve(8).at(80) == known.at(80)  # and what is borrowed is as steep
+
+
+def test_wider_never_counts_as_cheaper() -> None:
+    made = curve({1: 1.0, 2: 1.4, 3: 1.2, 5: 2.0})
+    seconds = [made.at(rows) for rows in range(1, 9)]
+    assert seconds == sorted(seconds)
+    assert made.at(2) == made.at(3) == pytest.approx(1.3)
+
+
+def test_one_outlier_does_not_make_a_width_look_dear() -> None:
+    made = curve({1: 1.0, 2: 1.1, 4: 1.2})
+    made.add(8, 40.0, 5)
+    assert made.at(8) < 2.5
+    for step in range(6, 16):
+        made.add(8, 40.0, step)
+    assert made.at(8) == 40.0
+
+
+def test_a_width_not_seen_any_more_is_forgotten_the_less_known_first() -> None:
+    made = curve({1: 1.0, 4: 2.0})
+    made.add(8, 3.0, 5)
+    made.add(8, 3.0, 6)
+    made.forget(120, keep=1)
+    assert [rows for rows, _ in made.points()] == [1, 4]
+    made.forget(1000, keep=1)
+    assert [rows for rows, _ in made.points()] == [1]
+
+
+def test_buckets_are_an_eighth_of_an_octave_at_most() -> None:
+    assert [bucket(n) for n in range(1, 16)] == list(range(1, 16))
+    assert all(bucket(n) <= n < bucket(n) * 1.125 for n in range(1, 3000))
+    assert len({bucket(n) for n in range(1, 1025)}) < 80
+
+
+def test_a_new_batch_borrows_from_the_nearest_and_is_then_itself() -> None:
+    costs = Costs()
+    for step in range(3):
+        costs.curve(4).add(4, 1.0, step)
+        costs.curve(4).add(8, 2.0, step)
+        costs.curve(64).add(64, 9.0, step)
+    assert costs.curve(5).at(8) == 2.0
+    cell = costs.curve(5).cell(4)
+    assert cell is not None and cell.borrowed
+    costs.curve(5).add(8, 2.5, 3)
+    costs.curve(5).add(8, 2.5, 4)
+    assert costs.curve(5).at(8) == 2.5
+    assert costs.curve(4).at(8) == 2.0
+
+
+# -- the file --------------------------------------------------------------------------------------------
+
+
+def test_what_is_saved_is_loaded_and_others_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    save_costs(path, "one", {"verify": {"1": [[1, 0.5]]}})
+    save_costs(path, "two", {"verify": {"1": [[1, 0.7]]}})
+    save_costs(path, "one", {"draft": {}})
+    assert load_costs(path, "one") == {"verify": {"1": [[1, 0.5]]}, "draft": {}}
+    assert load_costs(path, "two") == {"verify": {"1": [[1, 0.7]]}}
+    assert [file.name for file in tmp_path.iterdir()] == ["costs.json"]
+
+
+def test_curves_survive_the_file() -> None:
+    costs = Costs()
+    for step in range(4):
+        for rows, seconds in ((1, 1.0), (2, 1.5), (40, 9.0)):
+            costs.curve(1).add(rows, seconds, step)
+    again = Costs()
+    again.fill(json.loads(json.dumps(costs.dump())))
+    assert again.dump() == costs.dump() == {"1": [(1, 1.0), (2, 1.5), (40, 9.0)]}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "broken"),
+        ('{"format": "outpace-co', "broken"),
+        ("\x80", "broken"),
+        ("[]", "something else"),
+        ('{"format": "another"}', "something else"),
+        ('{"format": "outpace-costs", "version": 99, "costs": {}}', "version 99"),
+        ('{"format": "outpace-costs", "version": 1}', "no table"),
+        ('{"format": "outpace-costs", "version": 1, "costs": {"one": 3}}', "no table"),
+        (
+            '{"format": "outpace-costs", "version": 1, "costs": {"two": {}}}',
+            "of .one., but of: .two.",
+        ),
+    ],
+)
+def test_a_broken_or_foreign_file_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(OutpaceError, match=reason):
+        load_costs(path, "one")
+    if "two" not in reason:
+        with pytest.raises(OutpaceError, match=reason):
+            save_costs(path, "one", {})
+        assert path.read_bytes() == text.encode("latin-1")
+
+
+def test_no_file_is_refused_with_the_way_to_one(tmp_path: Path) -> None:
+    with pytest.raises(OutpaceError, match="save_costs"):
+        load_costs(tmp_path / "costs.json", "one")
+
+
+@pytest.mark.parametrize(
+    "table",
+    [{"0": [[1, 1.0]]}, {"x": []}, {"1": [[1, -1.0]]}, {"1": [[0, 1.0]]}, {"1": [[1, "a"]]}, {"1": 3}],
+)
+def test_a_table_of_nonsense_is_an_error(table: dict[str, list[tuple[float, float]]]) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        Costs().fill(table)

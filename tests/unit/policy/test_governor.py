@@ -1,0 +1,364 @@
+"""The governor by simulation: recorded step costs, acceptance processes, seeded noise, and no clock."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from itertools import pairwise
+
+import pytest
+from unit.simulation import CURVES, Machine, Text, constant, flat, linear, recorded, simulate, steep
+
+from outpace.core import OutpaceError
+from outpace.policy.acceptance import Acceptance
+from outpace.policy.costs import Curve
+from outpace.policy.governor import WIDTHS, Governor, Outcome, Pinned, Plan, Policy
+
+NOISY = {"jitter": 0.1, "outliers": 0.01, "warm_up": 3.0}
+CANDIDATES = (0, 1, 2, 4, 6, 8, 16, 64)
+
+
+def seconds(
+    make: type[Governor] | int, cost: str, text: Text, tokens: int, batch: int = 1, **noise: float
+) -> float:
+    """Mean simulated seconds over two seeds."""
+    return statistics.mean(
+        simulate(
+            Pinned(make) if isinstance(make, int) else make(),
+            Machine(CURVES[cost], seed=seed, **noise),  # type: ignore[arg-type]
+            text,
+            tokens,
+            batch,
+            seed=seed,
+        )
+        for seed in range(2)
+    )
+
+
+def best_fixed(cost: str, text: Text, tokens: int, batch: int = 1, **noise: float) -> float:
+    return min(seconds(nodes, cost, text, tokens, batch, **noise) for nodes in CANDIDATES)
+
+
+@pytest.mark.parametrize("cost", CURVES)
+@pytest.mark.parametrize("chance", [0.0, 0.6, 0.9])
+def test_close_to_the_best_fixed_width(cost: str, chance: float) -> None:
+    text = Text(constant(chance))
+    assert seconds(Governor, cost, text, 2000) < 1.08 * best_fixed(cost, text, 2000)
+
+
+@pytest.mark.parametrize("cost", ["flat", "stepped", "recorded"])
+@pytest.mark.parametrize(("chance", "bound"), [(0.0, 1.05), (0.6, 1.15), (0.9, 1.3)])
+def test_close_to_it_under_noise(cost: str, chance: float, bound: float) -> None:
+    text = Text(constant(chance))
+    assert seconds(Governor, cost, text, 3000, **NOISY) < bound * best_fixed(cost, text, 3000, **NOISY)
+
+
+@pytest.mark.parametrize("noise", [{}, NOISY])
+@pytest.mark.parametrize("cost", CURVES)
+def test_drafts_that_never_stand_cost_next_to_nothing(cost: str, noise: dict[str, float]) -> None:
+    for text in (Text(constant(0.0)), Text(constant(0.0), found=0.2)):
+        plain = seconds(0, cost, text, 2000, **noise)
+        assert seconds(Governor, cost, text, 2000, **noise) < 1.03 * plain
+
+
+@pytest.mark.parametrize("cost", CURVES)
+def test_a_batch_of_sixteen_is_never_much_slower_than_plain(cost: str) -> None:
+    for chance in (0.0, 0.3, 0.8):
+        text = Text(constant(chance))
+        plain = seconds(0, cost, text, 1000, batch=16)
+        assert seconds(Governor, cost, text, 1000, batch=16) < 1.04 * plain
+
+
+@pytest.mark.parametrize("cost", ["recorded", "linear", "flat"])
+def test_a_text_that_changes(cost: str) -> None:
+    """A quarter that is easily guessed, half that is not, a quarter that is: as good as the best of each."""
+    tokens, easy = 3200, 0.85
+
+    def chance(token: int) -> float:
+        return 0.0 if tokens // 4 <= token < 3 * tokens // 4 else easy
+
+    found = seconds(Governor, cost, Text(chance), tokens)
+    best = 2 * best_fixed(cost, Text(constant(easy)), tokens // 4) + seconds(
+        0, cost, Text(constant(0)), tokens // 2
+    )
+    assert found < 1.09 * best
+
+
+def test_a_drafter_that_must_warm_up_is_given_the_time() -> None:
+    text = Text(constant(0.8), cold=8)
+
+    def made() -> Governor:
+        return Governor(widths=(24, 28, 32), ramp=16)
+
+    found = simulate(made(), Machine(flat), text, 2000)
+    assert found < 1.05 * simulate(Pinned(32), Machine(flat), text, 2000)
+    useless = Text(constant(0.0), cold=8)
+    plain = simulate(Pinned(0), Machine(linear), useless, 2000)
+    assert simulate(made(), Machine(linear), useless, 2000) < 1.03 * plain
+
+
+def plans(policy: Policy, machine: Machine, text: Text, tokens: int, batch: int = 1) -> list[int]:
+    """Nodes verified in each step of a simulation, 0 where it only peeked."""
+    noted: list[int] = []
+
+    class Noting:
+        timed = policy.timed
+
+        def plan(self, batch: int) -> Plan:
+            plan = policy.plan(batch)
+            noted.append(plan.nodes if plan.verified else 0)
+            return plan
+
+        def learn(self, outcome: Outcome) -> None:
+            policy.learn(outcome)
+
+    simulate(Noting(), machine, text, tokens, batch)
+    return noted
+
+
+def test_nothing_is_drafted_before_a_plain_step_was_measured() -> None:
+    governor = Governor()
+    assert governor.plan(1) == Plan(0)
+    governor.learn(Outcome(Plan(0), [0], [[]], 0.0, None))
+    assert governor.plan(1) == Plan(0)
+    governor.learn(Outcome(Plan(0), [0], [[]], 0.0, 0.5))
+    assert governor.plan(1) == Plan(0)  # it may have been slow, as the first
+    governor.learn(Outcome(Plan(0), [0], [[]], 0.0, 0.1))
+    assert governor.plan(1).nodes > 0
+
+
+def test_plain_steps_between_trials_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a drafter too dear for peeks: enough to follow a machine that becomes slower."""
+    measured: list[int] = []
+    add = Curve.add
+    monkeypatch.setattr(Curve, "add", lambda *args, **named: (measured.append(1), add(*args, **named)))
+    governor = Governor()
+    costs = []
+    for seconds, steps in ((0.1, 300), (0.2, 30)):
+        for _ in range(steps):
+            plan = governor.plan(1)
+            width = plan.nodes if plan.verified else 0
+            drafting = seconds if plan.nodes else 0.0
+            governor.learn(Outcome(plan, [plan.nodes], [[]], drafting, seconds * (1 + width)))
+        costs.append(governor.costs()["verify"]["1"][0])
+        measured, last = [], measured
+    assert costs == [(1.0, 0.1), (1.0, 0.2)]
+    assert len(last) < 2 * 30 / 3  # the forward's curve and the idle drafter's, of one step in four
+
+
+def counted(governor: Governor) -> list[int]:
+    """The batches that the governor works out the best width for, as it does."""
+    batches: list[int] = []
+    best = governor.best
+
+    def counting(batch: int) -> tuple[int, float]:
+        batches.append(batch)
+        return best(batch)
+
+    governor.best = counting  # type: ignore[method-assign]
+    return batches
+
+
+def test_the_best_width_is_worked_out_again_where_a_draft_has_told_something() -> None:
+    governor = Governor()
+    batches = counted(governor)
+    simulate(governor, Machine(flat), Text(constant(0.9)), 400)
+    assert len(batches) > 400 / 10  # nearly each step: one has ten tokens or so
+    batches.clear()
+    simulate(governor, Machine(flat), Text(constant(0.9), found=0.0), 400)
+    assert 400 / 16 - 1 <= len(batches) < 400 / 4
+
+
+def test_and_for_another_batch() -> None:
+    governor = Governor()
+    simulate(governor, Machine(flat), Text(constant(0.9)), 100)
+    plan = governor.plan(1)
+    governor.learn(Outcome(plan, [0], [[]], 0.0, flat(1)))
+    batches = counted(governor)
+    governor.plan(1)
+    assert not batches
+    governor.plan(8)
+    assert batches == [8]
+
+
+def test_a_trial_that_finds_nothing_to_draft_turns_nothing_on() -> None:
+    """A dear drafter, and all that is known is the chance that nodes are taken to have at first."""
+    noted = plans(Governor(), Machine(flat, draft=(0.3 * 20e-3, 0.0)), Text(constant(0.9), found=0.0), 60)
+    first = next(step for step, nodes in enumerate(noted) if nodes)
+    assert sum(map(bool, noted[first : first + 16])) == 8
+
+
+def test_drafts_that_become_dear_while_nothing_is_verified_are_noticed() -> None:
+    governor = Governor()
+    plans(governor, Machine(recorded, draft=(20e-6, 0.0)), Text(constant(0.0)), 600)
+    machine, asked = Machine(recorded, draft=(2e-3, 0.0)), 0
+    for _ in range(60):
+        plan = governor.plan(1)
+        asked += plan.nodes > 0
+        drafting = machine.draft[0] if plan.nodes else 1e-6
+        size = plan.nodes
+        rows = 1 + size if plan.verified else 1
+        governor.learn(Outcome(plan, [size], [[]], drafting, recorded(rows)))
+    assert asked < 15
+
+
+def test_plain_decoding_that_becomes_dear_is_noticed_while_drafts_pay() -> None:
+    """From then on a plain step takes as long as a wide one, and wide drafts pay."""
+    slow, text = False, Text(constant(0.5))
+
+    def cost(rows: int) -> float:
+        return max(8e-3 if slow else 0.0, 4e-3 + 0.4e-3 * (rows - 1))
+
+    governor = Governor()
+    before = plans(governor, Machine(cost), text, 2000)
+    slow = True
+    after = plans(governor, Machine(cost), text, 4000)
+    assert statistics.mean(after[-400:]) > 1.5 * statistics.mean(before[-400:])
+
+
+def test_trials_in_vain_become_rare_but_do_not_end() -> None:
+    noted = plans(Governor(), Machine(recorded), Text(constant(0.0)), 3000)
+    trials = [step for step, nodes in enumerate(noted) if nodes and not noted[step - 1]]
+    gaps = [later - earlier for earlier, later in pairwise(trials)]
+    assert len(gaps) > 5
+    assert gaps[-1] >= max(gaps[:3]) / 2
+    assert 20 <= statistics.median(gaps) < 300
+
+
+def test_between_trials_a_cheap_drafter_is_asked_and_a_costly_one_is_not() -> None:
+    """Guesses begin to be right while the next trial is far: who asks for drafts notices sooner."""
+    late = {}
+    for draft in (20e-6, 5e-3):
+        text = Text(lambda token: 0.9 if token > 300 else 0.0)
+        noted = plans(Governor(), Machine(recorded, draft=(draft, 0.0)), text, 600)
+        drafted = (step for step, nodes in enumerate(noted) if nodes and step > 300)
+        late[draft] = next(drafted, len(noted)) - 300
+    assert late[20e-6] < 30 < late[5e-3]
+
+
+def test_high_load_turns_drafting_down() -> None:
+    governor, text = Governor(), Text(constant(0.8))
+
+    def cost(rows: int) -> float:
+        return 5e-3 if rows <= 32 else 5e-3 * rows / 32
+
+    simulate(governor, Machine(cost), text, 500)
+    alone = plans(governor, Machine(cost), text, 300)
+    busy = plans(governor, Machine(cost), text, 300, batch=16)
+    flooded = plans(governor, Machine(cost), text, 300, batch=64)
+    assert statistics.mean(alone[50:]) > 6
+    assert 0.5 < statistics.mean(busy[50:]) < 3
+    assert statistics.mean(flooded[50:]) < 0.2
+
+
+def test_what_was_in_vain_with_many_is_tried_with_few() -> None:
+    governor = Governor()
+    machine, hopeless, easy = Machine(steep), Text(constant(0.0)), Text(constant(0.9))
+    plans(governor, machine, hopeless, 2000, batch=16)
+    machine = Machine(flat)
+    assert sum(map(bool, plans(governor, machine, easy, 200, batch=2))) > 40
+
+
+def test_a_trial_that_few_began_does_not_go_on_with_many() -> None:
+    governor = Governor(widths=(32,), ramp=20)
+    # Plain steps of both, then a trial of one that is to last twenty steps.
+    for batch in (16, 1):
+        for _ in range(3):
+            governor.learn(Outcome(Plan(0), [0] * batch, [[]] * batch, 0.0, linear(batch)))
+    assert governor.plan(1).nodes == 32
+    governor.learn(Outcome(Plan(32), [32], [[]], 1e-6, linear(33)))
+    assert governor.plan(1).nodes == 32
+    assert governor.plan(16) == Plan(0)
+
+
+def test_what_hardly_pays_is_left() -> None:
+    """Drafts that would gain two in a hundred, if all was measured exactly."""
+    text = Text(constant(1.0), longest=1)
+
+    def seconds_of(rows: int) -> float:
+        return 1.0 if rows == 1 else 1.96
+
+    governor = Governor(widths=(1,))
+    found = plans(governor, Machine(seconds_of, draft=(0.0, 0.0)), text, 600)
+    assert sum(map(bool, found)) < 0.2 * len(found)
+
+
+def test_a_busy_machine_that_becomes_idle_is_noticed() -> None:
+    governor, text = Governor(), Text(constant(0.7))
+    busy = plans(governor, Machine(steep), text, 1000)
+    assert statistics.mean(busy[100:]) < 0.1
+    idle = plans(governor, Machine(flat), text, 2000)
+    assert statistics.mean(idle[-100:]) > 3
+
+
+def test_acceptance_of_narrow_steps_is_read_off_wide_ones() -> None:
+    acceptance = Acceptance((1, 2, 4))
+    for path in ([0, 1, 2], [0], [], [0, 1]):
+        acceptance.observe(4, [3], [path])
+    (one, first, _), (two, second, _), (four, third, there) = acceptance.expected()
+    assert (one, two, four) == (1, 2, 4)
+    assert first == pytest.approx(0.75, abs=0.06)
+    assert second - first == pytest.approx(0.5, abs=0.06)
+    assert third - second == pytest.approx(0.25, abs=0.06)
+    assert there == pytest.approx(0.5, abs=0.06)
+
+
+def test_what_was_right_far_down_is_forgotten() -> None:
+    acceptance = Acceptance((1, 2, 4))
+    for _ in range(40):
+        acceptance.observe(4, [4], [[0, 1, 2, 3]])
+    for _ in range(300):
+        acceptance.observe(1, [1], [[]])
+    assert acceptance.expected()[-1][1] < 0.01
+
+
+def test_a_batch_counts_its_mean_acceptance_and_its_longest_draft() -> None:
+    acceptance = Acceptance((1, 2))
+    for _ in range(50):
+        acceptance.observe(2, [2, 0, 1, 0], [[0, 1], [], [0], []])
+    (_, first, one), (_, second, two) = acceptance.expected()
+    assert first == pytest.approx(0.5, abs=0.02)
+    assert second == pytest.approx(0.75, abs=0.02)
+    assert one == two == pytest.approx(1.0)
+
+
+def test_plans_are_widths_that_make_sense() -> None:
+    noted = plans(Governor(widths=(5, 9, 40)), Machine(flat), Text(constant(0.9)), 1000)
+    assert {5, 9, 40} >= {*noted} - {0}
+    assert 40 in noted
+    assert {*plans(Governor(), Machine(recorded), Text(constant(0.8)), 500)} <= {0, *WIDTHS}
+
+
+def test_costs_that_were_saved_are_known_at_once() -> None:
+    text = Text(constant(0.8))
+    governor = Governor(drafter="x")
+    simulate(governor, Machine(recorded), text, 1000)
+    costs = json.loads(json.dumps(governor.costs()))
+    again = Governor(drafter="x")
+    again.begin_with(costs)
+    assert again.costs() == governor.costs()
+    # Rows that cost a step each: known without trying, and so are wrong seconds, once a step was measured.
+    for scale in (3e-3, 1.0, 1e-6):
+        steeper = Governor()
+        steeper.begin_with({"verify": {"1": [[rows, scale * rows] for rows in range(1, 20)]}})
+        noted = plans(steeper, Machine(steep), text, 400)
+        assert sum(noted) < 40, scale
+
+
+@pytest.mark.parametrize("costs", [{}, {"verify": 3}, {"verify": {"1": [[1]]}}, {"verify": {"a": []}}])
+def test_costs_of_nonsense_are_refused(costs: dict[str, object]) -> None:
+    with pytest.raises(OutpaceError, match="no costs"):
+        Governor().begin_with(costs)
+
+
+@pytest.mark.parametrize("widths", [(), (0, 1), (2, 1), (1, 1), (-1,)])
+def test_widths_are_ascending_numbers_above_0(widths: tuple[int, ...]) -> None:
+    with pytest.raises(OutpaceError, match="ascending"):
+        Governor(widths=widths)
+
+
+def test_other_mistakes_are_refused() -> None:
+    with pytest.raises(OutpaceError, match="ramp"):
+        Governor(ramp=0)
+    with pytest.raises(OutpaceError, match="0 nodes or more"):
+        Pinned(-1)
