@@ -13,7 +13,8 @@ import torch
 import outpace
 from models import tiny_llama
 from outpace.core import Draft, OutpaceError, SamplingParams
-from outpace.drafters import draft_model, load_drafter
+from outpace.drafters import load_drafter
+from outpace.drafters.models import draft_model
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.drafters.support import runner
 from outpace.engine.engine import Engine

@@ -7,12 +7,12 @@ import statistics
 from itertools import pairwise
 
 import pytest
-from unit.simulation import CURVES, Machine, Text, constant, flat, linear, recorded, simulate, steep
 
 from outpace.core import OutpaceError
 from outpace.policy.acceptance import Acceptance
 from outpace.policy.costs import Curve
 from outpace.policy.governor import WIDTHS, Governor, Outcome, Pinned, Plan, Policy
+from unit.policy.simulation import CURVES, Machine, Text, constant, flat, linear, recorded, simulate, steep
 
 NOISY = {"jitter": 0.1, "outliers": 0.01, "warm_up": 3.0}
 CANDIDATES = (0, 1, 2, 4, 6, 8, 16, 64)
