@@ -1,4 +1,4 @@
-"""Commands, options and specs in the documents are those that there are."""
+"""Commands, options, specs, links and code in the documents work."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from outpace.train import Learning
 from outpace.verify import VERIFIERS, load_verifier
 
 ROOT = Path(__file__).parent.parent
-# The log tells what was done then.
+# The log names commands and options as they were then.
+LOG = ROOT / "docs" / "log.md"
 FILES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *(file for file in sorted((ROOT / "docs").glob("*.md")) if file.name != "log.md"),
+    *(file for file in sorted((ROOT / "docs").glob("*.md")) if file != LOG),
 ]
+LOGS = [LOG, *sorted((ROOT / "docs" / "log").glob("*.md"))]
 DOCUMENTS = pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 _SPEC = re.compile(r"[\s\"'(+`]([a-z_]+:[a-z_]+=[^\s\"'`]+|[a-z]+:\([^\s\"'`]+)")
 
@@ -46,7 +48,7 @@ def commands() -> dict[tuple[str, ...], set[str]]:
 
 
 def code(text: str) -> list[str]:
-    """Blocks and spans of code, less what is drawn: titles of boxes are cut."""
+    """Blocks and spans of code, without drawn boxes, whose titles are cut."""
     text = "\n".join(line for line in text.splitlines() if "╭" not in line)
     blocks = re.findall(r"^```.*?^```", text, re.DOTALL | re.MULTILINE)
     for block in blocks:
@@ -119,7 +121,7 @@ def test_specs_are_of_drafters_and_verifiers_as_they_are(file: Path) -> None:
                 try:
                     load_drafter(spec)
                 except OutpaceError:
-                    if name not in methods:  # else it may be what is to be trained
+                    if name not in methods:  # otherwise it may be what is to be trained
                         raise
                     load("method", methods, spec)
 
@@ -148,6 +150,46 @@ def test_options_of_online_learning_are_listed_with_their_defaults() -> None:
     assert set(given) == {field.name for field in fields(Learning)}
     options = ",".join(map("=".join, given.items()))
     assert load("way to learn", {"online": Learning}, f"online:{options}") == Learning()
+
+
+def anchors(file: Path) -> list[str]:
+    """The anchors that GitHub gives the headings of `file`."""
+    headings = re.findall(r"^#+ (.*)", file.read_text("utf-8"), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+def links(file: Path) -> Iterator[tuple[Path, str]]:
+    """The file and the anchor of each link to a place in the repository."""
+    text = re.sub(r"^```.*?^```|`[^`]*`", "", file.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for address in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" not in address:
+            path, _, anchor = address.partition("#")
+            yield (file.parent / path if path else file), anchor
+
+
+@pytest.mark.parametrize("file", [*FILES, *LOGS], ids=lambda file: str(file.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(file: Path) -> None:
+    for path, anchor in links(file):
+        assert path.exists(), path
+        assert not anchor or anchor in anchors(path), (path.name, anchor)
+
+
+def test_the_log_has_one_line_per_entry_newest_first() -> None:
+    listed = [(path.resolve(), anchor) for path, anchor in links(LOG) if re.match(r"\d{4}-", anchor)]
+    entries = [(log, anchor) for log in LOGS for anchor in anchors(log) if re.match(r"\d{4}-", anchor)]
+    assert sorted(listed) == sorted(entries)
+    dates = [anchor[:10] for _, anchor in listed]
+    assert dates == sorted(dates, reverse=True)
+
+
+def test_the_code_of_the_readme_runs() -> None:
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    assert blocks
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
 
 
 @pytest.mark.parametrize(
