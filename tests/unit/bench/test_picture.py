@@ -1,0 +1,22 @@
+"""The picture of speeds by method that documents show."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+RESULT = ROOT / "benchmarks" / "2026-11-22-growth-float32-cpu.json"
+
+
+def test_the_same_file_makes_the_same_picture(tmp_path: Path) -> None:
+    draw = runpy.run_path(str(ROOT / "benchmarks" / "picture.py"))
+    for name, methods in (("one", "suffix,lookahead"), ("two", "suffix,lookahead"), ("other", "suffix")):
+        draw["picture"](RESULT, methods.split(","), tmp_path / f"{name}.svg")
+    one, two, other = ((tmp_path / f"{name}.svg").read_bytes() for name in ("one", "two", "other"))
+    assert one == two != other
+    assert b"<svg" in one and b"<dc:date>" not in one
+    with pytest.raises(SystemExit, match="has no speed of magic"):
+        draw["picture"](RESULT, ["magic"], tmp_path / "some.svg")
