@@ -154,7 +154,7 @@ def p_value(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
 def count(case: str, draws: int) -> tuple[NDArray[np.int64], float]:
     """How often each text came, over seeds 0 to draws - 1, and the mean accepted length."""
     verifier, drafter = CASES[case]
-    engine = Engine(target(), drafter, verifier)
+    engine = Engine(target(), drafter, verifier, adaptive=False)
     found: Counter[tuple[int, ...]] = Counter()
     steps = 0
     for start in range(0, draws, BATCH):

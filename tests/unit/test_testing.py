@@ -157,10 +157,10 @@ def test_a_broken_engine_changes_its_tokens(
 ) -> None:
     plain = Engine(ToyTarget()).generate(PROMPTS, params)
     drafter = Lookahead(window=4, ngram=3, guesses=4)
-    sound = Engine(ToyTarget(), drafter).generate(PROMPTS, params)
+    sound = Engine(ToyTarget(), drafter, adaptive=False).generate(PROMPTS, params)
     assert [g.tokens for g in sound] == [g.tokens for g in plain]
     monkeypatch.setattr(where, name, bug)
-    broken = Engine(ToyTarget(), drafter).generate(PROMPTS, params)
+    broken = Engine(ToyTarget(), drafter, adaptive=False).generate(PROMPTS, params)
     assert any(b.tokens != p.tokens for b, p in zip(broken, plain, strict=True))
 
 
@@ -188,11 +188,11 @@ def test_prompt_and_draft_in_one_forward(monkeypatch: pytest.MonkeyPatch) -> Non
     prompts = [[(7 * i + 3 * start) % 32 for i in range(6)] for start in range(8)]
     plain = [g.tokens for g in Engine(ToyTarget()).generate(prompts, GREEDY)]
     oracle = Oracle(dict(zip(map(tuple, prompts), plain, strict=True)))
-    sound = Engine(ToyTarget(), oracle).generate(prompts, GREEDY)
+    sound = Engine(ToyTarget(), oracle, adaptive=False).generate(prompts, GREEDY)
     assert [g.tokens for g in sound] == plain
     assert [g.stats.steps for g in sound] == [7] * 8  # 60 tokens, 9 a step
     monkeypatch.setattr(Rows, "under", hang_under_the_prompt)
-    broken = Engine(ToyTarget(), oracle).generate(prompts, GREEDY)
+    broken = Engine(ToyTarget(), oracle, adaptive=False).generate(prompts, GREEDY)
     assert [g.tokens for g in broken] != plain
 
 

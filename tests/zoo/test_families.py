@@ -83,7 +83,7 @@ def generated(name: str, attention: str) -> list[list[int]]:
 
 
 def decode(target: Any, drafter: Any = None, params: Any = GREEDY, **options: Any) -> list[list[int]]:
-    engine = Engine(target, drafter, prefill_chunk=7, **options)
+    engine = Engine(target, drafter, prefill_chunk=7, **{"adaptive": False, **options})
     return [generation.tokens for generation in engine.generate(PROMPTS, params)]
 
 

@@ -63,7 +63,7 @@ def generated(name: str, attention: str, penalty: float = PENALTY) -> list[list[
 
 
 def decode(name: str, target: Any, drafter: Any = None, params: Any = LIVELY) -> list[list[int]]:
-    engine = Engine(target, drafter, prefill_chunk=4)
+    engine = Engine(target, drafter, prefill_chunk=4, adaptive=False)
     return [g.tokens for g in engine.generate(PROMPTS, params, sources=sources_of(name))]
 
 
@@ -91,7 +91,7 @@ def test_greedy(name: str, attention: str) -> None:
 def test_one_at_a_time(name: str) -> None:
     """No padding, and masks left to the model where they may be; then slots that others leave and join."""
     expected = generated(name, "sdpa")
-    engine = Engine(Target(model_of(name, "sdpa"), check=False), trees(expected))
+    engine = Engine(Target(model_of(name, "sdpa"), check=False), trees(expected), adaptive=False)
     sources = sources_of(name)
     for prompt, source, tokens in zip(PROMPTS, sources, expected, strict=True):
         assert engine.generate([prompt], LIVELY, sources=[source])[0].tokens == tokens

@@ -15,6 +15,7 @@ from outpace.bench.runs import BASELINE, Method
 from outpace.bench.stock import KINDS, Stock, load_assistant
 from outpace.bench.subject import Subject
 from outpace.core import OutpaceError
+from outpace.engine.parts import Adaptive
 
 LIBRARIES = {
     "transformers": KINDS,
@@ -114,7 +115,7 @@ def make_methods(
     subject: Subject,
     drafters: Seq[str],
     verifier: str,
-    adaptive: bool | None,
+    adaptive: Adaptive,
     peers: Seq[Peer],
     options: PeerOptions,
 ) -> list[Method]:

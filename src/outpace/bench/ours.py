@@ -9,6 +9,7 @@ from itertools import zip_longest
 from outpace.bench.runs import BASELINE, Request, Run
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
+from outpace.engine.parts import Adaptive
 from outpace.policy.governor import Governor
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
@@ -18,7 +19,7 @@ class Ours:
     """A drafter and a verifier.
 
     Args:
-        adaptive: whether a governor decides how much is drafted; None: as ``Engine`` does by default.
+        adaptive: as for ``Engine``.
 
     Raises:
         OutpaceError: unknown drafter or verifier, or parts that do not fit each other.
@@ -32,12 +33,12 @@ class Ours:
         target: TargetModel,
         spec: str,
         verifier: str = "match",
-        adaptive: bool | None = None,
+        adaptive: Adaptive = "auto",
         temperature: float = 0.0,
     ) -> None:
         self.name = spec
         if spec == BASELINE:
-            verifier, adaptive = "match", False  # without drafts there is nothing to verify or to govern
+            verifier = "match"  # without drafts there is nothing to verify
         self._target = target
         self._engine = Engine(target, spec, verifier, adaptive=adaptive)
         chosen = self._engine.verifier

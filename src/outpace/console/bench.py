@@ -232,7 +232,12 @@ def _measure_all(chosen: Plan, model: Loaded) -> Record:
     )
     with screen.busy("making the methods ready ..."):
         methods = make_methods(
-            model, chosen.drafters, chosen.verifier, chosen.adaptive, chosen.peers, options
+            model,
+            chosen.drafters,
+            chosen.verifier,
+            "auto" if chosen.adaptive is None else chosen.adaptive,
+            chosen.peers,
+            options,
         )
     found = Record(
         machine=machine(model.device),

@@ -20,12 +20,12 @@ from outpace.core import ContextOverflow, OutpaceError, UnsupportedModel
 from outpace.drafters.base import Drafter
 from outpace.embedded import nano_path
 from outpace.engine.engine import Engine
-from outpace.engine.parts import adapts
+from outpace.engine.parts import Adaptive
 from outpace.files import check_text
 from outpace.targets import Target, TargetModel
 from outpace.targets.pretrained import refuse_incomplete
 from outpace.train import Online, lora
-from outpace.verify import Verifier, load_verifier
+from outpace.verify import Verifier
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -54,22 +54,21 @@ class Loaded:
         drafter: Drafter[Any] | str | None = None,
         verifier: Verifier | str = "match",
         slots: int = 1,
-        adaptive: bool | None = None,
+        adaptive: Adaptive | None = None,
         online: Online | None = None,
     ) -> Engine:
         """An engine of its own on this model.
 
         Args:
+            adaptive: as for ``Engine``; None, a flag that was not given, is ``"auto"``.
             online: made with this drafter, which then learns.
         """
-        if online is not None and adaptive is None:
-            adaptive = adapts(drafter, load_verifier(verifier))
         return Engine(
             self.target,
             drafter if online is None else online.drafter,
             verifier,
             self.tokenizer,
-            adaptive=adaptive,
+            adaptive="auto" if adaptive is None else adaptive,
             observer=online,
             slots=slots,
         )

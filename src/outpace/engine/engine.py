@@ -16,10 +16,10 @@ from outpace.cache import Place, Slot
 from outpace.core import Draft, Generation, OutpaceError, SamplingParams, StreamedToken
 from outpace.drafters.base import Drafter
 from outpace.engine.observer import Observer
-from outpace.engine.parts import adapts, check_shape, drafter_of, policy_of
+from outpace.engine.parts import Adaptive, check_shape, drafter_of, policy_of
 from outpace.engine.request import Requests, one_each, params_of_each
 from outpace.policy.costs import save_costs
-from outpace.policy.governor import Governor, Outcome, Plan, Policy
+from outpace.policy.governor import Governor, Outcome, Plan
 from outpace.sampling import Logits, logits_of_each
 from outpace.sequence import KeyedDraw, Sequence, Step
 from outpace.targets import Rows, Target, TargetModel
@@ -48,10 +48,9 @@ class Engine:
             ``rejection`` or ``block`` (their distribution), or one that is lossy.
         tokenizer: for stop strings and text; only its ``decode`` is used.
         adaptive: True lets a governor choose, from measured seconds and acceptance, how many nodes each step
-            drafts, none where nothing pays; False drafts what the drafter proposes. By default it is on where
-            the drafter is given by its name alone, as in ``"lookahead"``, and the verifier is ``match``;
-            options and instances are kept to as they are. Under another verifier the tokens of a seed depend
-            on how many were drafted, so there a request with a seed is refused. A policy of your own decides
+            drafts, none where nothing pays; False drafts what the drafter proposes. ``"auto"`` governs under
+            the verifier ``match``. Under another verifier the tokens of a seed depend on how many nodes were
+            drafted, so there ``adaptive=True`` refuses a request with a seed. A policy of your own decides
             itself; ``outpace.policy.governor.Pinned(8)`` drafts 8 nodes.
         costs: a file that ``save_costs`` wrote, for the governor to begin with.
         observer: is shown every step after the drafter has seen it: ``outpace.train.Online``.
@@ -71,7 +70,7 @@ class Engine:
         verifier: Verifier | str = "match",
         tokenizer: Tokenizer | None = None,
         *,
-        adaptive: bool | Policy | None = None,
+        adaptive: Adaptive = "auto",
         costs: str | Path | None = None,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -87,9 +86,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.prefill_chunk = prefill_chunk
         check_shape(self.drafter, self.verifier)
-        if adaptive is None:
-            adaptive = adapts(drafter, self.verifier)
-        self.governor = policy_of(adaptive, costs, self.drafter, self.target)
+        self.governor = policy_of(adaptive, self.drafter, self.verifier, self.target, costs)
         self._clock = clock
         self.target = self.drafter.attach(self.target)
         self._cache = self.target.new_cache(slots, length)

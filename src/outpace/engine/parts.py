@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
@@ -13,6 +13,8 @@ from outpace.policy.costs import load_costs
 from outpace.policy.governor import Governor, Policy
 from outpace.targets.base import TargetModel
 from outpace.verify import Verifier
+
+Adaptive = Literal["auto"] | bool | Policy
 
 
 def drafter_of(given: Drafter[Any] | str | None) -> Drafter[Any]:
@@ -37,34 +39,33 @@ def check_shape(drafter: Drafter[Any], verifier: Verifier) -> None:
         )
 
 
-def adapts(drafter: Any, verifier: Verifier) -> bool:
-    """Whether a governor decides how much is drafted where nobody said so.
-
-    It does for a drafter that is given by its name alone: whoever gives options or an instance means them.
-    And only under a verifier that it cannot change the tokens of.
-    """
-    return (
-        isinstance(drafter, str) and ":" not in drafter and drafter.strip() != "none" and verifier.invariant
-    )
-
-
 def policy_of(
-    adaptive: bool | Policy, costs: str | Path | None, drafter: Drafter[Any], target: TargetModel
+    adaptive: Adaptive,
+    drafter: Drafter[Any],
+    verifier: Verifier,
+    target: TargetModel,
+    costs: str | Path | None = None,
 ) -> Policy | None:
-    """What decides how much is drafted: a policy that was given, a governor, or nothing.
+    """The policy that decides how much is drafted: a given one, a governor, or None for all of each draft.
 
     Args:
+        adaptive: ``"auto"`` governs under a verifier whose tokens do not depend on the drafts; True always;
+            False never. A drafter that proposes nothing is not governed.
         costs: a file that ``Engine.save_costs`` wrote, for the governor to begin with.
 
     Raises:
-        OutpaceError: there are costs and no governor, or the file is not one of costs.
+        OutpaceError: ``adaptive`` is something else, there are costs and no governor, or the file does not
+            hold costs.
     """
-    if not isinstance(adaptive, bool):
-        policy: Policy | None = adaptive
-    elif adaptive:
-        policy = Governor(drafter.widths, drafter.ramp, repr(drafter))
+    policy: Policy | None = None
+    if adaptive == "auto" or isinstance(adaptive, bool):
+        wanted = verifier.invariant if adaptive == "auto" else adaptive
+        if wanted and not isinstance(drafter, NoDraft):
+            policy = Governor(drafter.widths, drafter.ramp, repr(drafter))
+    elif callable(getattr(adaptive, "plan", None)) and not isinstance(adaptive, type):
+        policy = adaptive
     else:
-        policy = None
+        raise OutpaceError(f"adaptive is 'auto', True, False or a policy, not {adaptive!r}")
     if costs is not None:
         if not isinstance(policy, Governor):
             raise OutpaceError("costs are for a governor; add adaptive=True, or leave them out")

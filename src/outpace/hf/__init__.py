@@ -21,6 +21,7 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList, Stop
 from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
+from outpace.engine.parts import Adaptive
 from outpace.engine.profile import load_profile
 from outpace.hf.checks import refuse_arguments
 from outpace.hf.decoding import Decoder
@@ -36,7 +37,7 @@ def accelerate(
     model: Model,
     drafter: str | Drafter[Any] | None = None,
     verifier: str | Verifier = "match",
-    adaptive: bool | None = None,
+    adaptive: Adaptive = "auto",
     profile: str | Path | None = None,
 ) -> Model:
     """Make ``model.generate(...)`` faster, with no change where it is called, and return the model.
@@ -70,8 +71,8 @@ def accelerate(
         verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection" or
             "block" (their distribution), or a lossy one.
         adaptive: whether a governor decides, from measured times, how much each step drafts, nothing where
-            nothing pays. Default: where the drafter is given by its name alone and the verifier is "match".
-            Under another verifier the rows' seeds would not repeat a call, so sampling is refused there.
+            nothing pays; or a policy. "auto": where the verifier is "match". Under another verifier the rows'
+            seeds would not repeat a call, so True refuses sampling there.
         profile: a file that ``outpace tune`` wrote, which names the drafter in place of ``drafter``. It is
             the fastest for calls of as many rows as ``--batch`` had there.
 
@@ -111,7 +112,7 @@ def restore(model: Model) -> Model:
 def decode(
     drafter: str | Drafter[Any] = "lookahead",
     verifier: str | Verifier = "match",
-    adaptive: bool | None = None,
+    adaptive: Adaptive = "auto",
 ) -> Callable[..., Any]:
     """A callable for one call: ``model.generate(..., custom_generate=outpace.decode("lookahead"))``.
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from outpace.cache import Slot
 from outpace.drafters.base import Drafter
 from outpace.engine.engine import Engine
+from outpace.engine.parts import Adaptive
 from outpace.hf.checks import refuse_encoder
 from outpace.sequence import Sequence
 from outpace.targets import Target, TargetModel
@@ -76,11 +77,11 @@ class Engines:
     Args:
         drafter: a drafter or its spec string.
         verifier: a verifier or its spec string.
-        adaptive: whether a governor decides how much is drafted; by default as ``Engine`` does.
+        adaptive: as for ``Engine``.
     """
 
     def __init__(
-        self, drafter: Drafter[Any] | str, verifier: str | Verifier, adaptive: bool | None = None
+        self, drafter: Drafter[Any] | str, verifier: str | Verifier, adaptive: Adaptive = "auto"
     ) -> None:
         self.drafter = drafter
         self.verifier = verifier

@@ -125,7 +125,7 @@ class _Check:
 
     def engine(self, verifier: str = "match") -> tuple[Engine, Watch]:
         watch = watch_of(self.drafter, self.target.vocabulary)
-        return Engine(self.target, watch, verifier), watch
+        return Engine(self.target, watch, verifier, adaptive=False), watch
 
     def plain(self, prompts: Seq[Seq[int]], params: Any) -> list[Generation]:
         return Engine(self.target).generate(prompts, params)

@@ -15,6 +15,7 @@ from outpace.bench.runs import Request, Run
 from outpace.bench.stock import Stock
 from outpace.console.models import Loaded
 from outpace.core import OutpaceError, SamplingParams
+from outpace.engine.parts import Adaptive
 from outpace.policy.governor import Governor
 
 TEXTS = ("abcabcabcabc", "xyz", "aaaaaaab")
@@ -97,7 +98,7 @@ def test_peers_that_are_none(text: str, reason: str) -> None:
 
 def test_what_a_peer_lacks_is_named(model: Loaded) -> None:
     def make(text: str, **options: Any) -> None:
-        make_methods(model, ["none"], "match", None, split_peers(text), PeerOptions(**options))
+        make_methods(model, ["none"], "match", "auto", split_peers(text), PeerOptions(**options))
 
     with pytest.raises(OutpaceError, match="add --assistant MODEL"):
         make("transformers:assisted")
@@ -108,7 +109,7 @@ def test_what_a_peer_lacks_is_named(model: Loaded) -> None:
     with pytest.raises(OutpaceError, match=r"no such file: missing\.gguf"):
         make("llama.cpp", gguf=Path("missing.gguf"))
     with pytest.raises(OutpaceError, match=r"block.*takes chains"):
-        make_methods(model, ["none", "lookahead"], "block", None, [], PeerOptions())
+        make_methods(model, ["none", "lookahead"], "block", "auto", [], PeerOptions())
 
 
 # -- ours ------------------------------------------------------------------------------------------------
@@ -143,8 +144,8 @@ def test_a_new_beginning_forgets_outputs(model: Loaded) -> None:
     assert method.run(asked).steps == before
 
 
-@pytest.mark.parametrize("given", [True, None, False])
-def test_only_what_drafts_is_governed(model: Loaded, given: bool | None) -> None:
+@pytest.mark.parametrize("given", [True, "auto", False])
+def test_only_what_drafts_is_governed(model: Loaded, given: Adaptive) -> None:
     methods = make_methods(model, ["none", "prompt_lookup"], "match", given, [], PeerOptions())
     governed = [isinstance(method, Ours) and method._engine.governor is not None for method in methods]
     assert governed == [False, given is not False]

@@ -22,7 +22,7 @@ PROMPT = "abcabcabcabc"
 def lanes(model: Loaded, spec: str = "prompt_lookup", tokens: int = 24) -> list[Lane]:
     params = SamplingParams(max_new_tokens=tokens)
     ids = model.encode(PROMPT)
-    engines = {"plain": model.engine(), spec: model.engine(load_drafter(spec))}
+    engines = {"plain": model.engine(), spec: model.engine(load_drafter(spec), adaptive=False)}
     return [Lane(label, engine, ids, params) for label, engine in engines.items()]
 
 

@@ -49,7 +49,7 @@ def test_a_drafter_is_trained_and_drafts(run: Run, model: Loaded, tmp_path: Path
     params = SamplingParams(max_new_tokens=20)
     (plain,) = model.engine().generate([model.encode("say 0")], params)
     assert answers[0]["tokens"][answers[0]["prompt_length"] :] == plain.tokens
-    (fast,) = model.engine(f"medusa:path={out}").generate([model.encode("say 0")], params)
+    (fast,) = model.engine(f"medusa:path={out}", adaptive=False).generate([model.encode("say 0")], params)
     assert fast.tokens == plain.tokens and fast.stats.drafted > 0
     # The same command again finds the answers and the finished run, and leaves it as it is.
     written = (out / "provenance.json").read_bytes()
@@ -112,7 +112,7 @@ def test_a_model_is_trained_too_and_decodes(run: Run, folder: Path, model: Loade
     params = SamplingParams(max_new_tokens=20, ignore_eos=True)
     prompts = [tuned.encode(f"say {number}") for number in range(4)]
     plain = [g.tokens for g in tuned.engine().generate(prompts, params)]
-    fast = tuned.engine(f"medusa:path={out}").generate(prompts, params)
+    fast = tuned.engine(f"medusa:path={out}", adaptive=False).generate(prompts, params)
     assert [g.tokens for g in fast] == plain
     # Updates of a model that was tuned already are of that one.
     twice = run("medusa:heads=2", *SMALL, *more[:-1], tmp_path / "more", "-m", out / "target", "--json")
@@ -150,7 +150,7 @@ def test_draft_models_are_trained_one_after_another(run: Run, model: Loaded, tmp
     params = SamplingParams(max_new_tokens=20)
     (plain,) = model.engine().generate([model.encode("say 0")], params)
     spec = f"combined:(draft_model:model={second})+(draft_model:model={third})"
-    (fast,) = model.engine(spec).generate([model.encode("say 0")], params)
+    (fast,) = model.engine(spec, adaptive=False).generate([model.encode("say 0")], params)
     assert fast.tokens == plain.tokens and fast.stats.drafted > 0
     result = run("draft_model", *SMALL, "--draft", first, "--out", first)
     assert result.exit_code == 2 and "would be written over" in " ".join(result.stderr.split())

@@ -79,7 +79,7 @@ def test_a_text_that_was_changed_is_read_from_there(kept: int, changed: list[int
 def test_a_spec_drafter_drafts_for_a_draft_model() -> None:
     small = Target(tiny_llama(vocabulary=12, layers=1, seed=3))
     drafter = Cascade(DraftModel(small, num_draft_tokens=5), SpecDrafter(module("spec_drafter", small)))
-    found = Engine(TARGET, drafter).generate(PROMPTS, SAMPLED)
+    found = Engine(TARGET, drafter, adaptive=False).generate(PROMPTS, SAMPLED)
     assert [g.tokens for g in found] == [g.tokens for g in Engine(TARGET).generate(PROMPTS, SAMPLED)]
     assert sum(g.stats.extra["inner_accepted"] for g in found) > 5
 
@@ -100,7 +100,7 @@ def test_fewer_tokens_are_the_first_of_the_block(name: str) -> None:
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_nothing_is_drafted_that_could_not_be_taken(name: str) -> None:
     drafter = DRAFTERS[name](module(name))
-    engine = Engine(TARGET, drafter)
+    engine = Engine(TARGET, drafter, adaptive=False)
     sequence = engine.add(PROMPTS[1], SAMPLED)
     engine.step()
     state = engine._active[0].state
@@ -120,7 +120,7 @@ def test_a_target_in_bfloat16_is_drafted_for_in_bfloat16(name: str, tmp_path: Pa
         drafter = DRAFTERS[name](str(tmp_path))
         assert {weight.dtype for weight in drafter.prepare(target).module.parameters()} == {torch.bfloat16}
     for verifier in ("match", "rejection"):
-        found = Engine(target, drafter, verifier).generate(PROMPTS, SAMPLED)
+        found = Engine(target, drafter, verifier, adaptive=False).generate(PROMPTS, SAMPLED)
         assert [len(g.tokens) for g in found] == [20] * 3
         assert sum(g.stats.accepted for g in found) > 3
 
@@ -128,7 +128,7 @@ def test_a_target_in_bfloat16_is_drafted_for_in_bfloat16(name: str, tmp_path: Pa
 def test_a_spec_drafter_fits_targets_of_any_size_with_its_vocabulary(tmp_path: Path) -> None:
     module("spec_drafter").save(tmp_path)
     other = Target(_wider())
-    found = Engine(other, SpecDrafter(str(tmp_path))).generate(PROMPTS, SAMPLED)
+    found = Engine(other, SpecDrafter(str(tmp_path)), adaptive=False).generate(PROMPTS, SAMPLED)
     assert [g.tokens for g in found] == [g.tokens for g in Engine(other).generate(PROMPTS, SAMPLED)]
     with pytest.raises(OutpaceError, match=r"a vocabulary of 12, and this target, .*, has 13"):
         SpecDrafter(str(tmp_path)).prepare(Target(tiny_llama(vocabulary=13)))

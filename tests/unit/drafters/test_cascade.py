@@ -55,7 +55,7 @@ def run(drafter: Drafter[Any], params: SamplingParams, monkeypatch: Any, verifie
 
     with monkeypatch.context() as patch:
         patch.setattr(type(drafter), "propose", watch)
-        engine = Engine(ToyTarget(), drafter, verifier)
+        engine = Engine(ToyTarget(), drafter, verifier, adaptive=False)
         sequences = [engine.add(prompt, params) for prompt in PROMPTS[:2]]
         engine.step()
         sequences.append(engine.add(PROMPTS[2], params))

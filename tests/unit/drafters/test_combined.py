@@ -93,8 +93,8 @@ def test_a_part_alone_sees_what_it_sees_uncombined(
     part: Drafter[Any], verifier: str, params: SamplingParams
 ) -> None:
     alone, inside = Recorded(part, layers=(0, 2)), Recorded(part, layers=(0, 2))
-    expected = Engine(ToyTarget(), alone, verifier).generate(PROMPTS, params)
-    found = Engine(ToyTarget(), Combined((inside,)), verifier).generate(PROMPTS, params)
+    expected = Engine(ToyTarget(), alone, verifier, adaptive=False).generate(PROMPTS, params)
+    found = Engine(ToyTarget(), Combined((inside,)), verifier, adaptive=False).generate(PROMPTS, params)
     assert [g.tokens for g in found] == [g.tokens for g in expected]
     assert [counts(g) for g in found] == [counts(g) for g in expected]
     assert len(inside.seen) == len(alone.seen)
@@ -132,7 +132,7 @@ def test_each_part_sees_the_fate_of_its_own_nodes(options: dict[str, Any], param
         Recorded(PromptLookup()),
     )
     target = ToyTarget()
-    Engine(target, Combined(parts, **options)).generate(PROMPTS, params)
+    Engine(target, Combined(parts, **options), adaptive=False).generate(PROMPTS, params)
     cut = longer = 0
     for part in parts:
         for text, proposal, step in part.seen:
@@ -207,7 +207,9 @@ def said() -> tuple[int, ...]:
 
 
 def run(drafter: Drafter[Any], **options: Any) -> Stats:
-    (generation,) = Engine(ToyTarget(context=None), drafter, **options).generate([[5]], LONG)
+    (generation,) = Engine(ToyTarget(context=None), drafter, **{"adaptive": False, **options}).generate(
+        [[5]], LONG
+    )
     assert tuple(generation.tokens) == said()
     return generation.stats
 
@@ -313,7 +315,7 @@ def test_measurements_are_shared_by_the_sequences_of_an_engine_or_not() -> None:
     drafted = {}
     for share in (True, False):
         parts = (Oracle(text), Other(text, right=(0, 0)))
-        engine = Engine(ToyTarget(context=None), Combined(parts, minimum=0, share=share))
+        engine = Engine(ToyTarget(context=None), Combined(parts, minimum=0, share=share), adaptive=False)
         one, other = (engine.generate([[5]], LONG)[0].stats.extra["Other drafted"] for _ in range(2))
         assert one > 0
         drafted[share] = other == one
@@ -373,13 +375,13 @@ def test_parts_are_asked_for_what_they_need() -> None:
     again = Combined((Probe("three", layers=(2, 0)), Probe("four", layers=(1, 2))))
     assert again.hidden_layers(again.prepare(ToyTarget())) == (0, 1, 2)
     assert drafter.trees and not Combined((one,)).trees and Combined((Probe("x", branches=True),)).trees
-    Engine(ToyTarget(), drafter).generate([[5]], SamplingParams(max_new_tokens=3))
+    Engine(ToyTarget(), drafter, adaptive=False).generate([[5]], SamplingParams(max_new_tokens=3))
     assert one.calls == two.calls == ["prepare", "start", "stop"]
 
 
 def test_where_one_part_does_not_start_the_others_are_stopped() -> None:
     one, two, three = Probe("one"), Probe("two", fails=True), Probe("three")
-    engine = Engine(ToyTarget(), Combined((one, two, three)))
+    engine = Engine(ToyTarget(), Combined((one, two, three)), adaptive=False)
     with pytest.raises(OutpaceError, match="no"):
         engine.generate([[5]])
     assert one.calls == ["prepare", "start", "stop"]
@@ -412,7 +414,9 @@ def test_sampled_drafts_are_refused_where_they_would_be_weighed() -> None:
 
 def test_coupled_draws_are_merged() -> None:
     plain = Engine(ToyTarget()).generate(PROMPTS, SAMPLED)
-    found = Engine(ToyTarget(), Combined((DRAFT_MODEL, PromptLookup()))).generate(PROMPTS, SAMPLED)
+    found = Engine(ToyTarget(), Combined((DRAFT_MODEL, PromptLookup())), adaptive=False).generate(
+        PROMPTS, SAMPLED
+    )
     assert [g.tokens for g in found] == [g.tokens for g in plain]
     assert sum(g.stats.extra["DraftModel accepted"] for g in found) > 10
 

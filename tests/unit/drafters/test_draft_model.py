@@ -74,7 +74,7 @@ def test_a_draft_model_that_is_the_target_is_always_right(params: SamplingParams
     # Were one row of its cache or one draw wrong, some draft would be rejected. It checks the rows it catches
     # up on, penalties over guessed tokens, and that prompts of all lengths are fed in chunks.
     target = ToyTarget()
-    for found in Engine(target, DraftModel(ToyTarget(), count)).generate(PROMPTS, params):
+    for found in Engine(target, DraftModel(ToyTarget(), count), adaptive=False).generate(PROMPTS, params):
         assert found.stats.accepted == found.stats.drafted
         assert found.stats.steps == -(-41 // (count + 1))
 
@@ -88,14 +88,14 @@ def test_a_tiny_llama_drafts_for_another(params: SamplingParams) -> None:
             torch.manual_seed(index)
             weight += 0.01 * torch.randn_like(weight)
     plain = Engine(model).generate(PROMPTS, params)
-    found = Engine(model, DraftModel(close)).generate(PROMPTS, params)
+    found = Engine(model, DraftModel(close), adaptive=False).generate(PROMPTS, params)
     assert [g.tokens for g in found] == [g.tokens for g in plain]
     assert 1.5 < sum(g.stats.tokens for g in found) / sum(g.stats.steps for g in found) < 5
 
 
 def test_a_batch_takes_one_draft_forward_for_each_token() -> None:
     spy = Spy()
-    engine = Engine(ToyTarget(), DraftModel(spy, 3))
+    engine = Engine(ToyTarget(), DraftModel(spy, 3), adaptive=False)
     for prompt in PROMPTS:
         engine.add(prompt, LONG)
     engine.step()
@@ -110,7 +110,7 @@ def test_a_batch_takes_one_draft_forward_for_each_token() -> None:
 def test_long_prompts_go_in_by_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_CHUNK", 4)
     spy = Spy()
-    engine = Engine(ToyTarget(), DraftModel(spy, 3))
+    engine = Engine(ToyTarget(), DraftModel(spy, 3), adaptive=False)
     (found,) = engine.generate([PROMPTS[3]], LONG)
     assert spy.fed[:7] == [[4], [4], [4], [4], [4], [2], [1]]
     assert found.stats.accepted == found.stats.drafted
@@ -118,7 +118,7 @@ def test_long_prompts_go_in_by_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_slots_follow_the_sequences_that_leave() -> None:
     target = ToyTarget()
-    engine = Engine(target, DraftModel(ToyTarget(surprise=0.7)))
+    engine = Engine(target, DraftModel(ToyTarget(surprise=0.7)), adaptive=False)
     params = [SamplingParams(max_new_tokens=n, temperature=0.9, seed=n) for n in (12, 30, 5, 21)]
     plain = Engine(target).generate(PROMPTS, params)
     found = engine.generate(PROMPTS, params)
@@ -156,7 +156,9 @@ def test_coupled_draws_agree_more_often() -> None:
     def tau(draws: str) -> float:
         drafter = load_drafter(f"draft_model:draws={draws}")
         assert isinstance(drafter, DraftModel)
-        found = Engine(ToyTarget(), DraftModel(draft, draws=drafter.draws)).generate([PROMPTS[1]] * 6, params)
+        found = Engine(ToyTarget(), DraftModel(draft, draws=drafter.draws), adaptive=False).generate(
+            [PROMPTS[1]] * 6, params
+        )
         return sum(g.stats.tokens for g in found) / sum(g.stats.steps for g in found)
 
     assert tau("coupled") > 1.2 * tau("greedy") > tau("independent")
@@ -227,7 +229,7 @@ def test_a_draft_model_runs_to_the_end_of_a_shorter_context() -> None:
     target = CausalTarget(tiny_llama(vocabulary=40))
     drafter = DraftModel(tiny_llama(vocabulary=40, context=32))
     plain = Engine(target).generate(PROMPTS, LONG)
-    found = Engine(target, drafter).generate(PROMPTS, LONG)
+    found = Engine(target, drafter, adaptive=False).generate(PROMPTS, LONG)
     assert [g.tokens for g in found] == [g.tokens for g in plain]
     assert found[0].stats.accepted > 20
 
@@ -242,7 +244,7 @@ def test_a_model_is_loaded_from_a_path(tmp_path: Path) -> None:
     model.float().save_pretrained(tmp_path)
     drafter = load_drafter(f"draft_model:model={tmp_path},num_draft_tokens=3")
     target = outpace.Target(model.double())
-    engine = Engine(target, drafter)
+    engine = Engine(target, drafter, adaptive=False)
     loaded = engine._shared.model
     assert loaded.model.dtype == torch.float64
     found = engine.generate(PROMPTS, LONG)
@@ -252,10 +254,12 @@ def test_a_model_is_loaded_from_a_path(tmp_path: Path) -> None:
 def test_engines_share_a_model_that_is_named_while_they_need_it(tmp_path: Path) -> None:
     tiny_llama(vocabulary=40).save_pretrained(tmp_path)
     target = CausalTarget(tiny_llama(vocabulary=40))
-    first, second = (Engine(target, DraftModel(str(tmp_path), count)) for count in (2, 3))
+    first, second = (Engine(target, DraftModel(str(tmp_path), count), adaptive=False) for count in (2, 3))
     assert first._shared.model is second._shared.model
     assert first._shared.runner.cache is not second._shared.runner.cache
-    other = Engine(CausalTarget(tiny_llama(vocabulary=40, dtype=torch.float32)), DraftModel(tmp_path))
+    other = Engine(
+        CausalTarget(tiny_llama(vocabulary=40, dtype=torch.float32)), DraftModel(tmp_path), adaptive=False
+    )
     assert other._shared.model.model.dtype == torch.float32
     gone = weakref.ref(first._shared.model)
     del first, second, other

@@ -88,7 +88,7 @@ def test_tokens_are_those_of_plain_decoding(shape: str, draws: Any, params: Samp
     if shape == "confident" and draws == "independent":
         pytest.skip("refused")
     drafter = DraftModel(draft_model(), draws=draws, min_confidence=0.05, **SHAPES[shape])
-    found = Engine(ToyTarget(), drafter).generate(PROMPTS, params)
+    found = Engine(ToyTarget(), drafter, adaptive=False).generate(PROMPTS, params)
     assert [g.tokens for g in found] == [g.tokens for g in Engine(ToyTarget()).generate(PROMPTS, params)]
     assert sum(g.stats.accepted for g in found) > 20
 
@@ -100,7 +100,9 @@ def test_a_tree_accepts_more_than_the_chain(shape: str, temperature: float) -> N
         total = steps = 0
         for seed in range(3):
             params = SamplingParams(max_new_tokens=40, temperature=temperature, seed=seed, ignore_eos=True)
-            for found in Engine(ToyTarget(), DraftModel(draft_model(), **options)).generate(PROMPTS, params):
+            for found in Engine(ToyTarget(), DraftModel(draft_model(), **options), adaptive=False).generate(
+                PROMPTS, params
+            ):
                 total, steps = total + found.stats.tokens, steps + found.stats.steps
         return total / steps
 
@@ -115,7 +117,7 @@ def test_each_layer_of_all_trees_is_one_forward() -> None:
             fed.append([len(row.tokens) for row in rows])
             return super().forward(cache, rows, *args, **more)
 
-    engine = Engine(ToyTarget(), DraftModel(Spy(surprise=0.6), 3, branching="3x2"))
+    engine = Engine(ToyTarget(), DraftModel(Spy(surprise=0.6), 3, branching="3x2"), adaptive=False)
     for prompt in PROMPTS[:2]:
         engine.add(prompt, GREEDY)
     engine.step()
@@ -129,7 +131,7 @@ def test_each_layer_of_all_trees_is_one_forward() -> None:
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
 @pytest.mark.parametrize("options", [{}, *SHAPES.values()])
 def test_the_draft_cache_holds_the_rows_of_the_text(options: dict[str, Any], params: SamplingParams) -> None:
-    engine = Engine(ToyTarget(), DraftModel(draft_model(), **options))
+    engine = Engine(ToyTarget(), DraftModel(draft_model(), **options), adaptive=False)
     sequences = [engine.add(prompt, params) for prompt in PROMPTS[:2]]
     while engine.sequences:
         engine.step()

@@ -49,7 +49,7 @@ def test_where_the_rest_does_nothing_every_draft_stands(params: SamplingParams, 
     plain = Engine(model, slots=4, length=72).generate(PROMPTS, params)
     for count in (1, 5):
         drafter = EarlyExit(None, 2, count, min_confidence=0.0)
-        found = Engine(model, drafter, slots=4, length=72).generate(PROMPTS, params)
+        found = Engine(model, drafter, slots=4, length=72, adaptive=False).generate(PROMPTS, params)
         assert [g.tokens for g in found] == [g.tokens for g in plain]
         for generation in found:
             assert generation.stats.accepted == generation.stats.drafted
@@ -57,7 +57,9 @@ def test_where_the_rest_does_nothing_every_draft_stands(params: SamplingParams, 
 
 
 def test_a_prompt_that_goes_in_with_the_first_step_is_not_drafted_from() -> None:
-    (found,) = Engine(target((2, 3)), EarlyExit(None, 2, 3, min_confidence=0.0)).generate(PROMPTS[1:2], LONG)
+    (found,) = Engine(target((2, 3)), EarlyExit(None, 2, 3, min_confidence=0.0), adaptive=False).generate(
+        PROMPTS[1:2], LONG
+    )
     assert found.stats.accepted == found.stats.drafted
     assert found.stats.steps == 1 + 40 // 4
 
@@ -67,7 +69,9 @@ def test_tokens_are_those_of_plain_decoding(least: float) -> None:
     model = target()
     for params in (LONG, SAMPLED):
         plain = Engine(model).generate(PROMPTS, params)
-        found = Engine(model, EarlyExit(None, 3, 4, min_confidence=least)).generate(PROMPTS, params)
+        found = Engine(model, EarlyExit(None, 3, 4, min_confidence=least), adaptive=False).generate(
+            PROMPTS, params
+        )
         assert [g.tokens for g in found] == [g.tokens for g in plain]
         assert 0 < sum(g.stats.accepted for g in found) < sum(g.stats.drafted for g in found)
 
@@ -75,7 +79,10 @@ def test_tokens_are_those_of_plain_decoding(least: float) -> None:
 def test_low_confidence_ends_a_chain() -> None:
     model = target()
     drafted = [
-        sum(g.stats.drafted for g in Engine(model, EarlyExit(None, 3, 4, least)).generate(PROMPTS, LONG))
+        sum(
+            g.stats.drafted
+            for g in Engine(model, EarlyExit(None, 3, 4, least), adaptive=False).generate(PROMPTS, LONG)
+        )
         for least in (0.0, 0.3, 1.0)
     ]
     assert drafted[0] > drafted[1] > drafted[2] == 0
@@ -84,14 +91,18 @@ def test_low_confidence_ends_a_chain() -> None:
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
 def test_its_distributions_serve_the_verifiers_that_weigh(verifier: str) -> None:
     model = target((2, 3))
-    found = Engine(model, EarlyExit(layers=2, min_confidence=0.0), verifier).generate(PROMPTS, SAMPLED)
+    found = Engine(model, EarlyExit(layers=2, min_confidence=0.0), verifier, adaptive=False).generate(
+        PROMPTS, SAMPLED
+    )
     assert all(g.stats.accepted == g.stats.drafted > 0 for g in found)
 
 
 def test_engines_share_a_target() -> None:
     model = target()
     plain = Engine(model).generate(PROMPTS, LONG)
-    engines = [Engine(model, EarlyExit(None, depth, 3, min_confidence=0.0)) for depth in (1, 3)]
+    engines = [
+        Engine(model, EarlyExit(None, depth, 3, min_confidence=0.0), adaptive=False) for depth in (1, 3)
+    ]
     for engine in engines:
         for prompt in PROMPTS:
             engine.add(prompt, LONG)
@@ -125,7 +136,7 @@ def test_with_an_adapter_tokens_are_those_of_plain_decoding(kind: Kind, static: 
     drafter = EarlyExit(adapter_of(kind, model), num_draft_tokens=4, min_confidence=0.0)
     for params in (LONG, SAMPLED):
         plain = Engine(model, slots=4, length=72).generate(PROMPTS, params)
-        found = Engine(model, drafter, slots=4, length=72).generate(PROMPTS, params)
+        found = Engine(model, drafter, slots=4, length=72, adaptive=False).generate(PROMPTS, params)
         assert [g.tokens for g in found] == [g.tokens for g in plain]
         assert 0 < sum(g.stats.accepted for g in found) < sum(g.stats.drafted for g in found)
 
@@ -150,9 +161,11 @@ def test_an_adapter_is_trained_saved_and_drafts(kind: Kind, tmp_path: Path) -> N
     assert float(losses[-1].acceptance[0]) > float(losses[0].acceptance[0]) + 0.2
     adapter.save(tmp_path)
     drafter = EarlyExit(str(tmp_path), num_draft_tokens=4, min_confidence=0.0)
-    found = Engine(model, drafter).generate(PROMPTS, LONG)
+    found = Engine(model, drafter, adaptive=False).generate(PROMPTS, LONG)
     assert [g.tokens for g in found] == [g.tokens for g in plain]
-    bare = Engine(model, EarlyExit(layers=3, num_draft_tokens=4, min_confidence=0.0)).generate(PROMPTS, LONG)
+    bare = Engine(
+        model, EarlyExit(layers=3, num_draft_tokens=4, min_confidence=0.0), adaptive=False
+    ).generate(PROMPTS, LONG)
     assert sum(g.stats.steps for g in found) < 0.8 * sum(g.stats.steps for g in bare)
     with pytest.raises(OutpaceError, match="adapter is for 3 layers, not 2"):
         Engine(model, EarlyExit(str(tmp_path), layers=2))
@@ -171,7 +184,10 @@ def test_decoding_accepts_what_the_replay_says() -> None:
         train(adapter, batch, 30, 0.01)
         replay = Replay()
         replay.add(batch, adapter.accepted(batch))
-        stats = [g.stats for g in Engine(model, EarlyExit(adapter), slots=4).generate(PROMPTS, LONG)]
+        stats = [
+            g.stats
+            for g in Engine(model, EarlyExit(adapter), slots=4, adaptive=False).generate(PROMPTS, LONG)
+        ]
         assert replay.expected_length > 1.3
         # Without attention a prompt goes in with the first step, which then drafts nothing.
         late = 0 if kind == "attention" else len(PROMPTS)
@@ -190,7 +206,7 @@ def test_options_win_over_what_the_adapter_was_measured_with(tmp_path: Path) -> 
         EarlyExit(min_confidence=0.0),
     ):
         watch = Watch()
-        Engine(model, drafter, observer=watch).generate(PROMPTS[1:3], LONG)
+        Engine(model, drafter, observer=watch, adaptive=False).generate(PROMPTS[1:3], LONG)
         drafted.append([len(step.draft) for step in watch.steps])
     assert [max(own) for own in drafted] == [4, 4, 2, 6]
     assert drafted[0].count(4) < drafted[1].count(4)
@@ -222,7 +238,7 @@ def test_a_long_prompt_is_read_in_pieces() -> None:
     drafter = EarlyExit(adapter_of("attention", model), num_draft_tokens=3, min_confidence=0.0)
     params = SamplingParams(max_new_tokens=9, ignore_eos=True)
     plain = Engine(model).generate([prompt, [5]], params)
-    engine = Engine(model, drafter)
+    engine = Engine(model, drafter, adaptive=False)
     assert [g.tokens for g in engine.generate([prompt, [5]], params)] == [g.tokens for g in plain]
 
 

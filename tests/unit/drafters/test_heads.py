@@ -61,7 +61,7 @@ def test_replay_predicts_what_decoding_accepts(verifier: str) -> None:
         losses = train(made, batch, 20, 0.01)
         assert losses[-1].total < losses[0].total, name
         accepted = made.accepted(batch)[0].tolist()
-        engine = Engine(TARGET, type(KINDS[name][2](made))(made), verifier)
+        engine = Engine(TARGET, type(KINDS[name][2](made))(made), verifier, adaptive=False)
         sequence = engine.add(PROMPT, params)
         seen = []
         while engine.sequences:
@@ -90,7 +90,7 @@ def test_a_smaller_budget_drafts_the_likeliest_nodes(name: str) -> None:
     made = heads(name)
     made.calibrate([batch_of(PROMPT * 6, 0)])
     drafter = type(KINDS[name][2](made))(made)
-    engine = Engine(TARGET, drafter)
+    engine = Engine(TARGET, drafter, adaptive=False)
     sequence = engine.add(PROMPT, SamplingParams(max_new_tokens=60, ignore_eos=True))
     engine.step()
     whole = made.tree()

@@ -48,7 +48,7 @@ def test_it_keeps_the_contract(drafter: Jacobi) -> None:
 def test_a_block_of_m_tokens_takes_m_steps_at_most(block: int, temperature: float) -> None:
     for seed in range(5):
         params = SamplingParams(max_new_tokens=block, temperature=temperature, seed=seed, ignore_eos=True)
-        (found,) = Engine(ToyTarget(), Jacobi(block)).generate([PROMPT], params)
+        (found,) = Engine(ToyTarget(), Jacobi(block), adaptive=False).generate([PROMPT], params)
         assert len(found.tokens) == block
         assert found.stats.steps <= block
 
@@ -58,7 +58,7 @@ def test_the_right_block_is_the_fixed_point(temperature: float) -> None:
     params = SamplingParams(max_new_tokens=9, temperature=temperature, seed=4, ignore_eos=True)
     (plain,) = Engine(ToyTarget()).generate([PROMPT], params)
     drafter = Recorded(block=8, first=plain.tokens[:8])
-    (found,) = Engine(ToyTarget(), drafter).generate([PROMPT], params)
+    (found,) = Engine(ToyTarget(), drafter, adaptive=False).generate([PROMPT], params)
     assert found.stats.steps == 1
     (step,) = drafter.steps
     assert step.refill(range(-1, 7)) == plain.tokens[:8]
@@ -68,7 +68,7 @@ def test_the_block_moves_on_with_the_text() -> None:
     # Hot enough that the keyed noise decides most draws, and a cell may be right on a wrong prefix.
     drafter = Recorded(block=6)
     params = SamplingParams(max_new_tokens=60, temperature=4.0, seed=1, ignore_eos=True)
-    Engine(ToyTarget(), drafter).generate([PROMPT], params)
+    Engine(ToyTarget(), drafter, adaptive=False).generate([PROMPT], params)
     assert {1, 2, 3, 7} <= {len(step.tokens) for step in drafter.steps}
     for step, new in zip(drafter.steps, drafter.drafts[1:], strict=False):
         kept = len(step.draft) + 1 - len(step.tokens)
@@ -82,7 +82,7 @@ def test_a_block_accepted_whole_is_filled_anew_when_sampling() -> None:
     params = SamplingParams(max_new_tokens=12, temperature=1.0, seed=4, ignore_eos=True)
     (plain,) = Engine(ToyTarget()).generate([PROMPT], params)
     drafter = Recorded(block=3, first=plain.tokens[:3])
-    (found,) = Engine(ToyTarget(), drafter).generate([PROMPT], params)
+    (found,) = Engine(ToyTarget(), drafter, adaptive=False).generate([PROMPT], params)
     assert found.tokens == plain.tokens
     assert len(drafter.steps[0].tokens) == 4
 
@@ -92,7 +92,9 @@ def test_keyed_draws_refill_better_than_the_argmax() -> None:
     target = ToyTarget(surprise=0.3)
 
     def steps(drafter: Jacobi) -> int:
-        return sum(g.stats.steps for g in Engine(target, drafter).generate([PROMPT] * 8, params))
+        return sum(
+            g.stats.steps for g in Engine(target, drafter, adaptive=False).generate([PROMPT] * 8, params)
+        )
 
     assert steps(Jacobi(refill="draw")) < steps(Jacobi(refill="argmax"))
 

@@ -75,7 +75,7 @@ def test_a_step_has_the_rows_of_the_paper() -> None:
     window, ngram = 4, 4
     drafter = Recorded(window=window, ngram=ngram, guesses=0, pool_from_prompt=False)
     params = SamplingParams(max_new_tokens=30, ignore_eos=True)
-    Engine(ToyTarget(vocabulary=1000), drafter).generate([list(range(5, 300))[:60]], params)
+    Engine(ToyTarget(vocabulary=1000), drafter, adaptive=False).generate([list(range(5, 300))[:60]], params)
     full = [len(draft) + 1 for draft in drafter.drafts[ngram - 1 :]]
     assert max(full) == window * (ngram - 1)
 
@@ -98,7 +98,9 @@ def test_window_and_pool_both_save_steps() -> None:
     target = ToyTarget(surprise=0.5)
 
     def steps(drafter: Lookahead) -> int:
-        return sum(g.stats.steps for g in Engine(target, drafter).generate([PROMPT, [5]], params))
+        return sum(
+            g.stats.steps for g in Engine(target, drafter, adaptive=False).generate([PROMPT, [5]], params)
+        )
 
     assert steps(Lookahead()) < steps(Lookahead(window=0)) < 200
     assert steps(Lookahead()) < steps(Lookahead(guesses=0))
@@ -107,7 +109,7 @@ def test_window_and_pool_both_save_steps() -> None:
 def test_tokens_that_end_the_text_never_enter_the_window() -> None:
     drafter = Recorded(window=4, ngram=3, guesses=3)
     # Of five tokens one ends the text, and the target says it now and then.
-    engine = Engine(ToyTarget(vocabulary=5, eos=4), drafter)
+    engine = Engine(ToyTarget(vocabulary=5, eos=4), drafter, adaptive=False)
     for seed in range(10):
         engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=30, temperature=2.0, seed=seed))
     assert 4 in drafter.said
@@ -116,9 +118,9 @@ def test_tokens_that_end_the_text_never_enter_the_window() -> None:
 
 def test_guesses_are_counted_apart() -> None:
     params = SamplingParams(max_new_tokens=40, ignore_eos=True)
-    (found,) = Engine(ToyTarget(), Lookahead()).generate([PROMPT], params)
+    (found,) = Engine(ToyTarget(), Lookahead(), adaptive=False).generate([PROMPT], params)
     assert 0 < found.stats.extra["guessed"] < found.stats.drafted
-    (found,) = Engine(ToyTarget(), Lookahead(window=0)).generate([PROMPT], params)
+    (found,) = Engine(ToyTarget(), Lookahead(window=0), adaptive=False).generate([PROMPT], params)
     # The last drafts are cut to what is still allowed, after they were counted.
     assert found.stats.extra["guessed"] >= found.stats.drafted > 0
 

@@ -64,7 +64,9 @@ def test_where_nothing_counts_but_the_place_every_guess_stands(
     target = Clairvoyant()
     plain = Engine(target).generate(PROMPTS, params)
     drafter = ParallelTokens(None, count, behind)  # type: ignore[arg-type]
-    for found, expected in zip(Engine(target, drafter).generate(PROMPTS, params), plain, strict=True):
+    for found, expected in zip(
+        Engine(target, drafter, adaptive=False).generate(PROMPTS, params), plain, strict=True
+    ):
         assert found.tokens == expected.tokens
         # The last draft is cut to what is still allowed.
         assert 0 <= found.stats.extra["guesses"] - found.stats.accepted <= count
@@ -78,7 +80,7 @@ def test_where_nothing_counts_but_the_place_every_guess_stands(
 @pytest.mark.parametrize("draws", ["coupled", "independent"])
 def test_its_distributions_serve_the_verifiers_that_weigh(verifier: str, draws: Noise) -> None:
     drafter = ParallelTokens(num_lookahead=3, draws=draws)
-    for found in Engine(Clairvoyant(), drafter, verifier).generate(PROMPTS, SAMPLED):
+    for found in Engine(Clairvoyant(), drafter, verifier, adaptive=False).generate(PROMPTS, SAMPLED):
         assert found.stats.accepted > 25
 
 
@@ -87,7 +89,9 @@ def test_a_tiny_llama_looks_ahead(static: bool) -> None:
     target = CausalTarget(tiny_llama(vocabulary=40), static=static)
     for params in (LONG, SAMPLED):
         plain = Engine(target, slots=4, length=80).generate(PROMPTS, params)
-        found = Engine(target, ParallelTokens(num_lookahead=2), slots=4, length=80).generate(PROMPTS, params)
+        found = Engine(target, ParallelTokens(num_lookahead=2), slots=4, length=80, adaptive=False).generate(
+            PROMPTS, params
+        )
         assert [g.tokens for g in found] == [g.tokens for g in plain]
         assert all(g.stats.extra["guesses"] > 20 for g in found)
 
@@ -185,7 +189,7 @@ def test_embeddings_are_trained_through_the_target_saved_and_draft(tmp_path: Pat
     assert all(weight.grad is None for weight in target.model.parameters())
     made.save(tmp_path)
     drafter = ParallelTokens(str(tmp_path))
-    found = Engine(target, drafter).generate(PROMPTS, LONG)
+    found = Engine(target, drafter, adaptive=False).generate(PROMPTS, LONG)
     assert [g.tokens for g in found] == [g.tokens for g in plain]
     # As many as are trained, and fewer where that is said.
     widths = [own.widths for own in (drafter, ParallelTokens(str(tmp_path), 1), ParallelTokens())]
@@ -207,7 +211,7 @@ def test_decoding_accepts_what_the_replay_says() -> None:
     replay.add(batch, accepted)
     steps, first = 0, 0
     for text in texts:
-        engine = Engine(target, ParallelTokens(made))
+        engine = Engine(target, ParallelTokens(made), adaptive=False)
         sequence = engine.add(text.tokens[: text.prompt], LONG)
         while engine.sequences:
             root, room = len(sequence.tokens) - 1, sequence.room

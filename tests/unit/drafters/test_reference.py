@@ -238,7 +238,7 @@ def test_without_references_the_prompt_is_one() -> None:
 def test_decoding_that_goes_on_is_found_in_the_reference() -> None:
     target, params = ToyTarget(), SamplingParams(max_new_tokens=40, ignore_eos=True)
     (plain,) = Engine(target).generate([[3, 9, 2]], params)
-    engine = Engine(target, Reference())
+    engine = Engine(target, Reference(), adaptive=False)
     sequence = engine.add([3, 9, 2], params, references=[plain.tokens], output=plain.tokens[:20])
     while engine.sequences:
         engine.step()
@@ -248,7 +248,7 @@ def test_decoding_that_goes_on_is_found_in_the_reference() -> None:
 
 def test_only_this_drafter_takes_references() -> None:
     for drafter in (NoDraft(), PromptLookup()):
-        engine = Engine(ToyTarget(), drafter)
+        engine = Engine(ToyTarget(), drafter, adaptive=False)
         with pytest.raises(OutpaceError, match="drafter='reference'"):
             engine.add([1, 2], references=[[3, 4]])
         with pytest.raises(OutpaceError, match="drafter='reference'"):
@@ -287,7 +287,7 @@ def test_tokens_are_those_of_plain_decoding(params: SamplingParams, options: dic
         for place in range(7, len(text), 11):
             text[place : place + rng.randrange(3)] = [rng.randrange(1, 32) for _ in range(rng.randrange(3))]
         references.append([text, [rng.randrange(32) for _ in range(50)]])
-    engine = Engine(target, Reference(**options))  # type: ignore[arg-type]
+    engine = Engine(target, Reference(**options), adaptive=False)  # type: ignore[arg-type]
     found = engine.generate(prompts, params, references)
     assert [g.tokens for g in found] == [g.tokens for g in plain]
     assert [g.finish_reason for g in found] == [g.finish_reason for g in plain]
@@ -298,7 +298,7 @@ def test_tokens_are_those_of_plain_decoding(params: SamplingParams, options: dic
 def test_the_whole_output_as_reference() -> None:
     target, params = ToyTarget(), SamplingParams(max_new_tokens=100, temperature=1.0, seed=2, ignore_eos=True)
     (plain,) = Engine(target).generate([[5, 6]], params)
-    (found,) = Engine(target, Reference()).generate([[5, 6]], params, [[plain.tokens]])
+    (found,) = Engine(target, Reference(), adaptive=False).generate([[5, 6]], params, [[plain.tokens]])
     assert found.tokens == plain.tokens
     assert plain.stats.steps == 100
     assert found.stats.steps <= 4

@@ -56,7 +56,7 @@ def test_layers_that_do_nothing_may_be_skipped(params: SamplingParams) -> None:
     model = half_still()
     plain = Engine(model).generate(PROMPTS, params)
     for count in (1, 2, 5):
-        found = Engine(model, SelfSpeculative("1+3", count)).generate(PROMPTS, params)
+        found = Engine(model, SelfSpeculative("1+3", count), adaptive=False).generate(PROMPTS, params)
         assert [g.tokens for g in found] == [g.tokens for g in plain]
         for generation in found:
             assert generation.stats.accepted == generation.stats.drafted
@@ -64,7 +64,7 @@ def test_layers_that_do_nothing_may_be_skipped(params: SamplingParams) -> None:
 
 
 def test_a_prompt_that_goes_in_with_the_first_step_is_not_drafted_from() -> None:
-    (found,) = Engine(half_still(), SelfSpeculative("1+3", 3)).generate(PROMPTS[1:2], LONG)
+    (found,) = Engine(half_still(), SelfSpeculative("1+3", 3), adaptive=False).generate(PROMPTS[1:2], LONG)
     assert found.stats.accepted == found.stats.drafted
     assert found.stats.steps == 1 + 40 // 4
 
@@ -74,7 +74,7 @@ def test_a_prompt_that_goes_in_with_the_first_step_is_not_drafted_from() -> None
 def test_a_tiny_llama_drafts_for_itself(params: SamplingParams, static: bool) -> None:
     target = CausalTarget(tiny_llama(vocabulary=40, layers=3), static=static)
     plain = Engine(target, slots=4, length=64).generate(PROMPTS, params)
-    found = Engine(target, SelfSpeculative("1"), slots=4, length=64).generate(PROMPTS, params)
+    found = Engine(target, SelfSpeculative("1"), slots=4, length=64, adaptive=False).generate(PROMPTS, params)
     assert [g.tokens for g in found] == [g.tokens for g in plain]
     assert sum(g.stats.accepted for g in found) > 0
 
@@ -102,7 +102,7 @@ def test_it_reads_the_rows_that_all_layers_made() -> None:
 
 def test_nothing_of_a_draft_stays_in_the_cache() -> None:
     target = ToyTarget()
-    engine = Engine(target, SelfSpeculative("1", 6))
+    engine = Engine(target, SelfSpeculative("1", 6), adaptive=False)
     sequence = engine.add([3, 9, 2, 7], LONG)
     engine.step()
     (active,) = engine._active
@@ -115,7 +115,9 @@ def test_nothing_of_a_draft_stays_in_the_cache() -> None:
 
 def test_low_confidence_ends_a_chain() -> None:
     found = [
-        Engine(ToyTarget(), SelfSpeculative("1", 6, min_confidence=least)).generate(PROMPTS, LONG)
+        Engine(ToyTarget(), SelfSpeculative("1", 6, min_confidence=least), adaptive=False).generate(
+            PROMPTS, LONG
+        )
         for least in (0.0, 0.5, 1.0)
     ]
     drafted = [sum(g.stats.drafted for g in generations) for generations in found]
@@ -126,14 +128,14 @@ def test_low_confidence_ends_a_chain() -> None:
 
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
 def test_its_distributions_serve_the_verifiers_that_weigh(verifier: str) -> None:
-    found = Engine(ToyTarget(), SelfSpeculative("1"), verifier).generate(PROMPTS, SAMPLED)
+    found = Engine(ToyTarget(), SelfSpeculative("1"), verifier, adaptive=False).generate(PROMPTS, SAMPLED)
     assert sum(g.stats.accepted for g in found) > 0
 
 
 def test_it_rides_with_others() -> None:
     drafter = Combined((SelfSpeculative("1", 3), PromptLookup()))
     plain = Engine(ToyTarget()).generate(PROMPTS, SAMPLED)
-    found = Engine(ToyTarget(), drafter).generate(PROMPTS, SAMPLED)
+    found = Engine(ToyTarget(), drafter, adaptive=False).generate(PROMPTS, SAMPLED)
     assert [g.tokens for g in found] == [g.tokens for g in plain]
     assert sum(g.stats.extra["SelfSpeculative accepted"] for g in found) > 0
 
@@ -141,7 +143,7 @@ def test_it_rides_with_others() -> None:
 def test_it_does_not_draft_for_a_draft_model() -> None:
     cascade = Cascade(DraftModel(ToyTarget(surprise=0.7)), SelfSpeculative("1"))
     with pytest.raises(OutpaceError, match="cannot draft for a draft model"):
-        Engine(ToyTarget(), cascade).generate(PROMPTS, LONG)
+        Engine(ToyTarget(), cascade, adaptive=False).generate(PROMPTS, LONG)
 
 
 def test_a_file_names_the_layers(tmp_path: Path) -> None:

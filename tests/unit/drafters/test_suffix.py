@@ -154,11 +154,11 @@ def test_the_oldest_outputs_are_forgotten() -> None:
 def test_engines_do_not_share_their_memory() -> None:
     target, drafter = ToyTarget(), Suffix()
     params = SamplingParams(max_new_tokens=60, temperature=1.0, seed=5, ignore_eos=True)
-    engine = Engine(target, drafter)
+    engine = Engine(target, drafter, adaptive=False)
     first, again = engine.generate([[3, 4]], params)[0], engine.generate([[3, 4]], params)[0]
     assert again.tokens == first.tokens
     assert again.stats.steps < first.stats.steps / 2
-    (other,) = Engine(target, drafter).generate([[3, 4]], params)
+    (other,) = Engine(target, drafter, adaptive=False).generate([[3, 4]], params)
     assert other.stats.steps == first.stats.steps
 
 
@@ -178,7 +178,7 @@ def test_tokens_are_those_of_plain_decoding(params: SamplingParams) -> None:
     target = ToyTarget()
     prompts = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6], [*range(8), *range(8)]]
     plain = Engine(target).generate(prompts, params)
-    engine = Engine(target, Suffix())
+    engine = Engine(target, Suffix(), adaptive=False)
     steps = []
     for _ in range(2):
         found = engine.generate(prompts, params)

@@ -121,7 +121,7 @@ def test_a_budget_cuts_the_least_likely() -> None:
 @pytest.mark.parametrize("share", [True, False])
 def test_it_learns_of_every_row_and_believes_the_accepted_one(share: bool) -> None:
     drafter = Recorded(nodes=30, top_k=4, share=share)
-    engine = Engine(ToyTarget(context=None), drafter)
+    engine = Engine(ToyTarget(context=None), drafter, adaptive=False)
     generations = engine.generate([[5, 6]], PARAMS)
     known: dict[int, list[int]] = {}
     rejected = twice = 0
@@ -143,13 +143,13 @@ def test_sequences_of_an_engine_share_what_they_learn_or_not() -> None:
     first: dict[bool, Draft] = {}
     for share in (True, False):
         drafter = Recorded(share=share)
-        engine = Engine(target, drafter)
+        engine = Engine(target, drafter, adaptive=False)
         engine.generate([[5, 6]], PARAMS)
         drafter.steps.clear()
         engine.generate([[7, 6]], PARAMS)
         first[share] = drafter.steps[0][0].draft
         other = Recorded(share=share)
-        Engine(target, other).generate([[7, 6]], PARAMS)
+        Engine(target, other, adaptive=False).generate([[7, 6]], PARAMS)
         assert len(other.steps[0][0].draft) == 0
     assert len(first[True]) > 10
     assert len(first[False]) == 0

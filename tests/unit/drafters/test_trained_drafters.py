@@ -105,7 +105,7 @@ CASES = [(name, own) for name in MAKERS for own in options(name)]
 @pytest.mark.parametrize(("name", "own"), CASES)
 def test_tokens_are_those_of_plain_decoding(name: str, own: dict[str, Any], params: SamplingParams) -> None:
     for made in (module(name, llama()), trained(name)[0]):
-        found = Engine(llama(), MAKERS[name][1](made, **own)).generate(PROMPTS, params)
+        found = Engine(llama(), MAKERS[name][1](made, **own), adaptive=False).generate(PROMPTS, params)
         assert [g.tokens for g in found] == plain(params)
     # It has learnt the greedy text; the sampled one is another.
     assert sum(g.stats.accepted for g in found) > (20 if params is GREEDY else 0)
@@ -125,7 +125,7 @@ def test_decoding_accepts_what_the_replay_says(name: str) -> None:
     drafts are as long, where nobody says otherwise.
     """
     made, _, batch = trained(name)
-    found = Engine(llama(), MAKERS[name][1](made)).generate(PROMPTS, GREEDY)
+    found = Engine(llama(), MAKERS[name][1](made), adaptive=False).generate(PROMPTS, GREEDY)
     tau = sum(g.stats.tokens for g in found) / sum(g.stats.steps for g in found)
     assert tau > 1.3
     replay = Replay()
@@ -164,7 +164,7 @@ def test_each_token_is_drawn_from_the_distribution_it_brings_with_noise_of_its_o
     """That those are what the drafter says of the place is in ``test_training_and_drafting``."""
     watch = Watch()
     drafter = MAKERS[name][1](trained(name)[0])
-    found = Engine(llama(), drafter, verifier, observer=watch).generate(PROMPTS, SAMPLED)
+    found = Engine(llama(), drafter, verifier, observer=watch, adaptive=False).generate(PROMPTS, SAMPLED)
     assert [len(g.tokens) for g in found] == [24] * 3
     assert sum(g.stats.accepted for g in found) > 0
     for step in watch.steps:
@@ -182,7 +182,9 @@ def test_a_folder_drafts_as_the_module_did(name: str, tmp_path: Path) -> None:
     made.save(tmp_path)
     again = drafter(str(tmp_path))
     assert again.hidden_layers(again.prepare(llama())) == made.hidden_layers
-    found = [Engine(llama(), own).generate(PROMPTS, SAMPLED) for own in (drafter(made), again)]
+    found = [
+        Engine(llama(), own, adaptive=False).generate(PROMPTS, SAMPLED) for own in (drafter(made), again)
+    ]
     assert [g.stats.accepted for g in found[0]] == [g.stats.accepted for g in found[1]]
     assert [g.tokens for g in found[1]] == plain(SAMPLED)
 
@@ -193,7 +195,7 @@ def test_a_long_prompt_is_read_in_pieces(name: str) -> None:
     target = Target(tiny_llama(context=2048))
     params = SamplingParams(max_new_tokens=6, ignore_eos=True)
     made = module(name, target)
-    found = Engine(target, MAKERS[name][1](made)).generate([prompt, [5]], params)
+    found = Engine(target, MAKERS[name][1](made), adaptive=False).generate([prompt, [5]], params)
     assert [g.tokens for g in found] == [g.tokens for g in Engine(target).generate([prompt, [5]], params)]
 
 

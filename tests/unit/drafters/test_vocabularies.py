@@ -53,7 +53,7 @@ def params(temperature: float) -> list[SamplingParams]:
 def test_tokens_are_those_of_plain_decoding(own: Any, how: str, temperature: float) -> None:
     target = teller(TARGET, 0.3)
     drafter = DraftModel(teller(own, 0.1, seed=1), tokenizer=own, target_tokenizer=TARGET, **HOW[how])
-    found = Engine(target, drafter).generate(PROMPTS, params(temperature))
+    found = Engine(target, drafter, adaptive=False).generate(PROMPTS, params(temperature))
     plain = Engine(target).generate(PROMPTS, params(temperature))
     assert [g.tokens for g in found] == [g.tokens for g in plain]
     assert sum(g.stats.accepted for g in found) > 10
@@ -112,7 +112,7 @@ def test_penalties_and_filters_apply_to_what_both_have() -> None:
     own = SamplingParams(
         max_new_tokens=24, temperature=0.9, top_p=0.9, repetition_penalty=1.1, logit_bias={70: 2.0}, seed=2
     )
-    found = Engine(target, drafter).generate(PROMPTS, own)
+    found = Engine(target, drafter, adaptive=False).generate(PROMPTS, own)
     assert [g.tokens for g in found] == [g.tokens for g in Engine(target).generate(PROMPTS, own)]
 
 
@@ -122,7 +122,7 @@ def test_tiny_llamas_with_two_tokenizers(how: Any) -> None:
     drafter = DraftModel(
         tiny_llama(vocabulary=len(OWN), seed=1), vocabulary=how, tokenizer=OWN, target_tokenizer=TARGET
     )
-    found = Engine(target, drafter).generate(PROMPTS, params(1.0))
+    found = Engine(target, drafter, adaptive=False).generate(PROMPTS, params(1.0))
     assert [g.tokens for g in found] == [g.tokens for g in Engine(target).generate(PROMPTS, params(1.0))]
 
 
@@ -144,9 +144,9 @@ def test_only_tokens_of_both_are_drafted_in_the_targets_ids_and_normalised() -> 
 def test_the_same_vocabulary_by_intersection_is_the_same() -> None:
     """All tokens are in both: the draft is the one without translation, in another order of tokens too."""
     target, draft = teller(TARGET, 0.5), teller(TARGET, 0.4)
-    plain = Engine(target, DraftModel(draft)).generate(PROMPTS, params(1.0))
+    plain = Engine(target, DraftModel(draft), adaptive=False).generate(PROMPTS, params(1.0))
     both = DraftModel(draft, vocabulary="intersection", tokenizer=TARGET, target_tokenizer=TARGET)
-    found = Engine(target, both).generate(PROMPTS, params(1.0))
+    found = Engine(target, both, adaptive=False).generate(PROMPTS, params(1.0))
     assert [g.tokens for g in found] == [g.tokens for g in plain]
     # Texts that the target spells otherwise than its tokenizer would are read otherwise: a little is lost.
     assert sum(g.stats.accepted for g in found) > 0.8 * sum(g.stats.accepted for g in plain) > 10

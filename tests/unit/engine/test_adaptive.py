@@ -14,6 +14,7 @@ from outpace.cache import KVCache
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import DraftModel, Jacobi, Lookahead, PromptLookup, SequenceDrafter, load_drafter
 from outpace.drafters.base import Drafter
+from outpace.drafters.none import NoDraft
 from outpace.engine.engine import Engine
 from outpace.policy.governor import Governor, Outcome, Pinned, Plan
 from outpace.sequence import Sequence
@@ -248,20 +249,33 @@ def test_the_governor_is_told_what_was_measured() -> None:
     [
         ("lookahead", "match", True),
         (" prompt_lookup ", "match", True),
-        ("lookahead:window=3", "match", False),
-        (Lookahead(), "match", False),
+        ("lookahead:window=3", "match", True),
+        (Lookahead(), "match", True),
         ("none", "match", False),
         (None, "match", False),
+        (NoDraft(), "match", False),
         ("lookahead", "rejection", False),
         ("jacobi", "block", False),
         ("lookahead", "typical", False),
     ],
 )
-def test_on_by_default_for_a_name_alone(drafter: Any, verifier: str, on: bool) -> None:
-    engine = Engine(ToyTarget(), drafter, verifier)
-    assert isinstance(engine.governor, Governor) if on else engine.governor is None
+def test_auto_governs_under_match(drafter: Any, verifier: str, on: bool) -> None:
+    for engine in (
+        Engine(ToyTarget(), drafter, verifier),
+        Engine(ToyTarget(), drafter, verifier, adaptive="auto"),
+    ):
+        assert isinstance(engine.governor, Governor) if on else engine.governor is None
     assert Engine(ToyTarget(), drafter, verifier, adaptive=False).governor is None
-    assert isinstance(Engine(ToyTarget(), drafter, verifier, adaptive=True).governor, Governor)
+    always = Engine(ToyTarget(), drafter, verifier, adaptive=True)
+    assert isinstance(always.governor, Governor) == (not isinstance(always.drafter, NoDraft))
+    pinned = Pinned(2)
+    assert Engine(ToyTarget(), drafter, verifier, adaptive=pinned).governor is pinned
+
+
+@pytest.mark.parametrize("adaptive", ["Auto", None, 3, 1.0, Governor])
+def test_adaptive_of_another_kind_is_refused(adaptive: Any) -> None:
+    with pytest.raises(OutpaceError, match="'auto', True, False or a policy"):
+        Engine(ToyTarget(), "lookahead", adaptive=adaptive)
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "typical"])

@@ -61,7 +61,7 @@ def stock(prompt: list[int], new_tokens: int) -> list[int]:
 
 @pytest.mark.parametrize("drafter", ["none", LOOKAHEAD])
 def test_greedy_tokens_are_those_of_transformers(target: outpace.targets.TargetModel, drafter: str) -> None:
-    found = Engine(target, drafter).generate(PROMPTS, SamplingParams(max_new_tokens=24))
+    found = Engine(target, drafter, adaptive=False).generate(PROMPTS, SamplingParams(max_new_tokens=24))
     assert [g.tokens for g in found] == [stock(prompt, 24) for prompt in PROMPTS]
 
 
@@ -70,7 +70,7 @@ def test_lookahead_says_what_plain_decoding_says(
     target: outpace.targets.TargetModel, params: SamplingParams
 ) -> None:
     plain = Engine(target).generate(PROMPTS, params)
-    fast = Engine(target, LOOKAHEAD).generate(PROMPTS, params)
+    fast = Engine(target, LOOKAHEAD, adaptive=False).generate(PROMPTS, params)
     assert [g.tokens for g in fast] == [g.tokens for g in plain]
     assert sum(g.stats.accepted for g in fast) > 0
 
@@ -83,7 +83,7 @@ def test_a_prompt_of_one_chunk_costs_no_forward_of_its_own(
     prompts = [[3 * i % 50 for i in range(prompt_length)], [7 * i % 50 for i in range(prompt_length + 2)]]
     for batch in (prompts[:1], prompts):
         counting = Counting(target)
-        engine = Engine(counting, drafter, prefill_chunk=9)
+        engine = Engine(counting, drafter, prefill_chunk=9, adaptive=False)
         found = engine.generate(batch, SamplingParams(max_new_tokens=8))
         assert [g.tokens for g in found] == [stock(prompt, 8) for prompt in batch]
         longest, shortest = len(batch[-1]) - 1, len(batch[0]) - 1
@@ -97,13 +97,16 @@ def test_who_shares_the_batch_does_not_matter(target: outpace.targets.TargetMode
         SamplingParams(max_new_tokens=9),
         SamplingParams(max_new_tokens=15, temperature=0.7, seed=8),
     ]
-    together = Engine(target, LOOKAHEAD).generate(PROMPTS, params)
-    alone = [Engine(target, LOOKAHEAD).generate([p], s)[0] for p, s in zip(PROMPTS, params, strict=True)]
+    together = Engine(target, LOOKAHEAD, adaptive=False).generate(PROMPTS, params)
+    alone = [
+        Engine(target, LOOKAHEAD, adaptive=False).generate([p], s)[0]
+        for p, s in zip(PROMPTS, params, strict=True)
+    ]
     assert [g.tokens for g in together] == [g.tokens for g in alone]
 
 
 def test_sequences_join_and_leave_between_steps(target: outpace.targets.TargetModel) -> None:
-    engine = Engine(target, LOOKAHEAD)
+    engine = Engine(target, LOOKAHEAD, adaptive=False)
     params = SamplingParams(max_new_tokens=24)
     first = engine.add(PROMPTS[0], params)
     engine.step()
@@ -120,12 +123,14 @@ def test_sequences_join_and_leave_between_steps(target: outpace.targets.TargetMo
 
 
 def test_a_prompt_is_prefilled_in_chunks(target: outpace.targets.TargetModel) -> None:
-    found = Engine(target, LOOKAHEAD, prefill_chunk=3).generate(PROMPTS, SamplingParams(max_new_tokens=12))
+    found = Engine(target, LOOKAHEAD, prefill_chunk=3, adaptive=False).generate(
+        PROMPTS, SamplingParams(max_new_tokens=12)
+    )
     assert [g.tokens for g in found] == [stock(prompt, 12) for prompt in PROMPTS]
 
 
 def test_a_stream_yields_each_token_with_its_step(target: outpace.targets.TargetModel) -> None:
-    engine = Engine(target, LOOKAHEAD, tokenizer=Letters())
+    engine = Engine(target, LOOKAHEAD, tokenizer=Letters(), adaptive=False)
     tokens = list(engine.stream(PROMPTS[2], SamplingParams(max_new_tokens=24)))
     whole = engine.generate([PROMPTS[2]], SamplingParams(max_new_tokens=24))[0]
     assert [t.token for t in tokens] == whole.tokens
@@ -149,7 +154,9 @@ def test_plain_decoding_takes_as_many_steps_as_tokens(target: outpace.targets.Ta
 
 
 def test_counts_add_up(target: outpace.targets.TargetModel) -> None:
-    generation = Engine(target, LOOKAHEAD).generate([PROMPTS[2]], SamplingParams(max_new_tokens=24))[0]
+    generation = Engine(target, LOOKAHEAD, adaptive=False).generate(
+        [PROMPTS[2]], SamplingParams(max_new_tokens=24)
+    )[0]
     stats = generation.stats
     assert stats.tokens == len(generation.tokens) == 24
     assert stats.steps <= stats.tokens <= stats.steps + stats.accepted
@@ -166,7 +173,7 @@ def test_an_end_of_sequence_token_ends_it_and_is_included(
     whole = stock(PROMPTS[2], 24)
     stop = whole[9]
     params = SamplingParams(max_new_tokens=24, stop_token_ids=[stop])
-    found = Engine(target, drafter).generate([PROMPTS[2]], params)[0]
+    found = Engine(target, drafter, adaptive=False).generate([PROMPTS[2]], params)[0]
     assert found.tokens == whole[: whole.index(stop) + 1]
     assert found.finish_reason == "stop"
 
@@ -175,7 +182,7 @@ def test_eos_of_the_model_is_honoured_or_ignored() -> None:
     model = tiny_llama()
     whole = stock(PROMPTS[2], 24)
     model.generation_config.eos_token_id = [whole[5]]
-    engine = Engine(model, LOOKAHEAD)
+    engine = Engine(model, LOOKAHEAD, adaptive=False)
     ended = engine.generate([PROMPTS[2]], SamplingParams(max_new_tokens=24))[0]
     assert ended.tokens == whole[: whole.index(whole[5]) + 1]
     assert ended.finish_reason == "eos"
@@ -193,7 +200,7 @@ def test_a_stop_string_ends_it_in_the_middle_of_a_path(
     stop = whole.text[6:9]
     end = whole.text.index(stop)
     params = SamplingParams(max_new_tokens=24, stop=stop)
-    found = Engine(target, drafter, tokenizer=Letters()).generate([PROMPTS[2]], params)[0]
+    found = Engine(target, drafter, tokenizer=Letters(), adaptive=False).generate([PROMPTS[2]], params)[0]
     assert found.tokens == whole.tokens[: end + 3]
     assert (found.text, found.finish_reason) == (whole.text[:end], "stop")
 
@@ -206,14 +213,16 @@ def test_stop_strings_without_a_tokenizer_are_an_error(target: outpace.targets.T
 @pytest.mark.parametrize("drafter", ["none", LOOKAHEAD])
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
 def test_no_more_tokens_than_asked_for(target: outpace.targets.TargetModel, drafter: str, count: int) -> None:
-    found = Engine(target, drafter).generate([PROMPTS[2]], SamplingParams(max_new_tokens=count))[0]
+    found = Engine(target, drafter, adaptive=False).generate(
+        [PROMPTS[2]], SamplingParams(max_new_tokens=count)
+    )[0]
     assert found.tokens == stock(PROMPTS[2], 24)[:count]
     assert found.finish_reason == "length"
 
 
 @pytest.mark.parametrize("drafter", ["none", LOOKAHEAD])
 def test_the_context_is_a_limit(drafter: str) -> None:
-    engine = Engine(tiny_llama(context=16), drafter)
+    engine = Engine(tiny_llama(context=16), drafter, adaptive=False)
     found = engine.generate([PROMPTS[2], [7] * 16], SamplingParams(max_new_tokens=100))
     assert [(len(g.tokens), g.finish_reason) for g in found] == [(5, "length"), (0, "length")]
     with pytest.raises(ContextOverflow, match="17 tokens, the model's context 16"):
@@ -239,7 +248,7 @@ def test_a_bad_prompt_leaves_its_neighbours_out(target: outpace.targets.TargetMo
 
 
 def test_a_seed_repeats_and_none_is_reported(target: outpace.targets.TargetModel) -> None:
-    engine = Engine(target, LOOKAHEAD)
+    engine = Engine(target, LOOKAHEAD, adaptive=False)
     free = engine.generate([PROMPTS[0]], SamplingParams(max_new_tokens=20, temperature=1.0))[0]
     again = SamplingParams(max_new_tokens=20, temperature=1.0, seed=free.seed)
     assert engine.generate([PROMPTS[0]], again)[0].tokens == free.tokens
@@ -259,12 +268,12 @@ def test_a_processor_sees_each_prefix_once_and_in_order(
         return scores
 
     params = SamplingParams(**{**vars(params), "logits_processors": [note]})
-    found = Engine(target, LOOKAHEAD).generate([PROMPTS[2]], params)[0]
+    found = Engine(target, LOOKAHEAD, adaptive=False).generate([PROMPTS[2]], params)[0]
     assert seen == [PROMPTS[2] + found.tokens[:i] for i in range(len(found.tokens))]
 
 
 def test_an_error_in_a_processor_leaves_the_engine_usable(target: outpace.targets.TargetModel) -> None:
-    engine = Engine(target, LOOKAHEAD)
+    engine = Engine(target, LOOKAHEAD, adaptive=False)
 
     def fail(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if input_ids.shape[1] > 12:
@@ -282,7 +291,7 @@ def test_logprobs_are_of_the_raw_distribution(target: outpace.targets.TargetMode
     params = SamplingParams(
         max_new_tokens=10, temperature=0.5, top_k=5, logit_bias={3: 2.0}, logprobs=2, seed=1
     )
-    found = Engine(target, drafter).generate([PROMPTS[0]], params)[0]
+    found = Engine(target, drafter, adaptive=False).generate([PROMPTS[0]], params)[0]
     text = torch.tensor([PROMPTS[0] + found.tokens])
     with torch.inference_mode():
         rows = tiny_llama()(text).logits[0, len(PROMPTS[0]) - 1 : -1].log_softmax(-1)
@@ -296,7 +305,7 @@ def test_logprobs_are_of_the_raw_distribution(target: outpace.targets.TargetMode
 
 
 def test_criteria_end_a_sequence(target: outpace.targets.TargetModel) -> None:
-    engine = Engine(target, LOOKAHEAD)
+    engine = Engine(target, LOOKAHEAD, adaptive=False)
     until: Callable[[list[int]], bool] = lambda tokens: len(tokens) >= len(PROMPTS[0]) + 5  # noqa: E731
     sequence = engine.add(PROMPTS[0], SamplingParams(max_new_tokens=20), criteria=until)
     while engine.sequences:
@@ -336,7 +345,9 @@ def test_a_drafter_gets_the_hidden_states_it_asks_for(target: outpace.targets.Ta
         def observe(self, states: Sequence[None], steps: Sequence[Step]) -> None:
             seen.extend(steps)
 
-    found = Engine(target, Reader()).generate([PROMPTS[0]], SamplingParams(max_new_tokens=4))[0]
+    found = Engine(target, Reader(), adaptive=False).generate([PROMPTS[0]], SamplingParams(max_new_tokens=4))[
+        0
+    ]
     text = torch.tensor([PROMPTS[0] + found.tokens[:1]])
     with torch.inference_mode():
         states = tiny_llama()(text, output_hidden_states=True).hidden_states[1][0]
@@ -347,7 +358,7 @@ def test_a_drafter_gets_the_hidden_states_it_asks_for(target: outpace.targets.Ta
 def test_an_error_while_joining_leaks_no_slot(
     target: outpace.targets.TargetModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(target, LOOKAHEAD, slots=4)
+    engine = Engine(target, LOOKAHEAD, slots=4, adaptive=False)
     allocate, calls = engine._cache.allocate, 0
 
     def fail_at_the_third() -> Slot:
@@ -369,7 +380,7 @@ def test_an_error_while_joining_leaks_no_slot(
 
 
 def test_two_streams_share_an_engine(target: outpace.targets.TargetModel) -> None:
-    engine = Engine(target, LOOKAHEAD)
+    engine = Engine(target, LOOKAHEAD, adaptive=False)
     first = engine.stream(PROMPTS[0], SamplingParams(max_new_tokens=12))
     second = engine.stream(PROMPTS[2], SamplingParams(max_new_tokens=12))
     one, two = [next(first)], [next(second)]
@@ -377,7 +388,9 @@ def test_two_streams_share_an_engine(target: outpace.targets.TargetModel) -> Non
     two += list(second)
     for found, prompt in ((one, PROMPTS[0]), (two, PROMPTS[2])):
         assert [token.token for token in found] == stock(prompt, 12)
-        alone = list(Engine(target, LOOKAHEAD).stream(prompt, SamplingParams(max_new_tokens=12)))
+        alone = list(
+            Engine(target, LOOKAHEAD, adaptive=False).stream(prompt, SamplingParams(max_new_tokens=12))
+        )
         assert [token.step for token in found] == [token.step for token in alone]
 
 
@@ -422,7 +435,7 @@ def test_token_ids_in_parameters_are_checked(
 
 
 def test_a_static_cache_is_a_limit() -> None:
-    engine = Engine(outpace.Target(tiny_llama(), static=True), LOOKAHEAD, slots=2, length=24)
+    engine = Engine(outpace.Target(tiny_llama(), static=True), LOOKAHEAD, slots=2, length=24, adaptive=False)
     found = engine.generate([PROMPTS[0], PROMPTS[2]], SamplingParams(max_new_tokens=100))
     assert [g.tokens for g in found] == [stock(p, 100)[: 25 - len(p)] for p in (PROMPTS[0], PROMPTS[2])]
     with pytest.raises(OutpaceError, match="25 tokens, a slot of the static cache 24 rows"):
@@ -436,7 +449,7 @@ def test_a_made_target_takes_no_options(target: outpace.targets.TargetModel) -> 
 
 @pytest.mark.parametrize("drafter", ["suffix", LOOKAHEAD])
 def test_room_is_given_back_and_made_anew(target: outpace.targets.TargetModel, drafter: str) -> None:
-    engine, plain = Engine(target, drafter, length=64), Engine(target)
+    engine, plain = Engine(target, drafter, length=64, adaptive=False), Engine(target)
     expected = [one.tokens for one in plain.generate(PROMPTS, SAMPLED)]
     assert engine.room == (1, 64)
     for room in ((1, 1), (4, 200), (2, 8)):

@@ -95,7 +95,7 @@ def check(target: ToyTarget, readings: Seq[Reading]) -> None:
 @pytest.mark.parametrize("chunk", [1, 3, 512])
 def test_every_row_arrives_once(chunk: int, params: SamplingParams) -> None:
     target, reader = ToyTarget(), Reader()
-    found = Engine(target, reader, prefill_chunk=chunk).generate(PROMPTS[1:], params)
+    found = Engine(target, reader, prefill_chunk=chunk, adaptive=False).generate(PROMPTS[1:], params)
     assert [g.tokens for g in found] == [g.tokens for g in Engine(target).generate(PROMPTS[1:], params)]
     assert sum(g.stats.accepted for g in found) > 0
     check(target, reader.readings)
@@ -103,13 +103,13 @@ def test_every_row_arrives_once(chunk: int, params: SamplingParams) -> None:
 
 def test_prompts_of_one_token_have_nothing_to_read() -> None:
     target, reader = ToyTarget(), Reader()
-    Engine(target, reader).generate([[5], [7]], PARAMS[0])
+    Engine(target, reader, adaptive=False).generate([[5], [7]], PARAMS[0])
     check(target, reader.readings)
 
 
 def test_sequences_that_join_later_leave_and_go_on() -> None:
     target, reader = ToyTarget(), Reader()
-    engine = Engine(target, reader, prefill_chunk=4)
+    engine = Engine(target, reader, prefill_chunk=4, adaptive=False)
     (whole,) = Engine(target).generate([PROMPTS[1]], PARAMS[1])
     first = engine.add(PROMPTS[3], PARAMS[1])
     engine.step()
@@ -133,6 +133,8 @@ def test_steps_without_a_draft_hand_over_their_row() -> None:
 def test_a_part_hears_of_rows_that_another_proposed() -> None:
     """The reader's own drafts are empty: all that is accepted comes from the other part."""
     target, reader = ToyTarget(), Reader(inner=NoDraft())
-    found = Engine(target, Combined((reader, PromptLookup(branches=3)))).generate(PROMPTS, PARAMS[1])
+    found = Engine(target, Combined((reader, PromptLookup(branches=3))), adaptive=False).generate(
+        PROMPTS, PARAMS[1]
+    )
     assert sum(g.stats.accepted for g in found) > 0
     check(target, reader.readings)

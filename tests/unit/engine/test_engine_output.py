@@ -32,7 +32,7 @@ class Numbers:
 @pytest.mark.parametrize("params", PARAMS)
 @pytest.mark.parametrize("drafter", [None, "prompt_lookup", "lookahead:window=3,ngram=3"])
 def test_output_goes_on_as_if_it_had_not_stopped(drafter: Any, params: SamplingParams) -> None:
-    engine = Engine(ToyTarget(), drafter, tokenizer=Numbers())
+    engine = Engine(ToyTarget(), drafter, tokenizer=Numbers(), adaptive=False)
     (whole,) = Engine(ToyTarget(), tokenizer=Numbers()).generate([PROMPT], params)
     for there in (0, 1, 7, len(whole.tokens) - 1):
         sequence = engine.add(PROMPT, params, output=whole.tokens[:there])

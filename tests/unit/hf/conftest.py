@@ -31,7 +31,9 @@ def fast(plain: Any, fast_models: dict[str, Any]) -> Any:
     """The same model, accelerated with lookahead."""
     name = plain.config.model_type
     if name not in fast_models:
-        fast_models[name] = outpace.accelerate(make(name), "lookahead:window=3,ngram=3,guesses=3")
+        fast_models[name] = outpace.accelerate(
+            make(name), "lookahead:window=3,ngram=3,guesses=3", adaptive=False
+        )
     return fast_models[name]
 
 

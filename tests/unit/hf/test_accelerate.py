@@ -17,6 +17,7 @@ import torch
 from transformers import LlamaForCausalLM, pipeline
 
 import outpace
+from outpace.drafters import PromptLookup
 from outpace.hf import Generate
 from unit.hf.tiny import NEVER, Forwards, make
 
@@ -280,9 +281,7 @@ def test_a_governor_decides_where_that_is_asked_for(llama: Any) -> None:
             return engine.governor is not None
 
     assert governed("prompt_lookup") and not governed("prompt_lookup", adaptive=False)
-    assert not governed("prompt_lookup:num_tokens=4") and governed(
-        "prompt_lookup:num_tokens=4", adaptive=True
-    )
+    assert governed("prompt_lookup:num_tokens=4") and governed(PromptLookup())
     assert not governed("prompt_lookup", "rejection")
 
 

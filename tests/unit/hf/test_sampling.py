@@ -38,7 +38,7 @@ def none() -> Any:
 
 @pytest.fixture(scope="module")
 def lookahead() -> Any:
-    return outpace.accelerate(make("llama"), "lookahead:window=3,ngram=3,guesses=3")
+    return outpace.accelerate(make("llama"), "lookahead:window=3,ngram=3,guesses=3", adaptive=False)
 
 
 def sample(model: Any, seed: int = 5, **options: Any) -> list[list[int]]:
@@ -163,7 +163,7 @@ def test_every_drafter_by_its_spec(name: str, none: Any, batch: Any, tmp_path: P
 def test_a_draft_model(none: Any, batch: Any) -> None:
     from outpace.drafters import DRAFTERS
 
-    model = outpace.accelerate(make("llama"), DRAFTERS["draft_model"](make("llama"), 3))
+    model = outpace.accelerate(make("llama"), DRAFTERS["draft_model"](make("llama"), 3), adaptive=False)
     assert sample(model, **batch) == sample(none, **batch)
 
 

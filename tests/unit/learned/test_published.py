@@ -106,7 +106,7 @@ def test_speculators_layout_loads_and_drafts(tmp_path: Path) -> None:
     assert made.config.norm_before_residual and made.config.steps == 4
     assert made.config.rope["rope_theta"] == 5000.0
     assert made.config.eps == 1e-5
-    found = Engine(llama(), drafter).generate(PROMPTS, PARAMS)
+    found = Engine(llama(), drafter, adaptive=False).generate(PROMPTS, PARAMS)
     assert [g.tokens for g in found] == [g.tokens for g in Engine(llama()).generate(PROMPTS, PARAMS)]
     assert all(g.stats.drafted > 20 for g in found)
 
@@ -118,7 +118,7 @@ def test_an_output_that_is_normed_is_read_from_the_config_alone(tmp_path: Path, 
     config = {**SPECULATORS, **({"eagle_config": said} if nested else said)}
     made = EagleModule.load(write(tmp_path, config, weights("layers.0.")), llama())
     assert made.config.norm_output
-    found = Engine(llama(), Eagle(str(tmp_path))).generate(PROMPTS, PARAMS)
+    found = Engine(llama(), Eagle(str(tmp_path)), adaptive=False).generate(PROMPTS, PARAMS)
     assert [g.tokens for g in found] == [g.tokens for g in Engine(llama()).generate(PROMPTS, PARAMS)]
     assert all(g.stats.drafted > 20 for g in found)
 
@@ -127,7 +127,7 @@ def test_the_layout_of_eagle_itself_loads_and_drafts(tmp_path: Path) -> None:
     folder = write(tmp_path, THEIRS, weights("midlayer."))
     drafter = Eagle(str(folder), expand=3, nodes=8)
     assert drafter.hidden_layers(drafter.prepare(llama())) == (2, 2, 1)
-    found = Engine(llama(), drafter).generate(PROMPTS, PARAMS)
+    found = Engine(llama(), drafter, adaptive=False).generate(PROMPTS, PARAMS)
     assert [g.tokens for g in found] == [g.tokens for g in Engine(llama()).generate(PROMPTS, PARAMS)]
     assert all(g.stats.drafted > 20 for g in found)
 
@@ -139,7 +139,7 @@ def test_drafts_are_as_long_as_the_file_says(tmp_path: Path, stated: int | None)
     folder = write(tmp_path, {**SPECULATORS, **said}, weights("layers.0."))
     for own, expected in (({}, stated or 5), ({"num_draft_tokens": 3}, 3)):
         watch = Watch()
-        engine = Engine(llama(), Eagle(str(folder), **own), observer=watch)
+        engine = Engine(llama(), Eagle(str(folder), **own), observer=watch, adaptive=False)
         engine.add(PROMPTS[0], PARAMS)
         engine.step()
         assert len(watch.steps[0].draft) == expected
@@ -155,7 +155,8 @@ def test_a_name_of_the_hub_is_fetched(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     found = [
-        Engine(llama(), Eagle(path)).generate(PROMPTS, PARAMS) for path in (str(folder), "who/What-3.1_x")
+        Engine(llama(), Eagle(path), adaptive=False).generate(PROMPTS, PARAMS)
+        for path in (str(folder), "who/What-3.1_x")
     ]
     assert asked == [("who/What-3.1_x", ["config.json", "*.safetensors"])]
     assert [g.stats.accepted for g in found[0]] == [g.stats.accepted for g in found[1]]
@@ -199,7 +200,7 @@ def test_llama_3s_rope_turns_slow_pairs_less(tmp_path: Path) -> None:
     cos, sin = made._rotary(torch.tensor([[7]]), torch.zeros(1, dtype=torch.float64))
     torch.testing.assert_close(cos[0, 0, 0], angles.cos(), rtol=0, atol=1e-5)
     torch.testing.assert_close(sin[0, 0, 0], angles.sin(), rtol=0, atol=1e-5)
-    found = Engine(llama(), Eagle(str(folder))).generate(PROMPTS, PARAMS)
+    found = Engine(llama(), Eagle(str(folder)), adaptive=False).generate(PROMPTS, PARAMS)
     assert [g.tokens for g in found] == [g.tokens for g in Engine(llama()).generate(PROMPTS, PARAMS)]
 
 
@@ -274,7 +275,7 @@ def test_written_and_read_back(tmp_path: Path, own_head: bool, reduced: int, nor
     torch.testing.assert_close(again.logits(states), made.logits(states))
     files = load_file(tmp_path / "model.safetensors")
     assert len(files["d2t"]) == (reduced or 97) and len(files["t2d"]) == 97
-    found = [Engine(llama(), Eagle(one)).generate(PROMPTS, PARAMS) for one in (made, again)]
+    found = [Engine(llama(), Eagle(one), adaptive=False).generate(PROMPTS, PARAMS) for one in (made, again)]
     assert [g.stats.accepted for g in found[0]] == [g.stats.accepted for g in found[1]]
 
 

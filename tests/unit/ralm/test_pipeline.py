@@ -46,7 +46,7 @@ def decode(
     verifier: str = "match",
     **options: Any,
 ) -> RalmGeneration:
-    engine = Engine(target or ToyTarget(), drafter, verifier, tokenizer=Numbers())
+    engine = Engine(target or ToyTarget(), drafter, verifier, tokenizer=Numbers(), adaptive=False)
     options = {"stride": 3, "query_tokens": 5} | options
     base = retriever or HashRetriever()
     found = RalmPipeline(engine, base, DOCUMENTS, speculation=speculation, **options).generate(PREFIX, params)
@@ -241,7 +241,7 @@ def test_an_error_of_the_knowledge_base_leaves_the_engine_as_it_was(speculation:
 
 
 def test_another_sequence_in_the_engine_goes_on() -> None:
-    engine = Engine(ToyTarget(), "lookahead:window=3,ngram=3", tokenizer=Numbers())
+    engine = Engine(ToyTarget(), "lookahead:window=3,ngram=3", tokenizer=Numbers(), adaptive=False)
     other = engine.add([9, 9], SAMPLED)
     pipeline = RalmPipeline(
         engine, HashRetriever(), DOCUMENTS, stride=3, query_tokens=5, speculation=Speculation(2, prefetch=1)

@@ -115,7 +115,9 @@ def test_static_shapes(name: str) -> None:
     """With a static target the shapes of a forward depend on nothing but the bucket of its width."""
     expected = [g.tokens for g in Engine(target_of(name)).generate(PROMPTS, PARAMS)]
     target = target_of(name, static=True)
-    engine = Engine(target, Lookahead(window=3, ngram=3, guesses=2), slots=4, length=64, prefill_chunk=4)
+    engine = Engine(
+        target, Lookahead(window=3, ngram=3, guesses=2), slots=4, length=64, prefill_chunk=4, adaptive=False
+    )
     with recorded(target.model) as calls:
         assert [g.tokens for g in engine.generate(PROMPTS, PARAMS)] == expected
         engine.generate(PROMPTS[:1], PARAMS)
@@ -216,7 +218,9 @@ def test_shared_keys_and_values() -> None:
     assert isinstance(target, CausalTarget) and len(target.new_cache().layers) == 2
     ids = torch.tensor([PROMPTS[0]])
     expected = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20)
-    found = Engine(target, Lookahead(window=3, ngram=3)).generate([PROMPTS[0]], PARAMS)[0].tokens
+    found = (
+        Engine(target, Lookahead(window=3, ngram=3), adaptive=False).generate([PROMPTS[0]], PARAMS)[0].tokens
+    )
     assert found == expected[0, 8:].tolist()
 
 
@@ -247,7 +251,7 @@ def test_spread_over_devices(name: str) -> None:
     expected = [g.tokens for g in Engine(target_of(name)).generate(PROMPTS, PARAMS)]
     model = spread(FAMILIES[name].build(), ["cpu"])
     assert hasattr(model.model.layers[0], "_hf_hook")
-    engine = Engine(model, Lookahead(window=3, ngram=3))
+    engine = Engine(model, Lookahead(window=3, ngram=3), adaptive=False)
     assert [g.tokens for g in engine.generate(PROMPTS, PARAMS)] == expected
 
 
@@ -262,7 +266,7 @@ def test_spread_over_two_devices(name: str) -> None:
         target = Target(spread(FAMILIES[name].build(), devices))
         shapes = target.new_cache().layers
         assert {str(shape.keys.device) for shape in shapes} == set(devices)
-        engine = Engine(target, Lookahead(window=3, ngram=3))
+        engine = Engine(target, Lookahead(window=3, ngram=3), adaptive=False)
         assert [g.tokens for g in engine.generate(PROMPTS, PARAMS)] == expected
 
 

@@ -84,7 +84,7 @@ def test_drafters_keep_to_the_contract(drafter: Drafter[Any]) -> None:
 
 @pytest.mark.parametrize("drafter", TOY, ids=lambda drafter: type(drafter).__name__)
 def test_drafts_are_accepted(drafter: Drafter[Any]) -> None:
-    (generation,) = Engine(PAIR, drafter).generate([PROMPT], GREEDY)
+    (generation,) = Engine(PAIR, drafter, adaptive=False).generate([PROMPT], GREEDY)
     assert generation.stats.accepted > 0
 
 
@@ -112,14 +112,14 @@ def test_embedded_pair_says_the_same_with_every_drafter(
             Engine(pair, spec)
         return
     plain = Engine(pair).generate(prompts, params)
-    found = Engine(pair, spec).generate(prompts, params)
+    found = Engine(pair, spec, adaptive=False).generate(prompts, params)
     assert [g.tokens for g in found] == [g.tokens for g in plain]
 
 
 def test_the_amateur_that_drafts_saves_steps(embedded: tuple[ContrastiveTarget, list[list[int]]]) -> None:
     pair, prompts = embedded
     params = SamplingParams(max_new_tokens=20)
-    for generation in Engine(pair, DraftModel(pair.amateur)).generate(prompts, params):
+    for generation in Engine(pair, DraftModel(pair.amateur), adaptive=False).generate(prompts, params):
         assert generation.stats.steps < generation.stats.tokens
 
 
@@ -138,7 +138,9 @@ def test_forwards_of_a_step() -> None:
     expert, amateur = Counting(), Counting(surprise=0.5)
     pair = ContrastiveTarget(expert, amateur)
     params = SamplingParams(max_new_tokens=30, ignore_eos=True)
-    (generation,) = Engine(pair, DraftModel(amateur, num_draft_tokens=3)).generate([[4]], params)
+    (generation,) = Engine(pair, DraftModel(amateur, num_draft_tokens=3), adaptive=False).generate(
+        [[4]], params
+    )
     stats = generation.stats
     assert stats.steps < 30
     assert expert.forwards == stats.steps
@@ -157,7 +159,9 @@ def test_implausible_tokens_are_excluded() -> None:
 def test_the_shorter_context_counts() -> None:
     pair = ContrastiveTarget(ToyTarget(context=64), ToyTarget(context=12))
     assert pair.context == 12
-    (generation,) = Engine(pair, DraftModel(pair.amateur)).generate([PROMPT], SamplingParams(ignore_eos=True))
+    (generation,) = Engine(pair, DraftModel(pair.amateur), adaptive=False).generate(
+        [PROMPT], SamplingParams(ignore_eos=True)
+    )
     assert (len(generation.tokens), generation.finish_reason) == (9, "length")
 
 
@@ -182,7 +186,9 @@ def test_static_pair() -> None:
     grown = [Target(tiny_llama(seed=seed)) for seed in (0, 1)]
     params = SamplingParams(max_new_tokens=12)
     plain = Engine(ContrastiveTarget(*grown)).generate([PROMPT, [8]], params)
-    engine = Engine(ContrastiveTarget(*models), "lookahead:window=3,ngram=3", slots=2, length=64)
+    engine = Engine(
+        ContrastiveTarget(*models), "lookahead:window=3,ngram=3", slots=2, length=64, adaptive=False
+    )
     assert [g.tokens for g in engine.generate([PROMPT, [8]], params)] == [g.tokens for g in plain]
     with pytest.raises(OutpaceError, match="static=True, or neither"):
         ContrastiveTarget(models[0], grown[1])

@@ -21,7 +21,7 @@ def test_the_loss_is_that_of_the_engines_log_probabilities(
     monkeypatch: pytest.MonkeyPatch, prompt: list[int], chunk: int
 ) -> None:
     """Those come from the rows of wide forwards, the loss from the text fed as one chain, in chunks."""
-    (found,) = Engine(ToyTarget(), "lookahead:window=3,ngram=3").generate([prompt], SAMPLED)
+    (found,) = Engine(ToyTarget(), "lookahead:window=3,ngram=3", adaptive=False).generate([prompt], SAMPLED)
     assert found.logprobs is not None
     monkeypatch.setattr(drift, "_CHUNK", chunk)
     loss = negative_log_likelihood(ToyTarget(), prompt, found.tokens)
@@ -87,8 +87,8 @@ def test_a_lossy_verifier_takes_fewer_steps_and_drifts(verifier: Verifier) -> No
     prompts = [[token, token + 1] for token in range(1, 9)]
     params = SamplingParams(max_new_tokens=40, temperature=0.7, seed=1, ignore_eos=True)
     plain = Engine(target).generate(prompts, params)
-    exact = Engine(target, drafter).generate(prompts, params)
-    found = Engine(target, drafter, verifier).generate(prompts, params)
+    exact = Engine(target, drafter, adaptive=False).generate(prompts, params)
+    found = Engine(target, drafter, verifier, adaptive=False).generate(prompts, params)
     assert all(g.stats.lossy for g in found) and not any(g.stats.lossy for g in exact)
     assert sum(g.stats.steps for g in found) < sum(g.stats.steps for g in exact)
     total = Drift()

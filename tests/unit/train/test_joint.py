@@ -42,7 +42,7 @@ DRAFTERS: dict[str, Any] = {"medusa": Medusa, "eagle": Eagle}
 
 
 def decode(target: TargetModel, params: SamplingParams, drafter: Drafter[Any] | None = None) -> list[Any]:
-    return Engine(target, drafter).generate(PROMPTS, params)
+    return Engine(target, drafter, adaptive=False).generate(PROMPTS, params)
 
 
 def tokens(target: TargetModel, params: SamplingParams = GREEDY) -> list[list[int]]:

@@ -67,7 +67,7 @@ def online(method: str, learning: Learning = LEARNING, **options: Any) -> Online
 
 
 def engine(learner: Online, *more: Any, **options: Any) -> Engine:
-    return Engine(learner.target, learner.drafter, *more, observer=learner, **options)
+    return Engine(learner.target, learner.drafter, *more, observer=learner, **{"adaptive": False, **options})
 
 
 def weights(learner: Online) -> dict[str, Tensor]:
@@ -162,7 +162,7 @@ def test_weights_change_between_steps_only(method: str) -> None:
 
 def test_it_learns_for_a_drafter_among_others() -> None:
     learner = online("medusa")
-    running = Engine(llama(), Combined((learner.drafter, PromptLookup())), observer=learner)
+    running = Engine(llama(), Combined((learner.drafter, PromptLookup())), observer=learner, adaptive=False)
     lengths = []
     for _ in range(3):
         found = running.generate(PROMPTS, GREEDY)
@@ -423,7 +423,7 @@ def test_what_was_learnt_is_saved(tmp_path: Path) -> None:
     learner.save(tmp_path)
     (saved,) = json.loads((tmp_path / "online.json").read_text())
     assert saved["expected_length"] == found.expected_length and saved["kept"] == "learnt"
-    again = Engine(llama(), f"medusa:path={tmp_path}").generate(PROMPTS, GREEDY)
+    again = Engine(llama(), f"medusa:path={tmp_path}", adaptive=False).generate(PROMPTS, GREEDY)
     here = running.generate(PROMPTS, GREEDY)
     assert [g.stats.steps for g in again] == [g.stats.steps for g in here]
     # A folder gives weights of its own: another engine's stay what they are.

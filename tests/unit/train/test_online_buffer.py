@@ -65,7 +65,7 @@ def test_what_is_kept_is_what_the_target_says(
     drafter: str, params: SamplingParams, length: int, everywhere: bool
 ) -> None:
     watch = Watch(length, everywhere)
-    found = Engine(TARGET, load_drafter(drafter), observer=watch).generate(PROMPTS, params)
+    found = Engine(TARGET, load_drafter(drafter), observer=watch, adaptive=False).generate(PROMPTS, params)
     assert [g.tokens for g in found] == [g.tokens for g in Engine(TARGET).generate(PROMPTS, params)]
     for sequence, records in watch.records.items():
         whole = plain(sequence.tokens)

@@ -61,7 +61,9 @@ def test_layers_that_do_nothing_are_found(tmp_path: Path) -> None:
     file = tmp_path / "layers.json"
     found.save(file)
     (plain,) = Engine(target).generate(PROMPTS[:1], PARAMS)
-    (fast,) = Engine(target, load_drafter(f"self_speculative:skip={file}")).generate(PROMPTS[:1], PARAMS)
+    (fast,) = Engine(target, load_drafter(f"self_speculative:skip={file}"), adaptive=False).generate(
+        PROMPTS[:1], PARAMS
+    )
     assert fast.tokens == plain.tokens and fast.stats.accepted == fast.stats.drafted
     with pytest.raises(OutpaceError, match=r"named \.json"):
         found.save(tmp_path / "layers.txt")

@@ -26,7 +26,7 @@ CHOOSING = [name for name in ("jacobi", "lookahead", "prompt_lookup", "token_rec
 
 
 def decode(drafter: Any, verifier: str, params: SamplingParams) -> list[Generation]:
-    return Engine(ToyTarget(), drafter, verifier).generate(PROMPTS, params)
+    return Engine(ToyTarget(), drafter, verifier, adaptive=False).generate(PROMPTS, params)
 
 
 def sampler() -> DraftModel:
@@ -66,7 +66,7 @@ def test_no_two_draws_share_a_key(monkeypatch: pytest.MonkeyPatch, drafter: str,
         return own(self, stream, root, node)
 
     monkeypatch.setattr(Key, "node", node)
-    engine = Engine(ToyTarget(), load_drafter(drafter) if drafter else sampler(), verifier)
+    engine = Engine(ToyTarget(), load_drafter(drafter) if drafter else sampler(), verifier, adaptive=False)
     engine.generate(PROMPTS[1:2], SAMPLED)
     assert max(used.values()) == 1
     purposes = {stream for _, stream, _, _ in used}
@@ -85,7 +85,9 @@ def test_a_processor_sees_each_true_prefix_once(verifier: str, params: SamplingP
 
     prompt = PROMPTS[1]
     given = SamplingParams(**{**vars(params), "logits_processors": [record]})
-    (found,) = Engine(ToyTarget(), load_drafter("prompt_lookup"), verifier).generate([prompt], given)
+    (found,) = Engine(ToyTarget(), load_drafter("prompt_lookup"), verifier, adaptive=False).generate(
+        [prompt], given
+    )
     assert found.stats.accepted > 0
     assert seen == [prompt + found.tokens[:place] for place in range(len(found.tokens))]
 

@@ -30,8 +30,8 @@ Adaptive = Annotated[
     bool | None,
     typer.Option(
         "--adaptive/--no-adaptive",
-        help="Let a governor decide, from measured times, how much each step drafts. "
-        "Default: where --drafter is a name without options and the verifier is match.",
+        help="Let a governor decide, from measured times, how much each step drafts, or draft all that the "
+        "drafter proposes. Default: govern where the verifier is match.",
         rich_help_panel=MODEL,
         show_default=False,
     ),
