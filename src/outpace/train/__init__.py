@@ -1,4 +1,4 @@
-"""Training of learned drafters: data, objectives, the loop, the metric that counts, and online learning."""
+"""Training of learned drafters: data, objectives, the loop, the held-out metric, and online learning."""
 
 from outpace.train.online import Online
 from outpace.train.trainee import Learning

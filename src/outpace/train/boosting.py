@@ -1,8 +1,8 @@
-"""Boosting: a drafter that learns what drafters before it get wrong, to draft beside them.
+"""Boosting: training a drafter on what earlier drafters get wrong, to draft beside them.
 
-Miao et al. 2023, SpecInfer, arXiv 2305.09781, collective boost-tuning. There whole samples that a draft model
-already continues as the target does are left out of the next one's training; here single places are, those
-whose token an earlier drafter puts first.
+Miao et al. 2023, SpecInfer, arXiv 2305.09781, collective boost-tuning. The paper leaves out of the next draft
+model's training whole samples that an earlier one already continues as the target does. Here single places
+are left out: those whose token an earlier drafter ranks first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outpace.targets.base import TargetModel
 
 
 def load_earlier(folder: str | Path, target: TargetModel) -> Learned:
-    """The trained drafter in a folder, of whatever method.
+    """Load the trained drafter in a folder, of any method.
 
     Raises:
         OutpaceError: there is none, or it does not fit the target.
@@ -33,21 +33,21 @@ def load_earlier(folder: str | Path, target: TargetModel) -> Learned:
     try:
         described: Any = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise OutpaceError(f"{folder} is no folder of a trained drafter: {error}") from error
+        raise OutpaceError(f"{folder} is not the folder of a trained drafter: {error}") from error
     # A draft model's folder is transformers' own, and names no method.
     method = described.get("method", "draft_model") if isinstance(described, dict) else None
     if method not in LEARNED:
-        raise OutpaceError(f"{file} is of no method known here; there are: {', '.join(LEARNED)}")
+        raise OutpaceError(f"{file} names an unknown method {method!r}; known are: {', '.join(LEARNED)}")
     return LEARNED[method].load(folder, target)
 
 
 def all_layers(modules: Seq[Learned]) -> tuple[int, ...]:
-    """Layers of the target that some modules read together."""
+    """The union of the target's layers that the modules read, ascending."""
     return tuple(sorted({layer for module in modules for layer in module.hidden_layers}))
 
 
 def still_wrong(batch: Batch, earlier: Seq[Learned]) -> Batch:
-    """The batch, a place counted only if none of the earlier drafters puts its token first."""
+    """The batch with a place counted only if no earlier drafter ranks its token first."""
     right = torch.zeros_like(batch.counted)
     right[:, 1:] = accepted_together(batch, earlier)[:, :-1] > 0
     return replace(batch, counted=batch.counted & ~right)
@@ -55,12 +55,12 @@ def still_wrong(batch: Batch, earlier: Seq[Learned]) -> Batch:
 
 @torch.no_grad()
 def accepted_together(batch: Batch, modules: Seq[Learned]) -> Tensor:
-    """[B, T]: how many tokens stand where the drafts of some modules are merged into one tree: the most."""
+    """[B, T]: tokens accepted at each place if the modules' drafts are merged into one tree: the maximum."""
     return torch.stack([module.accepted(batch) for module in modules]).amax(dim=0)
 
 
 def fingerprint(module: Learned) -> str:
-    """SHA-256 of a module's weights."""
+    """SHA-256 of a module's weights, as hexadecimal digits."""
     total = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         total.update(name.encode())

@@ -1,8 +1,7 @@
-"""What decoding has shown of a target, kept to learn from: stretches of text, and the logits where a draft
-failed.
+"""The buffer of online learning: stretches of decoded text, and the target's logits where a draft failed.
 
-A forward that verifies a draft computes the target's distribution at every node it reaches, so what a drafter
-got wrong and what would have been right cost nothing to know (Liu et al. 2023, Online Speculative Decoding,
+A forward that verifies a draft computes the target's distribution at every node it reaches, so knowing what a
+drafter got wrong, and what would have been right, is free (Liu et al. 2023, Online Speculative Decoding,
 arXiv 2310.07177).
 """
 
@@ -25,11 +24,12 @@ class Record:
     """A stretch of a request's text, in main memory.
 
     Attributes:
-        tokens: n of them.
-        context: the first so many are the prompt's, or were learnt with the stretch before.
-        places: where the target's logits are known, ascending.
-        logits: [len(places), vocabulary], each of the token after its place.
-        hidden: layer -> [at least n - 1, size], the target's states from the first place on.
+        tokens: n token ids.
+        context: the number of tokens at the start that are the prompt's, or were learnt with the previous
+            stretch.
+        places: indices at which the target's logits are known, ascending.
+        logits: [len(places), vocabulary], each predicting the token after its place.
+        hidden: layer -> [at least n - 1, size], the target's hidden states from the first place on.
     """
 
     tokens: tuple[int, ...]
@@ -40,13 +40,13 @@ class Record:
 
 
 class Recording:
-    """A record that is being written, while its request is decoded.
+    """A record being written while its request is decoded.
 
     Args:
-        tokens: the request's so far; the last ``length // 2`` are kept.
-        hidden: layer -> [len(tokens) - 1, size], of all of them but the last.
-        length: tokens after which a record ends; the next begins with half as many of them as its context.
-        everywhere: logits are kept of every place, not only where a draft failed.
+        tokens: the request's tokens so far; the last ``length // 2`` are kept.
+        hidden: layer -> [len(tokens) - 1, size], the states of all tokens but the last.
+        length: tokens after which a record ends; the next one starts with the last half of them as context.
+        everywhere: keep the logits of every place, not only where a draft failed.
     """
 
     def __init__(self, tokens: Seq[int], hidden: Mapping[int, Tensor], length: int, everywhere: bool) -> None:
@@ -61,12 +61,13 @@ class Recording:
         self._context = kept
         self._places: list[int] = []
         self._logits: list[Tensor] = []
-        # Cloned, or a view would keep all of it.
+        # Cloned: a view would keep the whole tensor in memory.
         self._hidden = {layer: [rows[first:].clone()] for layer, rows in hidden.items()}
 
     def add(self, step: Step, layers: Seq[int]) -> Record | None:
-        """Take in a step; the record, where it is full."""
+        """Append a step; return the record once it is full."""
         root = len(self._tokens) - 1
+        # Node -1 is the root. visited[i] predicted step.tokens[i], the token at index root + i + 1.
         visited = [-1, *step.path][: len(step.tokens)]
         first = 0 if self._everywhere else len(visited) - _failed(step)
         if first < len(visited):
@@ -83,7 +84,7 @@ class Recording:
         return whole
 
     def end(self) -> Record:
-        """What there is."""
+        """The record of everything added so far."""
         return Record(
             tuple(self._tokens),
             self._context,
@@ -94,8 +95,8 @@ class Recording:
 
 
 def _failed(step: Step) -> int:
-    """1 where the target's token at the end of the path was not drafted, although there was a draft to go on
-    with, or none at all; else 0: the draft had come to its end, or the text.
+    """1 if the target's token at the end of the path was not drafted, although the draft went on there or was
+    empty; 0 if the draft, or the text, ended there.
     """
     if len(step.tokens) == len(step.path):
         return 0
@@ -105,12 +106,12 @@ def _failed(step: Step) -> int:
 
 
 class Buffer:
-    """The newest records; the oldest go where there are more tokens than it may hold.
+    """The newest records, up to a number of tokens; the oldest are dropped first.
 
     Args:
-        tokens: how many it may hold.
-        held_back: one record of so many is never learnt from, but measured on; at least 2.
-        measured: tokens of the target's own to measure on.
+        tokens: the capacity.
+        held_back: one record in this many is never learnt from but used for measuring; at least 2.
+        measured: tokens emitted by the target that a measurement needs.
     """
 
     def __init__(self, tokens: int, held_back: int, measured: int) -> None:
@@ -122,7 +123,7 @@ class Buffer:
         self.tokens = 0
 
     def add(self, record: Record) -> None:
-        """Take a record in; one without any text of the target's is left out."""
+        """Append a record; one without any token emitted by the target is ignored."""
         if len(record.tokens) <= record.context:
             return
         self._added += 1
@@ -133,12 +134,12 @@ class Buffer:
 
     @property
     def learnt(self) -> list[Record]:
-        """Those to learn from, the oldest first."""
+        """The records to learn from, oldest first."""
         return [record for held, record in self._records if not held and record.places]
 
     @property
     def held_back(self) -> list[Record]:
-        """Those to measure on: the newest of those held back; none where they are too short to tell."""
+        """The records to measure on: the newest of those held back; none if they are too short."""
         found: list[Record] = []
         tokens = 0
         for held, record in reversed(self._records):
@@ -151,11 +152,11 @@ class Buffer:
 def batch_of(
     records: Seq[Record], layers: Seq[int], vocabulary: int, device: torch.device, learn: bool
 ) -> Batch:
-    """Records as a batch, one to a row.
+    """Records as a batch, one per row.
 
     Args:
-        learn: the tokens that count are those whose logits are known; else all but the context, and there
-            are no logits (zeros stand for them): to measure acceptance on.
+        learn: count the tokens whose logits are known, for training. Otherwise count all but the context and
+            fill the logits with zeros, for measuring acceptance.
     """
     width = max(len(record.tokens) for record in records)
     size = (len(records), width)
@@ -185,7 +186,7 @@ def batch_of(
 
 
 def _stacked(records: Seq[Record], layer: int, width: int) -> Tensor:
-    """[B, width, size]; zeros where there is no row."""
+    """One layer's hidden states [B, width, size], padded with zeros."""
     some = records[0].hidden[layer]
     stacked = torch.zeros(len(records), width, some.shape[-1], dtype=some.dtype)
     for row, record in enumerate(records):

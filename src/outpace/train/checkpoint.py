@@ -1,4 +1,4 @@
-"""Checkpoints of a run: weights, the optimizer's state, and how far it has come. The newest is kept."""
+"""Checkpoints of a run: weights, optimizer state and progress. Only the newest is kept."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ CHECKPOINT, OLD = "checkpoint", "checkpoint.old"
 
 
 class Checkpoints:
-    """The checkpoint of a run, in the folder ``checkpoint`` of where it writes.
+    """The checkpoint of a run, in the folder ``checkpoint`` of its output folder.
 
     Args:
-        accelerator: accelerate's, with everything prepared.
-        signature: what the run was started with; a run goes on from a checkpoint of the same alone.
+        accelerator: accelerate's ``Accelerator``, with everything prepared.
+        signature: what the run was started with; a run resumes only from a checkpoint with the same
+            signature.
     """
 
     def __init__(self, out: Path, accelerator: Any, signature: dict[str, Any]) -> None:
         self._folder = out / CHECKPOINT
         self._accelerator = accelerator
-        # As it comes back from a file.
+        # In the form in which it is read back from a file.
         self._signature = json.loads(json.dumps(signature))
 
     def load(self) -> dict[str, Any]:
-        """Go on from the checkpoint; the progress it holds, empty where there is none.
+        """Restore the checkpoint and return its progress; empty if there is none.
 
         Raises:
-            OutpaceError: it is of a run with other data or settings.
+            OutpaceError: it belongs to a run with other data or settings.
         """
         old = self._folder.with_name(OLD)
         if self._accelerator.is_main_process and old.is_dir() and not self._folder.exists():
-            old.rename(self._folder)  # the writing of the next one was interrupted
+            old.rename(self._folder)  # writing the next one was interrupted
         self._accelerator.wait_for_everyone()
         file = self._folder / _PROGRESS
         if not file.is_file():
@@ -47,23 +48,23 @@ class Checkpoints:
         other = [name for name, value in self._signature.items() if found["signature"].get(name) != value]
         if other:
             raise OutpaceError(
-                f"{self._folder} is of a run with other {', '.join(other)}; give the same data and settings "
-                "to go on with it, or another --out"
+                f"{self._folder} belongs to a run with other {', '.join(other)}; give the same data and "
+                "settings to resume it, or another --out"
             )
         self._accelerator.load_state(str(self._folder))
         progress: dict[str, Any] = found["progress"]
         return progress
 
     def save(self, progress: dict[str, Any]) -> None:
-        """Write the checkpoint; an interrupted writing leaves the one before."""
+        """Write the checkpoint; if interrupted, the previous one remains."""
         new = self._folder.with_name("checkpoint.new")
         main = self._accelerator.is_main_process
         if main:
             shutil.rmtree(new, ignore_errors=True)
         self._accelerator.wait_for_everyone()
-        with _quiet("accelerate.utils.other"):  # it warns of tied weights, which are tied again when loaded
+        with _quiet("accelerate.utils.other"):  # it warns about tied weights, which are tied again on loading
             self._accelerator.save_state(str(new))
-        self._accelerator.wait_for_everyone()  # each has written its own part
+        self._accelerator.wait_for_everyone()  # each process has written its part
         if main:
             text = json.dumps({"progress": progress, "signature": self._signature}, indent=2)
             (new / _PROGRESS).write_text(text + "\n", encoding="utf-8")
@@ -78,7 +79,7 @@ class Checkpoints:
 
 @contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Errors only from a logger."""
+    """Silence a logger below errors."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)

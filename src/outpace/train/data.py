@@ -1,4 +1,4 @@
-"""Texts to learn from: documents of JSONL files, a held-out split, and rows of documents packed together."""
+"""Training texts: documents from JSONL files, a held-out split, and packing of documents into rows."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Document:
     """A text as token ids.
 
     Attributes:
-        prompt: its first so many tokens are not to be learnt.
-        open: there is nothing after them yet: an answer is wanted.
+        prompt: the number of tokens at the start that are not learnt.
+        open: the prompt has no answer yet; the target is to write one.
     """
 
     tokens: tuple[int, ...]
@@ -31,18 +31,18 @@ class Document:
 
     @property
     def digest(self) -> bytes:
-        """Of its prompt, or of the text where there is none: answers of one prompt stay together."""
+        """SHA-256 of the prompt, or of a text without one, so that answers to a prompt stay together."""
         content = self.tokens[: self.prompt] or self.tokens
         return hashlib.sha256(json.dumps(list(content)).encode()).digest()
 
     @property
     def asked(self) -> tuple[int, ...]:
-        """What another's words may follow: its prompt, or the first half of a text without one."""
+        """The tokens to be continued: the prompt, or the first half of a text without one."""
         return self.tokens[: self.prompt or len(self.tokens) // 2]
 
 
 class Encoder(Protocol):
-    """How a model's tokenizer is used."""
+    """A model's tokenizer, as far as training uses it."""
 
     def tokens(self, text: str) -> list[int]: ...
 
@@ -52,17 +52,18 @@ class Encoder(Protocol):
 
 
 def read(source: str | Path, encoder: Encoder, chat: bool = False) -> list[Document]:
-    """The documents of a JSONL file, or of all of a folder, in the order of their names.
+    """Read the documents of a JSONL file, or of all such files in a folder, in the order of their names.
 
-    A line is a text, or an object with ``text``; with ``prompt`` or ``question`` and, where it is there,
-    ``response`` or ``answer``; with ``messages``, a chat, whose last turn is learnt if it is the assistant's;
-    or with ``tokens`` and ``prompt_length``, as ``write`` writes them.
+    A line is a string, or an object with one of: ``text``; ``prompt`` or ``question`` and, optionally,
+    ``response`` or ``answer``; ``messages``, a chat whose last turn is learnt if it is the assistant's;
+    ``tokens`` and ``prompt_length``, as written by ``write``.
 
     Args:
-        chat: prompts are turns of a chat.
+        chat: treat prompts as turns of a chat.
 
     Raises:
-        OutpaceError: no such file, no line in any, or one that cannot be read; the message names it.
+        OutpaceError: there is no such file, no document in it, or a line cannot be read; the message names
+            it.
     """
     path = Path(source)
     files = sorted(file for file in path.rglob("*") if file.suffix in LINES) if path.is_dir() else [path]
@@ -87,15 +88,15 @@ def _read(file: Path, encoder: Encoder, chat: bool) -> Iterator[Document]:
 
 
 def parse(value: Any, encoder: Encoder, chat: bool = False) -> Document:
-    """The document in a line of JSONL, as ``read`` describes it.
+    """Make a document of a line of JSONL, in the format described at ``read``.
 
     Raises:
-        OutpaceError: there is none; the message does not say where.
+        OutpaceError: the line holds none; the message does not name the line.
     """
     if isinstance(value, str):
         value = {"text": value}
     if not isinstance(value, dict):
-        raise OutpaceError("neither a text nor an object")
+        raise OutpaceError("neither a string nor an object")
     if "tokens" in value:
         tokens = value["tokens"]
         if not (isinstance(tokens, list) and all(type(token) is int for token in tokens)):
@@ -128,7 +129,7 @@ def _chat(messages: Any, encoder: Encoder) -> Document:
     answered = bool(messages) and messages[-1]["role"] == "assistant"
     before = messages[:-1] if answered else messages
     if not before:
-        raise OutpaceError('"messages" holds no turn of a user')
+        raise OutpaceError('"messages" contains no turn before the answer')
     return _answered(encoder.encode_chat(before), messages[-1]["content"] if answered else None, encoder)
 
 
@@ -151,7 +152,7 @@ def _checked(tokens: Seq[int], prompt: int, open: bool = False) -> Document:
 
 
 def write(documents: Seq[Document], file: Path, append: bool = False) -> None:
-    """Documents as token ids, for ``read``."""
+    """Write documents as token ids, in a format that ``read`` reads."""
     lines = (json.dumps({"tokens": d.tokens, "prompt_length": d.prompt}) + "\n" for d in documents)
     with file.open("a" if append else "w", encoding="utf-8") as opened:
         opened.writelines(lines)
@@ -159,12 +160,12 @@ def write(documents: Seq[Document], file: Path, append: bool = False) -> None:
 
 @dataclass(frozen=True)
 class Split:
-    """Documents by what they are for.
+    """Documents by purpose.
 
     Attributes:
-        learnt: those trained on.
-        calibration: what a drafter measures its heads on; may be empty.
-        held_out: those that are reported on.
+        learnt: for training.
+        calibration: for measuring the accuracy of a drafter's heads; may be empty.
+        held_out: for the reported metric.
     """
 
     learnt: list[Document]
@@ -173,12 +174,12 @@ class Split:
 
 
 def split(documents: Seq[Document], share: float) -> Split:
-    """Documents to learn from, about this share of all held out, and half as many for calibration.
+    """Split documents: about ``share`` held out, half as many for calibration, the others for training.
 
-    Which are which depends on each alone, by a hash: the same ones whatever else is in the data.
+    A document's part depends on its own hash alone, so it stays the same whatever other data there is.
 
     Raises:
-        OutpaceError: none to learn from, or none held out.
+        OutpaceError: there are none to learn from, or none held out.
     """
     found = Split([], [], [])
     for document in documents:
@@ -191,14 +192,14 @@ def split(documents: Seq[Document], share: float) -> Split:
             found.learnt.append(document)
     if not (found.learnt and found.held_out):
         raise OutpaceError(
-            f"{len(documents)} documents, of which a share of {share} is to be held out, leave one side "
-            "empty; give more documents, or another share"
+            f"with {len(documents)} documents and a held-out share of {share} one part is empty; give more "
+            "documents, or another share"
         )
     return found
 
 
 def digest(documents: Seq[Document]) -> str:
-    """SHA-256 of all documents, in their order."""
+    """SHA-256 of all documents in order, as hexadecimal digits."""
     total = hashlib.sha256()
     for document in documents:
         total.update(json.dumps([document.prompt, *document.tokens]).encode())
@@ -206,10 +207,10 @@ def digest(documents: Seq[Document]) -> str:
 
 
 def cut(document: Document, length: int) -> list[Document]:
-    """A document in pieces of at most ``length`` tokens, each with something to learn.
+    """Cut a document into pieces of at most ``length`` tokens, each with something to learn.
 
-    A text becomes as many as it takes. Of what follows a prompt there is one, as far as it goes; none where
-    the prompt leaves it no room.
+    A text without a prompt becomes as many pieces as needed. A document with a prompt is truncated to one
+    piece; to none if the prompt leaves no room for an answer.
     """
     size = len(document.tokens)
     if document.prompt:
@@ -219,12 +220,12 @@ def cut(document: Document, length: int) -> list[Document]:
 
 
 def pack(documents: Seq[Document], length: int) -> list[list[Document]]:
-    """Rows of at most ``length`` tokens: each piece (``cut``) of a document in the first that has room."""
+    """Pack documents, cut into pieces, into rows of at most ``length`` tokens, first fit."""
     rows: list[list[Document]] = []
     room: list[int] = []
     for piece in (piece for document in documents for piece in cut(document, length)):
         size = len(piece.tokens)
-        # Rows that are nearly full would make the search long; only the last few are looked at.
+        # Only the last 64 rows are searched: the earlier ones are nearly full.
         first = max(0, len(rows) - 64)
         place = next((at for at in range(first, len(rows)) if room[at] >= size), len(rows))
         if place == len(rows):
@@ -236,7 +237,7 @@ def pack(documents: Seq[Document], length: int) -> list[list[Document]]:
 
 
 def lost(documents: Seq[Document], length: int) -> list[int]:
-    """Of each document whose answer ``cut`` shortens or drops, how many tokens of it are gone."""
+    """The number of tokens lost from each document whose answer ``cut`` truncates or drops."""
     return [
         len(document.tokens) - max(length, document.prompt)
         for document in documents

@@ -1,7 +1,7 @@
-"""Sequence-level distillation: the target answers the prompts, and its answers are what is learnt.
+"""Sequence-level distillation: the target answers the prompts, and the drafter learns its answers.
 
 Kim and Rush 2016, Sequence-Level Knowledge Distillation, arXiv 1606.07947, section 3.2. The answers are
-decoded by the engine, greedily unless asked otherwise, where the paper takes the best of a beam.
+decoded by the engine, greedily by default, where the paper takes the best of a beam.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ def answer(
     drafter: str = "prompt_lookup",
     report: Callable[[int], None] = lambda done: None,
 ) -> list[Document]:
-    """Documents whose text after the prompt is the target's own; a text without a prompt is one.
+    """Let the target answer each document's prompt; a text without a prompt is a prompt as a whole.
 
     Args:
         together: prompts decoded at once.
-        drafter: speeds it up; it changes no token.
+        drafter: speeds up decoding; the tokens are the same with any.
         report: called with the number of prompts answered since the last call.
 
     Raises:
-        OutpaceError: the parameters stop at strings, for which the engine has no tokenizer here.
+        OutpaceError: the parameters contain stop strings, for which the engine has no tokenizer here.
     """
     if params.stop:
-        raise OutpaceError("answers stop at tokens: give stop_token_ids in place of stop")
+        raise OutpaceError("answers can stop only at tokens: give stop_token_ids instead of stop")
     engine = Engine(target, drafter)
     found: list[Document] = []
     for start in range(0, len(documents), together):

@@ -1,4 +1,4 @@
-"""What each forward of a run reads: which rows, whose text, and which of its places count."""
+"""The batches of a run: which rows each forward reads, whose text, and which places count."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ Row = Seq[Document]
 
 @dataclass(frozen=True)
 class Feed:
-    """The batches of a run; each depends on the number of its forward, and on the weights where its text is
-    the module's own.
+    """The batches of a run.
+
+    Each depends on the number of its forward alone, and on the weights if the module writes its text.
 
     Attributes:
         module: bound to its target.
-        rows: packed, all of them.
-        together: rows to a forward, on each process.
-        seed: of the order of the rows, and of own text.
-        on_policy: the fraction of forwards that read own text.
-        earlier: drafters whose mistakes alone are learnt.
-        process, processes: which of how many this one is.
+        rows: all packed rows.
+        together: rows per forward, in each process.
+        seed: of the order of the rows, and of text written by the module.
+        on_policy: the fraction of forwards, in [0, 1], that read text written by the module.
+        earlier: drafters; only their mistakes are learnt.
+        process, processes: the index of this process and the number of processes.
     """
 
     module: Learned
@@ -48,7 +49,7 @@ class Feed:
         object.__setattr__(self, "_order", order)
 
     def batch(self, forward: int) -> Batch:
-        """This process's share of a forward, counted from 0."""
+        """This process's share of a forward; forwards are numbered from 0."""
         places = self._order.places(forward)[self.process :: self.processes]
         rows: Seq[Row] = [self.rows[place] for place in places]
         sampled = is_on_policy(forward, self.on_policy)
@@ -58,7 +59,7 @@ class Feed:
         return still_wrong(batch, self.earlier) if self.earlier else batch
 
     def each(self, rows: Seq[Row]) -> Iterator[Batch]:
-        """Rows as they are, in their order, all places counted."""
+        """Unchanged rows in order, with all places counted."""
         for start in range(0, len(rows), self.together):
             yield self._read(rows[start : start + self.together])
 
@@ -67,7 +68,7 @@ class Feed:
 
 
 class _Order:
-    """Which rows each forward reads: all of them in an order of its own in each epoch."""
+    """The order in which forwards read the rows: a new permutation in each epoch."""
 
     def __init__(self, rows: int, together: int, seed: int) -> None:
         self._rows = rows

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub as documents, through the ``datasets`` library."""
+"""Documents from data sets of the Hugging Face hub, through the ``datasets`` library."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class HubData:
     """A data set by name, as in ``hub:name=openai/gsm8k,config=main,split=train[:1000]``.
 
     Attributes:
-        name: on the hub, or a folder that ``datasets`` can read (parquet, CSV, ...).
-        config: which of its parts, where it has several.
-        split: as ``datasets`` writes it.
+        name: its name on the hub, or a folder that ``datasets`` can read (parquet, CSV, ...).
+        config: the configuration, for a data set with several.
+        split: a split in the notation of ``datasets``.
         revision: a commit or tag, for data that may change.
     """
 
@@ -31,14 +31,14 @@ class HubData:
 
 
 def read(source: str, encoder: Encoder, chat: bool = False) -> list[Document]:
-    """The documents of a data set; its rows are what lines of JSONL are (``outpace.train.data.read``).
+    """Read the documents of a data set; a row has the form of a line of JSONL (``outpace.train.data.read``).
 
     Args:
-        source: begins with ``hub:``.
+        source: starts with ``hub:``.
 
     Raises:
-        OutpaceError: ``datasets`` is missing, or cannot find, reach or read the data set; it is empty, or a
-            row cannot be read, which the message names.
+        OutpaceError: ``datasets`` is missing, or cannot find, reach or read the data set; the split is empty;
+            or a row, which the message names, cannot be read.
     """
     wanted = load("data source", {PREFIX.rstrip(":"): HubData}, source)
     found: list[Document] = []
@@ -49,7 +49,7 @@ def read(source: str, encoder: Encoder, chat: bool = False) -> list[Document]:
         except OutpaceError as error:
             raise OutpaceError(f"{wanted.name}, row {number} of {wanted.split}: {error}") from None
     if not found:
-        raise OutpaceError(f"{wanted.name} has no row in {wanted.split}; give another split")
+        raise OutpaceError(f"{wanted.name} has no rows in {wanted.split}; give another split")
     return found
 
 
@@ -64,11 +64,11 @@ def _rows(wanted: HubData) -> Iterable[dict[str, Any]]:
         rows: Iterable[dict[str, Any]] = datasets.load_dataset(
             wanted.name, wanted.config, split=wanted.split, revision=wanted.revision
         )
-    except Exception as error:  # whatever the library, the hub and the formats may raise
+    except Exception as error:  # the library, the hub and the formats may raise anything
         text = str(error).strip() or type(error).__name__
         raise OutpaceError(
             f"cannot load the data set {wanted.name} (config {wanted.config}, split {wanted.split}): "
-            f"{text.splitlines()[0]}. Without a network only what is in the local cache can be had, or a "
-            "folder as its name"
+            f"{text.splitlines()[0]}. Without a network only the local cache is available; or give a folder "
+            "as its name"
         ) from error
     return rows

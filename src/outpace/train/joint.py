@@ -1,11 +1,12 @@
-"""A drafter and its target trained together: Medusa-2 (Cai et al. 2024, arXiv 2401.10774, section 2.2.2).
+"""Training a drafter together with its target: Medusa-2 (Cai et al. 2024, arXiv 2401.10774, section 2.2.2).
 
-The loss is the drafter's, on hidden states through which gradients reach the target, and the target's own. By
-default that one is the divergence from what the target said before (section 2.3.2), so no text but its
-own is needed. The drafter learns alone at first, and the target at a lower rate.
+The loss is the drafter's, on hidden states through which gradients reach the target, plus the target's own.
+By default the latter is the divergence from the target's original distribution (section 2.3.2), so no text
+other than the target's answers is needed. At first the drafter learns alone; the target learns at a lower
+rate.
 
-What differs from the paper: any drafter that reads the target's hidden states can be trained so, not heads
-alone; the target's head stays as it is, for it serves the heads too.
+What differs from the paper: any drafter that reads the target's hidden states can be trained like this, not
+only heads; the target's head is not updated, because the heads share it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TARGET = "target"  # the folder of the target's updates, in the drafter's
 
 @dataclass(frozen=True)
 class JointConfig:
-    """What is trained together: a drafter's method and options, and the target's."""
+    """What is trained together: a drafter's method and options, and the target's updates."""
 
     method: str
     module: Any
@@ -39,15 +40,15 @@ class JointConfig:
 class Joint(Learned):
     """A drafter's module and low-rank updates of its target's weights.
 
-    The target itself says what it said before: it is the teacher, and the text is its own. Where the module
-    reads hidden states, they are those of the updated one.
+    The target itself is unchanged: it is the teacher, and the text is its own. The module reads the hidden
+    states of the updated target.
 
     Args:
         module: bound to its target.
 
     Raises:
-        OutpaceError: peft is missing; or the module reads no hidden states; or the target is not one of
-            transformers' models, decoder-only.
+        OutpaceError: peft is missing; or the module reads no hidden states; or the target is not a
+            decoder-only transformers model.
     """
 
     method: ClassVar[str] = "joint"
@@ -57,11 +58,13 @@ class Joint(Learned):
         super().__init__(JointConfig(module.method, module.config, lora), module.fit)
         target = module.target
         if not isinstance(target, CausalTarget):
-            raise OutpaceError(f"lora: a {type(target).__name__} is not trained; give a transformers model")
+            raise OutpaceError(
+                f"lora: a {type(target).__name__} cannot be trained; give a decoder-only transformers model"
+            )
         if not module.hidden_layers:
             raise OutpaceError(
-                f"lora: {module.method} reads no hidden states, so a target learns nothing for it; train it "
-                "without"
+                f"lora: {module.method} reads no hidden states, so training the target would not help it; "
+                "train it without lora"
             )
         own = objective(lora.objective)
         self.module = module
@@ -74,11 +77,11 @@ class Joint(Learned):
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
-        return ()  # those of the target as it was are of no use
+        return ()  # the hidden states of the original target are not needed
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
-        """The updates, by the names that the target's model has for them."""
+        """The updates by their names in the target's model."""
         return dict(zip(self._updates.names, self.updates, strict=True))
 
     def at_step(self, step: int, steps: int) -> None:
@@ -96,11 +99,11 @@ class Joint(Learned):
             return replace(losses, total=losses.total + self.lora.weight * own)
         frozen = {layer: states.detach() for layer, states in heard.hidden.items()}
         losses = self.module.loss(replace(heard, hidden=frozen), objective)
-        # Gradients of zero, not none: devices that train together wait for one of every weight.
+        # Gradients of zero instead of none: distributed training waits for one of every weight.
         return replace(losses, total=losses.total + 0.0 * own)
 
     def _heard(self, batch: Batch) -> tuple[Batch, Tensor]:
-        """A batch with the hidden states and logits of the updated target; its logits, with their graph."""
+        """The batch with the updated target's hidden states and logits; and those logits with their graph."""
         target = self.module.target
         output = target.through(
             target.embed(batch.tokens), batch.positions, batch.seen, self.module.hidden_layers, self.weights
@@ -109,7 +112,7 @@ class Joint(Learned):
         return replace(batch, hidden=output.hidden, logits=output.logits.detach()), output.logits
 
     def _own(self, batch: Batch, logits: Tensor) -> Losses:
-        """The target's own loss: what it says now, to be near what it said or what the text says."""
+        """The target's own loss: its logits now, against the original ones or the text, by the objective."""
         at, places = batch.ahead(1).nonzero(as_tuple=True)
         rows = (logits[at, places], batch.logits[at, places], batch.tokens[at, places + 1])
         return measure(self._own_objective, [rows], [1.0])
@@ -124,7 +127,7 @@ class Joint(Learned):
 
     @torch.no_grad()
     def figures(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """How far the target has moved: its own loss, and how often its best token is still what it was."""
+        """How far the target has moved: its own loss, and the share of places with the same best token."""
         loss, same, count = 0.0, 0, 0
         for batch in batches:
             logits = self._heard(batch)[1]
@@ -136,6 +139,6 @@ class Joint(Learned):
         return {"target_loss": loss / max(count, 1), "target_agreement": same / max(count, 1)}
 
     def save(self, folder: str | Path) -> None:
-        """Write the module as it is alone, and the updates to the folder ``target`` within."""
+        """Write the module as if trained alone, and the updates to the subfolder ``target``."""
         self.module.save(folder)
         self._updates.save(Path(folder) / TARGET, self.weights)

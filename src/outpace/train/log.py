@@ -14,12 +14,12 @@ LOG = "log.jsonl"
 
 
 class Log:
-    """The log in JSONL; entries after the checkpoint that a run goes on from are dropped.
+    """The log of a run in JSONL. Entries after the checkpoint from which a run resumes are dropped.
 
     Args:
-        step: of that checkpoint; 0 for none.
+        step: the step of that checkpoint; 0 for a new run.
         report: called with each entry.
-        writes: whether this process does.
+        writes: whether this process writes the file.
     """
 
     def __init__(
@@ -34,16 +34,16 @@ class Log:
             file.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
 
     def write(self, entry: Mapping[str, Any]) -> None:
-        """Add an entry.
+        """Append an entry.
 
         Raises:
-            OutpaceError: a number in it is infinite or none; nothing is written then.
+            OutpaceError: a number in it is infinite or NaN; nothing is written then.
         """
         wrong = [name for name, value in entry.items() if not _finite(value)]
         if wrong:
             raise OutpaceError(
                 f"training has failed: at step {entry['step']} the {wrong[0].replace('_', ' ')} is "
-                f"{entry[wrong[0]]}. What was saved before is kept. Begin anew in another folder with a "
+                f"{entry[wrong[0]]}. What was saved before is kept. Start again in another folder with a "
                 "lower learning rate, without bf16, with the model in float32, or with another objective"
             )
         if self._file is not None:
@@ -53,12 +53,12 @@ class Log:
 
 
 def _finite(value: Any) -> bool:
-    """Whether a number is one, and all numbers of a list."""
+    """Whether a number, or every number in a list, is finite."""
     if isinstance(value, list):
         return all(map(_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
 
 
 def _whole(line: str) -> bool:
-    """Whether a line of the log was written to its end."""
+    """Whether a line of the log was written completely."""
     return line.endswith("}")

@@ -1,4 +1,4 @@
-"""The training loop, for any learned method: it reads ``Learned`` and has no branch for any."""
+"""The training loop for any learned method, written against ``Learned`` alone."""
 
 from __future__ import annotations
 
@@ -34,16 +34,18 @@ class Training:
 
     Attributes:
         steps: updates of the weights.
-        rows: packed rows to a forward, on each device.
-        accumulate: forwards to an update.
-        learning_rate: the greatest; it rises over ``warmup`` of the steps and falls to a tenth as a cosine.
-        weight_decay, clip: of AdamW, and the greatest norm of the gradients.
+        rows: packed rows per forward, on each device.
+        accumulate: forwards per update.
+        learning_rate: the peak; the rate rises linearly over the fraction ``warmup`` of the steps, then falls
+            to a tenth along a cosine.
+        weight_decay: of AdamW.
+        clip: the maximum norm of the gradients.
         objective: a name in ``outpace.train.objectives``.
-        bf16: forwards of the module in bfloat16; its weights stay float32.
+        bf16: run the module's forwards in bfloat16; its weights stay float32.
         evaluate_every: steps between measurements on the held-out rows; each also writes a checkpoint.
-        patience: measurements in a row without a longer expected length, after which training stops; 0 for
-            none. The first is made before the first step.
-        seed: of the order of the rows, and of own text.
+        patience: stop after this many consecutive measurements without a longer expected length; 0 for never.
+            The first measurement is made before the first step.
+        seed: of the order of the rows, and of text written by the module.
         on_policy: the fraction of forwards, in [0, 1], whose text after the prompts is the module's own.
     """
 
@@ -68,11 +70,11 @@ class Training:
         if self.patience < 0 or not 0 < self.learning_rate < math.inf or not 0 <= self.warmup < 1:
             raise OutpaceError("patience must be at least 0, learning_rate above 0, warmup in [0, 1)")
         if not 0 <= self.on_policy <= 1:
-            raise OutpaceError(f"on_policy is a fraction, from 0 to 1, not {self.on_policy}")
+            raise OutpaceError(f"on_policy must be a fraction from 0 to 1, not {self.on_policy}")
         objective(self.objective)
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, from 0."""
+        """The learning rate of a step; steps are numbered from 0."""
         rising = max(1, round(self.warmup * self.steps))
         if step < rising:
             return self.learning_rate * (step + 1) / rising
@@ -82,12 +84,15 @@ class Training:
 
 @dataclass
 class Progress:
-    """How far a run has come; part of its checkpoint.
+    """The progress of a run, part of its checkpoint.
 
     Attributes:
-        best: the greatest expected length so far, and ``measured``, what was measured then.
-        waited: measurements since.
-        seconds, cpu_seconds: of this process, up to the checkpoint, all runs that went on together.
+        step: updates made.
+        best: the greatest expected length so far.
+        waited: measurements since then.
+        measured: the figures measured then.
+        seconds, cpu_seconds: wall and processor time of this process up to the checkpoint, resumed runs
+            included.
     """
 
     step: int = 0
@@ -108,25 +113,25 @@ def train(
     earlier: Seq[Learned] = (),
     calibration: Seq[Row] = (),
 ) -> Progress:
-    """Train a module on packed rows; the best weights by the held-out expected length end up in ``out``.
+    """Train a module on packed rows and write the weights with the best held-out expected length to ``out``.
 
-    A run whose ``out`` holds a checkpoint goes on from it, to the very weights of a run that was not
-    interrupted: the order of the rows depends on seed and step alone, and each step reseeds torch.
+    If ``out`` holds a checkpoint, the run resumes from it and ends with the weights of an uninterrupted run:
+    the order of the rows depends on seed and step alone, and each step reseeds torch.
 
-    Where a launcher started several processes, each of which calls this, a forward's rows are shared out
-    among them, and the first one writes.
+    If a launcher started several processes, each of which calls this function, they share the rows of each
+    forward, and the first one writes.
 
     Args:
         module: bound to its target.
         report: called with each entry of the log, ``log.jsonl`` in ``out``, in each process.
-        earlier: drafters that it will draft together with. It learns the places that they get wrong, and the
-            expected length is that of all together.
-        calibration: rows that a module measures on what it drafts by, such as how often each head is right;
-            neither learnt nor held out. Heads need some.
+        earlier: drafters that the module will draft together with. It learns the places that they get wrong,
+            and the expected length is that of all of them together.
+        calibration: rows on which a module measures the accuracies it drafts by, such as that of each head;
+            neither learnt nor held out. Required by modules with heads.
 
     Raises:
-        OutpaceError: accelerate is missing, the checkpoint is of other data or settings, the settings do not
-            fit the module, or a loss is infinite or no number; then the last checkpoint is kept.
+        OutpaceError: accelerate is missing, the checkpoint belongs to other data or settings, the settings do
+            not fit the module, or a loss is infinite or NaN; the last checkpoint is kept in that case.
     """
     _check(module, rows, held_out, settings, earlier)
     goal = objective(settings.objective)
@@ -134,8 +139,8 @@ def train(
     accelerator = _accelerator(module.target, settings)
     groups = [{"params": weights, "relative": rate} for rate, weights in module.groups()]
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
-    # Both are where they belong. Accelerate's own place in a single process is the first GPU, whichever the
-    # target is on.
+    # Module and optimizer are on the target's device already. In a single process accelerate would move them
+    # to the first GPU.
     prepared, optimizer = accelerator.prepare(module, optimizer, device_placement=[False, False])
     signature = _signature(module, rows, settings, earlier) | {"number of processes": processes.count}
     checkpoints = Checkpoints(out, accelerator, signature)
@@ -145,7 +150,7 @@ def train(
     shared = settings.rows, settings.seed, settings.on_policy, earlier, processes.index, processes.count
     feed = Feed(module, rows, *shared)
     if progress.step == 0:
-        # A module that goes on from a checkpoint may not gain anything.
+        # Measured and saved before the first step: a trained module may not improve any further.
         log.write(_measure(feed, held_out, calibration, settings, progress, processes))
         if processes.first:
             module.save(out)
@@ -174,8 +179,10 @@ def train(
 def _check(
     module: Learned, rows: Seq[Row], held_out: Seq[Row], settings: Training, earlier: Seq[Learned]
 ) -> None:
-    """Raises:
-    OutpaceError: the module cannot be trained like this.
+    """Check that the module can be trained with these rows and settings.
+
+    Raises:
+        OutpaceError: it cannot; the message says why.
     """
     for part, what in ((rows, "learn"), (held_out, "measure on")):
         if not any(len(document.tokens) > max(document.prompt, 1) for row in part for document in row):
@@ -186,20 +193,20 @@ def _check(
     if not all(0 <= token < module.target.vocabulary for token in (min(tokens), max(tokens))):
         raise OutpaceError(
             f"the texts have token ids from {min(tokens)} to {max(tokens)}, and the target has "
-            f"{module.target.vocabulary}; give texts of its own tokens"
+            f"{module.target.vocabulary}; give texts tokenized for the target"
         )
     if settings.on_policy:
-        _ = module.writer  # says so where it writes no text
+        _ = module.writer  # raises if the module cannot write text
         if earlier:
             raise OutpaceError(
-                "what earlier drafters get wrong is seen on the target's text, not on a drafter's own: leave "
-                "out on_policy, or the earlier drafters"
+                "the mistakes of earlier drafters are measured on the target's text, not on a drafter's own: "
+                "leave out on_policy, or the earlier drafters"
             )
     longest = max(len(document.tokens) for row in (*rows, *held_out) for document in row)
     if module.context is not None and longest > module.context:
         raise OutpaceError(
-            f"{module.method}: a text has {longest} tokens, and the drafter is made for {module.context}; "
-            "pack shorter rows"
+            f"{module.method}: a text has {longest} tokens, more than the drafter's context of "
+            f"{module.context}; pack shorter rows"
         )
 
 
@@ -215,7 +222,7 @@ def _accelerator(target: TargetModel, settings: Training) -> Any:
 
 
 def _signature(module: Learned, rows: Seq[Row], settings: Training, earlier: Seq[Learned]) -> dict[str, Any]:
-    """What a checkpoint must have been made with for a run to go on from it."""
+    """What must be the same for a run to resume from a checkpoint."""
     return {
         "method": module.method,
         "config": asdict(module.config),
@@ -235,7 +242,7 @@ def _measure(
     progress: Progress,
     processes: Processes,
 ) -> dict[str, Any]:
-    """What the module is worth on held-out text; a better one is noted in the progress."""
+    """Measure the module on held-out text, and record in ``progress`` whether it improved."""
     module = feed.module
     module.eval()
     module.calibrate(feed.each(calibration))
@@ -247,7 +254,7 @@ def _measure(
         "accepted_per_position": replay.acceptance,
         **module.figures(feed.each(held_out)),
     }
-    # Devices may differ in the last digits, and all must stop at the same step.
+    # Devices may differ in the last digits, but all must stop at the same step.
     found = processes.agree(own)
     length = float(found["expected_length"])
     if length > progress.best:

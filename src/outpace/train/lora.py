@@ -1,7 +1,7 @@
 """Low-rank updates of a target's weights (LoRA, Hu et al. 2021, arXiv 2106.09685), through peft.
 
-They are put into a loaded model, which goes on saying what it said: there they stay zero. Whoever trains them
-owns them, and hands them to ``target.through``. Their folder is one of peft's own.
+The modules inserted into a loaded model hold updates of zero, so its outputs do not change. The updates being
+trained are kept apart and passed to ``target.through``. They are saved as a folder of peft's.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _PREFIX = "base_model.model."  # before the model's own names, in peft's files
 
 @dataclass(frozen=True)
 class LoRA:
-    """A target's low-rank updates, and how they are trained beside a drafter.
+    """Options of a target's low-rank updates and of training them with a drafter.
 
     Attributes:
-        rank: of each update, at least 1.
-        alpha: an update counts alpha / rank times.
-        layers: those updated, counted from 0, as "2+4+5"; all by default.
+        rank: the rank of each update, at least 1.
+        alpha: updates are scaled by alpha / rank.
+        layers: the layers updated, numbered from 0, as in "2+4+5"; all by default.
         weight: of the target's own loss, relative to the drafter's; at least 0.
-        objective: of its own loss, a name in ``outpace.train.objectives``. The default keeps it near what it
-            was; "ground_truth" teaches it the text.
+        objective: of the target's own loss, a name in ``outpace.train.objectives``. The default keeps the
+            target close to its original distribution; "ground_truth" teaches it the text.
         rate: learning rate of the updates, relative to the drafter's; above 0.
-        warmup: the share of the run in which the drafter learns alone, in [0, 1).
+        warmup: the fraction of the run in which the drafter learns alone, in [0, 1).
     """
 
     rank: int = 8
@@ -54,10 +54,10 @@ class LoRA:
             raise OutpaceError("lora: weight must be at least 0, and warmup in [0, 1)")
 
     def modules(self, model: Any) -> list[str]:
-        """The linear modules of a transformers model that are updated: all but its head, or those of layers.
+        """The names of the linear modules to update: all but the head, or those of the chosen layers.
 
         Raises:
-            OutpaceError: a layer that is not there, or a model without linear modules.
+            OutpaceError: a chosen layer does not exist, or the model has no linear modules.
         """
         from transformers.pytorch_utils import Conv1D
 
@@ -78,7 +78,7 @@ class LoRA:
 
 
 def _layer(name: str) -> int | None:
-    """The layer that a module is of, by its name: the first number there."""
+    """The layer a module belongs to: the first number in its name."""
     return next((int(part) for part in name.split(".") if part.isdigit()), None)
 
 
@@ -86,13 +86,13 @@ class Updates:
     """Low-rank updates in a model.
 
     Attributes:
-        names: of their weights, by which the model has them.
+        names: the names of their weights in the model.
 
     Args:
-        model: a loaded transformers model. Modules are put in around its linear ones, which add nothing.
+        model: a loaded transformers model. Its linear modules are wrapped in modules whose updates are zero.
 
     Raises:
-        OutpaceError: peft is missing, or options that do not fit the model.
+        OutpaceError: peft is missing, or the options do not fit the model.
     """
 
     def __init__(self, model: Any, options: LoRA) -> None:
@@ -104,28 +104,28 @@ class Updates:
             task_type="CAUSAL_LM",
         )
         if any("lora_" in name for name, _ in model.named_parameters()):
-            raise OutpaceError("lora: there are low-rank updates in this model already; load it anew")
+            raise OutpaceError("lora: this model contains low-rank updates already; load it again")
         with _quiet():
             self._peft = peft.get_peft_model(model, config)
         self._own = {name: weight for name, weight in model.named_parameters() if "lora_" in name}
         self.names = tuple(self._own)
 
     def fresh(self) -> list[nn.Parameter]:
-        """Weights to begin with, in the order of the names: an update of zero."""
+        """Initial weights in the order of the names: an update of zero."""
         return [nn.Parameter(weight.detach().clone()) for weight in self._own.values()]
 
     def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
-        """Write a folder of peft's."""
+        """Write the updates as a folder of peft's."""
         held = {_PREFIX + name: weight.detach() for name, weight in weights.items()}
         with _quiet():
             self._peft.save_pretrained(folder, state_dict=held, save_embedding_layers=False)
 
 
 def base_of(folder: str | Path) -> str:
-    """The name or folder of the model that a folder of peft's updates.
+    """The name or folder of the base model of a folder of peft's.
 
     Raises:
-        OutpaceError: it does not say.
+        OutpaceError: the folder does not name it.
     """
     file = Path(folder) / ADAPTER
     try:
@@ -133,12 +133,12 @@ def base_of(folder: str | Path) -> str:
     except (OSError, ValueError, AttributeError) as error:
         raise OutpaceError(f"{file} cannot be read: {error}") from error
     if not (isinstance(base, str) and base):
-        raise OutpaceError(f"{file} does not name its model: write it there as base_model_name_or_path")
+        raise OutpaceError(f"{file} does not name its model: add it as base_model_name_or_path")
     return base
 
 
 def merge(model: Any, folder: str | Path) -> Any:
-    """A model with the updates in a folder of peft's added to its weights, in place.
+    """Add the updates in a folder of peft's to a model's weights, in place, and return the model.
 
     Raises:
         OutpaceError: peft is missing, or the updates do not fit the model; the message names a tensor.
@@ -154,12 +154,12 @@ def merge(model: Any, folder: str | Path) -> Any:
     except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise OutpaceError(f"{folder} does not fit {type(model).__name__}: {reason}") from error
-    # Of a tensor that is missing or left over peft says nothing, or warns.
+    # peft ignores missing and unexpected tensors, or only warns about them.
     odd = sorted(held ^ set(peft.get_peft_model_state_dict(found, save_embedding_layers=False)))
     if odd:
         raise OutpaceError(f"{folder} does not fit {type(model).__name__}: tensor {odd[0]!r}")
     merged = found.merge_and_unload().eval()
-    merged.name_or_path = str(folder)  # whose updates, made later, would be of another model
+    merged.name_or_path = str(folder)  # updates trained on it later belong to the merged model
     return merged
 
 
@@ -173,7 +173,7 @@ def _peft(what: str) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without peft's advice."""
+    """Suppress peft's warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

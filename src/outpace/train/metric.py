@@ -1,4 +1,4 @@
-"""What counts of a drafter: tokens a step, replayed on held-out text as decoding would go through it."""
+"""The metric of a drafter: tokens per step, by replaying decoding on held-out text."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from outpace.train.boosting import accepted_together
 
 @dataclass
 class Replay:
-    """Counts of steps that decoding would take through a text, were it the target's own.
+    """Counts of the steps that decoding would take through a text, assuming the target would emit it.
 
     Attributes:
         steps: forwards of the target.
-        tokens: tokens out, the target's own at the end of each path included.
-        accepted: of each position in the draft, from the first: steps that accepted it.
+        tokens: tokens emitted, including the target's own at the end of each path.
+        accepted: per position in the draft, from the first, the number of steps that accepted it.
     """
 
     steps: int = 0
@@ -29,19 +29,19 @@ class Replay:
 
     @property
     def expected_length(self) -> float:
-        """Mean accepted length (tau) to be expected: 1 without a draft."""
+        """The expected mean accepted length (tau): 1 without a draft."""
         return self.tokens / self.steps if self.steps else 0.0
 
     @property
     def acceptance(self) -> list[float]:
-        """The share of steps that accept each position of the draft, as ``accepted_per_position`` counts."""
+        """The share of steps that accept each position of the draft, as in ``accepted_per_position``."""
         return [count / self.steps for count in self.accepted]
 
     def add(self, batch: Batch, accepted: Tensor) -> None:
-        """Go through a batch's documents, each from the last token of its prompt on.
+        """Replay a batch's documents, each from the last token of its prompt on.
 
         Args:
-            accepted: [B, T], tokens of a draft at each place that stand.
+            accepted: [B, T], the number of tokens accepted of a draft made at each place.
         """
         for documents, counted, lengths in zip(
             batch.documents.tolist(), batch.counted.tolist(), accepted.tolist(), strict=True
@@ -60,7 +60,7 @@ class Replay:
         root = max(first - 1, 0)
         last = len(counted) - 1
         while root < last:
-            # As in the engine: a path may take all but the last token still to come.
+            # As in the engine, the last token is never drafted: a path takes at most all tokens before it.
             path = min(lengths[root], last - root - 1)
             self.steps += 1
             self.tokens += path + 1
@@ -74,7 +74,7 @@ class Replay:
 def evaluate(
     module: Learned, batches: Iterable[Batch], objective: Objective, earlier: Seq[Learned] = ()
 ) -> tuple[Replay, float]:
-    """A module on held-out text: its replay, together with earlier drafters, and its mean loss by batch."""
+    """Measure a module on held-out text: the replay, together with earlier drafters, and the mean loss."""
     replay, losses = Replay(), []
     for batch in batches:
         replay.add(batch, accepted_together(batch, [module, *earlier]))
@@ -84,7 +84,7 @@ def evaluate(
 
 @torch.no_grad()
 def replay(modules: Seq[Learned], batches: Iterable[Batch]) -> Replay:
-    """What drafters are worth together on held-out text."""
+    """Replay held-out text with the merged drafts of several drafters."""
     found = Replay()
     for batch in batches:
         found.add(batch, accepted_together(batch, modules))

@@ -1,7 +1,7 @@
-"""What a draft's logits are to come near to: functions of (draft logits, target logits, labels) -> [N].
+"""Training objectives: functions of (draft logits, target logits, labels) -> loss per place.
 
-Of N places each takes the draft's logits [N, vocabulary], the target's [N, vocabulary] and the text's tokens
-[N]. q is the target's distribution, p the draft's, both at temperature 1. Computed in float32.
+Each takes the draft's logits [N, vocabulary], the target's [N, vocabulary] and the text's tokens [N], and
+returns [N]. q is the target's distribution, p the draft's, both at temperature 1. Computed in float32.
 """
 
 from __future__ import annotations
@@ -64,8 +64,10 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 def objective(name: str) -> Objective:
-    """Raises:
-    OutpaceError: there is none of this name.
+    """Look up an objective by name.
+
+    Raises:
+        OutpaceError: there is none of this name.
     """
     if name not in OBJECTIVES:
         raise OutpaceError(f"there is no objective {name!r}; there are: {', '.join(OBJECTIVES)}")

@@ -1,8 +1,8 @@
-"""On-policy distillation: the drafter's own text after the prompts, for the target to score.
+"""On-policy distillation: the drafter continues the prompts, and the target scores the text.
 
 Agarwal et al. 2023, On-Policy Distillation of Language Models (GKD), arXiv 2306.13649, algorithm 1; for
-drafters Zhou et al. 2023, DistillSpec, arXiv 2310.08461. Drawn at temperature 1 from the drafter as it is at
-this step, so what it learns is what the target would have said after its own mistakes.
+drafters Zhou et al. 2023, DistillSpec, arXiv 2310.08461. The text is sampled at temperature 1 from the
+drafter as of this step, so it learns the target's predictions after its own mistakes.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from outpace.train.data import Document
 
 
 def is_on_policy(forward: int, fraction: float) -> bool:
-    """Whether a forward, counted from 0, reads the drafter's own text: evenly, this fraction of them."""
+    """Whether a forward, numbered from 0, reads the drafter's own text: a fraction of them, evenly spaced."""
     return int((forward + 1) * fraction) > int(forward * fraction)
 
 
 def own_text(module: Learned, rows: Seq[Seq[Document]], seed: int) -> list[list[Document]]:
-    """Rows whose documents go on, after their prompts, as the drafter itself would.
+    """Replace the text after each document's prompt by the drafter's own.
 
-    The first half of a text without a prompt is its prompt. No text becomes longer than it was, so that a row
-    stays as long; the drafter may end it before.
+    The first half of a text without a prompt is its prompt. No text becomes longer than it was, so that rows
+    keep their length; the drafter may end it earlier.
 
     Args:
         seed: of the noise of all rows together.
 
     Raises:
-        OutpaceError: the module is of a method that writes no text of its own.
+        OutpaceError: the module's method cannot write text.
     """
     found = [list(row) for row in rows]
     places = [(at, place) for at, row in enumerate(rows) for place, d in enumerate(row) if len(d.tokens) > 1]
@@ -43,8 +43,8 @@ def own_text(module: Learned, rows: Seq[Seq[Document]], seed: int) -> list[list[
     ]
     training = module.training
     module.eval()
-    # Without a drafter: one that measures would make the widths of its forwards, and with them the last
-    # digits, depend on the clock, and a run that was interrupted would end with other weights.
+    # Without a drafter: a governed one would make the widths of the forwards, and so the last digits, depend
+    # on the clock, and an interrupted run would end with other weights.
     generations = Engine(module.writer).generate(prompts, params)
     module.train(training)
     for (at, place), prompt, generation in zip(places, prompts, generations, strict=True):

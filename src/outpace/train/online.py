@@ -1,13 +1,13 @@
-"""Online speculative decoding: a drafter learns from what it got wrong while it is used.
+"""Online speculative decoding: a drafter learns from its mistakes while it is used.
 
-Liu et al. 2023 (OSD, arXiv 2310.07177). Where a draft fails, the target's logits are there already; they go
-into a buffer, and from time to time a copy of the drafter's weights learns from it. It takes the drafter's
-place only where it would have had as many tokens accepted, on text that it has not learnt from. The drafter
-can only propose, so no token of the output changes.
+Liu et al. 2023 (OSD, arXiv 2310.07177). Where a draft fails, the target's logits are available already. They
+go into a buffer, from which a copy of the drafter's weights learns from time to time. The copy replaces the
+drafter's weights only if it would have had at least as many tokens accepted, on text that it has not learnt
+from. The drafter only proposes, so no token of the output changes.
 
-What differs from the paper: what is learnt is measured before it is used, and undone where it is worse; heads
-and other trained drafters learn as draft models do. A draft model keeps the keys and values that older
-weights made until its request ends; they make guesses a little worse, and nothing else.
+What differs from the paper: new weights are measured before they are used, and dropped if they are worse;
+heads and other trained drafters learn as draft models do. A draft model keeps keys and values computed with
+older weights until its request ends; that makes its drafts slightly worse, and nothing else.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ class Online:
         with online:              # learns in the background; or call online.step() between requests
             engine.generate(prompts)
 
-    One engine uses it; the weights are this drafter's own, unless it was made with a module, which is then
-    the one that learns.
+    It is used with one engine. The drafter gets weights of its own; one that was made with a module keeps
+    that module, which then learns.
 
     Args:
         target: a loaded transformers model, or a target.
-        drafter: a drafter with trained weights, or its spec string: those of ``outpace.drafters.LEARNED``.
-        report: called after each round, in the thread that learns.
+        drafter: a drafter with trained weights, or its spec string: one of ``outpace.drafters.LEARNED``.
+        report: called after each round, in the learning thread.
 
     Attributes:
-        target, drafter: what the engine is to be made with.
-        rounds: what came of each, of the last thousand.
-        error: what ended the thread before its time; ``close`` raises it.
+        target, drafter: the target and drafter to make the engine with.
+        rounds: the results of the last thousand rounds.
+        error: the exception that ended the thread early; ``close`` raises it.
 
     Raises:
-        OutpaceError: the drafter has no weights to learn, or not ones of its own.
+        OutpaceError: the drafter has no weights to learn, or shares them.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class Online:
         self._trainee = Trainee(self._module, self.learning)
         self._buffer = Buffer(self.learning.tokens, self.learning.held_back, self.learning.measured)
         self._open: dict[Sequence, Recording] = {}
-        self._fresh = 0  # tokens decoded that have come into the buffer since the last round began
-        self._learnt: Weights | None = None  # what is to be drafted with from the next step on
-        self._changed = threading.Condition()  # guards all of these
+        self._fresh = 0  # decoded tokens added to the buffer since the last round began
+        self._learnt: Weights | None = None  # weights to draft with from the next step on
+        self._changed = threading.Condition()  # guards the buffer, _fresh, _learnt and _closing
         self._thread: threading.Thread | None = None
         self._closing = False
 
-    # -- what an engine calls ----------------------------------------------------------------------------
+    # -- called by the engine ----------------------------------------------------------------------------
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ class Online:
             self._changed.notify()
 
     def _swap(self) -> None:
-        """Draft with what was learnt. Only where no draft is being made."""
+        """Copy learnt weights into the drafter. Call only while no draft is being made."""
         if self._learnt is not None:
             learnt, self._learnt = self._learnt, None
             with torch.no_grad():
@@ -130,13 +130,13 @@ class Online:
     # -- learning ----------------------------------------------------------------------------------------
 
     def step(self) -> Round | None:
-        """A round in this thread, between two steps of the engine; what it kept is drafted with from here on.
+        """Run a round in this thread, between two steps of the engine, and draft with the weights it kept.
 
         Returns:
-            None where there is not enough text yet to learn from and to measure on.
+            None if there is not enough text yet to learn from and to measure on.
 
         Raises:
-            OutpaceError: it learns in the background.
+            OutpaceError: a background thread is learning.
         """
         if self._thread is not None:
             raise OutpaceError("it learns in the background already; close() it first")
@@ -164,9 +164,9 @@ class Online:
     # -- in the background -------------------------------------------------------------------------------
 
     def start(self) -> Online:
-        """Learn in a thread of its own, a round whenever ``every`` tokens were decoded since the last began.
+        """Start learning in a background thread: a round after every ``every`` decoded tokens.
 
-        While it trains, torch's own random numbers are not repeatable; the engine draws none of them.
+        While it trains, torch's own random numbers are not reproducible; the engine uses none of them.
         """
         if self._thread is not None:
             raise OutpaceError("it learns in the background already")
@@ -187,12 +187,12 @@ class Online:
             self.error = error
 
     def close(self) -> None:
-        """End the thread, if there is one; a round in the middle is given up.
+        """Stop the thread, if there is one; an unfinished round is discarded.
 
-        Not during a step of the engine.
+        Do not call it during a step of the engine.
 
         Raises:
-            OutpaceError: learning had failed. Decoding went on with what had been learnt until then.
+            OutpaceError: learning had failed. Decoding continued with the weights learnt until then.
         """
         thread = self._thread
         if thread is None:
@@ -216,14 +216,15 @@ class Online:
         self.close()
 
     def save(self, folder: str | Path, tokenizer: Any = None) -> None:
-        """Write the drafter as it is now, for ``path`` (a draft model: ``model``), and ``online.json``, what
-        came of each round.
+        """Write the drafter with its current weights, and ``online.json`` with the result of each round.
+
+        The folder is what the drafter's option ``path`` takes; for a draft model, ``model``.
 
         Args:
-            tokenizer: the target's, for a drafter whose folder has one.
+            tokenizer: the target's, for a drafter whose folder contains one.
 
         Raises:
-            OutpaceError: it learns in the background.
+            OutpaceError: a background thread is learning.
         """
         if self._thread is not None:
             raise OutpaceError("it learns in the background; close() it first")
@@ -235,18 +236,19 @@ class Online:
 
 
 def own_weights(drafter: Drafter[Any] | str, target: TargetModel) -> tuple[Drafter[Any], Learned]:
-    """A drafter with a module that no other drafter has, in the target's dtype and on its device; and that
-    module. One that was given with a module keeps it.
+    """A drafter that shares its module with no other, in the target's dtype and device; and that module.
+
+    A drafter that was given with a module keeps it.
 
     Raises:
-        OutpaceError: it has no weights to learn, or not ones of its own.
+        OutpaceError: it has no weights to learn, or shares them.
     """
     given = load_drafter(drafter) if isinstance(drafter, str) else drafter
     name = next((name for name, cls in DRAFTERS.items() if type(given) is cls), type(given).__name__)
     if name not in LEARNED:
         inside = "" if name not in ("combined", "cascade") else "; make it with the drafter of an Online"
         raise OutpaceError(
-            f"online: {name} has no weights of its own to learn{inside}. Those that have: "
+            f"online: {name} has no weights of its own to learn{inside}. Drafters that have: "
             f"{', '.join(LEARNED)}"
         )
     field = "model" if name == "draft_model" else "path"
@@ -255,7 +257,7 @@ def own_weights(drafter: Drafter[Any] | str, target: TargetModel) -> tuple[Draft
         place = nano_draft_path()
     if not isinstance(place, str | Path | LEARNED[name]):
         raise OutpaceError(
-            f"online: {name} needs weights that are its own to learn: give {field}=FOLDER, or a module; see "
+            f"online: {name} needs weights of its own to learn: give {field}=FOLDER, or a module; see "
             f"outpace train {name}"
         )
     module = LEARNED[name].of(place, target)

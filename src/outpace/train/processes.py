@@ -1,4 +1,4 @@
-"""The processes that train together, one for each device: who does what, and what they agree on."""
+"""Distributed training: one process per device, sharing work and agreeing on values."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ T = TypeVar("T")
 
 
 class Processes:
-    """This process among those that a launcher started, such as ``torchrun``; alone where none did.
+    """This process among those that a launcher such as ``torchrun`` started; the only one without a launcher.
 
     Attributes:
-        index, count: which of how many it is.
+        index: the index of this process, from 0.
+        count: the number of processes.
 
     Args:
-        device: that it trains on. All train on devices of one kind.
+        device: the device it trains on. All processes train on devices of one kind.
 
     Raises:
         OutpaceError: accelerate is missing; or a launcher gave this process another GPU.
@@ -43,23 +44,23 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether it is the one that writes and reports."""
+        """Whether this is the process that writes and reports."""
         return self.index == 0
 
     def share(self, of: Seq[T]) -> tuple[int, Seq[T]]:
-        """Its own part, one piece of about the same size for each process; and where that begins."""
+        """The start and the items of this process's part; all parts are about equally long."""
         start, stop = (len(of) * place // self.count for place in (self.index, self.index + 1))
         return start, of[start:stop]
 
     def gather(self, found: list[T]) -> list[T]:
-        """What all found, in the order of the processes."""
+        """The items of all processes, in the order of the processes."""
         from accelerate.utils import gather_object
 
         gathered: list[T] = gather_object(found)
         return gathered
 
     def agree(self, value: T) -> T:
-        """The first one's value."""
+        """The value of the first process."""
         from accelerate.utils import broadcast_object_list
 
         held: list[Any] = [value]
@@ -67,15 +68,15 @@ class Processes:
         return agreed
 
     def wait(self) -> None:
-        """Until all are here."""
+        """Wait for all processes."""
         self._state.wait_for_everyone()
 
 
 def own_device(device: str | None) -> str | None:
-    """The device that a process is to use where a launcher started several on a machine with GPUs.
+    """The device for this process; a GPU of its own if a launcher started several processes.
 
     Args:
-        device: the one asked for, None for any; with a number it is that one.
+        device: the requested device; None for any. One with a number is returned unchanged.
     """
     number = os.environ.get("LOCAL_RANK")
     if number is None or device not in (None, "cuda") or not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Where a trained module came from: data, command, versions, and what training showed."""
+"""The provenance of a trained module: data, command, versions and results."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def versions() -> dict[str, str]:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What ``write`` has left of a run that came to its end; empty where there is none.
+    """Read the provenance of a finished run; empty if there is none.
 
     Raises:
-        OutpaceError: it cannot be read.
+        OutpaceError: the file cannot be read.
     """
     file = folder / PROVENANCE
     if not file.is_file():
@@ -42,6 +42,6 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def write(folder: Path, facts: dict[str, Any]) -> None:
-    """``provenance.json`` beside the weights: these facts, and the versions."""
+    """Write ``provenance.json`` beside the weights: the facts, and the versions of the packages."""
     text = json.dumps({**facts, "versions": versions()}, indent=2)
     (folder / PROVENANCE).write_text(text + "\n", encoding="utf-8")

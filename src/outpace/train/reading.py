@@ -1,4 +1,4 @@
-"""The target reads packed text: what it says at each place, and its hidden states there."""
+"""Running the target over packed text: its logits and hidden states at each place."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from outpace.train.data import Document
 
 
 def read_batch(target: TargetModel, rows: Seq[Seq[Document]], layers: Seq[int]) -> Batch:
-    """Packed rows as a batch.
+    """Run the target over packed rows and return a batch.
 
-    Documents of a row are kept apart as branches of a tree are: each is a chain of its own from position 0,
-    and the target's own mask does the rest.
+    The documents of a row are branches of one tree, each a chain from position 0, so the target's tree mask
+    keeps them apart.
+
+    Args:
+        rows: [B] rows of documents; shorter rows are padded.
+        layers: the layers whose hidden states the batch contains.
     """
     width = max(sum(len(document.tokens) for document in row) for row in rows)
     fed, tokens, positions, documents, counted = [], [], [], [], []
@@ -37,7 +41,7 @@ def read_batch(target: TargetModel, rows: Seq[Seq[Document]], layers: Seq[int]) 
     output = target.forward(cache, fed, hidden_layers=layers)
     assert output.logits is not None
     device = output.logits.device
-    # Cloned out of inference mode, so that a module may be trained on them.
+    # Cloned: tensors made in inference mode cannot be trained on.
     return Batch(
         tokens=torch.tensor(tokens, device=device),
         positions=torch.tensor(positions, device=device),

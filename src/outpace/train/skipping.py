@@ -1,8 +1,8 @@
-"""Which layers ``self_speculative`` skips: a search on the user's own prompts (Zhang et al. 2023, section 3).
+"""Search for the layers that ``self_speculative`` skips, on given prompts (Zhang et al. 2023, section 3).
 
-The paper's search is Bayesian optimisation of the time per token; here the sampler is optuna's
-tree-structured Parzen estimator (Bergstra et al. 2011, Algorithms for Hyper-Parameter Optimization), and what
-is maximised is by default the speed that counts predict, the same in every run, or else the measured one.
+The paper minimises the time per token by Bayesian optimisation. Here the sampler is optuna's tree-structured
+Parzen estimator (Bergstra et al. 2011, Algorithms for Hyper-Parameter Optimization), and the objective is by
+default the speed predicted from counts, which is the same in every run, or optionally the measured speed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Measure = Literal["counts", "seconds"]
 
 @dataclass(frozen=True)
 class SkippedLayers:
-    """What a search found; ``self_speculative:skip=FILE`` reads the file that ``save`` writes.
+    """The result of a search; ``self_speculative:skip=FILE`` reads the file that ``save`` writes.
 
     Attributes:
-        skip: the layers to leave out, ascending.
-        layers: how many the target has.
-        speed: of the best set: relative to plain decoding by counts, or tokens a second.
-        mean_accepted_length: tokens a step with it.
-        trials: sets that were tried.
+        skip: the layers to skip, ascending.
+        layers: the number of layers of the target.
+        speed: of the best set: relative to plain decoding by counts, or in tokens per second.
+        mean_accepted_length: tokens per step with the best set.
+        trials: the number of sets tried.
     """
 
     skip: tuple[int, ...]
@@ -41,10 +41,10 @@ class SkippedLayers:
     trials: int
 
     def save(self, file: str | Path) -> None:
-        """Write a JSON file; its name must end in ``.json``, as ``self_speculative`` tells files by it."""
+        """Write a JSON file; its name must end in ``.json``, as ``self_speculative`` requires."""
         path = Path(file)
         if path.suffix != ".json":
-            raise OutpaceError(f"a file of layers to skip is named .json, not {str(path)!r}")
+            raise OutpaceError(f"the name of a file of layers to skip must end in .json, not {str(path)!r}")
         path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
 
@@ -60,23 +60,24 @@ def find_skipped_layers(
     report: Callable[[int, SkippedLayers | None], None] = lambda number, best: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> SkippedLayers:
-    """Search for the layers that ``self_speculative`` had best skip.
+    """Search for the best set of layers for ``self_speculative`` to skip.
 
     Args:
         target: a loaded transformers model, or a target.
-        prompts: token ids, each prompt at least one; like those that are to be decoded.
-        params: how to decode them; greedy, 128 tokens, by default. A sampled search should have a seed.
+        prompts: token ids, at least one per prompt; typical of those to be decoded.
+        params: how to decode them; by default greedy, 128 tokens. Give a seed when sampling.
         num_draft_tokens: the option of ``self_speculative`` to search for.
-        trials: sets of layers to try, at least 1.
-        measure: "counts": tokens for each forward's worth of layers, of the target and of drafts; the same in
-            every run. "seconds": tokens a second, on this machine as it is.
+        trials: the number of sets of layers to try, at least 1.
+        measure: "counts": tokens per forward of the target, with the layers run for drafts counted in; the
+            same in every run. "seconds": tokens per second, measured on this machine.
         seed: of the search.
-        report: called after each trial with its number, from 1, and the best so far, if there is one.
-        stop: asked before each step of decoding; once it says so, the search ends with the best so far.
+        report: called after each trial with its number, from 1, and the best result so far, if any.
+        stop: called before each decoding step; when it returns True the search ends with the best result so
+            far.
 
     Raises:
-        OutpaceError: optuna is missing; or an argument that means nothing; or no set was tried to its end.
-        UnsupportedModel: the target is no plain stack of layers.
+        OutpaceError: optuna is missing, an argument is invalid, or no trial finished.
+        UnsupportedModel: the target is not a plain stack of layers.
     """
     optuna = _optuna()
     if not prompts or trials < 1 or measure not in get_args(Measure):
@@ -86,8 +87,8 @@ def find_skipped_layers(
     model = Target(target)
     layers = model.layers
     if layers < 2:
-        raise OutpaceError("the target has a single layer, and at least one must stay")
-    model.some_layers([0])  # says so where it has no part
+        raise OutpaceError("the target has a single layer, and at least one must be kept")
+    model.some_layers([0])  # raises if the target cannot run some of its layers
     tried: dict[tuple[int, ...], SkippedLayers] = {}
 
     def run(trial: Any) -> float:
@@ -110,26 +111,24 @@ def find_skipped_layers(
             report(trial.number + 1, _best(tried) if tried else None)
 
     before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.CRITICAL)  # else an error is logged with its traceback
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)  # below that it logs errors with their traceback
     try:
         study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-        # Where nothing is known, every other layer but the first and the last, as the paper's results look.
+        # The first guess: every other layer between the first and the last, like the sets found in the paper.
         for first in (range(1, layers - 1, 2), [layers // 2]):
             study.enqueue_trial({f"skip {layer}": layer in first for layer in range(layers)})
         study.optimize(run, n_trials=trials, callbacks=[tell])
     finally:
         optuna.logging.set_verbosity(before)
     if not tried:
-        raise OutpaceError(
-            "no set of layers was tried to its end; let the search run on, or give more trials"
-        )
+        raise OutpaceError("no trial finished; let the search run longer, or give more trials")
     return _best(tried)
 
 
 def _decode(
     engine: Engine, prompts: Seq[Seq[int]], params: SamplingParams | None, stop: Callable[[], bool]
 ) -> list[Generation] | None:
-    """The prompts, decoded together; None if that was stopped."""
+    """Decode the prompts together; None if stopped."""
     sequences = [engine.add(prompt, params) for prompt in prompts]
     while engine.sequences:
         if stop():
@@ -144,17 +143,18 @@ def _best(tried: dict[tuple[int, ...], SkippedLayers]) -> SkippedLayers:
 
 
 def _judge(found: Seq[Generation], skip: tuple[int, ...], layers: int, measure: Measure) -> SkippedLayers:
-    """How fast a set of layers is.
+    """The speed of decoding with a set of skipped layers.
 
-    A step costs one target's worth of layers, whatever its width, and each drafted token the share that was
-    kept: the model of Leviathan et al. 2023, section 3.3, with acceptance counted, not assumed.
+    By counts a step costs one forward of the target, whatever its width, and each drafted token the fraction
+    of the layers that it runs: the model of Leviathan et al. 2023, section 3.3, with acceptance counted, not
+    assumed.
     """
     tokens = sum(generation.stats.tokens for generation in found)
     steps = sum(generation.stats.steps for generation in found)
     if not tokens:
         raise OutpaceError("nothing was decoded: allow new tokens, and give prompts shorter than the context")
     if measure == "seconds":
-        # The prompts run as one batch: the wall time of a step counts for each that took part in it.
+        # The prompts ran as one batch, and each was charged the whole wall time of its steps.
         cost = max(generation.stats.seconds_decode for generation in found)
     else:
         drafted = sum(generation.stats.drafted for generation in found)

@@ -1,4 +1,4 @@
-"""A copy of a drafter's module that learns from a buffer, and is measured before anything is done with it."""
+"""A copy of a drafter's module that learns from a buffer, and is measured before its weights are used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outpace.train.objectives import objective
 
 Weights = dict[str, Tensor]
 Kept = Literal["learnt", "before", "first"]
-_CLIP = 1.0  # the greatest norm of the gradients
+_CLIP = 1.0  # the maximum norm of the gradients
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,20 @@ class Learning:
     """How a drafter learns while it is used.
 
     Attributes:
-        tokens: text in the buffer; the oldest goes. Requests in flight have up to ``length`` each besides.
-        length: tokens of a stretch of text that is learnt from, half of them context at most; at least 8.
-        places: "rejected": only the places where the draft failed, as in the paper; "all": all that the
-            target has been at, which takes as much more memory.
+        tokens: the capacity of the buffer; the oldest text is dropped. Each request in flight holds up to
+            ``length`` tokens in addition.
+        length: tokens per stretch of text that is learnt from, at most half of them context; at least 8.
+        places: where the target's logits are kept. "rejected": only where the draft failed, as in the paper;
+            "all": every place the target has visited, which takes more memory accordingly.
         every: tokens decoded between two rounds in the background.
-        updates: of the weights, in a round.
-        rows: stretches to an update.
-        learning_rate: of AdamW; the same in all updates.
+        updates: updates of the weights per round.
+        rows: stretches per update.
+        learning_rate: of AdamW, constant.
         objective: a name in ``outpace.train.objectives``.
-        held_back: one stretch of so many is measured on, not learnt from; at least 2.
-        measured: tokens of output to measure on, the newest of those held back. There is no round before
-            there are as many: on fewer, luck would decide what is kept.
-        seed: of the order.
+        held_back: one stretch in this many is used for measuring, not learnt from; at least 2.
+        measured: tokens of output to measure on, the newest of those held back. There is no round until this
+            many are available: with fewer, chance would decide which weights are kept.
+        seed: of the order of the stretches.
     """
 
     tokens: int = 16384
@@ -83,16 +84,16 @@ class Learning:
 
 @dataclass(frozen=True)
 class Round:
-    """What came of a round.
+    """The result of a round.
 
     Attributes:
-        number: from 1.
-        records: stretches of text in the buffer that were there to learn from.
-        places: where the target's logits were known, in them.
-        loss: the mean of the updates; None where it was no number, and nothing was kept of it.
-        expected_length: tokens a step to be expected on the newest text held back, by the weights that were
-            "learnt" in this round, those from "before" it, and the "first" ones of all.
-        kept: the best of those; "learnt" where it is as good as another.
+        number: the number of the round, from 1.
+        records: stretches of text in the buffer available to learn from.
+        places: the places in them at which the target's logits are known.
+        loss: the mean of the updates; None if it was not finite, in which case the update was dropped.
+        expected_length: expected tokens per step on the newest text held back, with the weights "learnt" in
+            this round, those from "before" it, and the "first" ones of all.
+        kept: the best of those; "learnt" in a tie.
     """
 
     number: int
@@ -104,10 +105,10 @@ class Round:
 
 
 class Trainee:
-    """A copy of a module, in float32 unless that is in float64.
+    """A copy of a module, in float32 unless the module is in float64.
 
     Args:
-        module: bound to its target; it is left as it is.
+        module: bound to its target; it is not changed.
     """
 
     def __init__(self, module: Learned, learning: Learning) -> None:
@@ -131,11 +132,11 @@ class Trainee:
         return {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
 
     def learn(self, learnt: Seq[Record], held_back: Seq[Record], stop: Callable[[], bool]) -> Round | None:
-        """A round: some updates, and then the best of what it was before, is now, and was first.
+        """Run a round: some updates, then keep the best of the new weights, those before, and the first.
 
         Args:
-            stop: asked before each update; if it says so the weights are what they were, and there is no
-                round.
+            stop: called before each update; if it returns True the weights are restored, and the result is
+                None.
         """
         before, was_first = self.weights(), self._is_first
         lengths: dict[Kept, float] = {"before": self._length(held_back)}
@@ -162,7 +163,7 @@ class Trainee:
         return Round(self.rounds, len(learnt), places, loss if math.isfinite(loss) else None, lengths, kept)
 
     def _return_to(self, weights: Weights, is_first: bool) -> None:
-        """Go back, and forget where the updates were heading."""
+        """Restore weights, and reset the optimizer."""
         self.module.load_state_dict(weights)
         self._is_first = is_first
         self._optimizer = self._fresh()

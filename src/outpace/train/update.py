@@ -1,4 +1,4 @@
-"""An update of the weights by some batches: in all processes as if they were one batch."""
+"""An update of the weights by several batches, in all processes, as if they were one batch."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ def update(
     clip: float,
     bf16: bool,
 ) -> list[Losses]:
-    """An update of the weights by some batches, and by those of the other processes.
+    """Update the weights by these batches and those of the other processes; return the losses per batch.
 
-    All places count alike, in whichever batch they are. So the gradients of a draft of one depth are those of
-    one large batch; of a draft of several nearly so, as its last ones have fewer places.
+    All places have the same weight, in whichever batch they are. So for a draft of one depth the gradients
+    equal those of one large batch; for several depths nearly so, because the last ones have fewer places.
 
     Args:
-        prepared: the module, by accelerate; so the optimizer.
-        batches: as many as the accelerator gathers gradients of.
-        clip: the greatest norm of the gradients.
-        bf16: forwards in bfloat16.
+        prepared, optimizer: the module and its optimizer, prepared by accelerate.
+        batches: as many as the accelerator accumulates gradients of.
+        clip: the maximum norm of the gradients.
+        bf16: run the forwards in bfloat16.
     """
     parts: list[Losses] = []
     for batch in batches:
         with accelerator.accumulate(prepared):
-            # Accelerate's own mixed precision cannot be changed in a process that has trained before.
+            # Accelerate's own mixed precision cannot be changed once a process has trained.
             with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=bf16):
                 losses: Losses = prepared(batch, objective)
             accelerator.backward(losses.total * losses.places.sum())
             parts.append(replace(losses, total=losses.total.detach()))
             if accelerator.sync_gradients:
                 places = accelerator.reduce(torch.stack([part.places for part in parts]).sum(), "sum")
-                # What accelerate has divided by already.
+                # Undo accelerate's division by batches and processes, and divide by the places instead.
                 _scale(prepared, len(parts) * accelerator.num_processes / places.clamp(min=1))
                 accelerator.clip_grad_norm_(prepared.parameters(), clip)
             optimizer.step()
@@ -60,7 +60,7 @@ def _scale(module: Any, factor: Tensor) -> None:
 
 
 def means(parts: Seq[Losses], accelerator: Any) -> dict[str, Any]:
-    """The means of an update's forwards, in all processes, places counted alike."""
+    """The means over an update's forwards in all processes, every place having the same weight."""
     places = torch.stack([part.places for part in parts])
     sums = [
         (torch.stack([part.total for part in parts]) * places.sum(dim=1)).sum()[None],

@@ -240,9 +240,9 @@ def test_the_bar_begins_where_the_run_goes_on(run: Run, tmp_path: Path) -> None:
         ("medusa", ("--data", "/nowhere.jsonl"), "cannot read /nowhere.jsonl"),
         ("medusa", ("--data", "hub:split=test"), "hub needs name"),
         ("medusa", ("--on-policy", "0.5"), "so it writes no text of its own to learn from; leave out"),
-        ("medusa", ("--on-policy", "2"), "on_policy is a fraction, from 0 to 1, not 2.0"),
+        ("medusa", ("--on-policy", "2"), "on_policy must be a fraction from 0 to 1, not 2.0"),
         ("medusa", ("--draft", "x"), "medusa is no model of its own to go on from"),
-        ("medusa", ("--boost-after", "/nowhere"), "/nowhere is no folder of a trained drafter"),
+        ("medusa", ("--boost-after", "/nowhere"), "/nowhere is not the folder of a trained drafter"),
         ("draft_model", ("--draft", "./nowhere"), "transformers cannot load './nowhere'"),
         (
             "draft_model:depth=2",
@@ -250,7 +250,7 @@ def test_the_bar_begins_where_the_run_goes_on(run: Run, tmp_path: Path) -> None:
             "draft_model has no option 'depth'; it has: num_draft_tokens",
         ),
         ("draft_model:heads=3", (), "heads must be a multiple of kv_heads"),
-        ("draft_model:context=20", (), "the drafter is made for 20"),
+        ("draft_model:context=20", (), "more than the drafter's context of 20"),
         ("early_exit:layers=1", (), "the target has 1 layers, so layers must be at most 0, not 1"),
     ],
 )

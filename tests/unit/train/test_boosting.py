@@ -168,7 +168,7 @@ def test_a_run_goes_on_after_the_same_drafters_alone(
         run(tmp_path / "parts", earlier, stop=3)
     other = draft(7)
     assert fingerprint(other) != fingerprint(draft(8)) and fingerprint(other) == fingerprint(draft(7))
-    with pytest.raises(OutpaceError, match="of a run with other earlier drafters"):
+    with pytest.raises(OutpaceError, match="belongs to a run with other earlier drafters"):
         run(tmp_path / "parts", other)
     parts = run(tmp_path / "parts", earlier)
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
@@ -176,13 +176,13 @@ def test_a_run_goes_on_after_the_same_drafters_alone(
 
 def test_mistakes(documents: list[Document], first: Path, tmp_path: Path) -> None:
     rows = data.pack(documents, 40)
-    with pytest.raises(OutpaceError, match="nowhere is no folder of a trained drafter"):
+    with pytest.raises(OutpaceError, match="nowhere is not the folder of a trained drafter"):
         load_earlier(tmp_path / "nowhere", TARGET)
     (tmp_path / "config.json").write_text(json.dumps({"method": "magic"}))
-    with pytest.raises(OutpaceError, match="is of no method known here; there are: blockwise"):
+    with pytest.raises(OutpaceError, match="names an unknown method"):
         load_earlier(tmp_path, TARGET)
     (tmp_path / "config.json").write_text("[1")
-    with pytest.raises(OutpaceError, match="is no folder of a trained drafter"):
+    with pytest.raises(OutpaceError, match="is not the folder of a trained drafter"):
         load_earlier(tmp_path, TARGET)
     with pytest.raises(OutpaceError, match="leave out on_policy, or the earlier drafters"):
         settings = replace(SETTINGS, on_policy=0.5)

@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         ToyTarget().read(*[torch.zeros(1, 1)] * 3)
     with pytest.raises(OutpaceError, match="depth must be at least 1"):
         DraftConfig(depth=0)
-    with pytest.raises(OutpaceError, match="a text has 30 tokens, and the drafter is made for 24"):
+    with pytest.raises(OutpaceError, match="a text has 30 tokens, more than the drafter"):
         row = [Document((1,) * 30, 2)]
         train(draft(context=24), [row], [row], SETTINGS, tmp_path / "out")
 
@@ -296,7 +296,7 @@ def test_an_interrupted_run_on_policy_ends_with_the_same_weights(
     assert (tmp_path / "whole/log.jsonl").read_text() == (tmp_path / "parts/log.jsonl").read_text()
     off = run(documents, tmp_path / "off", **{**changes, "on_policy": 0.0})
     assert any(not torch.equal(whole[name], off[name]) for name in whole)
-    with pytest.raises(OutpaceError, match="of a run with other settings"):
+    with pytest.raises(OutpaceError, match="belongs to a run with other settings"):
         run(documents, tmp_path / "parts", **{**changes, "on_policy": 0.25})
 
 
@@ -307,5 +307,5 @@ def test_drafters_without_text_of_their_own_are_refused(documents: list[Document
         module = cls.new(cls.config_type(), Target(tiny_llama(vocabulary=41, layers=3)))
         with pytest.raises(OutpaceError, match=f"{method} drafts from what the target says"):
             train(module, rows, rows, replace(SETTINGS, on_policy=0.5), tmp_path)
-    with pytest.raises(OutpaceError, match="on_policy is a fraction, from 0 to 1"):
+    with pytest.raises(OutpaceError, match="on_policy must be a fraction from 0 to 1"):
         replace(SETTINGS, on_policy=1.5)

@@ -46,13 +46,13 @@ def test_rows_are_read_as_lines_are(monkeypatch: pytest.MonkeyPatch) -> None:
     ("source", "rows", "message"),
     [
         ("hub:name=a/b", [{"text": "x"}, {"words": "y"}], 'a/b, row 1 of train: no "text"'),
-        ("hub:name=a/b,split=test", [], "a/b has no row in test; give another split"),
+        ("hub:name=a/b,split=test", [], "a/b has no rows in test; give another split"),
         (
             "hub:name=a/b",
             ConnectionError("no route\nto it"),
             r"set a/b \(config None, split train\): no route\. W",
         ),
-        ("hub:name=a/b", ValueError(), r"ValueError\. Without a network only what is in the local cache"),
+        ("hub:name=a/b", ValueError(), r"ValueError\. Without a network only the local cache"),
         ("hub:split=test", [], "hub needs name"),
         ("hub:name=a/b,subset=x", [], "hub has no option 'subset'"),
     ],

@@ -238,11 +238,11 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], match: s
 
 def test_what_cannot_be_trained_together_is_refused() -> None:
     made = joint()
-    with pytest.raises(OutpaceError, match="there are low-rank updates in this model already"):
+    with pytest.raises(OutpaceError, match="this model contains low-rank updates already"):
         Joint(module("medusa", made.target), OPTIONS)
     with pytest.raises(OutpaceError, match="parallel_tokens reads no hidden states"):
         Joint(LookAhead.new(LookAheadConfig(), Target(tiny_llama())), OPTIONS)
-    with pytest.raises(OutpaceError, match="a ToyTarget is not trained"):
+    with pytest.raises(OutpaceError, match="a ToyTarget cannot be trained"):
         Joint(module("medusa", ToyTarget()), OPTIONS)
 
 

@@ -436,10 +436,10 @@ def test_what_was_learnt_is_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("drafter", "message"),
     [
-        ("lookahead", "lookahead has no weights of its own to learn. Those that have: blockwise"),
+        ("lookahead", "lookahead has no weights of its own to learn. Drafters that have: blockwise"),
         ("none", "none has no weights"),
         ("combined:(lookahead)+(prompt_lookup)", "make it with the drafter of an Online"),
-        ("early_exit", "early_exit needs weights that are its own to learn: give path=FOLDER"),
+        ("early_exit", "early_exit needs weights of its own to learn: give path=FOLDER"),
         ("parallel_tokens", "outpace train parallel_tokens"),
         ("medusa:path=/nowhere", "there is no /nowhere/config.json"),
         (Medusa(3), "give path=FOLDER, or a module"),

@@ -151,7 +151,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(documents: list[Document]
     assert measured[-1]["held_out_loss"] < measured[0]["held_out_loss"]
     best = MedusaHeads.load(tmp_path / "whole", TARGET)
     assert len(best.tree()) == 6
-    with pytest.raises(OutpaceError, match="of a run with other settings"):
+    with pytest.raises(OutpaceError, match="belongs to a run with other settings"):
         run(documents, tmp_path / "parts", learning_rate=0.5)
 
 
@@ -248,7 +248,7 @@ def test_texts_that_cannot_be_learnt_are_refused(documents: list[Document], tmp_
         (prompts, rows, "there is nothing to learn: no text is longer than its prompt"),
         (rows, prompts, "there is nothing to measure on"),
         (other, rows, f"from . to {TARGET.vocabulary}, and the target has {TARGET.vocabulary}"),
-        (rows, other, "give texts of its own tokens"),
+        (rows, other, "give texts tokenized for the target"),
     ):
         with pytest.raises(OutpaceError, match=match):
             train(heads(), learnt, held_out, SETTINGS, tmp_path, calibration=rows[:2])
@@ -274,7 +274,7 @@ def test_a_checkpoint_outlives_the_writing_of_the_next(documents: list[Document]
 def test_a_run_goes_on_with_the_same_texts_alone(documents: list[Document], tmp_path: Path) -> None:
     run(documents, tmp_path)
     changed = [replace(d, tokens=(*d.tokens[:-1], (d.tokens[-1] + 1) % TARGET.vocabulary)) for d in documents]
-    with pytest.raises(OutpaceError, match="of a run with other texts"):
+    with pytest.raises(OutpaceError, match="belongs to a run with other texts"):
         run(changed, tmp_path)
 
 
@@ -374,14 +374,14 @@ def test_every_kind_of_line_is_read(tmp_path: Path) -> None:
     [
         ("{", "line 1: not JSON"),
         (r'{"text": "\ud800"}', r"line 1: '\\ud800' is half a character"),
-        ("3", "line 1: neither a text nor an object"),
+        ("3", "line 1: neither a string nor an object"),
         ('{"words": "x"}', 'no "text"'),
         ('{"text": 3}', '"text" is not a string'),
         ('{"tokens": ["x"]}', "not a list of token ids"),
         ('{"tokens": []}', "the text is empty"),
         ('{"tokens": [1], "prompt_length": "x"}', '"prompt_length" is not a number from 0 to 1'),
         ('{"tokens": [1], "prompt_length": 2}', '"prompt_length" is not a number from 0 to 1'),
-        ('{"messages": [{"role": "assistant", "content": "x"}]}', "no turn of a user"),
+        ('{"messages": [{"role": "assistant", "content": "x"}]}', "no turn before the answer"),
         ('{"messages": ["x"]}', '"messages" is not'),
         ("", "there is no document"),
     ],
@@ -406,7 +406,7 @@ def test_what_is_held_out_does_not_depend_on_the_rest() -> None:
     assert set(data.split([replace(d, tokens=(*d.tokens, 3)) for d in documents], 0.2).held_out) == {
         replace(d, tokens=(*d.tokens, 3)) for d in held
     }
-    with pytest.raises(OutpaceError, match="leave one side empty"):
+    with pytest.raises(OutpaceError, match="one part is empty"):
         data.split(documents[:3], 0.0)
 
 
