@@ -97,7 +97,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--drafter", default="draft_model:num_draft_tokens=4")
+    parser.add_argument("--drafter", default="draft_model:num_speculative_tokens=4")
     plain = Learning()
     for name in ("tokens", "length", "updates", "rows", "measured", "seed"):
         parser.add_argument(f"--learning-{name}", type=int, default=getattr(plain, name))

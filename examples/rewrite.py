@@ -21,7 +21,7 @@ def main() -> None:
     params = outpace.SamplingParams(max_new_tokens=60)
 
     (plain,) = outpace.Engine(target).generate([prompt], params)
-    engine = outpace.Engine(target, "reference:num_tokens=24", tokenizer=tokenizer)
+    engine = outpace.Engine(target, "reference:num_speculative_tokens=24", tokenizer=tokenizer)
     (fast,) = engine.generate([prompt], params, references=[[reference]])
 
     print(fast.text)

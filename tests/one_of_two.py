@@ -38,7 +38,7 @@ ROWS = [[Document(tuple((7 * p + r) % 40 + 1 for p in range(6 + 3 * (r % 4))), 2
 
 def draft() -> DraftModule:
     torch.manual_seed(0)
-    return DraftModule.new(DraftConfig(hidden_size=16, depth=1, num_draft_tokens=3), TARGET).double()
+    return DraftModule.new(DraftConfig(hidden_size=16, depth=1, num_speculative_tokens=3), TARGET).double()
 
 
 def weights(out: Path, stop: int | None = None, **changes: Any) -> dict[str, torch.Tensor]:
@@ -94,7 +94,7 @@ def command(model: Path, out: Path) -> dict[str, Any]:
     """What ``outpace train`` writes."""
     small = "--steps 4 --evaluate-every 2 --rows 1 --length 40 --held-out 0.3 -n 10 --device cpu --json"
     where = ["-m", str(model), "--data", str(model / "prompts.jsonl"), "--out", str(out)]
-    result = CliRunner().invoke(app, ["train", "medusa:heads=2,nodes=4", *where, *small.split()])
+    result = CliRunner().invoke(app, ["train", "medusa:heads=2,max_nodes=4", *where, *small.split()])
     return {"code": result.exit_code, "out": result.stdout, "error": result.stderr}
 
 

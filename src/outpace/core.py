@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -226,6 +227,9 @@ class Verdict:
         self.tokens = tokens
 
 
+_METRIC = re.compile("[a-z][a-z0-9_]*")
+
+
 @dataclass
 class Stats:
     """Raw counts and seconds of one sequence; the ratios are properties.
@@ -265,7 +269,19 @@ class Stats:
         return self.seconds_draft + self.seconds_verify + self.seconds_rest
 
     def count(self, name: str, number: int) -> None:
-        """Add to a count of the drafter's own."""
+        """Add to a count of the drafter's own.
+
+        Args:
+            name: a name fit for metrics: lower-case letters, digits and underscores, a letter first.
+
+        Raises:
+            OutpaceError: any other name.
+        """
+        if name not in self.extra and not _METRIC.fullmatch(name):
+            raise OutpaceError(
+                f"{name!r} is no name for a count: use lower-case letters, digits and underscores, a letter "
+                "first, as in prompt_lookup_drafted"
+            )
         self.extra[name] = self.extra.get(name, 0) + number
 
     def record(self, drafted: int, path_length: int, emitted: int) -> None:

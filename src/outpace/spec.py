@@ -7,7 +7,7 @@ They nest, for a drafter that is made of others::
     value   = text | group {"+" group}                  groups, where the option takes drafters
     group   = "(" spec ")"
 
-as in ``combined:(lookahead:window=5,ngram=4)+(prompt_lookup),nodes=40``. A text may hold commas within
+as in ``combined:(lookahead:window=5,ngram=4)+(prompt_lookup),max_nodes=40``. A text may hold commas within
 parentheses; parentheses must be balanced in it.
 """
 

@@ -14,7 +14,7 @@ FEW = 8
 
 
 def heads() -> str:
-    return f"medusa:path={tuned()},nodes=12"
+    return f"medusa:path={tuned()},max_nodes=12"
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

@@ -33,7 +33,7 @@ _STEPS_OF = {"hydra": _FEWER}
 _OPTIONS = {
     "dflash": {"tokens": 3},
     "early_exit attention": {"adapter": "attention"},
-    "parallel_tokens": {"num_lookahead": 2},
+    "parallel_tokens": {"num_speculative_tokens": 2},
     "spec_drafter": {"tokens": 3},
 }
 

@@ -50,13 +50,13 @@ def _of_widths(name: str) -> Iterator[Candidate]:
     elif name in ("prompt_lookup", "suffix"):
         for width in _WIDTHS[:-1]:
             for branches in (1, 4):
-                yield Candidate(f"{name}:num_tokens={width},branches={branches}", width)
+                yield Candidate(f"{name}:num_speculative_tokens={width},branches={branches}", width)
     elif name == "token_recycling":
         for width in _WIDTHS:
-            yield Candidate(f"{name}:nodes={width}", width)
+            yield Candidate(f"{name}:max_nodes={width}", width)
     elif name == "jacobi":
         for width in _WIDTHS[:3]:
-            yield Candidate(f"{name}:block={width}", width)
+            yield Candidate(f"{name}:num_speculative_tokens={width}", width)
 
 
 def affordable(found: Seq[Candidate], seconds: Mapping[int, float]) -> list[Candidate]:

@@ -96,7 +96,7 @@ def search(
     overwrite: o.Overwrite = False,
     model: o.ModelName = None,
     trials: own.Trials = 100,
-    num_draft_tokens: own.DraftTokens = 4,
+    num_speculative_tokens: own.DraftTokens = 4,
     measure: own.MeasureName = "counts",
     prompts: own.PromptCount = 16,
     chat: own.ChatPrompts = False,
@@ -123,7 +123,7 @@ def search(
         from outpace.console.models import load
         from outpace.console.train import table
 
-        settings = runner.Search(trials, num_draft_tokens, measure, prompts, seed)
+        settings = runner.Search(trials, num_speculative_tokens, measure, prompts, seed)
         loaded = load(model, device, dtype, trust_remote_code)
     found, whole = runner.run(loaded, data, chat, params, settings, out)
     show(found, as_json, table)

@@ -89,8 +89,8 @@ def table() -> RenderableType:
         Text(
             "An option is set after the name, as in --drafter lookahead:window=5,guesses=5. A drafter as an "
             "option goes in parentheses, and several are joined by plus signs, as in "
-            "combined:parts=(lookahead:window=5)+(prompt_lookup),nodes=40. The name of the first option may "
-            "be left out there, as in combined:(lookahead)+(prompt_lookup).",
+            "combined:parts=(lookahead:window=5)+(prompt_lookup),max_nodes=40. The name of the first option "
+            "may be left out there, as in combined:(lookahead)+(prompt_lookup).",
             style="dim",
         )
     )

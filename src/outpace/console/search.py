@@ -21,14 +21,14 @@ class Search:
 
     Attributes:
         trials: sets of layers to try.
-        num_draft_tokens: tokens that ``self_speculative`` drafts.
+        num_speculative_tokens: tokens that ``self_speculative`` drafts.
         measure: what a set is judged by, "counts" or "seconds".
         prompts: of the data, so many at most, the first ones.
         seed: of the search.
     """
 
     trials: int
-    num_draft_tokens: int
+    num_speculative_tokens: int
     measure: str
     prompts: int
     seed: int
@@ -60,7 +60,7 @@ def run(
                 model.target,
                 prompts,
                 params,
-                num_draft_tokens=search.num_draft_tokens,
+                num_speculative_tokens=search.num_speculative_tokens,
                 trials=search.trials,
                 measure=cast(Measure, search.measure),
                 seed=search.seed,
@@ -74,7 +74,7 @@ def run(
     if out is not None:
         best.save(out)
     skip = str(out) if out is not None else _spelled(best)
-    drafter = f"self_speculative:skip={skip},num_draft_tokens={search.num_draft_tokens}"
+    drafter = f"self_speculative:skip={skip},num_speculative_tokens={search.num_speculative_tokens}"
     found = {**dataclasses.asdict(best), "prompts": len(prompts), "drafter": drafter}
     return found, not interrupt.raised
 

@@ -35,8 +35,8 @@ from outpace.engine.profile import Profile, draft_of, read_profiles, save_profil
 
 DRAFTERS = (
     "lookahead,prompt_lookup,suffix,token_recycling,jacobi,"
-    "combined:(suffix)+(token_recycling),nodes=8,combined:(suffix)+(token_recycling),nodes=16,"
-    "combined:(suffix)+(token_recycling),nodes=32"
+    "combined:(suffix)+(token_recycling),max_nodes=8,combined:(suffix)+(token_recycling),max_nodes=16,"
+    "combined:(suffix)+(token_recycling),max_nodes=32"
 )
 _HELD_OUT = 4  # one prompt in so many is kept for --verify
 _SHOWN = 8  # candidates in the table

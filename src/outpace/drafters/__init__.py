@@ -60,26 +60,29 @@ __all__ = [
 ]
 
 DRAFTERS: dict[str, type[Drafter[Any]]] = {
-    "none": NoDraft,
-    "blockwise": Blockwise,
-    "cascade": Cascade,
-    "combined": Combined,
-    "dflash": DFlash,
-    "draft_model": DraftModel,
-    "eagle": Eagle,
-    "early_exit": EarlyExit,
-    "hydra": Hydra,
-    "jacobi": Jacobi,
-    "lookahead": Lookahead,
-    "medusa": Medusa,
-    "parallel_tokens": ParallelTokens,
-    "prompt_lookup": PromptLookup,
-    "reference": Reference,
-    "retrieval": Retrieval,
-    "self_speculative": SelfSpeculative,
-    "spec_drafter": SpecDrafter,
-    "suffix": Suffix,
-    "token_recycling": TokenRecycling,
+    cls.name: cls
+    for cls in (
+        NoDraft,
+        Blockwise,
+        Cascade,
+        Combined,
+        DFlash,
+        DraftModel,
+        Eagle,
+        EarlyExit,
+        Hydra,
+        Jacobi,
+        Lookahead,
+        Medusa,
+        ParallelTokens,
+        PromptLookup,
+        Reference,
+        Retrieval,
+        SelfSpeculative,
+        SpecDrafter,
+        Suffix,
+        TokenRecycling,
+    )
 }
 
 # Methods that are trained, and what their drafters load.
@@ -103,8 +106,8 @@ def load_drafter(spec: str) -> Drafter[Any]:
     """A drafter from its spec string: a name, then options as ``name:option=value,option=value``.
 
     Where an option takes a drafter, that is a spec string in parentheses, and where it takes several, they
-    are joined by plus signs: ``combined:parts=(lookahead:window=5,ngram=4)+(prompt_lookup),nodes=40``. The
-    name of the first option may be left out there: ``combined:(lookahead)+(prompt_lookup)``.
+    are joined by plus signs: ``combined:parts=(lookahead:window=5,ngram=4)+(prompt_lookup),max_nodes=40``.
+    The name of the first option may be left out there: ``combined:(lookahead)+(prompt_lookup)``.
 
     Raises:
         OutpaceError: unknown drafter or option, a value that does not fit, or parentheses that do not match;

@@ -7,6 +7,7 @@ may serve many engines.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -28,12 +29,19 @@ class Drafter(ABC, Generic[State]):
     """Drafts for a batch of sequences.
 
     Class attributes:
+        name: in spec strings and in the names of counts; by default the class's name in snake case.
         paper: where the method was published.
 
     What follows is a class attribute too, or a property where it depends on the options.
     """
 
+    name: ClassVar[str]
     paper: ClassVar[str]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" not in vars(cls):
+            cls.name = re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower().strip("_")
 
     @property
     def probabilities(self) -> bool:

@@ -16,6 +16,7 @@ _EMPTY = Draft()
 class NoDraft(SequenceDrafter[None]):
     """Plain decoding."""
 
+    name: ClassVar[str] = "none"
     paper: ClassVar[str] = "none: plain autoregressive decoding"
 
     def start(self, sequence: Sequence, shared: Any) -> None:

@@ -17,6 +17,13 @@ WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 FORMAT = 1
 
+# Keys of "config" in folders that were saved before the options of that meaning got one name.
+_RENAMED = {
+    "nodes": "max_nodes",
+    "num_draft_tokens": "num_speculative_tokens",
+    "num_lookahead": "num_speculative_tokens",
+}
+
 
 def write_folder(folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write both files; the folder is made."""
@@ -53,6 +60,9 @@ def read_config(folder: str | Path, method: str) -> dict[str, Any]:
         raise OutpaceError(
             f"{path} has format {described.get('format')!r}, and this version reads {FORMAT}; train it anew"
         )
+    config = described.get("config")
+    if isinstance(config, dict):
+        described["config"] = {_RENAMED.get(name, name): value for name, value in config.items()}
     return dict(described)
 
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from outpace.core import OutpaceError
-from outpace.drafters import DRAFTERS, LEARNED, load_drafter
+from outpace.drafters import LEARNED, load_drafter
 from outpace.drafters.base import Drafter
 from outpace.embedded import nano_draft_path
 from outpace.learned.learned import Learned
@@ -244,7 +244,7 @@ def own_weights(drafter: Drafter[Any] | str, target: TargetModel) -> tuple[Draft
         OutpaceError: it has no weights to learn, or shares them.
     """
     given = load_drafter(drafter) if isinstance(drafter, str) else drafter
-    name = next((name for name, cls in DRAFTERS.items() if type(given) is cls), type(given).__name__)
+    name = given.name
     if name not in LEARNED:
         inside = "" if name not in ("combined", "cascade") else "; make it with the drafter of an Online"
         raise OutpaceError(

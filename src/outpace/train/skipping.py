@@ -53,7 +53,7 @@ def find_skipped_layers(
     prompts: Seq[Seq[int]],
     params: SamplingParams | None = None,
     *,
-    num_draft_tokens: int = 4,
+    num_speculative_tokens: int = 4,
     trials: int = 100,
     measure: Measure = "counts",
     seed: int = 0,
@@ -66,7 +66,7 @@ def find_skipped_layers(
         target: a loaded transformers model, or a target.
         prompts: token ids, at least one per prompt; typical of those to be decoded.
         params: how to decode them; by default greedy, 128 tokens. Give a seed when sampling.
-        num_draft_tokens: the option of ``self_speculative`` to search for.
+        num_speculative_tokens: the option of ``self_speculative`` to search for.
         trials: the number of sets of layers to try, at least 1.
         measure: "counts": tokens per forward of the target, with the layers run for drafts counted in; the
             same in every run. "seconds": tokens per second, measured on this machine.
@@ -97,7 +97,7 @@ def find_skipped_layers(
         if not 0 < len(skip) < layers:
             return 0.0
         if skip not in tried:
-            engine = Engine(model, SelfSpeculative(skip, num_draft_tokens), adaptive=False)
+            engine = Engine(model, SelfSpeculative(skip, num_speculative_tokens), adaptive=False)
             found = _decode(engine, prompts, params, stop)
             if found is None:
                 raise optuna.TrialPruned

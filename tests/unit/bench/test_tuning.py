@@ -22,7 +22,11 @@ SETTINGS = Settings(max_new_tokens=10)
 SUBJECT: Any = SimpleNamespace(
     target=SimpleNamespace(context=None, eos_token_ids=frozenset()), dtype="float32"
 )
-SPECS = ["jacobi:block=2", "lookahead:window=2,ngram=3,guesses=2", "prompt_lookup:num_tokens=4"]
+SPECS = [
+    "jacobi:num_speculative_tokens=2",
+    "lookahead:window=2,ngram=3,guesses=2",
+    "prompt_lookup:num_speculative_tokens=4",
+]
 
 
 def suite(count: int) -> Suite:
@@ -109,12 +113,24 @@ def test_the_fastest_is_chosen_and_what_to_expect_of_it(monkeypatch: pytest.Monk
 
 def test_what_is_too_wide_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of 4 rows takes four plain ones here, one of 8 rows eight."""
-    speeds = dict.fromkeys(["none", "jacobi", "jacobi:block=4", "jacobi:block=8", "jacobi:block=16"], 10.0)
+    speeds = dict.fromkeys(
+        [
+            "none",
+            "jacobi",
+            "jacobi:num_speculative_tokens=4",
+            "jacobi:num_speculative_tokens=8",
+            "jacobi:num_speculative_tokens=16",
+        ],
+        10.0,
+    )
     asked = made_up(monkeypatch, speeds)
     found = tune(SUBJECT, ["jacobi"], suite(10), Goal(), SETTINGS, 1000.0)
     assert found is not None
-    assert found.left_out == [Way("jacobi:block=8", 1), Way("jacobi:block=16", 1)]
-    assert {name for name, _ in asked} == {"none", "jacobi", "jacobi:block=4"}
+    assert found.left_out == [
+        Way("jacobi:num_speculative_tokens=8", 1),
+        Way("jacobi:num_speculative_tokens=16", 1),
+    ]
+    assert {name for name, _ in asked} == {"none", "jacobi", "jacobi:num_speculative_tokens=4"}
 
 
 def test_plain_decoding_may_be_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +186,7 @@ def test_latency_counts_the_seconds_of_each_prompt(monkeypatch: pytest.MonkeyPat
 
 def test_the_budget_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    specs = [f"jacobi:block={size}" for size in range(2, 17)]
+    specs = [f"jacobi:num_speculative_tokens={size}" for size in range(2, 17)]
     made_up(monkeypatch, {spec: 10.0 + i for i, spec in enumerate(["none", *specs])}, clock)
     found = tune(SUBJECT, specs, suite(500), Goal(), SETTINGS, 60.0, clock=clock)
     assert found is not None and found.way.spec == specs[-1]
@@ -289,7 +305,7 @@ def test_a_name_stands_for_itself_and_for_several_widths() -> None:
 
 
 def test_a_spec_stands_for_itself() -> None:
-    spec = "suffix:num_tokens=5"
+    spec = "suffix:num_speculative_tokens=5"
     assert [one.spec for one in candidates([spec, spec, "none"])] == ["none", spec]
 
 
@@ -301,8 +317,8 @@ def test_steps_that_are_too_long_are_left_out() -> None:
     assert [one.spec for one in kept] == [
         "none",
         "token_recycling",
-        "token_recycling:nodes=4",
+        "token_recycling:max_nodes=4",
         "jacobi",
-        "jacobi:block=4",
+        "jacobi:num_speculative_tokens=4",
     ]
     assert affordable(found, {1: 0.01, 64: limit}) == found

@@ -17,7 +17,12 @@ from outpace.bench.ways import Frugal, Goal, Rounds, Way, method_of
 from outpace.cache import KVCache
 from outpace.console.models import Loaded
 
-SPECS = ["none", "suffix:num_tokens=8", "lookahead:window=3,ngram=3,guesses=3", "token_recycling:nodes=8"]
+SPECS = [
+    "none",
+    "suffix:num_speculative_tokens=8",
+    "lookahead:window=3,ngram=3,guesses=3",
+    "token_recycling:max_nodes=8",
+]
 
 
 def request(model: Loaded, texts: tuple[str, ...], seed: int) -> Request:

@@ -31,7 +31,7 @@ class Thorough(Online):
 
 @pytest.fixture
 def heads(model: Loaded, tmp_path: Path) -> str:
-    MedusaHeads.new(MedusaConfig(heads=2, own_head=True, nodes=4), model.target).save(tmp_path / "heads")
+    MedusaHeads.new(MedusaConfig(heads=2, own_head=True, max_nodes=4), model.target).save(tmp_path / "heads")
     return f"medusa:path={tmp_path / 'heads'}"
 
 

@@ -87,7 +87,7 @@ def test_both_lanes_end_with_the_same_tokens(model: Loaded) -> None:
 
 
 def test_drafted_tokens_are_marked_and_the_targets_own_are_not(model: Loaded) -> None:
-    plain, other = lanes(model, "jacobi:block=4", tokens=40)
+    plain, other = lanes(model, "jacobi:num_speculative_tokens=4", tokens=40)
     for _ in race.race([plain, other]):
         pass
     assert all(piece.step is None for piece in plain.pieces)

@@ -46,7 +46,7 @@ def test_layers_are_found_written_and_skipped(run: Run, deep: Path, tmp_path: Pa
     assert "trials: 4 of 4" in result.stderr and "best so far: skip" in result.stderr
     assert "left out, as long as the model's context of 96: 1 prompts" in result.stderr
     assert json.loads(out.read_text())["skip"] == found["skip"]
-    assert found["drafter"] == f"self_speculative:skip={out},num_draft_tokens=2"
+    assert found["drafter"] == f"self_speculative:skip={out},num_speculative_tokens=2"
     model, params = load(str(deep), device="cpu"), SamplingParams(max_new_tokens=12)
     prompts = [model.encode("say 1")]
     (fast,) = model.engine(found["drafter"], adaptive=False).generate(prompts, params)
@@ -57,8 +57,8 @@ def test_layers_are_found_written_and_skipped(run: Run, deep: Path, tmp_path: Pa
     # Without a file the layers are in the drafter's name itself.
     printed = run("--prompts", 3)
     skip = "+".join(map(str, found["skip"]))
-    assert f"self_speculative:skip={skip},num_draft_tokens=2" in printed.stdout
-    assert load_drafter(f"self_speculative:skip={skip},num_draft_tokens=2")
+    assert f"self_speculative:skip={skip},num_speculative_tokens=2" in printed.stdout
+    assert load_drafter(f"self_speculative:skip={skip},num_speculative_tokens=2")
 
 
 @pytest.mark.parametrize(("steps", "finds"), [(0, False), (30, True)])

@@ -34,7 +34,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> Run:
 
 def test_a_drafter_is_trained_and_drafts(run: Run, model: Loaded, tmp_path: Path) -> None:
     out = tmp_path / "heads"
-    result = run("medusa:heads=2,nodes=4", *SMALL, "--out", out, "--json")
+    result = run("medusa:heads=2,max_nodes=4", *SMALL, "--out", out, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     parts = [found[f"{kind}documents"] for kind in ("", "calibration_", "held_out_")]
@@ -53,10 +53,10 @@ def test_a_drafter_is_trained_and_drafts(run: Run, model: Loaded, tmp_path: Path
     assert fast.tokens == plain.tokens and fast.stats.drafted > 0
     # The same command again finds the answers and the finished run, and leaves it as it is.
     written = (out / "provenance.json").read_bytes()
-    again = run("medusa:heads=2,nodes=4", *SMALL, "--out", out, "--json")
+    again = run("medusa:heads=2,max_nodes=4", *SMALL, "--out", out, "--json")
     assert json.loads(again.stdout) == found and "finished already" in again.stderr
     assert (out / "provenance.json").read_bytes() == written
-    other = run("medusa:heads=2,nodes=4", *SMALL, "--out", out, "-n", 10)
+    other = run("medusa:heads=2,max_nodes=4", *SMALL, "--out", out, "-n", 10)
     assert other.exit_code == 2 and "or with other options; give another --out" in " ".join(
         other.stderr.split()
     )
@@ -70,7 +70,7 @@ def test_what_others_wrote_is_measured_on_what_the_model_says(
     asked = [{"prompt": f"say {number}", "response": "no " * (number + 1)} for number in range(20)]
     texts = [{"text": f"{number} tells a tale " + "of a day " * number} for number in range(20)]
     data.write_text("".join(json.dumps(line) + "\n" for line in [*asked, *texts]))
-    result = run("medusa:heads=2,nodes=4", *SMALL, "--data", data, "--out", out, "--json")
+    result = run("medusa:heads=2,max_nodes=4", *SMALL, "--data", data, "--out", out, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     documents = read(data, model)
@@ -103,7 +103,7 @@ def test_a_model_is_trained_too_and_decodes(run: Run, folder: Path, model: Loade
     pytest.importorskip("peft")
     out = tmp_path / "heads"
     more = ["--tune", "lora:rank=2,weight=0.1,warmup=0,rate=1", "--learning-rate", 0.1, "--out", out]
-    result = run("medusa:heads=2,nodes=4", *SMALL, *more, "--json")
+    result = run("medusa:heads=2,max_nodes=4", *SMALL, *more, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["method"] == "medusa" and found["target_loss"] > -1e-6 and found["target_agreement"] <= 1
@@ -161,7 +161,7 @@ def test_answers_are_gone_on_with_where_they_were_interrupted(
 ) -> None:
     monkeypatch.setattr(answers, "_TOGETHER", 6)
     own = [*SMALL, "--temperature", 1.0, "--json"]
-    whole = run("medusa:heads=2,nodes=4", *own, "--out", tmp_path / "whole")
+    whole = run("medusa:heads=2,max_nodes=4", *own, "--out", tmp_path / "whole")
     assert whole.exit_code == 0, whole.output
     asked: list[int] = []
 
@@ -172,7 +172,7 @@ def test_answers_are_gone_on_with_where_they_were_interrupted(
         return distil.answer(target, prompts, params)
 
     monkeypatch.setattr(answers, "answer", answer)
-    stopped = run("medusa:heads=2,nodes=4", *own, "--out", tmp_path / "parts")
+    stopped = run("medusa:heads=2,max_nodes=4", *own, "--out", tmp_path / "parts")
     assert stopped.exit_code == 130 and "the same command goes on" in stopped.stderr
     file = tmp_path / "parts" / "answers.jsonl"
     assert len(file.read_text().splitlines()) == 12
@@ -180,7 +180,7 @@ def test_answers_are_gone_on_with_where_they_were_interrupted(
     file.write_text(file.read_text() + '{"tokens": [1], "prompt')
     note = tmp_path / "parts" / "answers.json"
     note.write_text(json.dumps(json.loads(note.read_text()) | {"seconds": 1e6}))
-    result = run("medusa:heads=2,nodes=4", *own, "--out", tmp_path / "parts")
+    result = run("medusa:heads=2,max_nodes=4", *own, "--out", tmp_path / "parts")
     assert result.exit_code == 0, result.output
     assert 1e6 < json.loads(result.stdout)["answering_seconds"] < 1.1e6
     assert asked == [6, 6, 6, 6, 2]
@@ -212,7 +212,7 @@ def test_what_is_no_run_of_its_own_is_not_written_over(run: Run, folder: Path, t
 def test_the_bar_begins_where_the_run_goes_on(run: Run, tmp_path: Path) -> None:
     notes = []
     for steps in ("stopped", "whole"):
-        result = run("medusa:heads=2,nodes=4", *SMALL, "--out", tmp_path / "out")
+        result = run("medusa:heads=2,max_nodes=4", *SMALL, "--out", tmp_path / "out")
         notes.append([line for line in result.stderr.splitlines() if line.startswith("steps: ")])
         checkpoint = tmp_path / "out" / "checkpoint" / "progress.json"
         if steps == "stopped":
@@ -247,7 +247,7 @@ def test_the_bar_begins_where_the_run_goes_on(run: Run, tmp_path: Path) -> None:
         (
             "draft_model:depth=2",
             ("--draft", "x"),
-            "draft_model has no option 'depth'; it has: num_draft_tokens",
+            "draft_model has no option 'depth'; it has: num_speculative_tokens",
         ),
         ("draft_model:heads=3", (), "heads must be a multiple of kv_heads"),
         ("draft_model:context=20", (), "more than the drafter's context of 20"),

@@ -22,7 +22,7 @@ from outpace.engine.profile import Profile, load_profile, save_profile
 
 tomlkit = pytest.importorskip("tomlkit")
 
-DRAFTERS = "prompt_lookup:num_tokens=4,lookahead:window=2,ngram=3,guesses=2"
+DRAFTERS = "prompt_lookup:num_speculative_tokens=4,lookahead:window=2,ngram=3,guesses=2"
 
 
 @pytest.fixture(autouse=True)
@@ -220,7 +220,7 @@ def test_answers_end_at_end_tokens_where_that_is_asked_for(
 
 
 def _specs() -> list[str]:
-    return ["prompt_lookup:num_tokens=4", "lookahead:window=2,ngram=3,guesses=2"]
+    return ["prompt_lookup:num_speculative_tokens=4", "lookahead:window=2,ngram=3,guesses=2"]
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def test_a_text_that_was_changed_is_read_from_there(kept: int, changed: list[int
 
 def test_a_spec_drafter_drafts_for_a_draft_model() -> None:
     small = Target(tiny_llama(vocabulary=12, layers=1, seed=3))
-    drafter = Cascade(DraftModel(small, num_draft_tokens=5), SpecDrafter(module("spec_drafter", small)))
+    drafter = Cascade(DraftModel(small, num_speculative_tokens=5), SpecDrafter(module("spec_drafter", small)))
     found = Engine(TARGET, drafter, adaptive=False).generate(PROMPTS, SAMPLED)
     assert [g.tokens for g in found] == [g.tokens for g in Engine(TARGET).generate(PROMPTS, SAMPLED)]
     assert sum(g.stats.extra["inner_accepted"] for g in found) > 5

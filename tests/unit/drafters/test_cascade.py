@@ -32,7 +32,7 @@ INNER: dict[str, Any] = {
     "none": NoDraft(),
     "prompt_lookup": PromptLookup(),
     "lookahead": Lookahead(window=3, ngram=3, guesses=3),
-    "jacobi": Jacobi(block=4),
+    "jacobi": Jacobi(num_speculative_tokens=4),
     "smaller": DraftModel(ToyTarget(surprise=0.5), 3),
     "smaller_tree": DraftModel(ToyTarget(surprise=0.5), 3, branching="2x2"),
 }
@@ -124,8 +124,10 @@ def test_under_rejection_the_chain_does_not_depend_on_the_inner_drafter(monkeypa
 
 
 def test_it_has_a_spec_string() -> None:
-    drafter = load_drafter("cascade:draft=(draft_model:num_draft_tokens=6),inner=(prompt_lookup:branches=2)")
-    assert drafter == Cascade(DraftModel(num_draft_tokens=6), PromptLookup(branches=2))
+    drafter = load_drafter(
+        "cascade:draft=(draft_model:num_speculative_tokens=6),inner=(prompt_lookup:branches=2)"
+    )
+    assert drafter == Cascade(DraftModel(num_speculative_tokens=6), PromptLookup(branches=2))
 
 
 @pytest.mark.parametrize(

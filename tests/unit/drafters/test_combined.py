@@ -25,7 +25,7 @@ from outpace.tree import chain, path_to, select
 PROMPTS = [[5], [3, 9, 2, 7, 3, 9], [6, 1, 6, 1, 6]]
 GREEDY = SamplingParams(max_new_tokens=40)
 SAMPLED = SamplingParams(max_new_tokens=40, temperature=0.8, top_p=0.95, seed=5)
-DRAFT_MODEL = DraftModel(ToyTarget(surprise=0.7), num_draft_tokens=3)
+DRAFT_MODEL = DraftModel(ToyTarget(surprise=0.7), num_speculative_tokens=3)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,13 @@ class Recorded(Drafter[Any]):
     "drafter",
     [
         Combined((Lookahead(window=3, ngram=3), PromptLookup())),
-        Combined((TokenRecycling(nodes=9), Jacobi(block=3)), nodes=5, row_cost=0, minimum=2, share=False),
+        Combined(
+            (TokenRecycling(max_nodes=9), Jacobi(num_speculative_tokens=3)),
+            max_nodes=5,
+            row_cost=0,
+            minimum=2,
+            share=False,
+        ),
         Combined((DRAFT_MODEL, PromptLookup())),
     ],
 )
@@ -88,7 +94,7 @@ def counts(generation: Generation) -> dict[str, Any]:
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
 @pytest.mark.parametrize("verifier", ["match", "rejection"])
-@pytest.mark.parametrize("part", [Lookahead(window=3, ngram=3), TokenRecycling(nodes=9), DRAFT_MODEL])
+@pytest.mark.parametrize("part", [Lookahead(window=3, ngram=3), TokenRecycling(max_nodes=9), DRAFT_MODEL])
 def test_a_part_alone_sees_what_it_sees_uncombined(
     part: Drafter[Any], verifier: str, params: SamplingParams
 ) -> None:
@@ -124,11 +130,11 @@ def same_step(one: Step, other: Step) -> None:
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
-@pytest.mark.parametrize("options", [{}, {"nodes": 6, "row_cost": 0.0}])
+@pytest.mark.parametrize("options", [{}, {"max_nodes": 6, "row_cost": 0.0}])
 def test_each_part_sees_the_fate_of_its_own_nodes(options: dict[str, Any], params: SamplingParams) -> None:
     parts = (
-        Recorded(TokenRecycling(nodes=9), layers=(1,)),
-        Recorded(Jacobi(block=4), layers=(0, 2)),
+        Recorded(TokenRecycling(max_nodes=9), layers=(1,)),
+        Recorded(Jacobi(num_speculative_tokens=4), layers=(0, 2)),
         Recorded(PromptLookup()),
     )
     target = ToyTarget()
@@ -219,12 +225,12 @@ def test_a_useless_part_gets_almost_nothing() -> None:
     alone = run(Oracle(text))
     both = run(Combined((Oracle(text), Other(text, right=(0, 0))), row_cost=0.02))
     assert both.steps <= alone.steps + 2
-    assert both.extra["Oracle drafted"] == alone.drafted
-    assert both.extra["Oracle accepted"] == alone.accepted
-    assert both.extra["Other drafted"] < 0.15 * both.extra["Oracle drafted"]
-    assert both.extra["Other accepted"] == 0
+    assert both.extra["oracle_drafted"] == alone.drafted
+    assert both.extra["oracle_accepted"] == alone.accepted
+    assert both.extra["other_drafted"] < 0.15 * both.extra["oracle_drafted"]
+    assert both.extra["other_accepted"] == 0
     without = run(Combined((Oracle(text), Other(text, right=(0, 0))), row_cost=0.02, minimum=0))
-    assert without.extra["Other drafted"] < both.extra["Other drafted"]
+    assert without.extra["other_drafted"] < both.extra["other_drafted"]
 
 
 def test_the_nodes_go_to_the_part_that_is_right_now() -> None:
@@ -253,8 +259,8 @@ def test_a_chance_that_is_stated_is_believed_at_once() -> None:
     text = said()
     parts = Says(text, right=(0, 0), chance=0.01), Oracle(text)
     stats = run(Combined(parts, row_cost=0.02, minimum=0))
-    assert stats.extra["Says drafted"] == 0
-    assert stats.extra["Oracle drafted"] == stats.drafted
+    assert stats.extra["says_drafted"] == 0
+    assert stats.extra["oracle_drafted"] == stats.drafted
 
 
 def test_and_measured_where_it_is_wrong() -> None:
@@ -267,9 +273,9 @@ def test_and_measured_where_it_is_wrong() -> None:
 
 def test_a_tight_budget_goes_to_the_likelier_nodes() -> None:
     text = said()
-    drafter = Combined((Other(text, right=(0, 0)), Oracle(text)), nodes=5, row_cost=0, minimum=0)
+    drafter = Combined((Other(text, right=(0, 0)), Oracle(text)), max_nodes=5, row_cost=0, minimum=0)
     stats = run(drafter)
-    assert stats.extra["Oracle drafted"] > 0.8 * stats.drafted
+    assert stats.extra["oracle_drafted"] > 0.8 * stats.drafted
     assert stats.drafted <= 5 * stats.steps
 
 
@@ -278,7 +284,19 @@ def test_what_two_parts_propose_is_drafted_once() -> None:
     alone = run(Oracle(text))
     both = run(Combined((Oracle(text), Other(text))))
     assert (both.steps, both.drafted) == (alone.steps, alone.drafted)
-    assert both.extra["Oracle drafted"] == both.extra["Other drafted"] == alone.drafted
+    assert both.extra["oracle_drafted"] == both.extra["other_drafted"] == alone.drafted
+
+
+def test_the_counts_of_two_parts_of_one_name_are_told_apart() -> None:
+    text = said()
+    stats = run(Combined((Oracle(text), Oracle(text, right=(0, 0))), row_cost=0.02))
+    assert set(stats.extra) == {
+        "oracle_drafted",
+        "oracle_accepted",
+        "oracle_2_drafted",
+        "oracle_2_accepted",
+    }
+    assert stats.extra["oracle_accepted"] > 0 == stats.extra["oracle_2_accepted"]
 
 
 def test_rows_cost_less_where_the_weights_take_longer_to_read() -> None:
@@ -418,14 +436,14 @@ def test_coupled_draws_are_merged() -> None:
         PROMPTS, SAMPLED
     )
     assert [g.tokens for g in found] == [g.tokens for g in plain]
-    assert sum(g.stats.extra["DraftModel accepted"] for g in found) > 10
+    assert sum(g.stats.extra["draft_model_accepted"] for g in found) > 10
 
 
 def test_it_is_read_from_a_spec() -> None:
     expected = Combined((Lookahead(window=5, ngram=4), PromptLookup()))
     assert load_drafter("combined:(lookahead:window=5,ngram=4)+(prompt_lookup)") == expected
-    nested = load_drafter("combined:(combined:(jacobi)+(lookahead),nodes=9)+(prompt_lookup),row_cost=0.1")
-    assert nested == Combined((Combined((Jacobi(), Lookahead()), nodes=9), PromptLookup()), row_cost=0.1)
+    nested = load_drafter("combined:(combined:(jacobi)+(lookahead),max_nodes=9)+(prompt_lookup),row_cost=0.1")
+    assert nested == Combined((Combined((Jacobi(), Lookahead()), max_nodes=9), PromptLookup()), row_cost=0.1)
 
 
 @pytest.mark.parametrize(
@@ -434,7 +452,7 @@ def test_it_is_read_from_a_spec() -> None:
         ((), {}, "give it parts, as in combined:.lookahead."),
         ((Jacobi(), "lookahead"), {}, "a part is a drafter, as in load_drafter"),
         ((Jacobi(), Lookahead(), Jacobi()), {}, "Jacobi is given twice with the same options"),
-        ((Jacobi(),), {"nodes": 0}, "nodes must be at least 1, not 0"),
+        ((Jacobi(),), {"max_nodes": 0}, "max_nodes must be at least 1, not 0"),
         ((Jacobi(),), {"minimum": -1}, "minimum must be at least 0, not -1"),
         ((Jacobi(),), {"row_cost": -0.5}, "row_cost must be a number from 0 on, not -0.5"),
     ],

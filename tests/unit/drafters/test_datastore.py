@@ -135,9 +135,9 @@ def test_occurrences_looked_at_are_spread_evenly(tmp_path: Path, rows: int) -> N
 def test_a_match_is_no_longer_and_no_shorter_than_wanted(tmp_path: Path) -> None:
     datastore = write(tmp_path / "d", [[1, 2, 3, 4], [9, 3, 5]])
     assert datastore.look_up([1, 2, 3]).length == 3
-    assert datastore.look_up([1, 2, 3], max_match=1).count == 2
-    assert datastore.look_up([8, 3], min_match=1).length == 1
-    none = datastore.look_up([8, 3], min_match=2, depth=5)
+    assert datastore.look_up([1, 2, 3], max_ngram=1).count == 2
+    assert datastore.look_up([8, 3], min_ngram=1).length == 1
+    none = datastore.look_up([8, 3], min_ngram=2, depth=5)
     assert (none.length, none.count, none.continuations.shape) == (0, 0, (0, 5))
 
 

@@ -59,9 +59,9 @@ def sequence(prompt: list[int], params: SamplingParams, coupled: bool = True) ->
     "drafter",
     [
         DraftModel(ToyTarget(surprise=0.7)),
-        DraftModel(ToyTarget(surprise=0.5), num_draft_tokens=2, draws="independent"),
+        DraftModel(ToyTarget(surprise=0.5), num_speculative_tokens=2, draws="independent"),
         DraftModel(ToyTarget(surprise=0.7), draws="greedy"),
-        DraftModel(ToyTarget(surprise=0.7, context=30), num_draft_tokens=7),
+        DraftModel(ToyTarget(surprise=0.7, context=30), num_speculative_tokens=7),
     ],
 )
 def test_it_keeps_the_contract(drafter: DraftModel) -> None:
@@ -242,7 +242,7 @@ def test_vocabularies_must_agree() -> None:
 def test_a_model_is_loaded_from_a_path(tmp_path: Path) -> None:
     model = tiny_llama(vocabulary=40)
     model.float().save_pretrained(tmp_path)
-    drafter = load_drafter(f"draft_model:model={tmp_path},num_draft_tokens=3")
+    drafter = load_drafter(f"draft_model:model={tmp_path},num_speculative_tokens=3")
     target = outpace.Target(model.double())
     engine = Engine(target, drafter, adaptive=False)
     loaded = engine._shared.model

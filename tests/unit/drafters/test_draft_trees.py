@@ -22,8 +22,8 @@ GREEDY = SamplingParams(max_new_tokens=25, ignore_eos=True)
 SAMPLED = SamplingParams(max_new_tokens=25, temperature=1.0, seed=3, ignore_eos=True)
 SHAPES: dict[str, dict[str, Any]] = {
     "branching": {"branching": "3x2"},
-    "sequoia": {"acceptance": "0.6/0.2/0.1", "nodes": 9, "num_draft_tokens": 5},
-    "confident": {"expand": 3, "nodes": 9},
+    "sequoia": {"acceptance": "0.6/0.2/0.1", "max_nodes": 9, "num_speculative_tokens": 5},
+    "confident": {"expand": 3, "max_nodes": 9},
 }
 
 
@@ -73,7 +73,7 @@ def test_a_smaller_budget_feeds_the_draft_model_no_more_than_it_drafts() -> None
         SHAPES["branching"],
         SHAPES["confident"],
         SHAPES["sequoia"],
-        {"branching": "2x2", "draws": "independent", "replacement": True, "num_draft_tokens": 2},
+        {"branching": "2x2", "draws": "independent", "replacement": True, "num_speculative_tokens": 2},
         {"min_confidence": 0.4, "draws": "independent", "branching": "2", "confidence": "token"},
     ],
 )
@@ -158,9 +158,11 @@ def test_without_replacement_siblings_differ_and_with_it_they_need_not() -> None
     sampled = [SamplingParams(max_new_tokens=9, temperature=2.0, seed=seed) for seed in range(20)]
     equal = 0
     for params in sampled:
-        without = one_draft(params, coupled=False, branching="4", num_draft_tokens=1)
+        without = one_draft(params, coupled=False, branching="4", num_speculative_tokens=1)
         assert len(set(without.tokens)) == 4 and not without.replacement
-        repeated = one_draft(params, branching="4", num_draft_tokens=1, draws="independent", replacement=True)
+        repeated = one_draft(
+            params, branching="4", num_speculative_tokens=1, draws="independent", replacement=True
+        )
         assert repeated.replacement and repeated.distributions is not None
         assert without.tokens[0] == repeated.tokens[0]  # the first draw is the same
         equal += len(set(repeated.tokens)) < 4
@@ -168,7 +170,7 @@ def test_without_replacement_siblings_differ_and_with_it_they_need_not() -> None
 
 
 def test_coupled_candidates_are_the_best_with_the_targets_noise() -> None:
-    draft = one_draft(SAMPLED, branching="3", num_draft_tokens=2)
+    draft = one_draft(SAMPLED, branching="3", num_speculative_tokens=2)
     assert draft.distributions is not None
     for node, below in [(-1, children(draft.parents)[-1]), (0, children(draft.parents)[0])]:
         noise = gumbel(Key(3).target(depths(draft.parents)[below[0]]), 32, torch.device("cpu"))
@@ -195,7 +197,7 @@ def test_grown_trees_are_point_masses_under_a_verifier_that_needs_independent_dr
 
 @pytest.mark.parametrize("confidence", ["path", "token"])
 def test_drafting_stops_where_the_draft_model_is_unsure(confidence: Any) -> None:
-    whole = one_draft(SAMPLED, coupled=False, num_draft_tokens=8)
+    whole = one_draft(SAMPLED, coupled=False, num_speculative_tokens=8)
     assert whole.distributions is not None and len(whole) == 8
     sure = 1.0
     expected = 0
@@ -206,9 +208,11 @@ def test_drafting_stops_where_the_draft_model_is_unsure(confidence: Any) -> None
         sure *= float(row[token])
         expected += 1
     assert 0 < expected < 8
-    found = one_draft(SAMPLED, coupled=False, num_draft_tokens=8, min_confidence=0.45, confidence=confidence)
+    found = one_draft(
+        SAMPLED, coupled=False, num_speculative_tokens=8, min_confidence=0.45, confidence=confidence
+    )
     assert found.tokens == whole.tokens[:expected]
-    assert len(one_draft(GREEDY, num_draft_tokens=8, min_confidence=1.0)) == 0
+    assert len(one_draft(GREEDY, num_speculative_tokens=8, min_confidence=1.0)) == 0
 
 
 @pytest.mark.parametrize(
@@ -217,7 +221,7 @@ def test_drafting_stops_where_the_draft_model_is_unsure(confidence: Any) -> None
         ({"replacement": True}, "give draws=independent"),
         ({"replacement": True, "draws": "independent"}, "a chain has none; give branching"),
         ({"confidence": "token"}, "says what min_confidence bounds; give that too"),
-        ({"expand": 2, "nodes": 4, "draws": "independent"}, "cannot be independent draws"),
+        ({"expand": 2, "max_nodes": 4, "draws": "independent"}, "cannot be independent draws"),
         ({"min_confidence": 1.5}, "min_confidence must be between 0 and 1"),
         ({"confidence": "node"}, "confidence must be 'path' or 'token'"),
         ({"vocabulary": "text", "branching": "2"}, "vocabulary=text drafts chains"),

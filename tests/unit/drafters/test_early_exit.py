@@ -119,7 +119,7 @@ def adapter_of(kind: Kind, model: CausalTarget) -> Adapter:
     """An adapter behind three layers, with random weights."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        config = AdapterConfig(3, kind, num_draft_tokens=4, min_confidence=0.2)
+        config = AdapterConfig(3, kind, num_speculative_tokens=4, min_confidence=0.2)
         adapter = Adapter.new(config, model).double()
         for weight in adapter.parameters():
             torch.nn.init.normal_(weight, std=0.3) if weight.dim() > 1 else None
@@ -133,7 +133,7 @@ KINDS: list[Kind] = ["feed_forward", "attention"]
 @pytest.mark.parametrize("static", [False, True])
 def test_with_an_adapter_tokens_are_those_of_plain_decoding(kind: Kind, static: bool) -> None:
     model = target(static=static)
-    drafter = EarlyExit(adapter_of(kind, model), num_draft_tokens=4, min_confidence=0.0)
+    drafter = EarlyExit(adapter_of(kind, model), num_speculative_tokens=4, min_confidence=0.0)
     for params in (LONG, SAMPLED):
         plain = Engine(model, slots=4, length=72).generate(PROMPTS, params)
         found = Engine(model, drafter, slots=4, length=72, adaptive=False).generate(PROMPTS, params)
@@ -144,7 +144,7 @@ def test_with_an_adapter_tokens_are_those_of_plain_decoding(kind: Kind, static: 
 def test_with_attention_it_keeps_the_contract(tmp_path: Path) -> None:
     model = target()
     adapter_of("attention", model).save(tmp_path)
-    check_drafter(EarlyExit(str(tmp_path), num_draft_tokens=3, min_confidence=0.05), model)
+    check_drafter(EarlyExit(str(tmp_path), num_speculative_tokens=3, min_confidence=0.05), model)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -155,16 +155,16 @@ def test_an_adapter_is_trained_saved_and_drafts(kind: Kind, tmp_path: Path) -> N
     batch = read_batch(model, [[Document(text, len(prompt)) for prompt, text in texts]], (3,))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        adapter = Adapter.new(AdapterConfig(3, kind, num_draft_tokens=4, min_confidence=0.0), model)
+        adapter = Adapter.new(AdapterConfig(3, kind, num_speculative_tokens=4, min_confidence=0.0), model)
     losses = train(adapter, batch, 100, 0.01)
     assert float(losses[-1].loss[0]) < float(losses[0].loss[0]) / 2
     assert float(losses[-1].acceptance[0]) > float(losses[0].acceptance[0]) + 0.2
     adapter.save(tmp_path)
-    drafter = EarlyExit(str(tmp_path), num_draft_tokens=4, min_confidence=0.0)
+    drafter = EarlyExit(str(tmp_path), num_speculative_tokens=4, min_confidence=0.0)
     found = Engine(model, drafter, adaptive=False).generate(PROMPTS, LONG)
     assert [g.tokens for g in found] == [g.tokens for g in plain]
     bare = Engine(
-        model, EarlyExit(layers=3, num_draft_tokens=4, min_confidence=0.0), adaptive=False
+        model, EarlyExit(layers=3, num_speculative_tokens=4, min_confidence=0.0), adaptive=False
     ).generate(PROMPTS, LONG)
     assert sum(g.stats.steps for g in found) < 0.8 * sum(g.stats.steps for g in bare)
     with pytest.raises(OutpaceError, match="adapter is for 3 layers, not 2"):
@@ -202,7 +202,7 @@ def test_options_win_over_what_the_adapter_was_measured_with(tmp_path: Path) -> 
     for drafter in (
         EarlyExit(str(tmp_path)),
         EarlyExit(str(tmp_path), min_confidence=0.0),
-        EarlyExit(str(tmp_path), num_draft_tokens=2, min_confidence=0.0),
+        EarlyExit(str(tmp_path), num_speculative_tokens=2, min_confidence=0.0),
         EarlyExit(min_confidence=0.0),
     ):
         watch = Watch()
@@ -235,7 +235,7 @@ def test_attention_sees_its_own_document_alone() -> None:
 def test_a_long_prompt_is_read_in_pieces() -> None:
     prompt = [(7 * place + place // 5) % 38 + 1 for place in range(1100)]
     model = CausalTarget(tiny_llama(vocabulary=40, layers=4, context=2048))
-    drafter = EarlyExit(adapter_of("attention", model), num_draft_tokens=3, min_confidence=0.0)
+    drafter = EarlyExit(adapter_of("attention", model), num_speculative_tokens=3, min_confidence=0.0)
     params = SamplingParams(max_new_tokens=9, ignore_eos=True)
     plain = Engine(model).generate([prompt, [5]], params)
     engine = Engine(model, drafter, adaptive=False)
@@ -244,7 +244,7 @@ def test_a_long_prompt_is_read_in_pieces() -> None:
 
 def test_the_metric_counts_the_chain_that_would_stand() -> None:
     model = target()
-    adapter = Adapter.new(AdapterConfig(1, num_draft_tokens=2, min_confidence=0.5), model)
+    adapter = Adapter.new(AdapterConfig(1, num_speculative_tokens=2, min_confidence=0.5), model)
     tokens = torch.tensor([[3, 4, 5, 6, 7]])
     rows = torch.full((1, 5, 40), 0.0)
     for place, (token, score) in enumerate([(4, 9.0), (5, 9.0), (6, 2.0), (7, 9.0), (8, 9.0)]):
@@ -273,10 +273,10 @@ def test_it_drafts_alone_and_for_stacks_only() -> None:
         ({"adapter": "attention", "width": 2.0}, "an adapter of attention has no width"),
         ({"heads": 2}, "an adapter of feed_forward has no heads"),
         ({"width": 0.0}, "width above 0"),
-        ({"adapter": "attention", "heads": 0}, "heads and num_draft_tokens must be at least 1"),
+        ({"adapter": "attention", "heads": 0}, "heads and num_speculative_tokens must be at least 1"),
     ):
         with pytest.raises(OutpaceError, match=match):
             AdapterConfig(**wrong)  # type: ignore[arg-type]
-    for options in ({"layers": 0}, {"num_draft_tokens": 0}, {"min_confidence": 2.0}, {"draws": "wild"}):
+    for options in ({"layers": 0}, {"num_speculative_tokens": 0}, {"min_confidence": 2.0}, {"draws": "wild"}):
         with pytest.raises(OutpaceError, match=next(iter(options))):
             EarlyExit(**options)  # type: ignore[arg-type]

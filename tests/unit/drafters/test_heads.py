@@ -24,9 +24,9 @@ from outpace.tree import depths
 TARGET = ToyTarget()
 PROMPT = [3, 9, 2, 7]
 KINDS: dict[str, tuple[type[Heads], Any, Any]] = {
-    "medusa": (MedusaHeads, MedusaConfig(heads=3, own_head=True), lambda h: Medusa(h, nodes=9)),
+    "medusa": (MedusaHeads, MedusaConfig(heads=3, own_head=True), lambda h: Medusa(h, max_nodes=9)),
     "blockwise": (BlockwiseHeads, BlockwiseConfig(heads=3), Blockwise),
-    "hydra": (HydraHeads, HydraConfig(heads=3), lambda h: Hydra(h, nodes=9)),
+    "hydra": (HydraHeads, HydraConfig(heads=3), lambda h: Hydra(h, max_nodes=9)),
 }
 
 
@@ -137,8 +137,8 @@ def test_accuracies_are_counted_by_rank() -> None:
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: Medusa("x", nodes=0), "nodes must be at least 1"),
-        (lambda: Medusa("x", nodes=3, branching="2x2"), "without branching"),
+        (lambda: Medusa("x", max_nodes=0), "max_nodes must be at least 1"),
+        (lambda: Medusa("x", max_nodes=3, branching="2x2"), "without branching"),
         (lambda: Medusa("x", branching="2x0"), "at least 1, not '2x0'"),
         (lambda: Medusa("x", branching="2xa"), "medusa: branching must be numbers"),
         (lambda: Hydra("x", draws="mine"), "hydra: draws must be 'coupled'"),  # type: ignore[arg-type]

@@ -38,7 +38,10 @@ class Recorded(Jacobi):
         super().learn(state, step)
 
 
-@pytest.mark.parametrize("drafter", [Jacobi(), Jacobi(block=1), Jacobi(block=3, refill="argmax", seed=5)])
+@pytest.mark.parametrize(
+    "drafter",
+    [Jacobi(), Jacobi(num_speculative_tokens=1), Jacobi(num_speculative_tokens=3, refill="argmax", seed=5)],
+)
 def test_it_keeps_the_contract(drafter: Jacobi) -> None:
     check_drafter(drafter)
 
@@ -57,7 +60,7 @@ def test_a_block_of_m_tokens_takes_m_steps_at_most(block: int, temperature: floa
 def test_the_right_block_is_the_fixed_point(temperature: float) -> None:
     params = SamplingParams(max_new_tokens=9, temperature=temperature, seed=4, ignore_eos=True)
     (plain,) = Engine(ToyTarget()).generate([PROMPT], params)
-    drafter = Recorded(block=8, first=plain.tokens[:8])
+    drafter = Recorded(num_speculative_tokens=8, first=plain.tokens[:8])
     (found,) = Engine(ToyTarget(), drafter, adaptive=False).generate([PROMPT], params)
     assert found.stats.steps == 1
     (step,) = drafter.steps
@@ -66,7 +69,7 @@ def test_the_right_block_is_the_fixed_point(temperature: float) -> None:
 
 def test_the_block_moves_on_with_the_text() -> None:
     # Hot enough that the keyed noise decides most draws, and a cell may be right on a wrong prefix.
-    drafter = Recorded(block=6)
+    drafter = Recorded(num_speculative_tokens=6)
     params = SamplingParams(max_new_tokens=60, temperature=4.0, seed=1, ignore_eos=True)
     Engine(ToyTarget(), drafter, adaptive=False).generate([PROMPT], params)
     assert {1, 2, 3, 7} <= {len(step.tokens) for step in drafter.steps}
@@ -81,7 +84,7 @@ def test_the_block_moves_on_with_the_text() -> None:
 def test_a_block_accepted_whole_is_filled_anew_when_sampling() -> None:
     params = SamplingParams(max_new_tokens=12, temperature=1.0, seed=4, ignore_eos=True)
     (plain,) = Engine(ToyTarget()).generate([PROMPT], params)
-    drafter = Recorded(block=3, first=plain.tokens[:3])
+    drafter = Recorded(num_speculative_tokens=3, first=plain.tokens[:3])
     (found,) = Engine(ToyTarget(), drafter, adaptive=False).generate([PROMPT], params)
     assert found.tokens == plain.tokens
     assert len(drafter.steps[0].tokens) == 4
@@ -100,7 +103,7 @@ def test_keyed_draws_refill_better_than_the_argmax() -> None:
 
 
 def test_refuses_options_that_make_no_sense() -> None:
-    with pytest.raises(OutpaceError, match="block"):
-        Jacobi(block=0)
+    with pytest.raises(OutpaceError, match="num_speculative_tokens"):
+        Jacobi(num_speculative_tokens=0)
     with pytest.raises(OutpaceError, match="refill"):
         Jacobi(refill="other")  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from outpace.drafters.parallel.jacobi import Jacobi
 WITH_WHAT_IT_NEEDS = {
     "cascade": "cascade:draft=(draft_model),inner=(lookahead)",
     "combined": "combined:(lookahead)",
-    "retrieval": "retrieval:datastore=corpus",
+    "retrieval": "retrieval:path=corpus",
     **{name: f"{name}:path=folder" for name in LEARNED if name != "draft_model"},
 }
 
@@ -47,18 +47,20 @@ def test_every_drafter_loads_by_name_and_is_public(name: str) -> None:
     drafter = load_drafter(WITH_WHAT_IT_NEEDS.get(name, name))
     assert type(drafter) is DRAFTERS[name]
     assert type(drafter).__name__ in drafters.__all__
-    assert type(drafter).__module__ == f"outpace.drafters.{name}"
+    assert type(drafter).__module__.split(".")[-1] == name
     assert drafter.paper
     assert dataclasses.replace(drafter) == drafter
 
 
 def test_options_take_the_type_of_their_field() -> None:
-    assert load_drafter("jacobi:block=3, refill=argmax") == Jacobi(block=3, refill="argmax")
+    assert load_drafter("jacobi:num_speculative_tokens=3, refill=argmax") == Jacobi(
+        num_speculative_tokens=3, refill="argmax"
+    )
     text = "options:needed=1,either=none,flag=True,share=1e-2,mode=fast,model=a=b/c"
     assert load_drafter(text) == Options(1, None, True, 0.01, "fast", [], "a=b/c")
     assert load_drafter("options:needed=1,either=7").either == 7  # type: ignore[attr-defined]
     assert load_drafter("draft_model:model=none") == DraftModel()
-    assert load_drafter("draft_model:model=a/b:c,num_draft_tokens=6") == DraftModel("a/b:c", 6)
+    assert load_drafter("draft_model:model=a/b:c,num_speculative_tokens=6") == DraftModel("a/b:c", 6)
 
 
 @pytest.mark.parametrize(
@@ -66,13 +68,13 @@ def test_options_take_the_type_of_their_field() -> None:
     [
         ("jacoby", "no drafter 'jacoby'. Did you mean 'jacobi'.*There are: none, .*jacobi, .*lookahead"),
         ("xyz", "no drafter 'xyz'. There are: none"),
-        ("jacobi:blocks=2", "no option 'blocks'; it has: block, refill, seed"),
-        ("none:block=2", "no option 'block'; it has: none"),
-        ("jacobi:block", "needs a value, as in block=8"),
-        ("jacobi:block=", "needs a value"),
-        ("jacobi:block=two", "block must be a whole number, not 'two'"),
-        ("jacobi:block=2.5", "block must be a whole number"),
-        ("jacobi:block=0", "block must be at least 1, not 0"),
+        ("jacobi:blocks=2", "no option 'blocks'; it has: num_speculative_tokens, refill, seed"),
+        ("none:num_speculative_tokens=2", "no option 'num_speculative_tokens'; it has: none"),
+        ("jacobi:num_speculative_tokens", "needs a value, as in num_speculative_tokens=8"),
+        ("jacobi:num_speculative_tokens=", "needs a value"),
+        ("jacobi:num_speculative_tokens=two", "num_speculative_tokens must be a whole number, not 'two'"),
+        ("jacobi:num_speculative_tokens=2.5", "num_speculative_tokens must be a whole number"),
+        ("jacobi:num_speculative_tokens=0", "num_speculative_tokens must be at least 1, not 0"),
         ("jacobi:refill=noise", "refill must be 'draw' or 'argmax', not 'noise'"),
         ("options", "options needs needed, as in options:needed=VALUE"),
         ("options:needed=1,flag=1", "flag must be true or false"),
@@ -80,14 +82,17 @@ def test_options_take_the_type_of_their_field() -> None:
         ("options:needed=1,either=few", "either must be a whole number or none"),
         ("combined", r"combined needs parts, as in combined:parts=\(DRAFTER\)\+\(DRAFTER\)"),
         ("combined:(jacoby)", "no drafter 'jacoby'. Did you mean 'jacobi'"),
-        ("combined:(jacobi)+(jacobi:block=8)", "Jacobi is given twice with the same options"),
+        (
+            "combined:(jacobi)+(jacobi:num_speculative_tokens=8)",
+            "Jacobi is given twice with the same options",
+        ),
         ("combined:(jacobi", "parentheses do not match"),
         ("combined:jacobi", r"a drafter goes in parentheses, as in combined:\(jacobi\)"),
         ("lookahead:ngram=1", "ngram must be at least 2"),
         ("prompt_lookup:min_ngram=9", "max_ngram must be at least 9, not 5"),
-        ("prompt_lookup:threshold=nan", "threshold must be between 0 and 1"),
+        ("prompt_lookup:min_confidence=nan", "min_confidence must be between 0 and 1"),
         ("draft_model:draws=wild", "draws must be 'coupled' or 'independent' or 'greedy'"),
-        ("draft_model:num_draft_tokens=0", "num_draft_tokens must be at least 1"),
+        ("draft_model:num_speculative_tokens=0", "num_speculative_tokens must be at least 1"),
     ],
 )
 def test_a_mistake_is_named_with_its_remedy(spec: str, message: str) -> None:

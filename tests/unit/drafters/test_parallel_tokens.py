@@ -79,7 +79,7 @@ def test_where_nothing_counts_but_the_place_every_guess_stands(
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
 @pytest.mark.parametrize("draws", ["coupled", "independent"])
 def test_its_distributions_serve_the_verifiers_that_weigh(verifier: str, draws: Noise) -> None:
-    drafter = ParallelTokens(num_lookahead=3, draws=draws)
+    drafter = ParallelTokens(num_speculative_tokens=3, draws=draws)
     for found in Engine(Clairvoyant(), drafter, verifier, adaptive=False).generate(PROMPTS, SAMPLED):
         assert found.stats.accepted > 25
 
@@ -89,9 +89,9 @@ def test_a_tiny_llama_looks_ahead(static: bool) -> None:
     target = CausalTarget(tiny_llama(vocabulary=40), static=static)
     for params in (LONG, SAMPLED):
         plain = Engine(target, slots=4, length=80).generate(PROMPTS, params)
-        found = Engine(target, ParallelTokens(num_lookahead=2), slots=4, length=80, adaptive=False).generate(
-            PROMPTS, params
-        )
+        found = Engine(
+            target, ParallelTokens(num_speculative_tokens=2), slots=4, length=80, adaptive=False
+        ).generate(PROMPTS, params)
         assert [g.tokens for g in found] == [g.tokens for g in plain]
         assert all(g.stats.extra["guesses"] > 20 for g in found)
 
@@ -148,20 +148,20 @@ def test_riders_are_cut_last_come_first_and_stay_riders() -> None:
 @pytest.mark.parametrize(("path", "places"), [([], [2, 3]), ([0], [4, 5]), ([0, 1], [6])])
 def test_it_reads_what_was_said_behind_the_last_accepted_token(path: list[int], places: list[int]) -> None:
     sequence = Sequence([3, 4], LONG, key=None, limit=9)  # type: ignore[arg-type]
-    growth, _ = ParallelTokens(num_lookahead=2).prepare(Clairvoyant())
+    growth, _ = ParallelTokens(num_speculative_tokens=2).prepare(Clairvoyant())
     state = Ahead(sequence, growth, 40)
     draft = Draft([1, 2, 40, 41, 40, 41, 40], [-1, 0, -1, 2, 0, 4, 1], riders=5)
     rows = torch.arange(8.0)[:, None].repeat(1, 3)
     step = Step(draft, range(7), path, [], Logits(rows), 0, sequence, {})
-    ParallelTokens(num_lookahead=2).learn(state, step)
+    ParallelTokens(num_speculative_tokens=2).learn(state, step)
     assert [int(row[0]) - 1 for row in state.rows] == places
 
 
 def test_it_drafts_alone() -> None:
     with pytest.raises(OutpaceError, match="drafts alone"):
-        Engine(ToyTarget(), Combined((ParallelTokens(num_lookahead=2),)))
+        Engine(ToyTarget(), Combined((ParallelTokens(num_speculative_tokens=2),)))
     with pytest.raises(OutpaceError, match="at least 1"):
-        ParallelTokens(num_lookahead=0)
+        ParallelTokens(num_speculative_tokens=0)
     with pytest.raises(OutpaceError, match="'all' or 'root'"):
         ParallelTokens(None, 2, "none")  # type: ignore[arg-type]
 
@@ -171,7 +171,7 @@ def test_a_model_without_embeddings_is_refused() -> None:
         with_embeddings = TargetModel.with_embeddings
 
     with pytest.raises(UnsupportedModel, match="a Deaf takes no embeddings"):
-        Engine(Deaf(), ParallelTokens(num_lookahead=2))
+        Engine(Deaf(), ParallelTokens(num_speculative_tokens=2))
 
 
 def test_embeddings_are_trained_through_the_target_saved_and_draft(tmp_path: Path) -> None:
@@ -194,7 +194,9 @@ def test_embeddings_are_trained_through_the_target_saved_and_draft(tmp_path: Pat
     # As many as are trained, and fewer where that is said.
     widths = [own.widths for own in (drafter, ParallelTokens(str(tmp_path), 1), ParallelTokens())]
     assert widths == [(8,), (3,), (15,)]
-    with pytest.raises(OutpaceError, match="there are 2 trained embeddings, too few for num_lookahead=3"):
+    with pytest.raises(
+        OutpaceError, match="there are 2 trained embeddings, too few for num_speculative_tokens=3"
+    ):
         Engine(target, ParallelTokens(str(tmp_path), 3))
 
 

@@ -25,7 +25,7 @@ def draft(text: list[int], eos: frozenset[int] = frozenset(), **options: float) 
     [
         PromptLookup(),
         PromptLookup(max_ngram=1, branches=2),
-        PromptLookup(branches=1, num_tokens=3, threshold=0),
+        PromptLookup(branches=1, num_speculative_tokens=3, min_confidence=0),
     ],
 )
 def test_it_keeps_the_contract(drafter: PromptLookup) -> None:
@@ -33,7 +33,7 @@ def test_it_keeps_the_contract(drafter: PromptLookup) -> None:
 
 
 def test_drafts_what_followed_before() -> None:
-    found = draft([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3], num_tokens=4)
+    found = draft([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3], num_speculative_tokens=4)
     assert (list(found.tokens), list(found.parents)) == ([4, 5, 6, 7], [-1, 0, 1, 2])
 
 
@@ -44,13 +44,13 @@ def test_drafts_nothing_where_nothing_matches() -> None:
 
 
 def test_a_loop_goes_on_past_the_end_of_the_text() -> None:
-    assert list(draft([1, 2, 1, 2, 1, 2], num_tokens=5).tokens) == [1, 2, 1, 2, 1]
-    assert list(draft([4, 4], num_tokens=3, threshold=0).tokens) == [4, 4, 4]
+    assert list(draft([1, 2, 1, 2, 1, 2], num_speculative_tokens=5).tokens) == [1, 2, 1, 2, 1]
+    assert list(draft([4, 4], num_speculative_tokens=3, min_confidence=0).tokens) == [4, 4, 4]
 
 
 def test_branches_where_matches_differ() -> None:
     text = [1, 2, 3, 50, 60, 1, 2, 3, 70, 80, 1, 2, 3]
-    found = draft(text, threshold=0.15)
+    found = draft(text, min_confidence=0.15)
     # The latest of two matches of one length comes first and is followed further.
     assert found.tokens[0] == 70
     assert {(50,), (70,), (70, 80)} <= distinct_paths(found)
@@ -58,7 +58,7 @@ def test_branches_where_matches_differ() -> None:
 
 
 def test_matches_that_agree_are_one_branch() -> None:
-    found = draft([1, 2, 3, 4, 8, 1, 2, 3, 4, 9, 1, 2], threshold=0.1)
+    found = draft([1, 2, 3, 4, 8, 1, 2, 3, 4, 9, 1, 2], min_confidence=0.1)
     assert found.tokens[:2] == [3, 4]
     assert {(3, 4, 8), (3, 4, 9)} <= distinct_paths(found)
 
@@ -66,20 +66,20 @@ def test_matches_that_agree_are_one_branch() -> None:
 def test_a_longer_match_comes_before_a_later_one() -> None:
     found = draft([1, 2, 3, 50, 9, 3, 60, 8, 1, 2, 3])
     assert found.tokens[0] == 50
-    assert (60,) not in distinct_paths(draft([1, 2, 3, 50, 9, 3, 60, 8, 1, 2, 3], threshold=0.2))
+    assert (60,) not in distinct_paths(draft([1, 2, 3, 50, 9, 3, 60, 8, 1, 2, 3], min_confidence=0.2))
 
 
 def test_a_weak_match_deserves_few_tokens() -> None:
     weak = draft([1, 20, 21, 22, 23, 24, 25, 26, 27, 28, 9, 1])
     strong = draft([1, 2, 3, 4, 5, 21, 22, 23, 24, 25, 26, 27, 28, 29, 9, 1, 2, 3, 4, 5])
     assert 0 < len(weak) < len(strong)
-    assert len(draft([1, 20, 21, 22, 9, 1], threshold=0.5)) == 0
+    assert len(draft([1, 20, 21, 22, 9, 1], min_confidence=0.5)) == 0
 
 
 def test_no_more_tokens_than_allowed() -> None:
     text = [token for start in range(6) for token in (1, 2, 3, 10 + start, 20 + start)] + [1, 2, 3]
     for budget in (1, 2, 7):
-        assert len(draft(text, num_tokens=budget, threshold=0.0)) == budget
+        assert len(draft(text, num_speculative_tokens=budget, min_confidence=0.0)) == budget
 
 
 def test_goes_no_further_than_a_token_that_ends_the_text() -> None:
@@ -101,7 +101,13 @@ def test_the_output_is_looked_up_too() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"min_ngram": 0}, {"max_ngram": 0}, {"num_tokens": 0}, {"branches": 0}, {"threshold": 1.5}],
+    [
+        {"min_ngram": 0},
+        {"max_ngram": 0},
+        {"num_speculative_tokens": 0},
+        {"branches": 0},
+        {"min_confidence": 1.5},
+    ],
 )
 def test_refuses_options_that_make_no_sense(options: dict[str, float]) -> None:
     with pytest.raises(OutpaceError, match=next(iter(options))):

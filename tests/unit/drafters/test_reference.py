@@ -29,7 +29,7 @@ def dictate(text: list[int], *references: list[int], eos: int | None = None, **o
     [
         Reference(),
         Reference(branches=1),
-        Reference(num_tokens=3, max_tokens=5, max_ngram=1, branches=5),
+        Reference(num_speculative_tokens=3, max_speculative_tokens=5, max_ngram=1, branches=5),
         Reference(prompt=False),
     ],
 )
@@ -41,21 +41,21 @@ def test_it_keeps_the_contract(drafter: Reference) -> None:
 
 
 def test_the_first_draft_is_the_beginning_of_the_first_reference() -> None:
-    run = dictate(TEXT, TEXT, [7, 8, 9], num_tokens=5)
+    run = dictate(TEXT, TEXT, [7, 8, 9], num_speculative_tokens=5)
     run.step()
     assert (list(run.drafts[0].tokens), list(run.drafts[0].parents)) == (TEXT[:5], [-1, 0, 1, 2, 3])
 
 
 def test_a_copy_takes_few_steps_and_the_draft_grows() -> None:
     text = [random.Random(place).randrange(1000) for place in range(600)]
-    run = dictate(text, text, num_tokens=8, max_tokens=128)
+    run = dictate(text, text, num_speculative_tokens=8, max_speculative_tokens=128)
     assert run.run() == 8
     assert [len(draft) for draft in run.drafts[:7]] == [8, 16, 32, 64, 128, 128, 128]
 
 
 def test_the_draft_is_short_again_after_an_edit() -> None:
     text = [*TEXT[:40], 1, *TEXT[40:]]
-    run = dictate(text, TEXT, num_tokens=4, max_tokens=16)
+    run = dictate(text, TEXT, num_speculative_tokens=4, max_speculative_tokens=16)
     run.run()
     lengths = [len(draft) for draft in run.drafts]
     edit = next(i for i, tokens in enumerate(run.emitted) if 1 in tokens)
@@ -66,7 +66,7 @@ def test_the_draft_is_short_again_after_an_edit() -> None:
 
 @pytest.mark.parametrize(("first", "length"), [([], 16), ([1], 6)])
 def test_what_was_not_verified_counts_as_copied_where_it_is_right(first: list[int], length: int) -> None:
-    run = dictate([*first, *TEXT], TEXT, num_tokens=8)
+    run = dictate([*first, *TEXT], TEXT, num_speculative_tokens=8)
     run.step(nodes=0)
     assert run.state.length == length
 
@@ -152,7 +152,7 @@ def test_the_nearest_place_is_preferred() -> None:
     start = text.index(215)
     # After an edit before the second occurrence of the phrase, what follows is what follows there.
     said = [*text[:start], 1, 1, 1, *text[start + 3 :]]
-    run = dictate(said, text, max_ngram=2, num_tokens=4, max_tokens=4)
+    run = dictate(said, text, max_ngram=2, num_speculative_tokens=4, max_speculative_tokens=4)
     while run.sequence.output_length < start + 3 + 2:
         run.step()
     copied = [token for draft in run.drafts[-3:] for token in draft.tokens]
@@ -160,13 +160,19 @@ def test_the_nearest_place_is_preferred() -> None:
     assert not {210, 230} & set(copied)
     # Where the edit is too long to guess its end, the phrase alone tells the place.
     said = [*text[:start], *range(300, 312), *phrase, *text[text.index(220) :]]
-    run = dictate(said, text, max_ngram=2, num_tokens=4, max_tokens=4)
+    run = dictate(said, text, max_ngram=2, num_speculative_tokens=4, max_speculative_tokens=4)
     while run.sequence.output_length < start + 12 + 4:
         run.step()
     copied = [token for draft in run.drafts for token in draft.tokens]
     assert 220 in copied and not {210, 230} & set(copied[copied.index(215) :])
     # The longest match counts more than the nearest place.
-    run = dictate([5, 6, 8, 9], [5, 1, 6, 2, 3, 4, 5, 6, 8, 9], max_ngram=2, num_tokens=1, max_tokens=1)
+    run = dictate(
+        [5, 6, 8, 9],
+        [5, 1, 6, 2, 3, 4, 5, 6, 8, 9],
+        max_ngram=2,
+        num_speculative_tokens=1,
+        max_speculative_tokens=1,
+    )
     run.run()
     assert [list(draft.tokens) for draft in run.drafts] == [[5], [8]]
 
@@ -175,7 +181,7 @@ def test_a_lone_token_far_away_is_not_taken_for_the_place() -> None:
     comma = 3
     text = [*TEXT[:10], *TEXT[10:50], comma, 4, 5, *TEXT[50:]]
     said = [*TEXT[:10], comma, 4, *TEXT[10:]]
-    run = dictate(said, text, num_tokens=6, max_tokens=6)
+    run = dictate(said, text, num_speculative_tokens=6, max_speculative_tokens=6)
     while run.sequence.output_length < 14:
         run.step()
     assert run.state.trails[0].place <= 20
@@ -184,7 +190,7 @@ def test_a_lone_token_far_away_is_not_taken_for_the_place() -> None:
 
 
 def test_steps_without_a_draft_are_followed() -> None:
-    run = dictate(TEXT, TEXT, num_tokens=5)
+    run = dictate(TEXT, TEXT, num_speculative_tokens=5)
     run.step()
     for _ in range(7):
         run.step(plain=True)
@@ -197,7 +203,7 @@ def test_steps_without_a_draft_are_followed() -> None:
 
 def test_references_are_merged_where_they_agree() -> None:
     first, second = [1, 2, 3, 4, 5, 6], [9, 1, 2, 3, 40, 50]
-    run = dictate([1, 2, 3, 40, 50, 7], first, second, num_tokens=2, max_tokens=8)
+    run = dictate([1, 2, 3, 40, 50, 7], first, second, num_speculative_tokens=2, max_speculative_tokens=8)
     assert run.step() == [1, 2, 3]
     run.step()
     tree = run.drafts[1]
@@ -214,7 +220,14 @@ def test_the_output_may_change_from_one_reference_to_another() -> None:
 def test_branches_limit_the_tree() -> None:
     texts = [[1, 2, 3, 100 + n, 200 + n] for n in range(6)]
     for branches in (1, 2, 4):
-        run = dictate([1, 2, 3, 50], *texts, branches=branches, max_ngram=2, num_tokens=2, max_tokens=2)
+        run = dictate(
+            [1, 2, 3, 50],
+            *texts,
+            branches=branches,
+            max_ngram=2,
+            num_speculative_tokens=2,
+            max_speculative_tokens=2,
+        )
         run.step()
         run.step()
         assert sum(parent < 0 for parent in run.drafts[1].parents) <= branches
@@ -258,7 +271,7 @@ def test_only_this_drafter_takes_references() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"num_tokens": 0}, {"max_tokens": 8}, {"max_ngram": 0}, {"branches": 0}],
+    [{"num_speculative_tokens": 0}, {"max_speculative_tokens": 8}, {"max_ngram": 0}, {"branches": 0}],
 )
 def test_refuses_options_that_make_no_sense(options: dict[str, int]) -> None:
     with pytest.raises(OutpaceError, match=next(iter(options))):
@@ -275,7 +288,10 @@ SAMPLINGS = [
 
 
 @pytest.mark.parametrize("params", SAMPLINGS)
-@pytest.mark.parametrize("options", [{}, {"branches": 1}, {"num_tokens": 5, "max_tokens": 9, "branches": 5}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"branches": 1}, {"num_speculative_tokens": 5, "max_speculative_tokens": 9, "branches": 5}],
+)
 def test_tokens_are_those_of_plain_decoding(params: SamplingParams, options: dict[str, int]) -> None:
     """References that hold the output with errors in it, and each request its own."""
     target, rng = ToyTarget(), random.Random(1)

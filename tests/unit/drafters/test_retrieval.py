@@ -64,9 +64,9 @@ def draft(
     "options",
     [
         {},
-        {"min_match": 1, "occurrences": 3},
-        {"max_match": 1, "min_match": 1, "num_tokens": 5, "depth": 2},
-        {"num_tokens": 1},
+        {"min_ngram": 1, "occurrences": 3},
+        {"max_ngram": 1, "min_ngram": 1, "max_nodes": 5, "num_speculative_tokens": 2},
+        {"max_nodes": 1},
     ],
 )
 def test_it_keeps_the_contract(corpus: Path, options: dict[str, int]) -> None:
@@ -74,7 +74,7 @@ def test_it_keeps_the_contract(corpus: Path, options: dict[str, int]) -> None:
 
 
 def test_it_keeps_the_contract_over_shards(in_shards: Path) -> None:
-    check_drafter(Retrieval(str(in_shards), min_match=1))
+    check_drafter(Retrieval(str(in_shards), min_ngram=1))
 
 
 @pytest.mark.parametrize("params", [LONG, SamplingParams(max_new_tokens=100, temperature=0.7, seed=3)])
@@ -95,7 +95,7 @@ def test_the_same_drafts_from_shards(corpus: Path, in_shards: Path) -> None:
 
 
 def test_a_chain_for_the_verifier_of_chains(corpus: Path) -> None:
-    drafter = Retrieval(corpus, num_tokens=1, min_match=1)
+    drafter = Retrieval(corpus, max_nodes=1, min_ngram=1)
     (found,) = Engine(TARGET, drafter, "rejection").generate([[5]], LONG)
     assert found.stats.accepted > 0
     assert Retrieval(corpus).trees and not drafter.trees
@@ -105,9 +105,11 @@ def test_the_most_frequent_continuation_comes_first(tmp_path: Path) -> None:
     documents = [[1, 2, 3, 4]] * 3 + [[1, 2, 5, 6]] * 2 + [[9, 2, 7]]
     found = draft(tmp_path / "d", documents, [8, 1, 2])
     assert paths(found) == [(3,), (3, 4), (5,), (5, 6)]
-    assert paths(draft(tmp_path / "d", documents, [8, 1, 2], num_tokens=3)) == paths(found)[:3]
-    assert paths(draft(tmp_path / "d", documents, [8, 1, 2], depth=1)) == [(3,), (5,)]
-    assert paths(draft(tmp_path / "d", documents, [8, 1, 2], max_match=1, min_match=1, depth=1)) == [
+    assert paths(draft(tmp_path / "d", documents, [8, 1, 2], max_nodes=3)) == paths(found)[:3]
+    assert paths(draft(tmp_path / "d", documents, [8, 1, 2], num_speculative_tokens=1)) == [(3,), (5,)]
+    assert paths(
+        draft(tmp_path / "d", documents, [8, 1, 2], max_ngram=1, min_ngram=1, num_speculative_tokens=1)
+    ) == [
         (3,),
         (5,),
         (7,),
@@ -117,7 +119,7 @@ def test_the_most_frequent_continuation_comes_first(tmp_path: Path) -> None:
 def test_drafts_nothing_where_nothing_matches(tmp_path: Path) -> None:
     assert len(draft(tmp_path / "d", [[1, 2, 3]], [4])) == 0
     assert len(draft(tmp_path / "d", [[1, 2, 3]], [9, 1])) == 0
-    assert paths(draft(tmp_path / "d", [[1, 2, 3]], [9, 1], min_match=1)) == [(2,), (2, 3)]
+    assert paths(draft(tmp_path / "d", [[1, 2, 3]], [9, 1], min_ngram=1)) == [(2,), (2, 3)]
 
 
 def test_goes_no_further_than_a_token_that_ends_the_text(tmp_path: Path) -> None:
@@ -132,9 +134,9 @@ def test_a_single_occurrence_is_a_chain(tmp_path: Path) -> None:
 
 
 def test_a_spec_string(corpus: Path) -> None:
-    drafter = load_drafter(f"retrieval:datastore={corpus},num_tokens=8,min_match=3")
-    assert drafter == Retrieval(str(corpus), num_tokens=8, min_match=3)
-    with pytest.raises(OutpaceError, match="retrieval needs datastore"):
+    drafter = load_drafter(f"retrieval:path={corpus},max_nodes=8,min_ngram=3")
+    assert drafter == Retrieval(str(corpus), max_nodes=8, min_ngram=3)
+    with pytest.raises(OutpaceError, match="retrieval needs path"):
         load_drafter("retrieval")
 
 
@@ -179,14 +181,14 @@ def test_a_file_that_is_none_is_refused_by_the_engine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"min_match": 0},
-        {"max_match": 1},
-        {"num_tokens": 0},
-        {"depth": 0},
+        {"min_ngram": 0},
+        {"max_ngram": 1},
+        {"max_nodes": 0},
+        {"num_speculative_tokens": 0},
         {"occurrences": 0},
-        {"datastore": ""},
+        {"path": ""},
     ],
 )
 def test_refuses_options_that_make_no_sense(options: dict[str, Any]) -> None:
     with pytest.raises(OutpaceError, match=next(iter(options))):
-        Retrieval(**{"datastore": "x", **options})
+        Retrieval(**{"path": "x", **options})

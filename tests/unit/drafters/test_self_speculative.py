@@ -137,7 +137,7 @@ def test_it_rides_with_others() -> None:
     plain = Engine(ToyTarget()).generate(PROMPTS, SAMPLED)
     found = Engine(ToyTarget(), drafter, adaptive=False).generate(PROMPTS, SAMPLED)
     assert [g.tokens for g in found] == [g.tokens for g in plain]
-    assert sum(g.stats.extra["SelfSpeculative accepted"] for g in found) > 0
+    assert sum(g.stats.extra["self_speculative_accepted"] for g in found) > 0
 
 
 def test_it_does_not_draft_for_a_draft_model() -> None:
@@ -149,7 +149,7 @@ def test_it_does_not_draft_for_a_draft_model() -> None:
 def test_a_file_names_the_layers(tmp_path: Path) -> None:
     file = tmp_path / "layers.json"
     file.write_text(json.dumps({"skip": [1, 2], "layers": 4}))
-    drafter = load_drafter(f"self_speculative:skip={file},num_draft_tokens=4")
+    drafter = load_drafter(f"self_speculative:skip={file},num_speculative_tokens=4")
     assert isinstance(drafter, SelfSpeculative)
     assert drafter.skipped(4) == (1, 2)
     with pytest.raises(OutpaceError, match="for a target of 4 layers, and this one has 5"):
@@ -167,7 +167,7 @@ def test_a_file_names_the_layers(tmp_path: Path) -> None:
         ({"skip": "2"}, "layers 0 to 1"),
         ({"skip": "-1"}, "layers 0 to 1"),
         ({"skip": "1,2"}, "not '1,2'"),
-        ({"skip": "1", "num_draft_tokens": 0}, "at least 1"),
+        ({"skip": "1", "num_speculative_tokens": 0}, "at least 1"),
         ({"skip": "1", "draws": "wild"}, "draws must be"),
         ({"skip": "1", "min_confidence": 1.5}, "between 0 and 1"),
     ],

@@ -52,7 +52,7 @@ def test_a_sure_first_candidate_makes_a_chain_and_doubt_makes_it_wide() -> None:
 def test_the_likeliest_nodes_of_the_best_tree_are_the_best_smaller_tree(
     acceptance: tuple[float, ...],
 ) -> None:
-    whole = shape_of(5, acceptance=acceptance, nodes=20)
+    whole = shape_of(5, acceptance=acceptance, max_nodes=20)
     for nodes in range(1, 20):
         narrow = list(whole.within(nodes).parents)
         best = worth(acceptance, best_tree(acceptance, nodes, 5))

@@ -29,8 +29,8 @@ def draft(text: list[int], eos: frozenset[int] = frozenset(), **options: float) 
     "drafter",
     [
         Suffix(),
-        Suffix(branches=1, num_tokens=5, memory=64),
-        Suffix(memory=0, max_match=1, threshold=0.0),
+        Suffix(branches=1, num_speculative_tokens=5, memory=64),
+        Suffix(memory=0, max_ngram=1, min_confidence=0.0),
     ],
 )
 def test_it_keeps_the_contract(drafter: Suffix) -> None:
@@ -49,34 +49,34 @@ def test_drafts_what_followed_before() -> None:
 
 def test_the_most_frequent_comes_first() -> None:
     text = [1, 2, 50, 8, 1, 2, 60, 8, 1, 2, 60, 9, 1, 2]
-    found = draft(text, threshold=0.05)
+    found = draft(text, min_confidence=0.05)
     assert found.tokens[0] == 60
     assert {(60,), (50,)} <= distinct_paths(found)
     # The share of 50 is a third of what the match is trusted with.
-    assert (50,) not in distinct_paths(draft(text, threshold=0.3))
+    assert (50,) not in distinct_paths(draft(text, min_confidence=0.3))
 
 
 def test_a_longer_match_comes_before_a_more_frequent_one() -> None:
     text = [3, 60, 8, 3, 60, 9, 3, 60, 7, 1, 2, 3, 50, 8, 1, 2, 3]
-    found = draft(text, threshold=0.0)
+    found = draft(text, min_confidence=0.0)
     assert found.tokens[0] == 50
     assert (60,) in distinct_paths(found)
-    assert len(draft(text, threshold=0.0, max_spec_factor=1.0)) == 3, "as many as the longest match has"
+    assert len(draft(text, min_confidence=0.0, max_spec_factor=1.0)) == 3, "as many as the longest match has"
 
 
 def test_the_draft_is_as_long_as_the_match_deserves() -> None:
     weak = [9, *TEXT[:30], 7, 9]
     strong = [*TEXT[:40], 7, *TEXT[:10]]
-    assert len(draft(weak, max_spec_factor=2.0, threshold=0.0)) == 2
-    assert len(draft(strong, max_spec_factor=2.0, threshold=0.0)) == 20
-    assert len(draft(strong, max_spec_factor=0.3, threshold=0.0)) == 3
-    assert len(draft(strong, num_tokens=7, threshold=0.0)) == 7
-    assert len(draft(strong, max_match=4, max_spec_factor=2.0, threshold=0.0)) == 8
+    assert len(draft(weak, max_spec_factor=2.0, min_confidence=0.0)) == 2
+    assert len(draft(strong, max_spec_factor=2.0, min_confidence=0.0)) == 20
+    assert len(draft(strong, max_spec_factor=0.3, min_confidence=0.0)) == 3
+    assert len(draft(strong, num_speculative_tokens=7, min_confidence=0.0)) == 7
+    assert len(draft(strong, max_ngram=4, max_spec_factor=2.0, min_confidence=0.0)) == 8
 
 
 def test_a_loop_goes_on_past_the_end_of_the_text() -> None:
     assert list(draft([1, 2, 1, 2, 1, 2], branches=1).tokens[:7]) == [1, 2, 1, 2, 1, 2, 1]
-    assert list(draft([4, 4, 4], branches=1, threshold=0.0).tokens[:5]) == [4, 4, 4, 4, 4]
+    assert list(draft([4, 4, 4], branches=1, min_confidence=0.0).tokens[:5]) == [4, 4, 4, 4, 4]
 
 
 def test_nothing_after_a_token_that_ends_the_text() -> None:
@@ -86,9 +86,9 @@ def test_nothing_after_a_token_that_ends_the_text() -> None:
 def test_branches() -> None:
     text = [token for n in range(6) for token in (1, 2, 10 + n)] + [1, 2]
     for branches in (1, 3):
-        found = draft(text, branches=branches, threshold=0.0)
+        found = draft(text, branches=branches, min_confidence=0.0)
         assert 0 < sum(parent < 0 for parent in found.parents) <= branches
-    assert is_chain(draft(text, branches=1, threshold=0.0).parents)
+    assert is_chain(draft(text, branches=1, min_confidence=0.0).parents)
     params = SamplingParams(max_new_tokens=60, temperature=1.0, seed=2, ignore_eos=True)
     (generation,) = Engine(ToyTarget(), Suffix(branches=1), "rejection").generate([[1, 2, 1, 2]], params)
     assert generation.stats.accepted > 0
@@ -191,11 +191,11 @@ def test_tokens_are_those_of_plain_decoding(params: SamplingParams) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"num_tokens": 0},
+        {"num_speculative_tokens": 0},
         {"max_spec_factor": 0},
-        {"max_match": 0},
+        {"max_ngram": 0},
         {"branches": 0},
-        {"threshold": -0.1},
+        {"min_confidence": -0.1},
         {"memory": 63},
     ],
 )

@@ -37,9 +37,9 @@ class Recorded(TokenRecycling):
     "drafter",
     [
         TokenRecycling(),
-        TokenRecycling(nodes=7, top_k=2, share=False),
-        TokenRecycling(nodes=5, top_k=1),
-        TokenRecycling(nodes=50, top_k=40),
+        TokenRecycling(max_nodes=7, top_k=2, share=False),
+        TokenRecycling(max_nodes=5, top_k=1),
+        TokenRecycling(max_nodes=50, top_k=40),
     ],
 )
 def test_it_keeps_the_contract(drafter: TokenRecycling) -> None:
@@ -83,7 +83,7 @@ def state(follow: dict[int, list[int]], text: list[int], **params: object) -> To
 def test_it_drafts_candidates_of_candidates() -> None:
     random = np.random.default_rng(0)
     follow = {token: random.permutation(20)[:3].tolist() for token in range(20)}
-    found = TokenRecycling(nodes=25, top_k=3).draft(state(follow, [7, 3]))
+    found = TokenRecycling(max_nodes=25, top_k=3).draft(state(follow, [7, 3]))
     expected = set()
     for ranks in ranks_to(25, 3):
         text = [3]
@@ -96,7 +96,7 @@ def test_it_drafts_candidates_of_candidates() -> None:
 
 def test_nothing_follows_what_is_not_known_or_ends_the_text() -> None:
     follow = {3: [4, 5], 4: [6, 7], 6: [4, 5]}
-    drafter = TokenRecycling(nodes=14, top_k=2)
+    drafter = TokenRecycling(max_nodes=14, top_k=2)
     assert (3 in follow) and len(drafter.draft(state(follow, [9]))) == 0
     found = distinct_paths(drafter.draft(state(follow, [3])))
     assert {(4,), (5,), (4, 6), (4, 7), (4, 6, 4)} <= found
@@ -107,7 +107,7 @@ def test_nothing_follows_what_is_not_known_or_ends_the_text() -> None:
 
 def test_a_budget_cuts_the_least_likely() -> None:
     follow = {token: [(token + 1) % 20, (token + 2) % 20] for token in range(20)}
-    drafter, made = TokenRecycling(nodes=30, top_k=2), state(follow, [3])
+    drafter, made = TokenRecycling(max_nodes=30, top_k=2), state(follow, [3])
     whole = drafter.draft(made)
     for budget in (0, 1, 9, 40):
         made.sequence.budget = budget
@@ -120,7 +120,7 @@ def test_a_budget_cuts_the_least_likely() -> None:
 
 @pytest.mark.parametrize("share", [True, False])
 def test_it_learns_of_every_row_and_believes_the_accepted_one(share: bool) -> None:
-    drafter = Recorded(nodes=30, top_k=4, share=share)
+    drafter = Recorded(max_nodes=30, top_k=4, share=share)
     engine = Engine(ToyTarget(context=None), drafter, adaptive=False)
     generations = engine.generate([[5, 6]], PARAMS)
     known: dict[int, list[int]] = {}
@@ -161,7 +161,7 @@ def test_more_candidates_than_tokens_are_all_of_them() -> None:
     assert torch.from_numpy(shared).eq(3).all()
 
 
-@pytest.mark.parametrize("option", ["nodes", "top_k"])
+@pytest.mark.parametrize("option", ["max_nodes", "top_k"])
 def test_a_wrong_option_is_named(option: str) -> None:
     with pytest.raises(OutpaceError, match=f"token_recycling: {option} must be at least 1, not 0"):
         TokenRecycling(**{option: 0})
@@ -170,4 +170,4 @@ def test_a_wrong_option_is_named(option: str) -> None:
 def test_what_it_says_of_trees() -> None:
     assert TokenRecycling().trees
     assert not TokenRecycling(top_k=1).trees
-    assert not TokenRecycling(nodes=1).trees
+    assert not TokenRecycling(max_nodes=1).trees

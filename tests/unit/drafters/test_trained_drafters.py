@@ -60,7 +60,7 @@ MAKERS: dict[str, tuple[Callable[[TargetModel], Learned], type[Drafter[Any]]]] =
 }
 DEPTHS = {"eagle1": 1, "eagle3": 4, "dflash": 5, "spec_drafter": 5}  # that are learnt
 RATES = {"spec_drafter": 1e-2}  # it has the language to learn, not the target's states to go on with
-TREES = {"eagle1": {"expand": 3, "nodes": 9}, "eagle3": {"expand": 3, "nodes": 9}}
+TREES = {"eagle1": {"expand": 3, "max_nodes": 9}, "eagle3": {"expand": 3, "max_nodes": 9}}
 
 
 class Silent(ToyTarget):
@@ -203,10 +203,10 @@ def test_a_long_prompt_is_read_in_pieces(name: str) -> None:
     ("make", "message"),
     [
         (lambda: Eagle("x", draws="none"), "draws"),
-        (lambda: Eagle("x", expand=3), "nodes"),
-        (lambda: Eagle("x", expand=3, nodes=9, draws="independent"), "independent"),
+        (lambda: Eagle("x", expand=3), "max_nodes"),
+        (lambda: Eagle("x", expand=3, max_nodes=9, draws="independent"), "independent"),
         (lambda: Eagle("x", min_confidence=2.0), "min_confidence"),
-        (lambda: DFlash("x", num_draft_tokens=0), "num_draft_tokens"),
+        (lambda: DFlash("x", num_speculative_tokens=0), "num_speculative_tokens"),
         (lambda: SpecDrafter("x", draws="none"), "draws"),
         (lambda: EagleConfig(version=2), "version"),
         (lambda: EagleConfig(version=1, norm_output=True), "norm_output is of EAGLE-3"),

@@ -61,11 +61,11 @@ class Kind:
     anywhere: bool = False
 
 
-EXIT: dict[str, Any] = {"num_draft_tokens": 3, "min_confidence": 0.0}
+EXIT: dict[str, Any] = {"num_speculative_tokens": 3, "min_confidence": 0.0}
 KINDS = {
     "blockwise": Kind(BlockwiseHeads, BlockwiseConfig(heads=3), Blockwise),
-    "medusa": Kind(MedusaHeads, MedusaConfig(heads=3), lambda made: Medusa(made, nodes=9)),
-    "hydra": Kind(HydraHeads, HydraConfig(heads=3), lambda made: Hydra(made, nodes=9), alone=False),
+    "medusa": Kind(MedusaHeads, MedusaConfig(heads=3), lambda made: Medusa(made, max_nodes=9)),
+    "hydra": Kind(HydraHeads, HydraConfig(heads=3), lambda made: Hydra(made, max_nodes=9), alone=False),
     "eagle 1": Kind(EagleModule, EagleConfig(version=1, steps=2), Eagle, alone=False),
     "eagle 3": Kind(EagleModule, EagleConfig(layers=(2, 1), depth=2, steps=4), Eagle, alone=False),
     "early_exit": Kind(Adapter, AdapterConfig(1, **EXIT), EarlyExit, alone=False, anywhere=True),
@@ -137,7 +137,7 @@ def compare(kind: Kind, policy: bool | Now = False) -> list[int]:
     texts = [Document(tuple(s.tokens), s.prompt_length) for s in sequences]
     batch = read_batch(TARGET, [list(pair) for pair in zip(before, texts, strict=True)], made.hidden_layers)
     learnt = learnt_from(made, batch)
-    compared = [0] * (made.config.num_draft_tokens if kind.anywhere else len(learnt))
+    compared = [0] * (made.config.num_speculative_tokens if kind.anywhere else len(learnt))
     missing = [0] * len(sequences)
     for step in watch.steps:
         row = sequences.index(step.sequence)

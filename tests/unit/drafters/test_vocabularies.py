@@ -27,7 +27,7 @@ PROMPTS = [TARGET(text).input_ids for text in TEXTS]
 HOW: dict[str, dict[str, Any]] = {
     "intersection": {"vocabulary": "intersection"},
     "intersection_tree": {"vocabulary": "intersection", "branching": "2x2"},
-    "text": {"vocabulary": "text", "num_draft_tokens": 6},
+    "text": {"vocabulary": "text", "num_speculative_tokens": 6},
     "text_drawn": {"vocabulary": "text", "draws": "independent"},
 }
 

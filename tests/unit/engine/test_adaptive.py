@@ -30,7 +30,7 @@ DRAFTERS = [
     Lookahead(window=3, ngram=3, guesses=3),
     Lookahead(window=0),
     PromptLookup(),
-    Jacobi(block=5),
+    Jacobi(num_speculative_tokens=5),
     DraftModel(ToyTarget(surprise=0.7), 3),
 ]
 
@@ -345,7 +345,7 @@ class Watching(Lookahead):
     def draft(self, state: Any) -> Draft:
         draft = super().draft(state)
         assert all(state.levels) and state.levels[0][0] == state.sequence.tokens[-1]
-        state.sequence.stats.count(f"levels {len(state.levels)}", 1)
+        state.sequence.stats.count(f"levels_{len(state.levels)}", 1)
         return draft
 
 
@@ -358,6 +358,6 @@ def test_lookahead_begins_its_window_anew_after_plain_steps() -> None:
     engine = Engine(ToyTarget(), Watching(window=3, ngram=4, guesses=3), adaptive=Alternating())
     found = engine.generate([PROMPTS[1]], GREEDY)[0]
     levels = {name: count for name, count in found.stats.extra.items() if name.startswith("levels")}
-    assert set(levels) == {"levels 1", "levels 2", "levels 3"}
-    assert levels["levels 1"] >= 3
+    assert set(levels) == {"levels_1", "levels_2", "levels_3"}
+    assert levels["levels_1"] >= 3
     assert found.tokens == plain([PROMPTS[1]], GREEDY)[0]

@@ -281,13 +281,13 @@ def test_a_governor_decides_where_that_is_asked_for(llama: Any) -> None:
             return engine.governor is not None
 
     assert governed("prompt_lookup") and not governed("prompt_lookup", adaptive=False)
-    assert governed("prompt_lookup:num_tokens=4") and governed(PromptLookup())
+    assert governed("prompt_lookup:num_speculative_tokens=4") and governed(PromptLookup())
     assert not governed("prompt_lookup", "rejection")
 
 
 def test_a_governor_leaves_the_tokens_as_they_are(llama: Any, one: Any) -> None:
     stock = llama.generate(**one, max_new_tokens=30, eos_token_id=NEVER)
-    fast = outpace.accelerate(llama, "prompt_lookup:num_tokens=4", adaptive=True)
+    fast = outpace.accelerate(llama, "prompt_lookup:num_speculative_tokens=4", adaptive=True)
     assert fast.generate(**one, max_new_tokens=30, eos_token_id=NEVER).tolist() == stock.tolist()
 
 

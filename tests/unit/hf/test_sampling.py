@@ -133,7 +133,7 @@ def test_a_processor_that_a_batch_has_used_before(none: Any, lookahead: Any, bat
 OF_OPTIONS = {
     "combined": "combined:(lookahead)+(prompt_lookup)",
     "early_exit": "early_exit:layers=1,min_confidence=0",
-    "retrieval": "retrieval:datastore={datastore},min_match=1",
+    "retrieval": "retrieval:path={datastore},min_ngram=1",
     "self_speculative": "self_speculative:skip=1",
 }
 

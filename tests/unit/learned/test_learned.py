@@ -24,6 +24,7 @@ from outpace.learned.learned import (
     accepted_of_chain,
     head_weights,
     measure,
+    read_config,
 )
 from outpace.targets import Target
 from outpace.targets.base import Rows
@@ -103,6 +104,13 @@ def test_each_thing_that_does_not_fit_is_named(tmp_path: Path) -> None:
     refused("is not JSON")
     config.unlink()
     refused("train one with: outpace train heads")
+
+
+def test_options_saved_under_their_former_names_are_read(tmp_path: Path) -> None:
+    saved = {"nodes": 3, "num_lookahead": 2, "heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"method": "heads", "format": 1, "config": saved}))
+    found = read_config(tmp_path, "heads")["config"]
+    assert found == {"max_nodes": 3, "num_speculative_tokens": 2, "heads": 4}
 
 
 def test_a_module_stays_with_its_target() -> None:

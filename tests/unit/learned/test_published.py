@@ -125,7 +125,7 @@ def test_an_output_that_is_normed_is_read_from_the_config_alone(tmp_path: Path, 
 
 def test_the_layout_of_eagle_itself_loads_and_drafts(tmp_path: Path) -> None:
     folder = write(tmp_path, THEIRS, weights("midlayer."))
-    drafter = Eagle(str(folder), expand=3, nodes=8)
+    drafter = Eagle(str(folder), expand=3, max_nodes=8)
     assert drafter.hidden_layers(drafter.prepare(llama())) == (2, 2, 1)
     found = Engine(llama(), drafter, adaptive=False).generate(PROMPTS, PARAMS)
     assert [g.tokens for g in found] == [g.tokens for g in Engine(llama()).generate(PROMPTS, PARAMS)]
@@ -137,7 +137,7 @@ def test_drafts_are_as_long_as_the_file_says(tmp_path: Path, stated: int | None)
     methods = [{"proposal_type": "greedy", "speculative_tokens": stated}] if stated else []
     said = {"speculators_config": {"proposal_methods": methods}}
     folder = write(tmp_path, {**SPECULATORS, **said}, weights("layers.0."))
-    for own, expected in (({}, stated or 5), ({"num_draft_tokens": 3}, 3)):
+    for own, expected in (({}, stated or 5), ({"num_speculative_tokens": 3}, 3)):
         watch = Watch()
         engine = Engine(llama(), Eagle(str(folder), **own), observer=watch, adaptive=False)
         engine.add(PROMPTS[0], PARAMS)

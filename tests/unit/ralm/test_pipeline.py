@@ -134,7 +134,7 @@ def test_speculation_changes_nothing_whatever_the_options(data: st.DataObject) -
     options = {"stride": draw(st.integers(1, 6)), "query_tokens": draw(st.integers(1, 6))}
     target = ToyTarget(context=draw(st.sampled_from([128, 22])))
     seed = draw(st.integers(0, 99))
-    drafter = draw(st.sampled_from([None, "prompt_lookup", "jacobi:block=4"]))
+    drafter = draw(st.sampled_from([None, "prompt_lookup", "jacobi:num_speculative_tokens=4"]))
 
     def run(how: Speculation | None, drafter: str | None) -> RalmGeneration:
         retriever = HashRetriever(window=2, seed=seed)

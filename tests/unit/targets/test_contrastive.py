@@ -138,7 +138,7 @@ def test_forwards_of_a_step() -> None:
     expert, amateur = Counting(), Counting(surprise=0.5)
     pair = ContrastiveTarget(expert, amateur)
     params = SamplingParams(max_new_tokens=30, ignore_eos=True)
-    (generation,) = Engine(pair, DraftModel(amateur, num_draft_tokens=3), adaptive=False).generate(
+    (generation,) = Engine(pair, DraftModel(amateur, num_speculative_tokens=3), adaptive=False).generate(
         [[4]], params
     )
     stats = generation.stats

@@ -83,7 +83,7 @@ def test_a_lossy_verifier_takes_fewer_steps_and_drifts(verifier: Verifier) -> No
     """A draft model with a mind of its own, whose tokens the target lets stand."""
     from outpace.drafters import DraftModel
 
-    target, drafter = ToyTarget(), DraftModel(ToyTarget(surprise=0.5), num_draft_tokens=4)
+    target, drafter = ToyTarget(), DraftModel(ToyTarget(surprise=0.5), num_speculative_tokens=4)
     prompts = [[token, token + 1] for token in range(1, 9)]
     params = SamplingParams(max_new_tokens=40, temperature=0.7, seed=1, ignore_eos=True)
     plain = Engine(target).generate(prompts, params)

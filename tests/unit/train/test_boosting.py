@@ -51,12 +51,12 @@ def first(documents: list[Document], tmp_path_factory: pytest.TempPathFactory) -
 
 def draft(seed: int) -> DraftModule:
     torch.manual_seed(seed)
-    return DraftModule.new(DraftConfig(hidden_size=32, depth=1, num_draft_tokens=LENGTH), TARGET)
+    return DraftModule.new(DraftConfig(hidden_size=32, depth=1, num_speculative_tokens=LENGTH), TARGET)
 
 
 def loaded(folder: Path) -> Learned:
     module = load_earlier(folder, TARGET)
-    module.config = replace(module.config, num_draft_tokens=LENGTH)
+    module.config = replace(module.config, num_speculative_tokens=LENGTH)
     return module
 
 

@@ -40,7 +40,7 @@ TARGET = Target(tiny_llama(vocabulary=41, context=64))
 GREEDY = SamplingParams(max_new_tokens=16, ignore_eos=True)
 PROMPTS = [Document((token, token + 3, token + 1), 3, open=True) for token in range(1, 30)]
 SETTINGS = Training(steps=6, rows=2, learning_rate=0.02, evaluate_every=2)
-CONFIG = DraftConfig(hidden_size=16, depth=1, num_draft_tokens=3)
+CONFIG = DraftConfig(hidden_size=16, depth=1, num_speculative_tokens=3)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_its_folder_is_a_transformers_model_that_drafts_as_was_measured(
     found = train(draft(hidden_size=48), rows, rows, settings, tmp_path)
     assert isinstance(AutoModelForCausalLM.from_pretrained(tmp_path), LlamaForCausalLM)
     module = DraftModule.load(tmp_path, TARGET)
-    module.config = replace(module.config, num_draft_tokens=3)
+    module.config = replace(module.config, num_speculative_tokens=3)
     replay, _ = evaluate(module, [read_batch(TARGET, rows, ())], objective("ground_truth"))
     assert replay.expected_length == pytest.approx(found.measured["expected_length"], abs=0.02)
     prompts = [d.tokens[:3] for d in documents]

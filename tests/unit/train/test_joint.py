@@ -58,7 +58,7 @@ def rows_of(target: TargetModel) -> list[list[Document]]:
 def module(method: str, target: TargetModel) -> Learned:
     if method == "eagle":
         return EagleModule.new(EagleConfig(version=1, steps=2), target)
-    return MedusaHeads.new(MedusaConfig(heads=2, nodes=6), target)
+    return MedusaHeads.new(MedusaConfig(heads=2, max_nodes=6), target)
 
 
 def joint(method: str = "medusa", options: LoRA = OPTIONS) -> Joint:

@@ -33,12 +33,12 @@ SMALL: dict[str, dict[str, Any]] = {
     "dflash": {"tokens": 3, "anchors": 8, "depth": 1},
     "spec_drafter": {"tokens": 3, "anchors": 8, "depth": 1},
     "eagle": {"steps": 3},
-    "medusa": {"heads": 3, "own_head": True, "nodes": 8},
+    "medusa": {"heads": 3, "own_head": True, "max_nodes": 8},
     "hydra": {"heads": 3},
 }
 TREES: dict[str, dict[str, Any]] = {
-    "eagle": {"expand": 3, "nodes": 9},
-    "draft_model": {"branching": "3x2", "num_draft_tokens": 4},
+    "eagle": {"expand": 3, "max_nodes": 9},
+    "draft_model": {"branching": "3x2", "num_speculative_tokens": 4},
 }
 
 

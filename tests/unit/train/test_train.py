@@ -44,7 +44,7 @@ def documents() -> list[Document]:
 
 def heads() -> MedusaHeads:
     torch.manual_seed(0)
-    return MedusaHeads.new(MedusaConfig(heads=3, own_head=True, nodes=6), TARGET)
+    return MedusaHeads.new(MedusaConfig(heads=3, own_head=True, max_nodes=6), TARGET)
 
 
 def test_documents_of_a_row_do_not_see_each_other() -> None:

@@ -30,7 +30,7 @@ def decode(drafter: Any, verifier: str, params: SamplingParams) -> list[Generati
 
 
 def sampler() -> DraftModel:
-    return DraftModel(ToyTarget(surprise=0.5), num_draft_tokens=4)
+    return DraftModel(ToyTarget(surprise=0.5), num_speculative_tokens=4)
 
 
 @pytest.mark.parametrize("verifier", [*LOSSLESS, "typical"])

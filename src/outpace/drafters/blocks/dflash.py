@@ -136,13 +136,13 @@ class DFlash(Drafter[BlockState]):
 
     Attributes:
         path: folder of a trained drafter, or the module itself.
-        num_draft_tokens: tokens drafted, at most those of a block; all of them by default.
+        num_speculative_tokens: tokens drafted, at most those of a block; all of them by default.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
             "independent": with noise of its own; "greedy": its most probable tokens.
     """
 
     path: Any = field(repr=False)
-    num_draft_tokens: int | None = None
+    num_speculative_tokens: int | None = None
     draws: Noise = "coupled"
 
     paper: ClassVar[str] = (
@@ -152,8 +152,10 @@ class DFlash(Drafter[BlockState]):
 
     def __post_init__(self) -> None:
         check_noise("dflash", self.draws)
-        if self.num_draft_tokens is not None and self.num_draft_tokens < 1:
-            raise OutpaceError(f"dflash: num_draft_tokens must be at least 1, not {self.num_draft_tokens}")
+        if self.num_speculative_tokens is not None and self.num_speculative_tokens < 1:
+            raise OutpaceError(
+                f"dflash: num_speculative_tokens must be at least 1, not {self.num_speculative_tokens}"
+            )
 
     def prepare(self, target: TargetModel) -> BlockShared:
         return share("dflash", DFlashModule.of(self.path, target), self.draws)
@@ -177,7 +179,7 @@ class DFlash(Drafter[BlockState]):
 
     @torch.inference_mode()
     def propose(self, states: Seq[BlockState]) -> list[Draft]:
-        active = [state for state in states if begin_block(state, self.num_draft_tokens)]
+        active = [state for state in states if begin_block(state, self.num_speculative_tokens)]
         _feed_text([state for state in active if state.waiting])
         if active:
             grow_block(active, _fill(active))

@@ -39,16 +39,16 @@ class LookAheadConfig:
     """Look-ahead embeddings.
 
     Attributes:
-        num_lookahead: how many, at least 1.
+        num_speculative_tokens: how many, at least 1.
         places: of each row of a batch that are learnt from, drawn anew for each batch; at least 1.
     """
 
-    num_lookahead: int = 3
+    num_speculative_tokens: int = 3
     places: int = 16
 
     def __post_init__(self) -> None:
-        if self.num_lookahead < 1 or self.places < 1:
-            raise OutpaceError("parallel_tokens: num_lookahead and places must be at least 1")
+        if self.num_speculative_tokens < 1 or self.places < 1:
+            raise OutpaceError("parallel_tokens: num_speculative_tokens and places must be at least 1")
 
 
 class LookAhead(Learned):
@@ -59,7 +59,7 @@ class LookAhead(Learned):
 
     def __init__(self, config: LookAheadConfig, fit: Fit) -> None:
         super().__init__(config, fit)
-        self.embeddings = nn.Parameter(torch.zeros(config.num_lookahead, fit.hidden_size))
+        self.embeddings = nn.Parameter(torch.zeros(config.num_speculative_tokens, fit.hidden_size))
 
     @classmethod
     def new(cls, config: Any, target: TargetModel) -> LookAhead:
@@ -82,7 +82,7 @@ class LookAhead(Learned):
         Returns:
             Logits [B, G, K, vocabulary]: the k-th, from 0, of the token k + 2 after the place.
         """
-        (batch_size, width), count = batch.tokens.shape, self.config.num_lookahead
+        (batch_size, width), count = batch.tokens.shape, self.config.num_speculative_tokens
         groups = places.shape[1]
         text = self.target.embed(batch.tokens)
         own = self.embeddings.to(text.dtype).expand(batch_size, groups, -1, -1).flatten(1, 2)
@@ -96,7 +96,7 @@ class LookAhead(Learned):
 
     def _seen(self, batch: Batch, places: Tensor) -> Tensor:
         """Who sees whom, [B, N, N], of the text's rows and then the look-ahead rows of each place in turn."""
-        width, count = batch.tokens.shape[1], self.config.num_lookahead
+        width, count = batch.tokens.shape[1], self.config.num_speculative_tokens
         order = torch.arange(width, device=places.device)
         documents = torch.cat(
             [batch.documents, batch.documents.gather(1, places).repeat_interleave(count, 1)], 1
@@ -110,13 +110,13 @@ class LookAhead(Learned):
         return seen
 
     def loss(self, batch: Batch, objective: Objective) -> Losses:
-        weights = [1.0] * self.config.num_lookahead
+        weights = [1.0] * self.config.num_speculative_tokens
         return measure(objective, self._depths(batch), weights)
 
     def _depths(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        places = draw_places(batch, self.config.places, range(2, self.config.num_lookahead + 2))
+        places = draw_places(batch, self.config.places, range(2, self.config.num_speculative_tokens + 2))
         rows = self.rows(batch, places)
-        for depth in range(self.config.num_lookahead):
+        for depth in range(self.config.num_speculative_tokens):
             at, group = batch.ahead(depth + 2).gather(1, places).nonzero(as_tuple=True)
             chosen = places[at, group]
             yield (
@@ -128,7 +128,9 @@ class LookAhead(Learned):
     @torch.no_grad()
     def accepted(self, batch: Batch) -> Tensor:
         size, width = batch.tokens.shape
-        guesses = torch.full((size, width, self.config.num_lookahead), -1, device=batch.tokens.device)
+        guesses = torch.full(
+            (size, width, self.config.num_speculative_tokens), -1, device=batch.tokens.device
+        )
         # What is drafted after a root was said behind the row before it.
         for places in torch.arange(width - 1, device=batch.tokens.device).split(_PLACES):
             guesses[:, places + 1] = self.rows(batch, places.expand(size, -1)).argmax(dim=-1)
@@ -162,17 +164,16 @@ class ParallelTokens(SequenceDrafter[Ahead]):
     Attributes:
         path: the folder that ``outpace train parallel_tokens`` wrote, or the embeddings; None drafts
             with the mean of the target's own.
-        num_lookahead: look-ahead rows in a row, and so guesses at most; at least 1; by default as many as
-            there are trained embeddings, or 3.
-        behind: "all": behind the root and each guess, num_lookahead * (num_lookahead + 2) nodes in a step;
-            "root": behind the root only, 2 * num_lookahead nodes, and the next draft is shorter by what was
-            accepted.
+        num_speculative_tokens: K, look-ahead rows after one another, and so the longest draft; at least 1. By
+            default as many as there are trained embeddings, or 3.
+        behind: "all": look-ahead rows behind the root and each guess, K * (K + 2) nodes per step; "root":
+            behind the root only, 2 * K nodes, and the next draft is shorter by what was accepted.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
             "independent": with noise of its own; "greedy": its most probable tokens.
     """
 
     path: Any = field(default=None, repr=False)
-    num_lookahead: int | None = None
+    num_speculative_tokens: int | None = None
     behind: Literal["all", "root"] = "all"
     draws: Noise = "coupled"
 
@@ -181,8 +182,11 @@ class ParallelTokens(SequenceDrafter[Ahead]):
     ramp: ClassVar[int] = 2  # the first step only looks ahead
 
     def __post_init__(self) -> None:
-        if self.num_lookahead is not None and self.num_lookahead < 1:
-            raise OutpaceError(f"parallel_tokens: num_lookahead must be at least 1, not {self.num_lookahead}")
+        if self.num_speculative_tokens is not None and self.num_speculative_tokens < 1:
+            raise OutpaceError(
+                "parallel_tokens: num_speculative_tokens must be at least 1, "
+                f"not {self.num_speculative_tokens}"
+            )
         if self.behind not in ("all", "root"):
             raise OutpaceError(f"parallel_tokens: behind must be 'all' or 'root', not {self.behind!r}")
         check_noise("parallel_tokens", self.draws)
@@ -191,7 +195,8 @@ class ParallelTokens(SequenceDrafter[Ahead]):
     def _count(self) -> int:
         """Look-ahead rows in a row."""
         made = LookAheadConfig() if self.path is None else LookAhead.config_of(self.path)
-        return int(made.num_lookahead if self.num_lookahead is None else self.num_lookahead)
+        given = self.num_speculative_tokens
+        return int(made.num_speculative_tokens if given is None else given)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -204,8 +209,8 @@ class ParallelTokens(SequenceDrafter[Ahead]):
         table = LookAhead.of(self.path, target).embeddings
         if len(table) < self._count:
             raise OutpaceError(
-                f"parallel_tokens: there are {len(table)} trained embeddings, too few for num_lookahead="
-                f"{self.num_lookahead}; leave it out"
+                f"parallel_tokens: there are {len(table)} trained embeddings, too few for "
+                f"num_speculative_tokens={self.num_speculative_tokens}; leave it out"
             )
         return target.with_embeddings(table)
 

@@ -103,13 +103,13 @@ class SpecDrafter(Drafter[BlockState]):
 
     Attributes:
         path: folder of a trained drafter, or the module itself.
-        num_draft_tokens: tokens drafted, at most those of a block; all of them by default.
+        num_speculative_tokens: tokens drafted, at most those of a block; all of them by default.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
             "independent": with noise of its own; "greedy": its most probable tokens.
     """
 
     path: Any = field(repr=False)
-    num_draft_tokens: int | None = None
+    num_speculative_tokens: int | None = None
     draws: Noise = "coupled"
 
     paper: ClassVar[str] = (
@@ -120,9 +120,9 @@ class SpecDrafter(Drafter[BlockState]):
 
     def __post_init__(self) -> None:
         check_noise("spec_drafter", self.draws)
-        if self.num_draft_tokens is not None and self.num_draft_tokens < 1:
+        if self.num_speculative_tokens is not None and self.num_speculative_tokens < 1:
             raise OutpaceError(
-                f"spec_drafter: num_draft_tokens must be at least 1, not {self.num_draft_tokens}"
+                f"spec_drafter: num_speculative_tokens must be at least 1, not {self.num_speculative_tokens}"
             )
 
     def prepare(self, target: TargetModel) -> BlockShared:
@@ -144,7 +144,7 @@ class SpecDrafter(Drafter[BlockState]):
 
     @torch.inference_mode()
     def propose(self, states: Seq[BlockState]) -> list[Draft]:
-        active = [state for state in states if begin_block(state, self.num_draft_tokens)]
+        active = [state for state in states if begin_block(state, self.num_speculative_tokens)]
         while behind := [state for state in active if len(state.sequence.tokens) - state.rows > _CHUNK]:
             _feed(behind, masks=0)
         if active:

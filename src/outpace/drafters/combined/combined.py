@@ -72,7 +72,7 @@ class Combined(Drafter[CombinedState]):
 
     Attributes:
         parts: the drafters, all different, as in ``combined:(lookahead:window=5)+(prompt_lookup)``.
-        nodes: tokens drafted in a step at most, at least 1.
+        max_nodes: tokens drafted in a step at most, at least 1.
         row_cost: steps of plain decoding that a further row of a forward is taken to cost, at least 0. The
             likeliest nodes are drafted, while one more means more tokens for the time. 0: all of them. None:
             0.06 on a CPU, as measured with a small model; taken to be 0.01 elsewhere.
@@ -83,7 +83,7 @@ class Combined(Drafter[CombinedState]):
     """
 
     parts: tuple[Drafter[Any], ...]
-    nodes: int = 64
+    max_nodes: int = 64
     row_cost: float | None = None
     minimum: int = 4
     share: bool = True
@@ -108,7 +108,7 @@ class Combined(Drafter[CombinedState]):
                 )
         if not self.parts:
             raise OutpaceError("combined: give it parts, as in combined:(lookahead)+(prompt_lookup)")
-        for name, value, least in (("nodes", self.nodes, 1), ("minimum", self.minimum, 0)):
+        for name, value, least in (("max_nodes", self.max_nodes, 1), ("minimum", self.minimum, 0)):
             if value < least:
                 raise OutpaceError(f"combined: {name} must be at least {least}, not {value}")
         if self.row_cost is not None and not 0 <= self.row_cost < math.inf:
@@ -192,10 +192,12 @@ class Combined(Drafter[CombinedState]):
         """Each part's share of what was drafted and accepted."""
         if len(self.parts) > 1:
             verified, accepted = set(step.kept), {step.kept[node] for node in step.path}
-            for part, nodes in zip(self.parts, map(set, state.nodes), strict=True):
-                name = type(part).__name__
-                state.sequence.stats.count(f"{name} drafted", len(verified & nodes))
-                state.sequence.stats.count(f"{name} accepted", len(accepted & nodes))
+            names = [part.name for part in self.parts]
+            for place, (name, nodes) in enumerate(zip(names, map(set, state.nodes), strict=True)):
+                twin = names[: place + 1].count(name)  # from 1; parts of one name are told apart by it
+                name = name if twin == 1 else f"{name}_{twin}"
+                state.sequence.stats.count(f"{name}_drafted", len(verified & nodes))
+                state.sequence.stats.count(f"{name}_accepted", len(accepted & nodes))
 
     def _clear(self, state: CombinedState) -> None:
         state.proposals, state.nodes = [_NOTHING] * len(self.parts), [[]] * len(self.parts)
@@ -218,7 +220,9 @@ class Combined(Drafter[CombinedState]):
 
     def _choose(self, state: CombinedState, worth: Seq[float], maps: Seq[Seq[int]]) -> list[int]:
         """The nodes of the merged tree to draft, parents first: a child is worth no more than its parent."""
-        budget = self.nodes if state.sequence.budget is None else min(self.nodes, state.sequence.budget)
+        budget = (
+            self.max_nodes if state.sequence.budget is None else min(self.max_nodes, state.sequence.budget)
+        )
         order = sorted(range(len(worth)), key=worth.__getitem__, reverse=True)  # equals in their order
         wanted = order[: worthwhile([worth[node] for node in order], state.row_cost)]
         turn = state.steps % _ROUND

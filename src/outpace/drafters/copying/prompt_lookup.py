@@ -41,17 +41,17 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
     Attributes:
         max_ngram: the longest n-gram looked up, at least 1.
         min_ngram: the shortest, from 1 to ``max_ngram``.
-        num_tokens: tokens drafted in a step at most.
+        num_speculative_tokens: tokens drafted in a step at most.
         branches: matches followed at once; the draft branches where they differ. 1 drafts chains.
-        threshold: the least estimated chance of acceptance for which a token is drafted, in [0, 1]. Higher
-            where wide forwards are costly.
+        min_confidence: the least estimated chance of acceptance for which a token is drafted, in [0, 1].
+            Higher where wide forwards are costly.
     """
 
     max_ngram: int = 5
     min_ngram: int = 1
-    num_tokens: int = 16
+    num_speculative_tokens: int = 16
     branches: int = 4
-    threshold: float = 0.1
+    min_confidence: float = 0.1
 
     paper: ClassVar[str] = (
         "Saxena 2023, Prompt Lookup Decoding (https://github.com/apoorvumang/prompt-lookup-decoding)"
@@ -61,13 +61,15 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
         for name, value, least in (
             ("min_ngram", self.min_ngram, 1),
             ("max_ngram", self.max_ngram, self.min_ngram),
-            ("num_tokens", self.num_tokens, 1),
+            ("num_speculative_tokens", self.num_speculative_tokens, 1),
             ("branches", self.branches, 1),
         ):
             if value < least:
                 raise OutpaceError(f"prompt_lookup: {name} must be at least {least}, not {value}")
-        if not 0 <= self.threshold <= 1:
-            raise OutpaceError(f"prompt_lookup: threshold must be between 0 and 1, not {self.threshold}")
+        if not 0 <= self.min_confidence <= 1:
+            raise OutpaceError(
+                f"prompt_lookup: min_confidence must be between 0 and 1, not {self.min_confidence}"
+            )
 
     @property
     def trees(self) -> bool:
@@ -84,7 +86,7 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
         chances: list[float] = []
         guesses: list[Guess] = []
         stops, budget = state.sequence.stop_tokens, state.sequence.budget
-        most = self.num_tokens if budget is None else min(self.num_tokens, budget)
+        most = self.num_speculative_tokens if budget is None else min(self.num_speculative_tokens, budget)
         state.index.update()  # not after each step: while nothing is drafted, nothing need be known
         matches = state.index.matches(self.branches)
         self._guess(state.index, guesses, matches, parent=-1, depth=0, chance=1.0)
@@ -123,7 +125,7 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
             before, agreeing = said.get(token, (0.0, []))
             said[token] = (before + stake, [*agreeing, match])
         for place, (token, (total, agreeing)) in enumerate(said.items()):
-            if total >= self.threshold:
+            if total >= self.min_confidence:
                 heappush(guesses, (-total, parent, place, token, depth, agreeing))
 
 

@@ -107,16 +107,18 @@ class Reference(SequenceDrafter[ReferenceState]):
     found in them. A request brings its references: ``engine.add(prompt, params, references=[ids, ...])``.
 
     Attributes:
-        num_tokens: tokens drafted in a step at first, and at most while copies are not accepted whole.
-        max_tokens: tokens drafted in a step at most: the draft doubles while copies are accepted whole.
+        num_speculative_tokens: tokens drafted in the first step, and the most while copies are not accepted
+            whole.
+        max_speculative_tokens: the most tokens drafted in a step: the draft doubles while copies are accepted
+            whole.
         max_ngram: the longest n-gram looked up, at least 1.
         branches: places copied from at once; the draft branches where they disagree. 1 drafts chains.
         prompt: where a request has no references, copy from its prompt. (transformers' generate() has no
             argument for references.)
     """
 
-    num_tokens: int = 16
-    max_tokens: int = 96
+    num_speculative_tokens: int = 16
+    max_speculative_tokens: int = 96
     max_ngram: int = 4
     branches: int = 3
     prompt: bool = True
@@ -128,8 +130,8 @@ class Reference(SequenceDrafter[ReferenceState]):
 
     def __post_init__(self) -> None:
         for name, value, least in (
-            ("num_tokens", self.num_tokens, 1),
-            ("max_tokens", self.max_tokens, self.num_tokens),
+            ("num_speculative_tokens", self.num_speculative_tokens, 1),
+            ("max_speculative_tokens", self.max_speculative_tokens, self.num_speculative_tokens),
             ("max_ngram", self.max_ngram, 1),
             ("branches", self.branches, 1),
         ):
@@ -153,7 +155,7 @@ class Reference(SequenceDrafter[ReferenceState]):
         if not trails and self.prompt:
             text = tuple(sequence.tokens)
             trails.append(Trail(text, NgramPlaces(text, self.max_ngram)))
-        state = ReferenceState(sequence, trails, self.num_tokens)
+        state = ReferenceState(sequence, trails, self.num_speculative_tokens)
         state.leads = self._leads(state)
         return state
 
@@ -161,7 +163,7 @@ class Reference(SequenceDrafter[ReferenceState]):
         for lead in state.leads:
             lead.nodes = []
         growing = self._chosen(state.leads)
-        budget = state.length if _sure(growing) else min(state.length, self.num_tokens)
+        budget = state.length if _sure(growing) else min(state.length, self.num_speculative_tokens)
         trie = Trie()
         # Side by side: texts that agree share their nodes, and those that do not share the budget.
         while growing and len(trie) < budget:
@@ -192,8 +194,8 @@ class Reference(SequenceDrafter[ReferenceState]):
     def _length(self, length: int, agreed: int, whole: bool) -> int:
         """How much to draft next: more after a copy that was accepted whole, less after others."""
         if whole:
-            return min(self.max_tokens, max(self.num_tokens, 2 * length))
-        return min(self.num_tokens, max(2 * self.branches, length // 2, 2 * agreed))
+            return min(self.max_speculative_tokens, max(self.num_speculative_tokens, 2 * length))
+        return min(self.num_speculative_tokens, max(2 * self.branches, length // 2, 2 * agreed))
 
     def _leads(self, state: ReferenceState) -> list[Lead]:
         """Where the text may go on, the likeliest first."""

@@ -62,20 +62,20 @@ class Suffix(SequenceDrafter[SuffixState]):
     """SuffixDecoding: the most frequent continuations of the text's end, in this text and in earlier outputs.
 
     Attributes:
-        num_tokens: tokens drafted in a step at most.
+        num_speculative_tokens: tokens drafted in a step at most.
         max_spec_factor: tokens drafted in a step at most, for each token of the longest match.
-        max_match: the longest match looked for, in tokens, at least 1.
+        max_ngram: the longest match looked for, in tokens, at least 1.
         branches: continuations of a node drafted at most, the likeliest. 1 drafts chains.
-        threshold: the least estimated chance of acceptance for which a token is drafted, in [0, 1].
+        min_confidence: the least estimated chance of acceptance for which a token is drafted, in [0, 1].
         memory: tokens of earlier outputs that an engine remembers at most, about 500 bytes each, the oldest
             forgotten first. 0 remembers none.
     """
 
-    num_tokens: int = 32
+    num_speculative_tokens: int = 32
     max_spec_factor: float = 4.0
-    max_match: int = 32
+    max_ngram: int = 32
     branches: int = 4
-    threshold: float = 0.1
+    min_confidence: float = 0.1
     memory: int = 65536
 
     paper: ClassVar[str] = (
@@ -85,16 +85,16 @@ class Suffix(SequenceDrafter[SuffixState]):
 
     def __post_init__(self) -> None:
         for name, value, least in (
-            ("num_tokens", self.num_tokens, 1),
-            ("max_match", self.max_match, 1),
+            ("num_speculative_tokens", self.num_speculative_tokens, 1),
+            ("max_ngram", self.max_ngram, 1),
             ("branches", self.branches, 1),
         ):
             if value < least:
                 raise OutpaceError(f"suffix: {name} must be at least {least}, not {value}")
         if not self.max_spec_factor > 0:
             raise OutpaceError(f"suffix: max_spec_factor must be above 0, not {self.max_spec_factor}")
-        if not 0 <= self.threshold <= 1:
-            raise OutpaceError(f"suffix: threshold must be between 0 and 1, not {self.threshold}")
+        if not 0 <= self.min_confidence <= 1:
+            raise OutpaceError(f"suffix: min_confidence must be between 0 and 1, not {self.min_confidence}")
         if self.memory and self.memory < _LEAST_MEMORY:
             raise OutpaceError(f"suffix: memory must be 0 or at least {_LEAST_MEMORY}, not {self.memory}")
 
@@ -105,7 +105,7 @@ class Suffix(SequenceDrafter[SuffixState]):
     @property
     def _counted(self) -> int:
         """Tokens of the longest n-grams whose counts matter: a match and what is drafted after it."""
-        return self.max_match + self.num_tokens
+        return self.max_ngram + self.num_speculative_tokens
 
     def prepare(self, target: TargetModel) -> SuffixMemory:
         return SuffixMemory(self.memory, self._counted)
@@ -119,7 +119,7 @@ class Suffix(SequenceDrafter[SuffixState]):
         contexts = self._contexts(state)
         if not contexts:
             return Draft()
-        most = min(self.num_tokens, max(1, int(self.max_spec_factor * contexts[0].length)))
+        most = min(self.num_speculative_tokens, max(1, int(self.max_spec_factor * contexts[0].length)))
         tokens: list[int] = []
         parents: list[int] = []
         chances: list[float] = []
@@ -144,13 +144,13 @@ class Suffix(SequenceDrafter[SuffixState]):
     def _contexts(self, state: SuffixState) -> list[Context]:
         """Where the text's end occurred before, the longest matches first."""
         text = state.text
-        found = _chain(text, *text.shorter(text.last), self.max_match)
+        found = _chain(text, *text.shorter(text.last), self.max_ngram)
         tokens = state.sequence.tokens
         # A block that is new, or was dropped, comes and goes with its cursor.
-        state.cursors = {b: state.cursors.get(b) or Cursor(b, self.max_match) for b in state.memory.blocks}
+        state.cursors = {b: state.cursors.get(b) or Cursor(b, self.max_ngram) for b in state.memory.blocks}
         for cursor in state.cursors.values():
             cursor.update(tokens, len(tokens) - state.read)
-            found += _chain(cursor.automaton, cursor.state, cursor.length, self.max_match)
+            found += _chain(cursor.automaton, cursor.state, cursor.length, self.max_ngram)
         state.read = len(tokens)
         return nlargest(_CONTEXTS, found, key=lambda context: context.length)
 
@@ -162,7 +162,7 @@ class Suffix(SequenceDrafter[SuffixState]):
         """
         said: dict[int, float] = {}
         for context in contexts:
-            if chance < self.threshold:
+            if chance < self.min_confidence:
                 break
             counts = context.automaton.followers(context.state)
             total = sum(counts.values())
@@ -174,7 +174,7 @@ class Suffix(SequenceDrafter[SuffixState]):
                 said[token] = said.get(token, 0.0) + stake * count / total
         likely = nlargest(self.branches, said.items(), key=lambda item: (item[1], -item[0]))
         for place, (token, estimate) in enumerate(likely):
-            if estimate >= self.threshold and token >= 0:
+            if estimate >= self.min_confidence and token >= 0:
                 heappush(guesses, (-estimate, parent, place, token, _after(contexts, token)))
 
 

@@ -50,13 +50,13 @@ class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
     """Token Recycling: drafts what the target thought likely before, from a matrix of candidates by token.
 
     Attributes:
-        nodes: tokens in the tree, at least 1.
+        max_nodes: tokens in the tree, at least 1.
         top_k: candidates kept for each token, at least 1.
         share: learn from all sequences of an engine together; otherwise each starts knowing nothing. (Under
             ``rejection`` the tokens of a seed depend on the drafts, so, shared, on the requests before.)
     """
 
-    nodes: int = 80
+    max_nodes: int = 80
     top_k: int = 8
     share: bool = True
 
@@ -66,13 +66,13 @@ class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
     )
 
     def __post_init__(self) -> None:
-        for name, value in (("nodes", self.nodes), ("top_k", self.top_k)):
+        for name, value in (("max_nodes", self.max_nodes), ("top_k", self.top_k)):
             if value < 1:
                 raise OutpaceError(f"token_recycling: {name} must be at least 1, not {value}")
 
     @property
     def trees(self) -> bool:
-        return self.top_k > 1 and self.nodes > 1
+        return self.top_k > 1 and self.max_nodes > 1
 
     def prepare(self, target: TargetModel) -> NDArray[np.int32]:
         size = target.vocabulary
@@ -85,7 +85,7 @@ class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
     def draft(self, state: TokenRecyclingState) -> Draft:
         sequence, follow = state.sequence, state.follow
         unknown, top_k = len(follow) - 1, follow.shape[1]
-        budget = self.nodes if sequence.budget is None else min(self.nodes, sequence.budget)
+        budget = self.max_nodes if sequence.budget is None else min(self.max_nodes, sequence.budget)
         tree = template(budget, top_k)
         said = np.empty(budget + 1, dtype=np.int32)  # the root's token is the last, so that index -1 finds it
         said[-1] = sequence.tokens[-1]

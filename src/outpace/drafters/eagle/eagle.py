@@ -69,22 +69,22 @@ class Eagle(Drafter[EagleState]):
     Attributes:
         path: folder of a trained drafter: our own, or a published EAGLE-3 in speculators' or EAGLE's layout,
             or the name of one on the hub; or the module itself. None is the EAGLE-3 for the embedded model.
-        num_draft_tokens: tokens on a path of the draft, at least 1; by default as many as it was trained for,
-            5 where that is not known.
+        num_speculative_tokens: tokens on a path of the draft, at least 1; by default as many as it was
+            trained for, 5 where that is not known.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
             "independent": with noise of its own; "greedy": its most probable tokens.
         expand: grow EAGLE-2's tree: each layer goes on from this many nodes, with as many children each, and
-            the ``nodes`` best are kept. Under a verifier that needs independent draws they are the most
+            the ``max_nodes`` best are kept. Under a verifier that needs independent draws they are the most
             probable.
-        nodes: nodes in the tree, with ``expand``.
+        max_nodes: nodes in the tree, with ``expand``.
         min_confidence: in [0, 1]: go on from a path only where its probability is at least this.
     """
 
     path: Any = field(default=None, repr=False)
-    num_draft_tokens: int | None = None
+    num_speculative_tokens: int | None = None
     draws: Noise = "coupled"
     expand: int | None = None
-    nodes: int | None = None
+    max_nodes: int | None = None
     min_confidence: float = 0.0
 
     paper: ClassVar[str] = (
@@ -96,7 +96,7 @@ class Eagle(Drafter[EagleState]):
     probabilities: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        shape = self._shape(1 if self.num_draft_tokens is None else self.num_draft_tokens)
+        shape = self._shape(1 if self.num_speculative_tokens is None else self.num_speculative_tokens)
         check_noise("eagle", self.draws)
         check_confidence("eagle", self.min_confidence)
         if shape.weighs and self.draws == "independent":
@@ -106,7 +106,7 @@ class Eagle(Drafter[EagleState]):
             )
 
     def _shape(self, depth: int) -> Shape:
-        return shape_of(depth, expand=self.expand, nodes=self.nodes, method="eagle")
+        return shape_of(depth, expand=self.expand, max_nodes=self.max_nodes, method="eagle")
 
     @property
     def trees(self) -> bool:
@@ -114,7 +114,7 @@ class Eagle(Drafter[EagleState]):
 
     def prepare(self, target: TargetModel) -> EagleShared:
         module = EagleModule.of(nano_drafter_path("eagle") if self.path is None else self.path, target)
-        depth = self.num_draft_tokens
+        depth = self.num_speculative_tokens
         shape = self._shape(module.config.tokens if depth is None else depth)
         weight = module.fc.weight
         weigh = shape.weighs or self.min_confidence > 0

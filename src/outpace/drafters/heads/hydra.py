@@ -33,16 +33,16 @@ class HydraConfig:
         heads: tokens guessed ahead, at least 1.
         layers: of each head: one that reads state and embeddings, the others residual; at least 1.
         decay: weight of each head in the loss, relative to the one before.
-        nodes: of the tree that training measures.
+        max_nodes: of the tree that training measures.
     """
 
     heads: int = 4
     layers: int = 2
     decay: float = 0.8
-    nodes: int = 32
+    max_nodes: int = 32
 
     def __post_init__(self) -> None:
-        if min(self.heads, self.layers, self.nodes) < 1:
+        if min(self.heads, self.layers, self.max_nodes) < 1:
             raise OutpaceError("hydra: heads, layers and nodes must each be at least 1")
 
 
@@ -53,7 +53,7 @@ class HydraHeads(Heads):
     config_type: ClassVar[type[Any]] = HydraConfig
 
     def __init__(self, config: HydraConfig, fit: Fit) -> None:
-        super().__init__(config, fit, config.heads, RANKS, config.decay, config.nodes)
+        super().__init__(config, fit, config.heads, RANKS, config.decay, config.max_nodes)
         size = fit.hidden_size
         self.first = nn.ModuleList(nn.Linear((2 + head) * size, size) for head in range(config.heads))
         self.blocks = nn.ModuleList(
@@ -74,13 +74,13 @@ class Hydra(HeadDrafting, Drafter[HeadState]):
 
     Attributes:
         path: the folder that ``outpace train hydra`` wrote, or the heads themselves.
-        nodes: of the tree of their guesses, chosen by their measured accuracies; None is the heads' own.
+        max_nodes: of the tree of their guesses, chosen by their measured accuracies; None is the heads' own.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
             "independent": with noise of its own; "greedy": the most probable tokens.
     """
 
     path: Any = field(repr=False)
-    nodes: int | None = None
+    max_nodes: int | None = None
     draws: Noise = "coupled"
 
     paper: ClassVar[str] = (
@@ -89,10 +89,10 @@ class Hydra(HeadDrafting, Drafter[HeadState]):
     trees: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.nodes is not None and self.nodes < 1:
-            raise OutpaceError(f"hydra: nodes must be at least 1, not {self.nodes}")
+        if self.max_nodes is not None and self.max_nodes < 1:
+            raise OutpaceError(f"hydra: max_nodes must be at least 1, not {self.max_nodes}")
         check_noise("hydra", self.draws)
 
     def prepare(self, target: TargetModel) -> HeadGrowth:
         heads = HydraHeads.of(self.path, target)
-        return HeadGrowth.of(heads, heads.tree(self.nodes), self.draws)
+        return HeadGrowth.of(heads, heads.tree(self.max_nodes), self.draws)

@@ -39,17 +39,17 @@ class MedusaConfig:
         own_head: each has a vocabulary projection of its own, which begins as the target's; else they share
             that.
         decay: weight of each head in the loss, relative to the one before.
-        nodes: of the tree that training measures.
+        max_nodes: of the tree that training measures.
     """
 
     heads: int = 4
     layers: int = 1
     own_head: bool = False
     decay: float = 0.8
-    nodes: int = 32
+    max_nodes: int = 32
 
     def __post_init__(self) -> None:
-        if min(self.heads, self.layers, self.nodes) < 1:
+        if min(self.heads, self.layers, self.max_nodes) < 1:
             raise OutpaceError("medusa: heads, layers and nodes must each be at least 1")
 
 
@@ -60,7 +60,7 @@ class MedusaHeads(Heads):
     config_type: ClassVar[type[Any]] = MedusaConfig
 
     def __init__(self, config: MedusaConfig, fit: Fit) -> None:
-        super().__init__(config, fit, config.heads, RANKS, config.decay, config.nodes)
+        super().__init__(config, fit, config.heads, RANKS, config.decay, config.max_nodes)
         size = fit.hidden_size
         self.blocks = nn.ModuleList(
             nn.Sequential(*(Residual(size) for _ in range(config.layers))) for _ in range(config.heads)
@@ -99,14 +99,14 @@ class Medusa(HeadDrafting, Drafter[HeadState]):
     Attributes:
         path: the folder that ``outpace train medusa`` wrote, or the heads themselves. None is the heads for
             the embedded model.
-        nodes: of the tree of their guesses, chosen by their measured accuracies; None is the heads' own.
+        max_nodes: of the tree of their guesses, chosen by their measured accuracies; None is the heads' own.
         branching: children of the root, of each of its children, and so on, as "4x2x1x1", in place of that.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
             "independent": with noise of its own; "greedy": the most probable tokens.
     """
 
     path: Any = field(default=None, repr=False)
-    nodes: int | None = None
+    max_nodes: int | None = None
     branching: str | tuple[int, ...] = ()
     draws: Noise = "coupled"
 
@@ -117,8 +117,8 @@ class Medusa(HeadDrafting, Drafter[HeadState]):
     trees: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.nodes is not None and (self.nodes < 1 or self.branching):
-            raise OutpaceError("medusa: nodes must be at least 1, and without branching")
+        if self.max_nodes is not None and (self.max_nodes < 1 or self.branching):
+            raise OutpaceError("medusa: max_nodes must be at least 1, and without branching")
         if any(count < 1 for count in self._factors()):
             raise OutpaceError(f"medusa: branching must be of numbers of at least 1, not {self.branching!r}")
         check_noise("medusa", self.draws)
@@ -133,5 +133,5 @@ class Medusa(HeadDrafting, Drafter[HeadState]):
             raise OutpaceError(
                 f"medusa: branching has {len(factors)} depths, and there are {heads.depth} heads"
             )
-        parents = branching_parents(factors, len(factors)) if factors else heads.tree(self.nodes)
+        parents = branching_parents(factors, len(factors)) if factors else heads.tree(self.max_nodes)
         return HeadGrowth.of(heads, parents, self.draws)

@@ -107,7 +107,7 @@ class EarlyExit(Drafter[ExitState]):
     Attributes:
         path: the folder that ``outpace train early_exit`` wrote, or the adapter itself; None drafts without.
         layers: how many of the target's layers draft, at least 1 and not all; by default the adapter's, or 2.
-        num_draft_tokens: tokens in the chain, at least 1; by default the adapter's, or 6.
+        num_speculative_tokens: tokens in the chain, at least 1; by default the adapter's, or 6.
         min_confidence: in [0, 1]: the chain goes on only where the best token has at least this probability;
             by default the adapter's, or 0.6.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
@@ -116,7 +116,7 @@ class EarlyExit(Drafter[ExitState]):
 
     path: Any = field(default=None, repr=False)
     layers: int | None = None
-    num_draft_tokens: int | None = None
+    num_speculative_tokens: int | None = None
     min_confidence: float | None = None
     draws: Noise = "coupled"
 
@@ -128,7 +128,7 @@ class EarlyExit(Drafter[ExitState]):
     probabilities: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("layers", "num_draft_tokens"):
+        for name in ("layers", "num_speculative_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OutpaceError(f"early_exit: {name} must be at least 1, not {value}")
@@ -156,7 +156,9 @@ class EarlyExit(Drafter[ExitState]):
         adapter = None if self.path is None else Adapter.of(self.path, target.inner)
         # What an adapter was measured with; those without one have the same defaults.
         own = AdapterConfig() if adapter is None else adapter.config
-        tokens = own.num_draft_tokens if self.num_draft_tokens is None else self.num_draft_tokens
+        tokens = (
+            own.num_speculative_tokens if self.num_speculative_tokens is None else self.num_speculative_tokens
+        )
         least = own.min_confidence if self.min_confidence is None else self.min_confidence
         return ExitShared(
             vocabulary=Vocabulary(),

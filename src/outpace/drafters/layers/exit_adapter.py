@@ -28,8 +28,8 @@ class AdapterConfig:
         width: of the feed-forward part's hidden layer, relative to the target's hidden size; above 0, 2 by
             default.
         heads: of attention; at least 1, 4 by default.
-        num_draft_tokens: of the chains that held-out texts are measured by, and that are drafted where nobody
-            says otherwise; at least 1.
+        num_speculative_tokens: of the chains that held-out texts are measured by, and that are drafted by
+            default; at least 1.
         min_confidence: likewise, the probability below which a chain ends, in [0, 1].
     """
 
@@ -37,7 +37,7 @@ class AdapterConfig:
     adapter: Kind = "feed_forward"
     width: float | None = None
     heads: int | None = None
-    num_draft_tokens: int = 6
+    num_speculative_tokens: int = 6
     min_confidence: float = 0.6
 
     def __post_init__(self) -> None:
@@ -49,9 +49,9 @@ class AdapterConfig:
         if getattr(self, other) is not None:
             raise OutpaceError(f"early_exit: an adapter of {self.adapter} has no {other}; leave it out")
         size = self.heads if self.adapter == "attention" else self.width
-        if min(self.layers, self.num_draft_tokens) < 1 or (size is not None and size <= 0):
+        if min(self.layers, self.num_speculative_tokens) < 1 or (size is not None and size <= 0):
             raise OutpaceError(
-                "early_exit: layers, heads and num_draft_tokens must be at least 1, and width above 0"
+                "early_exit: layers, heads and num_speculative_tokens must be at least 1, and width above 0"
             )
         check_confidence("early_exit", self.min_confidence)
 
@@ -140,7 +140,7 @@ class Adapter(Learned):
         best = rows.argmax(dim=-1)
         sure = rows.max(dim=-1).values - rows.logsumexp(dim=-1)
         best[sure.exp() < self.config.min_confidence] = -1
-        depth = self.config.num_draft_tokens
+        depth = self.config.num_speculative_tokens
         guesses = torch.full((*best.shape, depth), -1, dtype=best.dtype, device=best.device)
         for ahead in range(min(depth, best.shape[1])):
             guesses[:, : best.shape[1] - ahead, ahead] = best[:, ahead:]

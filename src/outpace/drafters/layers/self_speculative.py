@@ -43,14 +43,14 @@ class SelfSpeculative(Drafter[Within]):
     Attributes:
         skip: the layers left out, counted from 0, as "2+4+5"; or a JSON file that
             ``outpace search`` wrote.
-        num_draft_tokens: tokens in the chain, at least 1.
+        num_speculative_tokens: tokens in the chain, at least 1.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
             "independent": with noise of its own; "greedy": its most probable tokens.
         min_confidence: in [0, 1]: the chain goes on only where the best token has at least this probability.
     """
 
     skip: str | tuple[int, ...] = ()
-    num_draft_tokens: int = 4
+    num_speculative_tokens: int = 4
     draws: Noise = "coupled"
     min_confidence: float = 0.0
 
@@ -61,9 +61,10 @@ class SelfSpeculative(Drafter[Within]):
     probabilities: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.num_draft_tokens < 1:
+        if self.num_speculative_tokens < 1:
             raise OutpaceError(
-                f"self_speculative: num_draft_tokens must be at least 1, not {self.num_draft_tokens}"
+                "self_speculative: num_speculative_tokens must be at least 1, "
+                f"not {self.num_speculative_tokens}"
             )
         check_noise("self_speculative", self.draws)
         check_confidence("self_speculative", self.min_confidence)
@@ -91,7 +92,7 @@ class SelfSpeculative(Drafter[Within]):
         skipped = self.skipped(target.layers)
         return SelfShared(
             vocabulary=Vocabulary(),
-            shape=shape_of(self.num_draft_tokens, method="self_speculative"),
+            shape=shape_of(self.num_speculative_tokens, method="self_speculative"),
             draws=Draws(self.draws, weigh=self.min_confidence > 0),
             least=log_confidence(self.min_confidence),
             by_path=False,

@@ -40,8 +40,8 @@ class DraftModel(Drafter[Drafting]):
     Attributes:
         model: a target, a loaded model, a module in training, or a name or path for transformers to load
             (safetensors only), in the target's dtype and on its device. None is the embedded draft model.
-        num_draft_tokens: K, tokens on a path of the draft, at least 1. The draft is a chain of them, unless
-            one of ``branching``, ``acceptance`` and ``expand`` makes it a tree.
+        num_speculative_tokens: K, tokens on a path of the draft, at least 1. The draft is a chain of them,
+            unless one of ``branching``, ``acceptance`` and ``expand`` makes it a tree.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
             "independent": with noise of its own; "greedy": its most probable tokens. (The same where
             decoding is greedy.) "coupled" is "greedy" with vocabulary="text", since noise is by token id, and
@@ -49,11 +49,11 @@ class DraftModel(Drafter[Drafting]):
         branching: children of the root, of each of its children, and so on, as "4x2": a static tree. One from
             there on.
         acceptance: measured chances of acceptance by a candidate's rank, as "0.6/0.2/0.1": the best static
-            tree of ``nodes`` nodes for them (Sequoia, Chen et al. 2024). Drafting with a tree counts them:
-            see ``outpace.drafters.support.sequoia.acceptance_by_rank``.
+            tree of ``max_nodes`` nodes for them (Sequoia, Chen et al. 2024). Drafting with a tree counts
+            them: see ``outpace.drafters.support.sequoia.acceptance_by_rank``.
         expand: grow the tree by the draft model's confidence (EAGLE-2, Li et al. 2024): each layer goes on
-            from this many nodes, with as many children each, and the ``nodes`` best are kept.
-        nodes: nodes in the tree, with ``acceptance`` or ``expand``.
+            from this many nodes, with as many children each, and the ``max_nodes`` best are kept.
+        max_nodes: nodes in the tree, with ``acceptance`` or ``expand``.
         replacement: siblings are drawn with replacement (SpecInfer), else without. Needs draws="independent".
         min_confidence: in [0, 1]: go on from a node only where the draft model's best token has at least
             this probability, which falls back on the target (BiLD, Kim et al. 2023).
@@ -66,12 +66,12 @@ class DraftModel(Drafter[Drafting]):
     """
 
     model: Any = field(default=None, repr=False)
-    num_draft_tokens: int = 4
+    num_speculative_tokens: int = 4
     draws: Literal["coupled", "independent", "greedy"] = "coupled"
     branching: str | tuple[int, ...] = ()
     acceptance: str | tuple[float, ...] = ()
     expand: int | None = None
-    nodes: int | None = None
+    max_nodes: int | None = None
     replacement: bool = False
     min_confidence: float = 0.0
     confidence: Literal["path", "token"] = "path"
@@ -123,7 +123,9 @@ class DraftModel(Drafter[Drafting]):
             )
 
     def _shape(self) -> Shape:
-        return shape_of(self.num_draft_tokens, self.branching, self.acceptance, self.expand, self.nodes)
+        return shape_of(
+            self.num_speculative_tokens, self.branching, self.acceptance, self.expand, self.max_nodes
+        )
 
     @property
     def trees(self) -> bool:
@@ -155,7 +157,7 @@ class DraftModel(Drafter[Drafting]):
             )
         model = self.load(target)
         self._vocabulary(model, target)
-        return Decoder(model, self.num_draft_tokens, self.draws)
+        return Decoder(model, self.num_speculative_tokens, self.draws)
 
     def prepare(self, target: TargetModel) -> Shared:
         model = self.load(target)

@@ -32,14 +32,16 @@ class ChainConfig:
     """How a draft model is measured.
 
     Attributes:
-        num_draft_tokens: tokens on the chain that the held-out figures are about, as in ``DraftModel``.
+        num_speculative_tokens: tokens on the chain that the held-out figures are about, as in ``DraftModel``.
     """
 
-    num_draft_tokens: int = 4
+    num_speculative_tokens: int = 4
 
     def __post_init__(self) -> None:
-        if self.num_draft_tokens < 1:
-            raise OutpaceError(f"num_draft_tokens must be at least 1, not {self.num_draft_tokens}")
+        if self.num_speculative_tokens < 1:
+            raise OutpaceError(
+                f"num_speculative_tokens must be at least 1, not {self.num_speculative_tokens}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +126,9 @@ class DraftModule(Learned):
 
     @classmethod
     def begin(cls, draft: str, options: ChainConfig, target: TargetModel) -> Self:
-        return cls.new(CheckpointConfig(draft=draft, num_draft_tokens=options.num_draft_tokens), target)
+        return cls.new(
+            CheckpointConfig(draft=draft, num_speculative_tokens=options.num_speculative_tokens), target
+        )
 
     def check(self, target: TargetModel) -> None:
         """See ``Learned``. Its rows have a size of their own, but its tokens must be the target's.
@@ -154,10 +158,10 @@ class DraftModule(Learned):
 
     @torch.no_grad()
     def accepted(self, batch: Batch) -> Tensor:
-        """Of a chain of ``num_draft_tokens``. What is drafted behind tokens that stand is drafted behind the
-        text, so one forward shows it all.
+        """Tokens accepted of a chain of ``num_speculative_tokens``. Accepted tokens are those of the text, so
+        one forward over the text shows every draft.
         """
-        length = self.config.num_draft_tokens
+        length = self.config.num_speculative_tokens
         after = F.pad(self._logits(batch).argmax(dim=-1), (0, length - 1))
         return accepted_of_chain(batch, after.unfold(1, length, 1))
 

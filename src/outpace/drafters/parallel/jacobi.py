@@ -34,12 +34,12 @@ class Jacobi(SequenceDrafter[JacobiState]):
     """Jacobi decoding: a block of future tokens, all computed anew in each step.
 
     Attributes:
-        block: m, tokens in the block, at least 1.
+        num_speculative_tokens: m, tokens in the block, at least 1.
         refill: a cell gets the target's keyed draw, or its argmax. (The same where decoding is greedy.)
         seed: of the tokens that fill a cell before a forward has.
     """
 
-    block: int = 8
+    num_speculative_tokens: int = 8
     refill: Literal["draw", "argmax"] = "draw"
     seed: int = 0
 
@@ -50,8 +50,10 @@ class Jacobi(SequenceDrafter[JacobiState]):
     )
 
     def __post_init__(self) -> None:
-        if self.block < 1:
-            raise OutpaceError(f"jacobi: block must be at least 1, not {self.block}")
+        if self.num_speculative_tokens < 1:
+            raise OutpaceError(
+                f"jacobi: num_speculative_tokens must be at least 1, not {self.num_speculative_tokens}"
+            )
         if self.refill not in ("draw", "argmax"):
             raise OutpaceError(f"jacobi: refill must be 'draw' or 'argmax', not {self.refill!r}")
 
@@ -71,4 +73,4 @@ class Jacobi(SequenceDrafter[JacobiState]):
         self._widen(state)
 
     def _widen(self, state: JacobiState) -> None:
-        state.cells.extend(state.filler() for _ in range(self.block - len(state.cells)))
+        state.cells.extend(state.filler() for _ in range(self.num_speculative_tokens - len(state.cells)))

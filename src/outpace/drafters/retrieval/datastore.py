@@ -75,8 +75,8 @@ class Datastore:
     def look_up(
         self,
         text: Sequence[int],
-        max_match: int = 16,
-        min_match: int = 1,
+        max_ngram: int = 16,
+        min_ngram: int = 1,
         occurrences: int = 256,
         depth: int = 10,
     ) -> Found:
@@ -84,17 +84,17 @@ class Datastore:
 
         Args:
             text: token ids.
-            max_match: the longest suffix looked for, in tokens.
-            min_match: a shorter match counts for nothing.
+            max_ngram: the longest suffix looked for, in tokens.
+            min_ngram: a shorter match counts for nothing.
             occurrences: so many of the places where it occurs are looked at, evenly spread over all.
             depth: so many tokens that follow each are read.
         """
         # A token that the datastore cannot hold ends what can match.
-        known = takewhile(lambda token: token < self.header.vocabulary, reversed(text[-max_match:]))
+        known = takewhile(lambda token: token < self.header.vocabulary, reversed(text[-max_ngram:]))
         key = key_of((token + 1 for token in known), self.header.width)
         ranges = [shard.longest(key) for shard in self._shards]
         length = max(found.length for found in ranges)
-        if length < min_match:
+        if length < min_ngram:
             return Found(0, 0, np.empty((0, depth), np.int64))
         longest = [
             (shard, found)

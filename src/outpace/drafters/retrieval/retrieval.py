@@ -44,19 +44,19 @@ class Retrieval(SequenceDrafter[RetrievalState]):
     """REST: drafts what followed the last tokens in a corpus, from a datastore on disk.
 
     Attributes:
-        datastore: the file that `outpace datastore build` wrote.
-        max_match: the longest end of the text looked up, in tokens, at least 1.
-        min_match: the shortest match that counts, from 1 to ``max_match``.
-        num_tokens: tokens drafted in a step at most.
-        depth: tokens of the longest continuation drafted.
+        path: the file that `outpace datastore build` wrote.
+        max_ngram: the longest end of the text looked up, in tokens, at least 1.
+        min_ngram: the shortest match that counts, from 1 to ``max_ngram``.
+        max_nodes: tokens drafted in a step at most.
+        num_speculative_tokens: tokens of the longest continuation drafted.
         occurrences: places of the match looked at, at most.
     """
 
-    datastore: str | Path
-    max_match: int = 16
-    min_match: int = 2
-    num_tokens: int = 32
-    depth: int = 10
+    path: str | Path
+    max_ngram: int = 16
+    min_ngram: int = 2
+    max_nodes: int = 32
+    num_speculative_tokens: int = 10
     occurrences: int = 256
 
     paper: ClassVar[str] = (
@@ -64,15 +64,13 @@ class Retrieval(SequenceDrafter[RetrievalState]):
     )
 
     def __post_init__(self) -> None:
-        if not str(self.datastore):
-            raise OutpaceError(
-                "retrieval: datastore must name a file; build one with `outpace datastore build`"
-            )
+        if not str(self.path):
+            raise OutpaceError("retrieval: path must name a file; build one with `outpace datastore build`")
         for name, value, least in (
-            ("min_match", self.min_match, 1),
-            ("max_match", self.max_match, self.min_match),
-            ("num_tokens", self.num_tokens, 1),
-            ("depth", self.depth, 1),
+            ("min_ngram", self.min_ngram, 1),
+            ("max_ngram", self.max_ngram, self.min_ngram),
+            ("max_nodes", self.max_nodes, 1),
+            ("num_speculative_tokens", self.num_speculative_tokens, 1),
             ("occurrences", self.occurrences, 1),
         ):
             if value < least:
@@ -80,7 +78,7 @@ class Retrieval(SequenceDrafter[RetrievalState]):
 
     @property
     def trees(self) -> bool:
-        return self.num_tokens > 1
+        return self.max_nodes > 1
 
     def prepare(self, target: TargetModel) -> Datastore:
         """Open the datastore.
@@ -89,7 +87,7 @@ class Retrieval(SequenceDrafter[RetrievalState]):
             OutpaceError: there is none, it is damaged, or its tokens are not the target's. Those are told by
                 their number, and by their names where the target's tokenizer lies in its folder.
         """
-        datastore = Datastore(self.datastore)
+        datastore = Datastore(self.path)
         self._check_tokens(datastore.header, target)
         return datastore
 
@@ -98,13 +96,13 @@ class Retrieval(SequenceDrafter[RetrievalState]):
         # A model may have more rows than its tokenizer has tokens, to make up a round number.
         if not held <= target.vocabulary <= held + max(64, held // 20):
             raise OutpaceError(
-                f"the datastore {self.datastore} was built for a vocabulary of {held} tokens, and the target "
+                f"the datastore {self.path} was built for a vocabulary of {held} tokens, and the target "
                 f"has {target.vocabulary}; {_REBUILD}"
             )
         tokenizer = load_tokenizer(None, target, needed=False) if header.fingerprint else None
         if tokenizer is not None and fingerprint(tokenizer.get_vocab()) != header.fingerprint:
             raise OutpaceError(
-                f"the tokens of the datastore {self.datastore} are those of {header.tokenizer}, and the "
+                f"the tokens of the datastore {self.path} are those of {header.tokenizer}, and the "
                 f"target's tokenizer has others; {_REBUILD}"
             )
 
@@ -113,8 +111,10 @@ class Retrieval(SequenceDrafter[RetrievalState]):
 
     def draft(self, state: RetrievalState) -> Draft:
         tokens = state.sequence.tokens
-        found = state.datastore.look_up(tokens, self.max_match, self.min_match, self.occurrences, self.depth)
-        return most_frequent(_until(found.continuations, state.sequence.stop_tokens), self.num_tokens)
+        found = state.datastore.look_up(
+            tokens, self.max_ngram, self.min_ngram, self.occurrences, self.num_speculative_tokens
+        )
+        return most_frequent(_until(found.continuations, state.sequence.stop_tokens), self.max_nodes)
 
 
 def _until(continuations: NDArray[np.int64], stops: Set[int]) -> NDArray[np.int64]:

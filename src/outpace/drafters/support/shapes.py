@@ -190,7 +190,7 @@ def shape_of(
     branching: str | Seq[int] = (),
     acceptance: str | Seq[float] = (),
     expand: int | None = None,
-    nodes: int | None = None,
+    max_nodes: int | None = None,
     method: str = "draft_model",
 ) -> Shape:
     """The shape that a draft model's options describe: a chain of ``depth`` tokens where none is given.
@@ -199,7 +199,7 @@ def shape_of(
         branching: children at each depth, as numbers or as "4x2".
         acceptance: chances of acceptance by rank, as numbers or as "0.6/0.2".
         expand: nodes that each layer goes on from.
-        nodes: nodes in all, with ``acceptance`` or ``expand``.
+        max_nodes: nodes in all, with ``acceptance`` or ``expand``.
         method: whose options they are, for messages.
 
     Raises:
@@ -210,21 +210,21 @@ def shape_of(
     given = [name for name, value in _named(factors, chances, expand).items() if value]
     if len(given) > 1:
         raise OutpaceError(f"{method}: {' and '.join(given)} are different trees; choose one")
-    if (nodes is not None) != (given in (["acceptance"], ["expand"])):
-        raise OutpaceError(f"{method}: nodes bounds a tree of acceptance or expand; give both or neither")
-    for name, value in (("num_draft_tokens", depth), ("expand", expand), ("nodes", nodes)):
+    if (max_nodes is not None) != (given in (["acceptance"], ["expand"])):
+        raise OutpaceError(f"{method}: max_nodes bounds a tree of acceptance or expand; give both or neither")
+    for name, value in (("num_speculative_tokens", depth), ("expand", expand), ("max_nodes", max_nodes)):
         if value is not None and value < 1:
             raise OutpaceError(f"{method}: {name} must be at least 1, not {value}")
     if len(factors) > depth:
         raise OutpaceError(
-            f"{method}: branching has {len(factors)} depths and num_draft_tokens is {depth}; raise that"
+            f"{method}: branching has {len(factors)} depths and num_speculative_tokens is {depth}; raise that"
         )
     if any(factor < 1 for factor in factors):
         raise OutpaceError(f"{method}: branching must be of numbers of at least 1, not {branching!r}")
     if (count := _size(factors, depth)) > _MOST:
         raise OutpaceError(
             f"{method}: branching {branching!r} makes a tree of {count} nodes, and {_MOST} is the most; "
-            "lower its numbers or num_draft_tokens"
+            "lower its numbers or num_speculative_tokens"
         )
     if (
         any(not 0 <= chance <= 1 for chance in chances)
@@ -235,10 +235,10 @@ def shape_of(
             f"{method}: acceptance must be chances from 0 to 1 that add up to 1 at most, as in 0.6/0.2, "
             f"not {acceptance!r}"
         )
-    if expand is not None and nodes is not None:
-        return Confident(expand, nodes, depth)
-    if chances and nodes is not None:
-        parents = best_tree(chances, nodes, depth)
+    if expand is not None and max_nodes is not None:
+        return Confident(expand, max_nodes, depth)
+    if chances and max_nodes is not None:
+        parents = best_tree(chances, max_nodes, depth)
         return Static(parents, likeliest(parents, chances))
     return Static(branching_parents(factors, depth))
 
