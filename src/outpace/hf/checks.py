@@ -1,4 +1,4 @@
-"""What a call of generate() asks for that outpace cannot do, refused with the remedy."""
+"""Refusal of generate() calls that outpace cannot decode, with the remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from outpace.core import OutpaceError, UnsupportedModel
 
-# What generate() itself puts into model_kwargs for a text model. Anything else changes the forward.
+# What generate() itself puts into model_kwargs for a text model. Anything other than these changes the
+# forward.
 _KNOWN = {
     "attention_mask",
     "position_ids",
@@ -35,7 +36,7 @@ _BEAMS = {
 
 
 def refusal(what: str, remedy: str) -> OutpaceError:
-    """The error for something outpace cannot do; it ends with the way back to transformers' own loop."""
+    """The error for something outpace cannot do; it ends with how to use transformers' own loop instead."""
     return OutpaceError(
         f"outpace does not decode with {what}: {remedy}, or let transformers decode "
         "(outpace.restore(model), or no custom_generate)"
@@ -51,15 +52,15 @@ def refuse_encoder(model: Any) -> None:
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         raise UnsupportedModel(
             f"{type(model).__name__} ({model.config.model_type}) is an encoder-decoder model, whose "
-            "generate() is left alone; outpace.Engine(model, drafter).generate(prompts, sources=...) decodes"
+            "generate() is not replaced; use outpace.Engine(model, drafter).generate(prompts, sources=...)"
         )
 
 
 def refuse_arguments(arguments: dict[str, Any]) -> None:
-    """Refuse what generate() does not hand to a callable, so that only the wrapper sees it.
+    """Refuse the arguments that generate() does not pass to a callable, so that only the wrapper sees them.
 
     Raises:
-        OutpaceError: an assistant model or synced_gpus.
+        OutpaceError: there is an assistant model, or synced_gpus.
     """
     if arguments.get("assistant_model") is not None:
         raise refusal("assistant_model", "name a drafter instead, in outpace.accelerate(model, drafter)")
@@ -76,9 +77,9 @@ def refuse_request(
     """Refuse a prepared request that outpace cannot decode.
 
     Args:
-        config: as generate() prepared it.
-        processors: likewise.
-        model_kwargs: what transformers would hand to the model's forward.
+        config: as prepared by generate().
+        processors: as prepared by generate().
+        model_kwargs: what transformers would pass to the model's forward.
 
     Raises:
         OutpaceError: the message names the remedy.
@@ -95,7 +96,7 @@ def refuse_request(
     if model_kwargs.get("inputs_embeds") is not None:
         raise refusal("inputs_embeds", "pass the prompt as input_ids")
     for name, value in model_kwargs.items():
-        # An empty dict is how transformers says that a prompt has no images.
+        # transformers passes an empty dict for a prompt without images.
         if name not in _KNOWN and not (value is None or isinstance(value, bool) or value == {}):
             raise refusal(f"the model argument {name}", "pass input_ids and attention_mask only")
     _refuse_cache(config, model_kwargs.get("past_key_values"))
@@ -141,11 +142,11 @@ def _refuse_cache(config: GenerationConfig, cache: Any) -> None:
 
 
 def left_pads(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> list[int]:
-    """How many pads each row has in front.
+    """The number of pads at the start of each row.
 
     Args:
         input_ids: [rows, length].
-        mask: the same shape, 1 where a token counts; None: everywhere.
+        mask: of the same shape, nonzero at real tokens; None if all are.
         positions: position_ids, [rows or 1, length]; None for the usual ones.
 
     Raises:
@@ -169,6 +170,6 @@ def left_pads(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) 
         and positions.dim() == 2
         and bool(((positions.to(usual.device) == usual) | ~real).all())
     ):
-        raise refusal("position_ids of your own", "leave them out; they count from each row's first token")
+        raise refusal("custom position_ids", "leave them out; they count from each row's first token")
     pads: list[int] = (~real).sum(dim=1).tolist()
     return pads

@@ -1,7 +1,7 @@
-"""One row of a generate() call: its logits processors, its stopping criteria, and what was recorded.
+"""One row of a generate() call: its logits processors, stopping criteria, and recorded scores.
 
-A row is processed on its own, one token after the other, as it would be in a batch of one; what transformers
-keeps for the whole batch is cut down to the row first.
+A row is processed on its own, one token after the other, as in a batch of one. Whatever transformers keeps
+for the whole batch is reduced to the row first.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from outpace.sampling import warp
 
 @dataclasses.dataclass
 class Recording:
-    """Raw logits and processed scores of a row, each [1, vocabulary] float32, or None where not asked for."""
+    """Raw logits and processed scores of a row, each [1, vocabulary] float32; None if not requested."""
 
     logits: list[Tensor] | None
     scores: list[Tensor] | None
 
 
 class RowProcessor:
-    """A row's processors as one, called once for each emitted token with the prefix and its scores.
+    """A row's processors as one, called once per emitted token with the prefix and its scores.
 
     Args:
         processors: for this row alone.
-        pads: ids of the pads in front of the prompt, [1, pads], on the prompt's device: transformers' own are
-            made there, and so are the results.
-        warping: what the sampler does after the processors; only to record it.
-        record: where logits and scores go.
+        pads: ids of the pads before the prompt, [1, pads], on the prompt's device, where transformers'
+            processors expect their inputs.
+        warping: the warping that the sampler applies after the processors; needed for recording only.
+        record: receives logits and scores.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RowProcessor:
         self._record = record
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores [1, vocabulary] at the end of input_ids [1, n], where the scores were."""
+        """Processed scores [1, vocabulary] after input_ids [1, n], on the device of ``scores``."""
         here = scores.device
         input_ids = torch.cat([self._pads, input_ids.to(self._pads.device)], dim=1)
         rows = scores.to(self._pads.device)
@@ -65,15 +65,16 @@ class Row:
     """A row as the engine decodes it.
 
     Args:
-        input_ids: [length], pads included.
-        pads: how many of them are pads.
-        params: greedy, or how to sample; the seed included.
+        input_ids: [length], including pads.
+        pads: the number of pads at the start.
+        params: sampling parameters, including the seed.
         processors: for this row alone.
-        criteria: those that only a call can decide.
-        limit: tokens the row may get.
-        record: where logits and scores go.
-        lockstep: all rows of the batch, if they must end together. (Without an end-of-sequence token,
-            transformers has nothing to pad with: a row that a criterion has ended grows on until all have.)
+        criteria: stopping criteria that the engine cannot evaluate itself.
+        limit: the maximum number of tokens the row may emit.
+        record: receives logits and scores.
+        lockstep: all rows of the batch, if they must end together. (Without an end-of-sequence token
+            transformers has nothing to pad with: a row ended by a criterion keeps growing until all have
+            ended.)
     """
 
     def __init__(
@@ -103,11 +104,11 @@ class Row:
 
     @property
     def needs_criteria(self) -> bool:
-        """Whether ``ends`` must be asked at all: the engine knows the limit and the stop tokens itself."""
+        """Whether ``ends`` must be called: the engine handles the limit and the stop tokens itself."""
         return bool(self._criteria)
 
     def ends(self, tokens: list[int]) -> bool:
-        """Whether the row ends with the last of these tokens, prompt included, pads not."""
+        """Whether the row ends with the last of ``tokens``, the prompt and output without pads."""
         count = len(tokens) - len(self.prompt)
         if self.ended is None and (self._criterion_met(tokens) or count >= self._limit):
             self.ended = count
@@ -119,20 +120,20 @@ class Row:
     def _criterion_met(self, tokens: list[int]) -> bool:
         input_ids = torch.tensor([self._front + tokens], device=self._device)
         scores = None if self.record.scores is None else tuple(self.record.scores)
-        # All are asked, as transformers does: one may count its calls.
+        # Call all of them, as transformers does: one may count its calls.
         met = [bool(criterion(input_ids, scores)) for criterion in self._criteria]
         return any(met)
 
 
 def split_criteria(criteria: Seq[Any]) -> tuple[int | None, list[int], list[Any]]:
-    """What the engine can decide by itself, and the rest.
+    """Split off the criteria that the engine handles itself.
 
     Returns:
-        the longest text allowed in tokens (None: no limit), the tokens that end one, the other criteria.
+        the maximum length in tokens (None: no limit), the tokens that end a text, the other criteria.
     """
     lengths, stops, others = [], [], []
     for criterion in criteria:
-        # The exact types only: a subclass may decide otherwise.
+        # Exact types only: a subclass may decide differently.
         if type(criterion) is MaxLengthCriteria:
             lengths.append(int(criterion.max_length))
         elif type(criterion) is EosTokenCriteria:
@@ -143,9 +144,9 @@ def split_criteria(criteria: Seq[Any]) -> tuple[int | None, list[int], list[Any]
 
 
 def split_warpers(processors: Seq[LogitsProcessor]) -> tuple[list[LogitsProcessor], dict[str, Any]]:
-    """Take temperature, top-k, top-p and min-p off the end, where the engine does the very same.
+    """Remove temperature, top-k, top-p and min-p from the end, which the engine applies identically.
 
-    Drafters can then draw as the target will; they know nothing of processors.
+    Drafters can then sample as the target will; they know nothing about processors.
 
     Returns:
         the other processors, and parameters for SamplingParams.
@@ -171,7 +172,7 @@ def split_warpers(processors: Seq[LogitsProcessor]) -> tuple[list[LogitsProcesso
 
 
 def for_row(processor: Any, row: int, rows: int) -> LogitsProcessor:
-    """A processor for one row of a batch of ``rows``, where it holds something for each of them."""
+    """Reduce a processor that holds something per row of the batch to one row of ``rows``."""
     if isinstance(processor, stock.PrefixConstrainedLogitsProcessor):
         allowed = processor._prefix_allowed_tokens_fn
         return stock.PrefixConstrainedLogitsProcessor(lambda _, sent: allowed(row, sent), num_beams=1)

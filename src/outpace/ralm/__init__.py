@@ -1,4 +1,4 @@
-"""Iterative retrieval-augmented generation, with the documents guessed ahead: same tokens, fewer searches."""
+"""Iterative retrieval-augmented generation with speculated documents: same tokens, fewer searches."""
 
 from outpace.ralm.bm25 import BM25Retriever
 from outpace.ralm.dense import DenseRetriever

@@ -11,19 +11,19 @@ from outpace.sequence import Sequence
 
 
 class Answer:
-    """A prefix and its output, of which each block of ``stride`` tokens had a document in front.
+    """A prefix and its output, each block of ``stride`` tokens decoded with a document in front.
 
-    While the document stays the same the engine decodes one sequence, which may run ahead of the block that
-    was asked for. Another document, or a cut, begins a new sequence that goes on from the output so far: its
-    draws are those of the same output indices.
+    While the document stays the same the engine decodes one sequence, which may run ahead of the requested
+    block. A different document, or a cut, starts a new sequence that continues the output so far; its draws
+    depend on the output indices alone and are therefore the same.
 
     Args:
-        engine: decodes; other sequences may be in it.
+        engine: decodes; it may contain other sequences.
         documents: token ids of each document.
-        prefix: token ids of what the output follows, after the document.
-        params: with a seed.
-        stride: tokens of a block.
-        stats: of the request.
+        prefix: token ids between the document and the output.
+        params: must have a seed.
+        stride: tokens per block.
+        stats: of the request; updated.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Answer:
 
     @property
     def text(self) -> list[int]:
-        """Prefix and output."""
+        """Token ids of prefix and output."""
         return self._prefix + self.output
 
     @property
@@ -58,7 +58,7 @@ class Answer:
         return sequence.finish_reason is not None and sequence.output_length <= len(self.output)
 
     def fits(self, document: int) -> bool:
-        """Whether document and prefix fit the target's context."""
+        """Whether document and prefix fit into the target's context."""
         context = self._engine.target.context
         return context is None or len(self._texts[document]) + len(self._prefix) <= context
 
@@ -81,7 +81,7 @@ class Answer:
     def _begin(self, document: int) -> None:
         self.leave()
         text = self._texts[document]
-        # Output often copies from its document.
+        # The output often copies from its document.
         references = [text] if self._engine.drafter.reads_references else []
         self._sequence = self._engine.add(
             [*text, *self._prefix], self._params, references=references, output=self.output
@@ -89,21 +89,21 @@ class Answer:
         self._stats.prompts += 1
 
     def cut(self, blocks: int) -> None:
-        """Forget all but the first blocks."""
+        """Undo all but the first ``blocks`` blocks."""
         self.leave()
         self.documents = self.documents[:blocks]
         self.output = self.output[: blocks * self._stride]
 
     def leave(self) -> None:
-        """Take the sequence out of the engine."""
+        """Remove the sequence from the engine."""
         if self._sequence is not None:
             self._engine.remove(self._sequence)
             self._stats.steps += self._sequence.stats.steps
             self._sequence = None
 
     def generation(self) -> Generation:
-        """The result of the last sequence, of an answer that has ended."""
+        """The result of the last sequence; call it after the answer has ended."""
         if self._sequence is None:
-            # Nothing was allowed, so nothing was begun; the engine still checks what was asked for.
+            # No token was allowed, so no sequence was made; let the engine check the request all the same.
             self._sequence = self._engine.add(self._prefix, self._params)
         return self._sequence.generation()

@@ -16,24 +16,24 @@ Scores = NDArray[np.float32]
 
 
 def words_of(text: str) -> list[str]:
-    """Runs of letters and digits, in lower case."""
+    """Split a text into runs of letters and digits, in lower case."""
     return re.findall(r"\w+", text.lower())
 
 
 class BM25Retriever:
-    """Ranks texts by BM25 (Robertson and Zaragoza 2009). A query is the ids of its known words, in order.
+    """Ranking of texts by BM25 (Robertson and Zaragoza 2009). A query is the ids of its known words.
 
-    bm25s scores all documents at once, from a matrix with a column of scores for each word. A few documents
-    are scored from the same columns, in the same order and precision, so the two agree to the last bit.
+    bm25s scores all documents at once, from a matrix with one column of scores per word. ``scores`` sums the
+    same columns in the same order and precision, so the two agree to the last bit.
 
     Args:
         documents: texts, at least one.
         k1: saturation of a word's frequency.
-        b: how much a document's length counts.
-        split: a text's words.
+        b: weight of a document's length.
+        split: splits a text into words.
 
     Raises:
-        OutpaceError: bm25s is not installed, or there is no word in any document.
+        OutpaceError: bm25s is not installed, or no document contains a word.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class BM25Retriever:
             raise OutpaceError("BM25 needs documents with words in them")
         self._count = len(corpus)
         self._index: Any = _bm25s().BM25(k1=k1, b=b, method="lucene")
-        # A copy: bm25s may add a word of its own, without a column.
+        # A copy: bm25s may add a word of its own that has no column.
         self._index.index((corpus, dict(self._ids)), show_progress=False)
 
     def encode(self, text: str) -> Words:
@@ -74,7 +74,7 @@ class BM25Retriever:
         return [_best(self._all(query), count) for query in queries]
 
     def _all(self, query: Words) -> Scores:
-        """Scores of all documents, [documents]."""
+        """Scores of all documents [documents], float32."""
         if not len(query):
             return np.zeros(self._count, dtype=np.float32)
         scores: Scores = self._index.get_scores_from_ids(query)
@@ -82,7 +82,7 @@ class BM25Retriever:
 
 
 def _best(scores: Scores, count: int) -> list[int]:
-    """Places of the greatest scores, greatest first, of equal ones the first."""
+    """Indices of the ``count`` highest scores, highest first; ties go to the lower index."""
     candidates = np.arange(len(scores))
     if count < len(scores):
         candidates = np.flatnonzero(scores >= np.partition(scores, -count)[-count])

@@ -1,4 +1,4 @@
-"""Dense retrieval: the greatest inner product, by faiss (Douze et al. 2024, arXiv 2401.08281)."""
+"""Dense retrieval by inner product, with faiss (Douze et al. 2024, arXiv 2401.08281)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Vector = NDArray[np.float32]
 
 
 class DenseRetriever:
-    """Ranks documents by the inner product of their vectors with the query's (cosine: make both unit).
+    """Ranking of documents by the inner product of their vectors with the query's (normalised: cosine).
 
-    faiss rounds its sums differently for one query and for many. So it only names candidates, and these are
-    ranked by ``scores``.
+    faiss rounds its sums differently for one query and for many. It therefore only finds candidates, which
+    are then ranked by ``scores``.
 
     Args:
-        vectors: one for each document, [documents, size].
-        encode: a query's text to its vector, [size].
-        candidates: documents that faiss names for each query, whatever the count asked for: so the best one
-            does not depend on it, not even with an approximate index.
-        index: a filled faiss index over the same vectors, perhaps an approximate one (HNSW, IVF); by default
-            an exact one is made.
+        vectors: one per document, [documents, size].
+        encode: maps a query's text to its vector, [size].
+        candidates: documents that faiss finds per query, independent of the count requested, so that the best
+            document does not depend on the count, even with an approximate index.
+        index: a filled faiss index over the same vectors, possibly approximate (HNSW, IVF); by default an
+            exact one is made.
 
     Raises:
         OutpaceError: faiss is not installed, or the vectors do not fit.
@@ -65,7 +65,7 @@ class DenseRetriever:
         return vector
 
     def scores(self, query: Vector, documents: Sequence[int]) -> list[float]:
-        # A product and a sum for each row: a matrix product would round by how many rows there are.
+        # A product and a sum per row: how a matrix product rounds depends on the number of rows.
         rows = self._vectors[np.asarray(documents, dtype=np.int64)].astype(np.float64)
         scores: list[float] = (rows * query).sum(axis=1).tolist()
         return scores
@@ -80,7 +80,7 @@ class DenseRetriever:
         return [self._rank(query, row, count) for query, row in zip(queries, named, strict=True)]
 
     def _rank(self, query: Vector, named: NDArray[np.int64], count: int) -> list[int]:
-        documents = sorted(named[named >= 0].tolist())  # an approximate index fills up with -1
+        documents = sorted(named[named >= 0].tolist())  # an approximate index pads with -1
         scores = self.scores(query, documents)
         ranked = sorted(zip(scores, documents, strict=True), key=lambda pair: -pair[0])
         return [document for _, document in ranked[:count]]

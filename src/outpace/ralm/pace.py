@@ -1,22 +1,22 @@
-"""How many blocks to speculate before the knowledge base is asked: a pure policy on measured times.
+"""The speculation stride: how many blocks to guess before asking the knowledge base, from measured times.
 
 OS3, the optimal speculation stride scheduler of RaLMSpec (Zhang et al. 2024, section 3.3): choose the stride
-with the most expected progress per second. What differs from the paper: a round always asks for one block
-more than it has speculated, so a stride of s makes 1 to s + 1 blocks of progress, and 0 is a choice; the
-search's time may grow with the number of queries; the hit rate begins at one half instead of being capped.
+with the highest expected progress per second. What differs from the paper: a round always queries one block
+more than it has speculated, so a stride of s makes 1 to s + 1 blocks of progress, and 0 is allowed; the
+search time may grow with the number of queries; the hit rate starts at one half instead of being capped.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-_FORGET = 0.8  # weight of what was measured one round ago: a window of five rounds, as in the paper
-_FIRST = 1  # the stride while nothing is measured yet, as in the paper
+_FORGET = 0.8  # decay of a measurement per round: a window of about five rounds, as in the paper
+_FIRST = 1  # the stride until there are measurements, as in the paper
 
 
 @dataclass
 class _Line:
-    """A fit of seconds against a number, y = fixed + slope x, both at least 0, that forgets."""
+    """A least-squares fit y = fixed + slope x with exponential decay, both coefficients at least 0."""
 
     weight: float = 0.0
     x: float = 0.0
@@ -34,7 +34,7 @@ class _Line:
             return 0.0
         spread = self.xx * self.weight - self.x * self.x
         slope = 0.0
-        # With one number measured only, the time is taken to be the same for all, as in the paper.
+        # If only one x was measured, the time is assumed to be the same for all, as in the paper.
         if spread > 1e-6 * self.xx * self.weight:
             slope = (self.xy * self.weight - self.x * self.y) / spread
         slope = min(max(slope, 0.0), self.y / self.x)
@@ -43,10 +43,10 @@ class _Line:
 
 @dataclass
 class Pace:
-    """The stride of one request's next round.
+    """The policy that chooses the stride of a request's next round.
 
     Attributes:
-        most: the greatest stride.
+        most: the maximum stride.
         asynchronous: whether a block is decoded while the knowledge base searches.
     """
 
@@ -58,15 +58,15 @@ class Pace:
     _search: _Line = field(default_factory=_Line)
 
     def decoded(self, seconds: float) -> None:
-        """One block took this long."""
+        """Record the seconds that decoding one block took."""
         self._decode.add(1, seconds)
 
     def searched(self, queries: int, seconds: float) -> None:
-        """So many queries took this long."""
+        """Record the seconds that a search with this many queries took."""
         self._search.add(queries, seconds)
 
     def guessed(self, hits: int, misses: int) -> None:
-        """Of the guesses of one round, up to the first wrong one, so many were right and wrong."""
+        """Record how many guesses of a round, up to the first wrong one, were right and wrong."""
         self._hits = _FORGET * self._hits + hits
         self._misses = _FORGET * self._misses + misses
 
@@ -77,8 +77,8 @@ class Pace:
     def rate(self, stride: int) -> float:
         """Expected blocks per second of a round that speculates ``stride`` blocks.
 
-        Each guess is right with the same chance; the block after the last right one is progress too. It costs
-        a block's time in any case, or, where it was decoded during the search, only if it was guessed wrong.
+        Every guess has the same probability of being right. The block after the last right one is progress as
+        well; it takes a block's time, or, if decoded during the search, only when it was guessed wrong.
         """
         right = self.hit_rate
         blocks = sum(right**guesses for guesses in range(stride + 1))
@@ -90,7 +90,7 @@ class Pace:
         return blocks / seconds
 
     def stride(self) -> int:
-        """The stride with the highest rate; of equal ones the lowest."""
+        """The stride with the highest rate; the lowest in a tie."""
         if not (self._decode.at(1) > 0 and self._search.weight):
             return min(_FIRST, self.most)
         return max(range(self.most + 1), key=self.rate)

@@ -1,12 +1,12 @@
 """Iterative retrieval-augmented generation, plain and speculative, in one loop.
 
 In-context retrieval (Ram et al. 2023, arXiv 2302.00083): every ``stride`` tokens the document in front of
-the text is replaced by the one that is best for the text's latest tokens. RaLMSpec (Zhang et al. 2024, arXiv
+the text is replaced by the best one for the text's latest tokens. RaLMSpec (Zhang et al. 2024, arXiv
 2401.14021): a local cache guesses the documents of several blocks, the knowledge base then answers the
-queries of all of them at once, and what was decoded after the first wrong guess is undone.
+queries of all of them at once, and the blocks from the first wrong guess on are undone.
 
-As in the engine, plain is the loop that guesses nothing. A round asks for the blocks it has guessed and for
-the one after them, so that it makes at least one block of progress.
+As in the engine, plain decoding is the same loop without guesses. A round queries the blocks that it has
+guessed and the one after them, so that it makes at least one block of progress.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Speculation:
 
     Attributes:
         stride: blocks decoded with guessed documents before the knowledge base is asked, at least 0; None
-            chooses it for each round by what was measured.
-        max_stride: the most that is chosen then.
-        prefetch: documents of each of the knowledge base's answers that go into the local cache, at least 1.
-        asynchronous: decode one block more while the knowledge base searches, in a thread.
+            chooses it for each round from measurements.
+        max_stride: the maximum of a stride chosen like that.
+        prefetch: documents per query that the knowledge base returns for the local cache, at least 1.
+        asynchronous: decode one more block while the knowledge base searches in a thread.
     """
 
     stride: int | None = None
@@ -56,7 +56,7 @@ class Speculation:
 
 @dataclass(frozen=True)
 class _Block(Generic[Query]):
-    """The query at a block's beginning, and the document guessed for it."""
+    """The query at the start of a block, and the document guessed for it."""
 
     query: Query
     guess: int | None
@@ -64,7 +64,7 @@ class _Block(Generic[Query]):
 
 @dataclass
 class _Run(Generic[Query]):
-    """One request: its answer, what it has met, what it has measured."""
+    """The state of one request."""
 
     answer: Answer
     cache: LocalCache[Query]
@@ -73,21 +73,21 @@ class _Run(Generic[Query]):
 
 
 class RalmPipeline(Generic[Query]):
-    """Decodes with a document in front of the text that changes every ``stride`` tokens.
+    """Decoding with a document in front of the text that is chosen again every ``stride`` tokens.
 
-    With the engine's verifier ``match`` the tokens with and without speculation are the same, with one that
-    keeps the distribution their distribution is.
+    With the engine's verifier ``match`` the tokens are the same with and without speculation; with one that
+    preserves the distribution, their distribution is.
 
     Args:
-        engine: decodes, with its own drafter; it needs a tokenizer, for the queries.
+        engine: decodes, with its own drafter; it needs a tokenizer for the queries.
         retriever: ranks the documents.
-        documents: token ids that go in front of the text, of each document, in the retriever's numbers.
-        stride: output tokens of a block, at least 1.
-        query_tokens: the latest tokens of prefix and output that make a query, at least 1.
+        documents: the token ids that each document puts in front of the text, in the retriever's order.
+        stride: output tokens per block, at least 1.
+        query_tokens: the number of latest tokens of prefix and output that form a query, at least 1.
         speculation: how to guess documents; None asks the knowledge base before each block.
 
     Raises:
-        OutpaceError: a value is out of its range, or the engine has no tokenizer.
+        OutpaceError: a value is out of range, or the engine has no tokenizer.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class RalmPipeline(Generic[Query]):
                 raise OutpaceError(f"{name}: at least 1 is needed, not {value}")
         if engine.target.has_encoder:
             raise OutpaceError(
-                "documents go in front of the text, and an encoder-decoder model has its own place for them: "
-                "make the engine with a decoder-only model"
+                "documents are put in front of the text, which an encoder-decoder model keeps apart from its "
+                "source: make the engine with a decoder-only model"
             )
         if engine.tokenizer is None:
             raise OutpaceError("queries are texts: make the engine with Engine(..., tokenizer=tokenizer)")
@@ -127,17 +127,17 @@ class RalmPipeline(Generic[Query]):
         """Decode after a prefix, with documents in front of it.
 
         Args:
-            prefix: token ids; the first query is made of its last ones.
-            params: default: greedy. ``logits_processors`` must be functions of what they are given: they
-                also see text that is undone later.
+            prefix: token ids; the last ones form the first query.
+            params: greedy by default. ``logits_processors`` must be pure functions of their arguments,
+                because they also see text that is undone later.
 
         Raises:
             ContextOverflow: document and prefix are longer than the context.
-            OutpaceError: another mistake in what is asked for, or the retriever's answer is none.
+            OutpaceError: the request is invalid, or the retriever's answer is.
         """
         params = params or SamplingParams()
         if params.logprobs is not None:
-            raise OutpaceError("logprobs are not kept while documents change: leave logprobs out")
+            raise OutpaceError("logprobs are not recorded while documents change: leave logprobs out")
         if params.seed is None:
             params = replace(params, seed=secrets.randbits(64))
         stats = RalmStats(lossy=self._engine.verifier.lossy)
@@ -160,9 +160,9 @@ class RalmPipeline(Generic[Query]):
         )
 
     def _round(self, run: _Run[Query], pool: ThreadPoolExecutor | None) -> None:
-        """Guess some blocks, ask about them and the next, undo from the first wrong guess on, go on there.
+        """Guess blocks, query them and the next one, undo from the first wrong guess on, and continue there.
 
-        The last block asked about has not been decoded, unless the answer ended with it.
+        The last block queried has not been decoded, unless the answer ended with it.
         """
         answer, stats = run.answer, run.stats
         first = len(answer.documents)
@@ -192,11 +192,11 @@ class RalmPipeline(Generic[Query]):
         latest = run.answer.text[-self._query_tokens :]
         query = self._retriever.encode(self._tokenizer.decode(latest, skip_special_tokens=True))
         guess = run.cache.best(query) if self._guessing else None
-        # A document that does not fit is an error only if the knowledge base says it is the one.
+        # A document that does not fit is an error only if the knowledge base confirms it.
         return _Block(query, guess if guess is not None and run.answer.fits(guess) else None)
 
     def _extend(self, run: _Run[Query], document: int | None) -> bool:
-        """Decode a block, if there is a document for it."""
+        """Decode a block if there is a document for it; return whether there was."""
         if document is None:
             return False
         began = time.perf_counter()
@@ -210,7 +210,7 @@ class RalmPipeline(Generic[Query]):
     def _ask(
         self, run: _Run[Query], blocks: Seq[_Block[Query]], pool: ThreadPoolExecutor | None
     ) -> list[int]:
-        """The best document for each block. Meanwhile, with a pool, the last block is decoded as guessed."""
+        """Ask for each block's best document; with a pool, decode the last block as guessed meanwhile."""
         queries = [block.query for block in blocks]
         began = time.perf_counter()
         if pool is None:
@@ -231,7 +231,7 @@ class RalmPipeline(Generic[Query]):
         return [documents[0] for documents in answers]
 
     def _search(self, queries: list[Query]) -> tuple[list[list[int]], float]:
-        """The knowledge base's answers, best first, and the seconds it took."""
+        """The knowledge base's answers, best first, and the seconds that the search took."""
         began = time.perf_counter()
         answers = self._retriever.search(queries, min(self._how.prefetch, len(self._documents)))
         seconds = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""What a request with changing documents cost, and what came of it."""
+"""The result of a request with changing documents, and its counts."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ class RalmStats:
     """Raw counts and seconds of one request.
 
     Attributes:
-        batches: calls of the knowledge base.
-        queries: queries in them.
-        blocks: blocks decoded, those undone included.
-        hits, misses: guesses that the knowledge base confirmed, and those it did not; guesses that followed a
-            wrong one are neither, for they were made for another text.
+        batches: calls to the knowledge base.
+        queries: queries in those calls.
+        blocks: blocks decoded, including those undone.
+        hits, misses: guesses that the knowledge base confirmed and refuted; guesses after a wrong one count
+            as neither, because they were made for a different text.
         rollbacks: rounds in which decoded blocks were undone.
         undone: blocks undone.
-        prompts: prompts that were read (a new document, or a rollback).
+        prompts: prompts read (for a new document, or after a rollback).
         steps: forwards of the target.
-        seconds_search: in the knowledge base.
-        seconds_wait: of these, those in which nothing was decoded.
-        seconds_decode: in the engine.
-        lossy: the engine's verifier changes the output's distribution.
+        seconds_search: seconds in the knowledge base.
+        seconds_wait: seconds of those in which nothing was decoded.
+        seconds_decode: seconds in the engine.
+        lossy: whether the engine's verifier changes the output's distribution.
     """
 
     batches: int = 0
@@ -47,7 +47,7 @@ class RalmStats:
 
     @property
     def hit_rate(self) -> float:
-        """Of the guesses that could be checked, the share that was right."""
+        """The share of checked guesses that were right."""
         checked = self.hits + self.misses
         return self.hits / checked if checked else 0.0
 
@@ -58,7 +58,7 @@ class RalmGeneration:
 
     Attributes:
         documents: the number of the document in front of each block of output.
-        stats: what it cost.
+        stats: counts and seconds of the request.
     """
 
     tokens: list[int]

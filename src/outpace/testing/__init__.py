@@ -1,4 +1,4 @@
-"""For tests, here and elsewhere: a small target without transformers, and the checks of a drafter."""
+"""Tools for testing drafters: a small target without transformers, and the checks of the contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a drafter must keep to, as a check to call in a test. The contract is in ``outpace.drafters.base``."""
+"""Checks of a drafter against the contract in ``outpace.drafters.base``, to be called in a test."""
 
 from __future__ import annotations
 
@@ -36,18 +36,19 @@ _FAR = 5.0  # standard deviations that a test of a distribution may be off: by c
 def check_drafter(drafter: Drafter[Any], target: TargetModel | None = None) -> None:
     """Check a drafter against the contract; call it in a test.
 
-    - Its class: a frozen dataclass whose options survive ``dataclasses.replace``, pickle and deepcopy.
-    - Its drafts: trees of tokens of the vocabulary; where it samples, with the distributions that its tokens
-      were drawn from; where it states chances, none above its parent's.
-    - The tokens: those of plain decoding, greedy and sampled, in batches that sequences join and leave, up to
-      the end of the context.
-    - Budgets: it copes with steps for which none of its drafts, or only their first nodes, are wanted.
-    - Its state: none on the drafter, so that engines that share it do not meet, and the same run drafts the
-      same again.
+    - Class: a frozen dataclass whose options survive ``dataclasses.replace``, pickle and deepcopy.
+    - Drafts: trees of tokens of the vocabulary; if it samples, with the distributions that its tokens were
+    drawn
+      from; if it states chances, none above its parent's.
+    - Tokens: those of plain decoding, greedy and sampled, in batches that sequences join and leave, up to the
+    end
+      of the context.
+    - Budgets: it handles steps that use none of its draft, or only the first nodes.
+    - State: none on the drafter itself, so that engines can share it, and the same run drafts the same again.
 
     Args:
         drafter: the drafter, with options under which it drafts on short texts.
-        target: what it drafts for; a ``ToyTarget`` by default.
+        target: the target to draft for; a ``ToyTarget`` by default.
 
     Raises:
         AssertionError: it breaks the contract; the message says how.
@@ -68,7 +69,7 @@ def check_drafter(drafter: Drafter[Any], target: TargetModel | None = None) -> N
 
 
 def _prompts(target: TargetModel) -> list[list[int]]:
-    """Of different lengths, without tokens that end a text: one token, no pattern, a loop, a long loop."""
+    """Prompts without end tokens: a single token, no pattern, a loop, a long loop."""
     legal = [token for token in range(target.vocabulary) if token not in target.eos_token_ids]
     made = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6], [*range(8), *range(8), *range(3)]]
     longest = None if target.context is None else max(1, target.context // 4)
@@ -102,7 +103,7 @@ def _check_options(drafter: Drafter[Any]) -> None:
 
 
 def _plain(value: Any) -> bool:
-    """Whether a value compares by what it holds; a model does not."""
+    """Whether a value compares by content, unlike a model."""
     if isinstance(value, tuple | list | set | frozenset):
         return all(map(_plain, value))
     if isinstance(value, dict):
@@ -111,7 +112,7 @@ def _plain(value: Any) -> bool:
 
 
 class _Check:
-    """Runs of one drafter on one target, each compared with what it must be."""
+    """Runs of one drafter on one target, each compared with the expected result."""
 
     def __init__(self, drafter: Drafter[Any], target: TargetModel) -> None:
         self.drafter = drafter
@@ -137,24 +138,24 @@ class _Check:
         )
 
     def unchanged(self) -> None:
-        """Nothing was written to the drafter."""
+        """Check that nothing was written to the drafter."""
         now = self._attributes()
         new = sorted(now.keys() - self._before.keys())
         assert not new, (
-            f"{self.name} writes {', '.join(new)} on itself: what belongs to a request lives in its state, "
-            "what belongs to an engine in what prepare returns"
+            f"{self.name} sets {', '.join(new)} on itself: keep what belongs to a request in its state, and "
+            "what belongs to an engine in the value returned by prepare"
         )
         for name, before in self._before.items():
-            assert now.get(name) == before, f"{self.name} writes to its own option {name}"
+            assert now.get(name) == before, f"{self.name} changes its own option {name}"
 
     def tokens(self, prompts: list[list[int]], params: SamplingParams | list[SamplingParams]) -> None:
-        """A batch gives the tokens of plain decoding."""
+        """Check that a batch gives the tokens of plain decoding."""
         found = self.engine()[0].generate(prompts, params)
         for prompt, one, plain in zip(prompts, found, self.plain(prompts, params), strict=True):
             self.same(prompt, one.tokens, plain.tokens, f"with {params}")
 
     def limits(self) -> None:
-        """Few tokens allowed, and the end of the context."""
+        """Check limits of a few tokens, and the end of the context."""
         for temperature in (0.0, 1.0):
             few = [SamplingParams(max_new_tokens=n, temperature=temperature, seed=n) for n in range(4)]
             self.tokens(self.prompts, few)
@@ -168,7 +169,7 @@ class _Check:
             self.tokens([text[: max(context - less, 1)] for less in (0, 1, 2, 9)], params)
 
     def joining(self) -> None:
-        """Sequences that join and leave between steps."""
+        """Check sequences that join and leave between steps."""
         params = SamplingParams(max_new_tokens=25, temperature=0.8, seed=5)
         engine, _ = self.engine()
         sequences = [engine.add(self.prompts[0], params), engine.add(self.prompts[1], params)]
@@ -185,7 +186,7 @@ class _Check:
             self.same(prompt, sequence.output, tokens, "when sequences join and leave")
 
     def budgets(self) -> None:
-        """Steps that take the first nodes of a draft, all of it, or none, and steps that want no draft."""
+        """Check steps that use the first nodes of a draft, all or none of it, and steps without a draft."""
         for params in _PARAMS[:2]:
             for budgets in ((0, 1, 0, -1, 64, 2, 64, -1, 64, 0, 5), (64, 64, 64, 64, 64, 64, 0)):
                 watch = watch_of(self.drafter, self.target.vocabulary)
@@ -199,7 +200,7 @@ class _Check:
                     )
 
     def repeatable(self) -> None:
-        """The same run drafts the same again, also while another engine takes turns with the drafter."""
+        """Check that a repeated run drafts the same, also while another engine uses the drafter in turns."""
         params = SamplingParams(max_new_tokens=25, temperature=0.8, seed=6)
         seen = []
         for beside in (False, False, True):
@@ -213,16 +214,16 @@ class _Check:
                 engine.step()
                 other.step()
             seen.append(watch.shapes())
-        assert seen[0] == seen[1], f"{self.name} drafts something else when the same run is repeated"
+        assert seen[0] == seen[1], f"{self.name} drafts differently when the same run is repeated"
         assert seen[0] == seen[2], (
-            f"{self.name} drafts something else while another engine uses it too: it keeps state outside "
-            "of the request's state and of what prepare returns"
+            f"{self.name} drafts differently while another engine uses it: it keeps state outside the "
+            "request's state and the value returned by prepare"
         )
 
     def distributions(self) -> None:
-        """Tokens are drawn from the distributions given, and rejection keeps the target's distribution."""
+        """Check that tokens follow the stated distributions, and that rejection preserves the target's."""
         prompt = self.prompts[1]
-        # Some draft from the second step on only, so the first two tokens are looked at.
+        # Some drafters draft only from the second step on, so the first two tokens are checked.
         params = [SamplingParams(max_new_tokens=4, temperature=1.0, seed=seed) for seed in range(_SEEDS)]
         engine, watch = self.engine("rejection")
         output = engine.generate([prompt] * _SEEDS, params)
@@ -240,7 +241,7 @@ class _Check:
             _compare(emitted, expected, f"with the rejection verifier and {self.name} the engine emits")
 
     def _expected(self, prompt: list[int], outputs: list[tuple[int, ...]]) -> Tensor:
-        """How often each token should come next, [vocabulary], after a prompt and so many outputs."""
+        """Expected counts [vocabulary] of the next token, summed over outputs that follow the prompt."""
         found = torch.zeros(self.target.vocabulary, dtype=torch.float64)
         for output, count in Counter(outputs).items():
             text = [*prompt, *output]
@@ -256,7 +257,7 @@ def _compare(tokens: Seq[int], expected: Tensor, what: str) -> None:
     """A chi-squared test of tokens against expected counts, shape [vocabulary].
 
     Raises:
-        AssertionError: they are further apart than chance explains.
+        AssertionError: they differ by more than chance explains.
     """
     counts = torch.bincount(torch.tensor(tokens), minlength=len(expected)).double()
     order = expected.argsort(descending=True)
@@ -285,7 +286,7 @@ def _compare(tokens: Seq[int], expected: Tensor, what: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Budgets:
-    """A policy that plans what it is told; -1 is a draft that is not verified."""
+    """A policy that plans given numbers of nodes; -1 is a draft of one node that is not verified."""
 
     budgets: Iterator[int]
     timed: bool = False

@@ -17,24 +17,24 @@ from outpace.tree import ancestor_mask, depths
 
 _SIZE = 16
 _HEADS = 2
-_KEY, _VALUE = 4, 6  # numbers in a head's key and value: not the same, so that both shapes are tried
+_KEY, _VALUE = 4, 6  # size of a head's key and value; different, so that both shapes are tested
 _LAYERS = 2
-_HABIT = 5.0  # logit of a token's usual successor; those that depend on the context spread by about 2
+_HABIT = 5.0  # logit of a token's usual successor; the logits that depend on the context spread by about 2
 
 
 class ToyTarget(TargetModel):
-    """A small attention model in float64, without transformers, that is the same in every run.
+    """A small deterministic attention model in float64, without transformers.
 
-    Each token has a successor that mostly follows it, so text repeats itself and drafters have something to
-    find. The rest of the logits depend on every row attended to and on its position, without order or
-    smoothness: one wrong row, position or bit of the mask soon gives another token.
+    Each token has a usual successor, so text repeats itself and drafters find something to draft. The rest of
+    the logits depends on every row attended to and on its position, chaotically: one wrong row, position or
+    bit of the mask soon leads to a different token.
 
     Args:
         vocabulary: number of token ids, at least 2.
-        context: positions; None for no limit.
+        context: number of positions; None for no limit.
         seed: of the weights.
-        eos: the token that ends a sequence, which is nobody's usual successor; None for none.
-        surprise: how much the context counts. At 0 it is a bigram model; a value between 0 and the target's
+        eos: the token that ends a sequence, which is never the usual successor; None for none.
+        surprise: the weight of the context. At 0 it is a bigram model; a value between 0 and the target's
             makes a draft model that often agrees.
     """
 
@@ -60,7 +60,7 @@ class ToyTarget(TargetModel):
         self._habit = torch.zeros(vocabulary, vocabulary, dtype=torch.float64)
         self._habit[usual, usual[1:] + usual[:1]] = _HABIT
         self._embeddings = weights(vocabulary, _SIZE)
-        self._table = self._embeddings[:0]  # of ids past the vocabulary
+        self._table = self._embeddings[:0]  # embeddings of ids beyond the vocabulary
         self._frequencies = weights(_SIZE)
         self._queries = weights(_LAYERS, _SIZE, _HEADS * _KEY)
         self._keys = weights(_LAYERS, _SIZE, _HEADS * _KEY)
@@ -103,7 +103,7 @@ class ToyTarget(TargetModel):
         return self._embeddings[tokens]
 
     def head(self, states: Tensor) -> Tensor:
-        """The part of the logits that the context decides; the usual successor is not in the states."""
+        """The part of the logits that depends on the context; the usual successor is not in the states."""
         return self.surprise * (states.double() @ self._head)
 
     @torch.inference_mode()
@@ -130,7 +130,7 @@ class ToyTarget(TargetModel):
         return Output(logits[:, logits_from:], found)
 
     def _attend(self, cache: KVCache, layer: int, states: Tensor, mask: Tensor) -> Tensor:
-        """[B, width, size]: a rough function of every row that the mask [B, width, columns] shows."""
+        """[B, width, size]: a chaotic function of every row that the mask [B, width, columns] allows."""
         batch, width, _ = states.shape
 
         def heads(weights: Tensor) -> Tensor:
@@ -138,13 +138,13 @@ class ToyTarget(TargetModel):
 
         keys, values = cache.append(layer, heads(self._keys), heads(self._values))
         scores = torch.tanh(heads(self._queries) @ keys.transpose(2, 3))
-        # A sum, not a mean: each row counts as much in a long text as in a short one.
+        # A sum, not a mean: a row has the same weight in a long text as in a short one.
         summed = torch.where(mask[:, None], 1 + scores / 2, 0.0) @ values
         return torch.sin(summed.transpose(1, 2).reshape(batch, width, -1) @ self._mix[layer])
 
 
 def _arrange(rows: Seq[Rows], window: Window) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens and positions [B, width], and who sees whom [B, width, columns]."""
+    """Tokens and positions [B, width], and the attention mask [B, width, columns]."""
     tokens = np.zeros((len(rows), window.width), dtype=np.int64)
     positions = np.zeros((len(rows), window.width), dtype=np.int64)
     mask: NDArray[np.bool_] = np.zeros((len(rows), window.width, window.columns), dtype=np.bool_)

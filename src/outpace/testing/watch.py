@@ -1,4 +1,4 @@
-"""A drafter around another, which checks each of its drafts and keeps them."""
+"""A wrapper around a drafter that checks and records each of its drafts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,20 @@ from outpace.targets.base import TargetModel
 
 @dataclasses.dataclass(frozen=True)
 class Watch(Drafter[Any]):
-    """Passes every call on to a drafter, and checks and keeps what it proposes: ``seen[step][sequence]``."""
+    """A wrapper that passes every call on to a drafter, and checks and records its drafts.
+
+    Attributes:
+        inner: the drafter.
+        vocabulary: the number of token ids of the target.
+        seen: the drafts, ``seen[step][sequence]``.
+    """
 
     inner: Drafter[Any]
     vocabulary: int
     seen: list[list[Draft]] = dataclasses.field(default_factory=list)
 
     def shapes(self) -> list[list[tuple[list[int], list[int]]]]:
-        """Tokens and parents of all drafts, to compare two runs."""
+        """Tokens and parents of all drafts, for comparing two runs."""
         return [[(list(draft.tokens), list(draft.parents)) for draft in step] for step in self.seen]
 
     @property
@@ -79,7 +85,7 @@ class Watch(Drafter[Any]):
 
 
 def watch_of(drafter: Drafter[Any], vocabulary: int) -> Watch:
-    """A watch that needs of the target what the drafter needs."""
+    """A watch with the same class attributes as the drafter."""
     needs = {name: getattr(drafter, name) for name in ("paper", "probabilities")}
     cls: type[Watch] = type("Watch", (Watch,), needs)
     return cls(drafter, vocabulary)
@@ -97,27 +103,27 @@ def _check_draft(draft: Any, vocabulary: int, drafter: Drafter[Any]) -> None:
             f"{name} drafts {token!r} at node {node}, which is not a token id below {vocabulary}"
         )
         assert isinstance(parent, int) and -1 <= parent < node, (
-            f"{name} puts node {node} under {parent!r}; a parent comes before its node, or is -1"
+            f"{name} puts node {node} under {parent!r}; a parent must precede its node, or be -1"
         )
     chances = draft.chances or ()
     for node, chance in enumerate(chances):
         parent = draft.parents[node]
         most = chances[parent] if parent >= 0 else 1.0
         assert 0 < chance <= most, (
-            f"{name} gives node {node} a chance of {chance}; it is above 0 and at most its parent's, {most}"
+            f"{name} gives node {node} a chance of {chance}, not above 0 and at most its parent's, {most}"
         )
     if draft.distributions is None:
         return
-    assert drafter.probabilities, f"{name} brings distributions but does not say `probabilities = True`"
+    assert drafter.probabilities, f"{name} gives distributions but does not declare `probabilities = True`"
     draft = draft.guesses
     assert draft.distributions is not None
     missing = set(draft.parents) - set(draft.distributions)
     assert not missing, f"{name} gives no distribution for the children of nodes {sorted(missing)}"
     for parent, row in draft.distributions.items():
         where = f"{name}'s distribution after node {parent}"
-        assert isinstance(row, Tensor) and row.shape == (vocabulary,), f"{where} has not shape [{vocabulary}]"
+        assert isinstance(row, Tensor) and row.shape == (vocabulary,), f"{where} lacks shape [{vocabulary}]"
         assert row.dtype == torch.float64, f"{where} is {row.dtype}, not float64"
-        assert bool((row >= 0).all()), f"{where} has values that are negative or not numbers"
+        assert bool((row >= 0).all()), f"{where} has values that are negative or NaN"
         assert abs(float(row.sum()) - 1) < 1e-9, f"{where} sums to {float(row.sum()):.6g}, not 1"
     for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
         assert draft.distributions[parent][token] > 0, (

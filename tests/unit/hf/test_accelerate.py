@@ -269,7 +269,7 @@ def test_an_inference_mode_of_the_callers(plain: Any, fast: Any, batch: Any) -> 
 )
 def test_a_lossy_verifier_warns(llama: Any, way: Any) -> None:
     """generate() returns tokens alone, which cannot say it."""
-    with pytest.warns(UserWarning, match=r"typical:.*lossy.* changes what the model says"):
+    with pytest.warns(UserWarning, match=r"typical:.*lossy.* changes the model's output"):
         way(llama, "typical")
     way(llama, "rejection")  # pytest makes an error of a warning of ours
 

@@ -90,7 +90,7 @@ def test_masks(mask: list[int], remedy: str, generate: Any) -> None:
 def test_positions(generate: Any, one: Any) -> None:
     usual = torch.arange(one["input_ids"].shape[1])[None]
     generate(**one, position_ids=usual, max_new_tokens=2)
-    with pytest.raises(OutpaceError, match="position_ids of your own: leave them out"):
+    with pytest.raises(OutpaceError, match="custom position_ids: leave them out"):
         generate(**one, position_ids=usual + 1, max_new_tokens=2)
 
 
