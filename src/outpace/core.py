@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import torch
 
-FinishReason = Literal["eos", "stop", "length", "removed"]
+FinishReason = Literal["eos", "stop", "length", "removed", "error"]
 LogitsProcessor = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 
@@ -306,7 +306,10 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Generation:
-    """The answer to one prompt. ``tokens`` includes an end-of-sequence token and those of a stop string."""
+    """The answer to one prompt. ``tokens`` includes an end-of-sequence token and those of a stop string.
+
+    Where ``finish_reason`` is ``"error"``, ``error`` is what ended it; ``tokens`` were emitted before.
+    """
 
     tokens: list[int]
     finish_reason: FinishReason
@@ -314,6 +317,7 @@ class Generation:
     stats: Stats
     text: str | None = None
     logprobs: list[TokenLogprobs] | None = None
+    error: Exception | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,6 +98,18 @@ def _perturbed(scores: Tensor, word: int) -> tuple[Tensor, Tensor]:
     left = (scores == peak if peak == math.inf else scores > -math.inf).nonzero().squeeze(1)
     noise = gumbel(word, scores.shape[-1], scores.device, left)
     return left, noise if peak == math.inf else scores[left] + noise
+
+
+def best_token(scores: Tensor) -> int:
+    """The token with the highest score, shape [vocabulary]; the first of equals.
+
+    Raises:
+        NoTokenLeft: every score is minus infinity, or one is NaN.
+    """
+    best = int(scores.argmax())  # of a NaN, where there is one
+    if not float(scores[best]) > -math.inf:
+        raise NoTokenLeft(NO_TOKEN_LEFT)
+    return best
 
 
 def noisy_argmax(scores: Tensor, word: int) -> int:
@@ -211,7 +224,7 @@ class Logits:
 
     Args:
         rows: the logits.
-        best: the argmax of each row, if it is known already.
+        best: the most probable token of each row, if known already: see ``best_tokens``.
     """
 
     def __init__(self, rows: Tensor, best: Seq[int] | None = None) -> None:
@@ -230,10 +243,20 @@ class Logits:
         return self.rows[[node + 1 for node in nodes]]
 
     def best(self, node: int) -> int:
-        """The most probable token at a node."""
+        """The most probable token at a node; -1 where every logit is minus infinity, or one is NaN."""
         if self._best is None:
-            self._best = self.rows.argmax(dim=-1).tolist()
+            self._best = best_tokens(self.rows)
         return self._best[node + 1]
+
+
+def best_tokens(rows: Tensor) -> list[Any]:
+    """The most probable token of each row, shape [..., vocabulary], nested as the rows are.
+
+    It is -1 in a row where every logit is minus infinity, or one is NaN.
+    """
+    best = rows.argmax(dim=-1, keepdim=True)  # of a NaN, where there is one
+    found: list[Any] = best.masked_fill(~(rows.gather(-1, best) > -math.inf), -1).squeeze(-1).tolist()
+    return found
 
 
 def logits_of_each(rows: Tensor, counts: Seq[int], greedy: bool) -> list[Logits]:
@@ -244,7 +267,7 @@ def logits_of_each(rows: Tensor, counts: Seq[int], greedy: bool) -> list[Logits]
         counts: rows of each sequence.
         greedy: the most probable tokens will be asked for: found here for all in one go.
     """
-    best = rows.argmax(dim=-1).tolist() if greedy else [None] * len(counts)
+    best = best_tokens(rows) if greedy else [None] * len(counts)
     return [Logits(rows[place, :count], best[place]) for place, count in enumerate(counts)]
 
 

@@ -27,6 +27,7 @@ from outpace.sampling import (
     Logits,
     Processor,
     Stream,
+    best_token,
     draw_rows,
     noisy_argmax,
     normalise,
@@ -90,6 +91,7 @@ class Sequence:
         # Every token that ends the sequence: a draft gains nothing by going past one.
         self.stop_tokens = eos_token_ids.union(params.stop_token_ids)
         self.finish_reason: FinishReason | None = "length" if self.room <= 0 else None
+        self.error: Exception | None = None  # what ended it, where its finish_reason is "error"
         for token in output:
             self.processor.observe(token)
             if text is not None and text.push(token):
@@ -133,11 +135,21 @@ class Sequence:
             self.finish_reason = "length"
         return self.finish_reason is None
 
+    def fail(self, error: Exception) -> None:
+        """End the sequence with an error; the first error is the one kept."""
+        if self.error is None:
+            self.error, self.finish_reason = error, "error"
+
+    def check(self) -> None:
+        """Raise the error that ended the sequence, if one did."""
+        if self.error is not None:
+            raise self.error
+
     def generation(self) -> Generation:
-        """The result, of a sequence that has ended."""
+        """The result of a sequence that has ended."""
         if self.finish_reason is None:
             raise OutpaceError("the sequence is still being decoded: step the engine, or remove it")
-        if self.text is not None:
+        if self.text is not None and self.error is None:  # the error may be the tokenizer's
             self.text.release(final=True)
         return Generation(
             tokens=self.output,
@@ -146,6 +158,7 @@ class Sequence:
             stats=self.stats,
             text=None if self.text is None else self.text.text,
             logprobs=None if self.params.logprobs is None else self.logprobs,
+            error=self.error,
         )
 
 
@@ -188,8 +201,11 @@ class KeyedDraw:
 
     def _best(self, logits: Logits, node: int, guessed: Seq[int] = ()) -> int:
         if self._sequence.processor.plain:
-            return logits.best(node)
-        return int(self._scores(logits, node, guessed).argmax())
+            best = logits.best(node)
+            if best < 0:
+                raise NoTokenLeft(NO_TOKEN_LEFT)
+            return best
+        return best_token(self._scores(logits, node, guessed))
 
     def distribution(self, logits: Logits, node: int, guessed: Seq[int] = ()) -> Tensor:
         """The target's processed distribution after ``node``, float64, shape [vocabulary].
@@ -294,12 +310,12 @@ class Step:
         return depths(self.draft.parents)
 
     def refill(self, nodes: Seq[int], argmax: bool = False) -> list[int]:
-        """What the target would say after each of these nodes (-1 is the root), by its own keyed draw.
+        """The target's own tokens after some nodes (-1 is the root), by its keyed draw; guesses.
 
         With ``argmax``, or where the sequence is greedy, its most probable tokens.
         """
         if argmax or self.sequence.params.greedy:
-            return [self.logits.best(node) for node in nodes]
+            return [max(self.logits.best(node), 0) for node in nodes]  # any token, where none is left
         if not nodes:
             return []
         rows = self.logits.gather(nodes)

@@ -78,6 +78,8 @@ class Ours:
                 sequences.append(engine.add(prompt, params, references=texts if reads else ()))
             while any(sequence.finish_reason is None for sequence in sequences):
                 took_part = engine.step()
+                for sequence in took_part:
+                    sequence.check()
                 forwards += 1
                 last |= dict.fromkeys(took_part, time.perf_counter() - began)
                 if first is None:

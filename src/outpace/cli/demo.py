@@ -76,6 +76,7 @@ class Lane:
         stats = self.sequence.stats
         tokens, accepted = stats.tokens, stats.accepted
         self.engine.step()
+        self.sequence.check()
         new = self.sequence.output[tokens:]
         drafted = stats.accepted - accepted
         for place, token in enumerate(new):

@@ -83,9 +83,11 @@ def run_one(
     try:
         while sequence.finish_reason is None and not interrupt.raised:
             engine.step()
+            sequence.check()
             _show(sequence, show)
     finally:
         engine.remove(sequence)
+    sequence.check()
     _show(sequence, show)
     return sequence.generation()
 
@@ -120,6 +122,7 @@ def run_many(
             ended = [entry for entry in running if entry[1].finish_reason is not None]
             running = [entry for entry in running if entry[1].finish_reason is None]
             for job, sequence in ended:
+                sequence.check()
                 finished(job, sequence.generation())
     finally:
         for _, sequence in running:

@@ -49,6 +49,19 @@ class Drafter(ABC, Generic[State]):
         return False
 
     @property
+    def samples(self) -> bool:
+        """Whether its drafts bring distributions with the options it has: not where it drafts greedily."""
+        return self.probabilities and getattr(self, "draws", None) != "greedy"
+
+    @property
+    def drops_distributions(self) -> bool:
+        """Whether it drops the distributions that parts of it sampled from.
+
+        A verifier that weighs them is then refused.
+        """
+        return False
+
+    @property
     def trees(self) -> bool:
         """Whether its drafts may branch, with the options it has: a verifier of chains is then refused."""
         return False

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from outpace.cache import Place, Slot
-from outpace.core import Draft, Generation, OutpaceError, SamplingParams, StreamedToken
-from outpace.drafters.base import Drafter
+from outpace.core import Draft, Generation, OutpaceError, SamplingParams, StreamedToken, out_of_memory
+from outpace.drafters.base import Drafter, SequenceDrafter
+from outpace.engine.guards import Clock, Turn, whole_number
 from outpace.engine.observer import Observer
-from outpace.engine.parts import Adaptive, check_shape, drafter_of, policy_of
+from outpace.engine.parts import Adaptive, check_draft, check_shape, drafter_of, policy_of
 from outpace.engine.request import Requests, one_each, params_of_each
 from outpace.policy.costs import save_costs
 from outpace.policy.governor import Governor, Outcome, Plan
 from outpace.sampling import Logits, logits_of_each
 from outpace.sequence import KeyedDraw, Sequence, Step
-from outpace.targets import Rows, Target, TargetModel
+from outpace.targets import Output, Rows, Target, TargetModel
 from outpace.text import Tokenizer
 from outpace.tree import trim
 from outpace.verify import Verifier, load_verifier
@@ -34,12 +37,19 @@ class _Active:
 
     sequence: Sequence
     slot: Slot
+    number: int  # of its joining, ascending
     state: Any = None
     started: bool = False
 
 
 class Engine:
     """Decodes sequences with a target, a drafter and a verifier.
+
+    An engine belongs to the thread that uses it first, and is not called from within a step; ``AsyncEngine``
+    serves others. An error in what is done for one sequence (its logits processors, criteria, text or draft)
+    ends that sequence, with ``finish_reason="error"`` and the exception in ``error``; the others get the
+    tokens they would have got. A drafter that handles sequences together fails for all that it drafts for, a
+    forward of the target for all in it; where memory ran out, the newest sequence ends and the others go on.
 
     Args:
         target: ``outpace.Target(model)``, or a loaded transformers model.
@@ -78,16 +88,18 @@ class Engine:
         slots: int = 1,
         length: int = 256,
     ) -> None:
-        if prefill_chunk < 1:
-            raise OutpaceError(f"prefill_chunk must be at least 1, not {prefill_chunk}")
+        self.prefill_chunk = whole_number("prefill_chunk", prefill_chunk, 1)
+        slots, length = whole_number("slots", slots, 1), whole_number("length", length, 1)
+        if not callable(clock):
+            raise OutpaceError(f"clock is a function that returns seconds, not {clock!r}")
         self.target = Target(target)
         self.drafter = drafter_of(drafter)
         self.verifier = load_verifier(verifier)
         self.tokenizer = tokenizer
-        self.prefill_chunk = prefill_chunk
         check_shape(self.drafter, self.verifier)
         self.governor = policy_of(adaptive, self.drafter, self.verifier, self.target, costs)
-        self._clock = clock
+        self._clock = Clock(clock)
+        self._turn = Turn()
         self.target = self.drafter.attach(self.target)
         self._cache = self.target.new_cache(slots, length)
         self._shared = self.drafter.prepare(self.target)
@@ -95,6 +107,7 @@ class Engine:
         watched = () if observer is None else observer.hidden_layers
         self._layers = tuple(dict.fromkeys((*self.drafter.hidden_layers(self._shared), *watched)))
         self._active: list[_Active] = []  # the one at place b sits in slot b
+        self._numbers = itertools.count()
         self._waiting: list[Sequence] = []
         self._requests = Requests(
             self.target,
@@ -103,7 +116,7 @@ class Engine:
             self.governor,
             observer,
             self.drafter.reads_references,
-            clock,
+            self._clock,
         )
 
     # -- whole generations -------------------------------------------------------------------------------
@@ -114,31 +127,40 @@ class Engine:
         params: SamplingParams | Seq[SamplingParams] | None = None,
         references: Seq[Seq[Seq[int]]] | None = None,
         sources: Seq[Any] | None = None,
+        errors: Literal["raise", "return"] = "raise",
     ) -> list[Generation]:
-        """Decode prompts together; one generation for each, in their order.
+        """Decode prompts together; one generation per prompt, in their order.
 
         Args:
             prompts: token ids, each prompt at least one.
             params: for all prompts, or one for each. Default: greedy.
             references: for each prompt, the texts that its output may repeat, as token ids.
             sources: for each prompt, what an encoder-decoder model decodes it from (``Seq2SeqTarget``).
+            errors: ``"raise"`` raises what ends a sequence with an error, and removes the others;
+                ``"return"`` decodes the others to their end, and returns it in ``Generation.error``.
 
         Raises:
             ContextOverflow: a prompt is longer than the context. OutpaceError: another mistake in a prompt.
         """
+        if errors not in ("raise", "return"):
+            raise OutpaceError(f"errors must be 'raise' or 'return', not {errors!r}")
         chosen = params_of_each(params, len(prompts))
         texts = one_each(references, (), len(prompts), "lists of references")
         given = one_each(sources, None, len(prompts), "sources")
-        sequences = [
-            self._requests.sequence(self._cache, prompt, own, references=copied, source=source)
-            for prompt, own, copied, source in zip(prompts, chosen, texts, given, strict=True)
-        ]
-        self._waiting.extend(sequences)
+        with self._turn.taken():
+            sequences = [
+                self._requests.sequence(self._cache, prompt, own, references=copied, source=source)
+                for prompt, own, copied, source in zip(prompts, chosen, texts, given, strict=True)
+            ]
+            self._waiting.extend(sequences)
         try:
             while any(sequence.finish_reason is None for sequence in sequences):
                 self.step()
+                for sequence in sequences if errors == "raise" else ():
+                    sequence.check()
         finally:
-            self._leave(sequences)
+            with self._turn.taken():
+                self._leave(sequences)
         return [sequence.generation() for sequence in sequences]
 
     def stream(
@@ -148,25 +170,32 @@ class Engine:
         references: Seq[Seq[int]] = (),
         source: Any = None,
     ) -> Iterator[StreamedToken]:
-        """Tokens of one prompt as they are accepted. Closing the iterator removes the sequence."""
-        return self._stream(
-            self._requests.sequence(self._cache, prompt, params, references=references, source=source)
-        )
+        """Tokens of one prompt as they are accepted. Closing the iterator removes the sequence.
+
+        An error that ends the sequence is raised after its last token.
+        """
+        with self._turn.taken():
+            sequence = self._requests.sequence(
+                self._cache, prompt, params, references=references, source=source
+            )
+        return self._stream(sequence)
 
     def _stream(self, sequence: Sequence) -> Iterator[StreamedToken]:
-        self._waiting.append(sequence)
+        with self._turn.taken():
+            self._waiting.append(sequence)
         sent = 0
         try:
             while True:
                 # Whoever shares the engine may have stepped it meanwhile: first what is there already.
                 new, ended = sequence.output[sent:], sequence.finish_reason is not None
                 text = ""
-                if sequence.text is not None and new:
+                if sequence.text is not None and new and sequence.error is None:
                     text = sequence.text.release(final=ended)
                 for place, token in enumerate(new, sent):
                     last = place == sent + len(new) - 1
                     yield StreamedToken(token, sequence.steps[place], text if last else "")
                 if ended:
+                    sequence.check()
                     return
                 sent += len(new)
                 self.step()
@@ -193,72 +222,64 @@ class Engine:
                 token is the one at their end, drawn as such. ``max_new_tokens`` counts them.
             source: what an encoder-decoder model decodes from, encoded now; see ``Seq2SeqTarget``.
         """
-        sequence = self._requests.sequence(self._cache, prompt, params, criteria, references, output, source)
-        self._waiting.append(sequence)
+        with self._turn.taken():
+            sequence = self._requests.sequence(
+                self._cache, prompt, params, criteria, references, output, source
+            )
+            self._waiting.append(sequence)
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, ended or not; one that is not in is left as it is."""
-        self._leave([sequence])
+        with self._turn.taken():
+            self._leave([sequence])
 
     @property
     def sequences(self) -> list[Sequence]:
-        """Those being decoded and those that wait to join."""
+        """The sequences being decoded, and those that wait to join."""
+        with self._turn.taken():
+            return self._everyone()
+
+    def _everyone(self) -> list[Sequence]:
         return [active.sequence for active in self._active] + self._waiting
 
     def step(self) -> list[Sequence]:
         """Let waiting sequences join, run one step for all, and return those that took part.
 
-        Sequences that ended have left the batch when this returns. An error (of a logits processor, say, or
-        an interrupt) removes every sequence, since cache and tokens may no longer agree; the engine itself
-        can be used on.
+        Sequences that ended have left the batch when this returns, those that ended with an error included.
+        An interrupt, or an error of the policy or the observer, removes every sequence, since cache and
+        tokens may no longer agree; the engine itself can be used on.
         """
-        try:
-            ahead = self._join()
-            return self._advance(ahead) if self._active else []
-        except BaseException:
-            self._leave(self.sequences)
-            if len(self._cache):  # the error fell between taking a slot and noting who has it
-                self._cache = self.target.new_cache(self._cache.slots, self._cache.length)
-            raise
+        with self._turn.taken():
+            try:
+                ahead = self._join()
+                return self._advance(ahead) if self._active else []
+            except BaseException:
+                self._leave(self._everyone())
+                if len(self._cache):  # the error fell between taking a slot and noting who has it
+                    self._cache = self.target.new_cache(self._cache.slots, self._cache.length)
+                raise
 
     def _advance(self, ahead: int) -> list[Sequence]:
         """One step for the whole batch; ``ahead`` rows of each prompt are still to be fed before its root."""
-        active = self._active
+        took_part = [a.sequence for a in self._active]
         began = self._clock()
         plan = self._plan()
-        # A path of n nodes emits n + 1 tokens, so deeper nodes than the room less one are of no use.
         proposals = self._propose(plan)
-        trimmed = [
-            trim(draft, a.sequence.room - 1, self._nodes_left(a, plan))
-            for a, draft in zip(active, proposals, strict=True)
-        ]
-        drafts = [draft for draft, _ in trimmed]
+        trimmed = self._trim(proposals, plan)
         drafted = self._clock()
-        rows = [
-            Rows.under(a.sequence.tokens[-1 - ahead :], draft)
-            for a, draft in zip(active, drafts, strict=True)
-        ]
-        output = self.target.forward(self._cache, rows, logits_from=ahead, hidden_layers=self._layers)
-        assert output.logits is not None
-        greedy = any(a.sequence.processor.plain for a in active)
-        logits = logits_of_each(output.logits, [1 + len(draft) for draft in drafts], greedy)
-        steps = [
-            self._verify(a.sequence, *trimmed[i], logits[i], output.hidden_of(i, ahead, 1 + len(drafts[i])))
-            for i, a in enumerate(active)
-        ]
+        output = self._forward({a: draft for a, (draft, _) in trimmed.items()}, ahead)
+        steps = {} if output is None else self._verify_each(trimmed, output, ahead)
         verified = self._clock()
-        self._cache.keep([[*range(ahead + 1), *(ahead + 1 + node for node in step.path)] for step in steps])
+        if output is not None:
+            self._cache.keep([_rows_kept(steps[a], ahead) if a in steps else [] for a in self._active])
         kept = self._clock()
-        self.drafter.observe([a.state for a in active], steps)
-        if self.observer is not None:
-            self.observer.stepped(steps)
+        self._observe(steps)
         learnt = self._clock()
-        if self.governor is not None and plan is not None:
-            sizes, paths = _judged(plan, proposals, steps)
+        if self.governor is not None and plan is not None and steps:
+            sizes, paths = _judged(plan, [proposals[a] for a in steps], list(steps.values()))
             drafting, verifying = drafted - began + learnt - kept, None if ahead else kept - drafted
             self.governor.learn(Outcome(plan, sizes, paths, drafting, verifying))
-        took_part = [a.sequence for a in active]
         self._leave([sequence for sequence in took_part if sequence.finish_reason is not None])
         ended = self._clock()
         for sequence in took_part:
@@ -286,10 +307,80 @@ class Engine:
         room = self._cache.length - len(active.sequence.tokens)
         return room if budget is None else min(room, budget)
 
-    def _propose(self, plan: Plan | None) -> list[Draft]:
+    def _calls(self, members: Iterable[_Active]) -> list[list[_Active]]:
+        """The sequences that a call to the drafter is for: one, where the drafter handles one at a time."""
+        cls, members = type(self.drafter), list(members)
+        alone = cls.propose is SequenceDrafter.propose and cls.observe is SequenceDrafter.observe
+        return [[one] for one in members] if alone or not members else [members]
+
+    def _propose(self, plan: Plan | None) -> dict[_Active, Draft]:
+        """A draft for each sequence; an empty one where the drafter failed."""
+        proposals = dict.fromkeys(self._active, Draft())
         if plan is not None and not plan.nodes:
-            return [Draft()] * len(self._active)
-        return self.drafter.propose([active.state for active in self._active])
+            return proposals
+        for members in self._calls(self._active):
+            try:
+                drafts = self.drafter.propose([a.state for a in members])
+                proposals.update(zip(members, drafts, strict=True))
+            except Exception as error:
+                _fail(members, error)
+        return proposals
+
+    def _trim(
+        self, proposals: Mapping[_Active, Draft], plan: Plan | None
+    ) -> dict[_Active, tuple[Draft, Seq[int]]]:
+        """The drafts as they are verified, and which node of the proposal each of their nodes was."""
+        trimmed = {}
+        for active, draft in proposals.items():
+            try:
+                # A path of n nodes emits n + 1 tokens, so deeper nodes than the room less one are of no use.
+                trimmed[active] = trim(draft, active.sequence.room - 1, self._nodes_left(active, plan))
+                check_draft(draft, self.target)
+            except Exception as error:
+                active.sequence.fail(error)
+        self._leave([a.sequence for a in proposals if a.sequence.error is not None])
+        return trimmed
+
+    def _forward(self, drafts: Mapping[_Active, Draft], ahead: int) -> Output | None:
+        """The target's forward over the roots and drafts of the batch.
+
+        An error ends the sequences in it. Where memory ran out it ends the newest one, and the others are
+        tried again. None where no sequence is left.
+        """
+        while self._active:
+            rows = [Rows.under(a.sequence.tokens[-1 - ahead :], drafts[a]) for a in self._active]
+            try:
+                return self.target.forward(self._cache, rows, logits_from=ahead, hidden_layers=self._layers)
+            except Exception as error:
+                full = out_of_memory(error)
+                if full:
+                    error.__traceback__ = None  # its frames hold the tensors of the forward
+                newest = max(self._active, key=attrgetter("number"))
+                failed = [newest] if full else list(self._active)
+                _fail(failed, error)
+                self._leave([a.sequence for a in failed])
+        return None
+
+    def _verify_each(
+        self, trimmed: Mapping[_Active, tuple[Draft, Seq[int]]], output: Output, ahead: int
+    ) -> dict[_Active, Step]:
+        """What the step emits for each sequence; a sequence that fails has no entry."""
+        assert output.logits is not None
+        greedy = any(a.sequence.processor.plain for a in self._active)
+        counts = [1 + len(trimmed[a][0]) for a in self._active]
+        logits = logits_of_each(output.logits, counts, greedy)
+        steps = {}
+        for i, active in enumerate(self._active):
+            sequence, root = active.sequence, active.sequence.output_length
+            draft, kept = trimmed[active]
+            try:
+                hidden = output.hidden_of(i, ahead, counts[i])
+                steps[active] = self._verify(sequence, draft, kept, logits[i], hidden)
+            except Exception as error:
+                sequence.fail(error)
+                emitted = sequence.output_length - root
+                sequence.stats.record(len(draft), max(emitted - 1, 0), emitted)
+        return steps
 
     def _verify(
         self, sequence: Sequence, draft: Draft, kept: Seq[int], logits: Logits, hidden: dict[int, Tensor]
@@ -309,6 +400,16 @@ class Engine:
             committed=_committed(hidden, verdict.path),
         )
 
+    def _observe(self, steps: Mapping[_Active, Step]) -> None:
+        """Tell the drafter, then the observer, what became of the drafts."""
+        for members in self._calls(steps):
+            try:
+                self.drafter.observe([a.state for a in members], [steps[a] for a in members])
+            except Exception as error:
+                _fail(members, error)
+        if self.observer is not None and steps:
+            self.observer.stepped(list(steps.values()))
+
     # -- memory ------------------------------------------------------------------------------------------
 
     @property
@@ -322,11 +423,12 @@ class Engine:
         Raises:
             OutpaceError: sequences are being decoded, whose rows lie in the cache.
         """
-        if self._active:
-            raise OutpaceError(
-                "sequences are being decoded, and their rows lie in the cache; remove them first"
-            )
-        self._cache = self.target.new_cache(slots, length)
+        with self._turn.taken():
+            if self._active:
+                raise OutpaceError(
+                    "sequences are being decoded, and their rows lie in the cache; remove them first"
+                )
+            self._cache = self.target.new_cache(slots, length)
 
     # -- the governor ------------------------------------------------------------------------------------
 
@@ -363,27 +465,53 @@ class Engine:
         began = self._clock()
         first = len(self._active)
         for sequence in waiting:
-            sequence.stats.lossy = self.verifier.lossy
-            self._active.append(_Active(sequence, self.target.open(self._cache, sequence.source)))
             self._waiting.remove(sequence)
+            sequence.stats.lossy = self.verifier.lossy
+            try:
+                slot = self.target.open(self._cache, sequence.source)
+            except Exception as error:
+                sequence.fail(error)
+                continue
+            self._active.append(_Active(sequence, slot, next(self._numbers)))
         joined = self._active[first:]
+        if not joined:
+            return 0
+        tokens = [a.sequence.tokens for a in joined]
         leaves = first == 0 and not self._layers
-        ahead = min(self.prefill_chunk, *(len(s.tokens) - 1 for s in waiting)) if leaves else 0
-        hidden = self._prefill(first, [s.tokens[: len(s.tokens) - 1 - ahead] for s in waiting])
-        for active in joined:
-            active.sequence.place = Place(self._cache, active.slot)
-            active.state = self.drafter.start(active.sequence, self._shared)
-            active.started = True
-        read = [place for place, a in enumerate(joined) if self._layers and len(a.sequence.tokens) > 1]
-        if read:
-            self.drafter.read([joined[place].state for place in read], [hidden[place] for place in read])
-        if self.observer is not None:
-            for place, active in enumerate(joined):
-                self.observer.joined(active.sequence, hidden[place] if place in read else {})
+        ahead = min(self.prefill_chunk, *(len(own) - 1 for own in tokens)) if leaves else 0
+        try:
+            hidden = self._prefill(first, [own[: len(own) - 1 - ahead] for own in tokens])
+        except Exception as error:
+            _fail(joined, error)
+            self._leave([a.sequence for a in joined])
+            return 0
+        self._start(joined, hidden)
         seconds = self._clock() - began
         for sequence in waiting:
             sequence.stats.seconds_prefill += seconds
-        return ahead
+        self._leave([a.sequence for a in joined if a.sequence.error is not None])
+        return ahead if self._active else 0
+
+    def _start(self, joined: Seq[_Active], hidden: Seq[Mapping[int, Tensor]]) -> None:
+        """Let the drafter and the observer begin with sequences whose prompts are in the cache."""
+        for active in joined:
+            active.sequence.place = Place(self._cache, active.slot)
+            try:
+                active.state = self.drafter.start(active.sequence, self._shared)
+                active.started = True
+            except Exception as error:
+                active.sequence.fail(error)
+        states = dict(zip(joined, hidden, strict=False))  # none where no prompt had a row
+        read = [a for a in joined if a.started and self._layers and len(a.sequence.tokens) > 1]
+        if read:
+            try:
+                self.drafter.read([a.state for a in read], [states[a] for a in read])
+            except Exception as error:
+                _fail(read, error)
+        if self.observer is not None:
+            for active in joined:
+                if active.started:
+                    self.observer.joined(active.sequence, states[active] if active in read else {})
 
     def _prefill(self, first: int, texts: Seq[Seq[int]]) -> list[dict[int, Tensor]]:
         """Feed texts to the slots from ``first`` on.
@@ -412,18 +540,36 @@ class Engine:
             if place is None:
                 self._waiting.remove(sequence)
             else:
-                gone = self._active[place]
-                # As in the cache: the last one moves into the gap.
-                last = self._active.pop()
-                if last is not gone:
-                    self._active[place] = last
-                self._cache.free(gone.slot)
-                if gone.started:
-                    self.drafter.stop(gone.state)
-                    if self.observer is not None:
-                        self.observer.left(sequence)
+                self._free(place)
             if sequence.finish_reason is None:
                 sequence.finish_reason = "removed"
+
+    def _free(self, place: int) -> None:
+        """Give back what a sequence of the batch holds."""
+        gone = self._active[place]
+        # As in the cache: the last one moves into the gap.
+        last = self._active.pop()
+        if last is not gone:
+            self._active[place] = last
+        self._cache.free(gone.slot)
+        if gone.started:
+            try:
+                self.drafter.stop(gone.state)
+            except Exception as error:
+                gone.sequence.fail(error)
+            if self.observer is not None:
+                self.observer.left(gone.sequence)
+        gone.sequence.place = None
+
+
+def _fail(members: Iterable[_Active], error: Exception) -> None:
+    for active in members:
+        active.sequence.fail(error)
+
+
+def _rows_kept(step: Step, ahead: int) -> list[int]:
+    """Rows that a step commits: 0 .. ahead - 1 of the prompt, the root's, and those of the accepted nodes."""
+    return [*range(ahead + 1), *(ahead + 1 + node for node in step.path)]
 
 
 def _judged(plan: Plan, proposals: Seq[Draft], steps: Seq[Step]) -> tuple[list[int], list[list[int]]]:

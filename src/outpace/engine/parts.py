@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from outpace.core import OutpaceError
+from outpace.core import Draft, OutpaceError
 from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
@@ -29,8 +29,21 @@ def drafter_of(given: Drafter[Any] | str | None) -> Drafter[Any]:
     return drafter
 
 
+def check_draft(draft: Draft, target: TargetModel) -> None:
+    """Refuse a draft with ids that the target cannot be fed: they would spoil the forward of the batch."""
+    tokens = draft.tokens
+    if len(tokens) and not 0 <= min(tokens) <= max(tokens) < target.vocabulary + target.extra:
+        raise OutpaceError(f"the drafter proposes ids outside the model's vocabulary: {list(tokens)}")
+
+
 def check_shape(drafter: Drafter[Any], verifier: Verifier) -> None:
-    """Refuse a drafter of trees under a verifier of chains."""
+    """Refuse a drafter of trees under a verifier of chains, or samples where it cannot weigh them."""
+    if drafter.drops_distributions and not verifier.coupled:
+        raise OutpaceError(
+            f"{type(drafter).__name__} merges drafts of parts that sample into one without their "
+            f"distributions, which verifier={verifier.name!r} weighs; use verifier='match', or let the parts "
+            "draft greedily (draft_model:draws=greedy)"
+        )
     if verifier.chains and drafter.trees:
         raise OutpaceError(
             f"verifier={verifier.name!r} takes chains, and {type(drafter).__name__} drafts "

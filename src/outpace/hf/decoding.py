@@ -118,6 +118,8 @@ class Decoder:
         try:
             while any(sequence.finish_reason is None for sequence in sequences):
                 engine.step()
+                for sequence in sequences:
+                    sequence.check()
                 if self._streamer is not None:
                     running = [s.output_length for s in sequences if s.finish_reason is None]
                     ready = min(running) if running else _new_tokens(rows, sequences)

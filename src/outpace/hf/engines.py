@@ -53,9 +53,10 @@ class RowEngine(Engine):
         self.kept = {} if keep else None
 
     def close(self) -> None:
-        """Give the memory of the cache back, as transformers does after each call."""
+        """Give the memory of the cache back, as transformers does after each call, and let any thread in."""
         self._cache = self.target.new_cache(1, 1)
         self.kept = None
+        self._turn.release()
 
     def _leave(self, sequences: Seq[Sequence]) -> None:
         if self.kept is not None:

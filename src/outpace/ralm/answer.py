@@ -75,6 +75,7 @@ class Answer:
         end = len(self.output) + self._stride
         while sequence.finish_reason is None and sequence.output_length < end:
             self._engine.step()
+        sequence.check()
         self.output = sequence.output[:end]
         self.documents.append(document)
 

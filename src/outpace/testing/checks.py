@@ -183,6 +183,7 @@ class _Check:
         expected = self.plain(self.prompts, params)
         for prompt, sequence, plain in zip(self.prompts, sequences, expected, strict=True):
             tokens = plain.tokens[: len(sequence.output)] if sequence is sequences[0] else plain.tokens
+            sequence.check()
             self.same(prompt, sequence.output, tokens, "when sequences join and leave")
 
     def budgets(self) -> None:

@@ -134,6 +134,8 @@ def _decode(
         if stop():
             return None
         engine.step()
+    for sequence in sequences:
+        sequence.check()
     return [sequence.generation() for sequence in sequences]
 
 

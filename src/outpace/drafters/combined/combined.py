@@ -119,6 +119,11 @@ class Combined(Drafter[CombinedState]):
         return len(self.parts) == 1 and self.parts[0].probabilities
 
     @property
+    def drops_distributions(self) -> bool:
+        several = len(self.parts) > 1 and any(part.samples for part in self.parts)
+        return several or any(part.drops_distributions for part in self.parts)
+
+    @property
     def trees(self) -> bool:
         return len(self.parts) > 1 or self.parts[0].trees
 
@@ -210,7 +215,7 @@ class Combined(Drafter[CombinedState]):
         if len(proposals) == 1:
             state.nodes = [list(range(len(proposals[0])))]
             return proposals[0]
-        chosen = [self._chosen(state.sequence, *own) for own in enumerate(proposals)]
+        chosen = [_chosen(draft) for draft in proposals]
         state.guesses, maps = Guesses.merged(chosen)
         kept = self._choose(state, state.ledger.worth(state.guesses), maps)
         place = {node: new for new, node in enumerate(kept)} | {-1: -1}
@@ -233,14 +238,7 @@ class Combined(Drafter[CombinedState]):
         chosen = {*[*first, *(node for node in wanted if node not in granted)][:budget]}
         return [node for node in order if node in chosen]
 
-    def _chosen(self, sequence: Sequence, place: int, draft: Draft) -> Draft:
-        """A part's draft as if it had not been sampled: the match verifier asks for tokens alone."""
-        if draft.distributions is None:
-            return draft
-        if not sequence.key.coupled:
-            raise OutpaceError(
-                f"combined: {type(self.parts[place]).__name__} samples its tokens, which this verifier "
-                "weighs by their distributions, and a merged tree has none; use verifier='match', or let "
-                "it draft greedily (draft_model:draws=greedy)"
-            )
-        return Draft(draft.tokens, draft.parents, chances=draft.chances)
+
+def _chosen(draft: Draft) -> Draft:
+    """A part's draft as if it had not been sampled: the match verifier asks for tokens alone."""
+    return draft if draft.distributions is None else Draft(draft.tokens, draft.parents, chances=draft.chances)
