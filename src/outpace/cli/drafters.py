@@ -31,7 +31,8 @@ def catalogue() -> list[dict[str, Any]]:
 
 
 def _options(cls: type[Drafter[Any]]) -> list[dict[str, Any]]:
-    about = _attributes(inspect.getdoc(cls) or "")
+    docs = (inspect.cleandoc(vars(base).get("__doc__") or "") for base in reversed(cls.__mro__))
+    about = {name: text for doc in docs for name, text in _attributes(doc).items()}
     return [
         {
             "name": field.name,

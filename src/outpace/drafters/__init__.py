@@ -15,9 +15,8 @@ from outpace.drafters.copying.suffix import Suffix
 from outpace.drafters.copying.token_recycling import TokenRecycling
 from outpace.drafters.eagle.eagle import Eagle
 from outpace.drafters.eagle.eagle_module import EagleModule
-from outpace.drafters.heads.blockwise import Blockwise, BlockwiseHeads
 from outpace.drafters.heads.hydra import Hydra, HydraHeads
-from outpace.drafters.heads.medusa import Medusa, MedusaHeads
+from outpace.drafters.heads.medusa import Blockwise, BlockwiseHeads, Medusa, MedusaHeads
 from outpace.drafters.layers.early_exit import EarlyExit
 from outpace.drafters.layers.exit_adapter import Adapter
 from outpace.drafters.layers.self_speculative import SelfSpeculative

@@ -10,10 +10,9 @@ import torch
 from learning import train
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import Blockwise, Hydra, Medusa
-from outpace.drafters.heads.blockwise import BlockwiseConfig, BlockwiseHeads
 from outpace.drafters.heads.heads import Heads, best_tree
 from outpace.drafters.heads.hydra import HydraConfig, HydraHeads
-from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads
+from outpace.drafters.heads.medusa import BlockwiseConfig, BlockwiseHeads, MedusaConfig, MedusaHeads
 from outpace.engine.engine import Engine
 from outpace.learned.learned import Batch
 from outpace.testing import ToyTarget, check_drafter

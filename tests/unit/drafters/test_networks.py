@@ -14,10 +14,9 @@ from outpace.drafters.blocks.blocks import draw_places
 from outpace.drafters.blocks.dflash import DFlashConfig, DFlashModule
 from outpace.drafters.blocks.parallel_tokens import LookAhead, LookAheadConfig
 from outpace.drafters.blocks.spec_drafter import SpecDrafterConfig, SpecDrafterModule
-from outpace.drafters.eagle.eagle_config import EagleConfig
-from outpace.drafters.eagle.eagle_module import EagleModule
-from outpace.drafters.heads.blockwise import BlockwiseConfig, BlockwiseHeads
+from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
 from outpace.drafters.heads.hydra import HydraConfig, HydraHeads
+from outpace.drafters.heads.medusa import BlockwiseConfig, BlockwiseHeads
 from outpace.learned.learned import Batch, Learned
 from outpace.targets import Target
 from outpace.train.data import Document

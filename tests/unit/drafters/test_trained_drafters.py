@@ -17,8 +17,7 @@ from outpace.drafters.base import Drafter
 from outpace.drafters.blocks.dflash import DFlash, DFlashConfig, DFlashModule
 from outpace.drafters.blocks.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
 from outpace.drafters.eagle.eagle import Eagle
-from outpace.drafters.eagle.eagle_config import EagleConfig
-from outpace.drafters.eagle.eagle_module import EagleModule
+from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
 from outpace.engine.engine import Engine
 from outpace.learned.learned import Learned
 from outpace.sampling import Stream, noisy_argmax

@@ -24,11 +24,9 @@ from outpace.drafters.blocks.dflash import DFlash, DFlashConfig, DFlashModule
 from outpace.drafters.blocks.parallel_tokens import LookAhead, LookAheadConfig, ParallelTokens
 from outpace.drafters.blocks.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
 from outpace.drafters.eagle.eagle import Eagle
-from outpace.drafters.eagle.eagle_config import EagleConfig
-from outpace.drafters.eagle.eagle_module import EagleModule
-from outpace.drafters.heads.blockwise import BlockwiseConfig, BlockwiseHeads
+from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
 from outpace.drafters.heads.hydra import HydraConfig, HydraHeads
-from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads
+from outpace.drafters.heads.medusa import BlockwiseConfig, BlockwiseHeads, MedusaConfig, MedusaHeads
 from outpace.drafters.layers.early_exit import EarlyExit
 from outpace.drafters.layers.exit_adapter import Adapter, AdapterConfig
 from outpace.engine.engine import Engine

@@ -17,8 +17,7 @@ from learning import Watch
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.eagle.eagle import Eagle
-from outpace.drafters.eagle.eagle_config import EagleConfig
-from outpace.drafters.eagle.eagle_module import EagleModule
+from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
 from outpace.engine.engine import Engine
 from outpace.targets import Target, TargetModel
 

@@ -18,8 +18,7 @@ from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import Eagle, Medusa
 from outpace.drafters.base import Drafter
 from outpace.drafters.blocks.parallel_tokens import LookAhead, LookAheadConfig
-from outpace.drafters.eagle.eagle_config import EagleConfig
-from outpace.drafters.eagle.eagle_module import EagleModule
+from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
 from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads
 from outpace.engine.engine import Engine
 from outpace.learned.learned import Learned

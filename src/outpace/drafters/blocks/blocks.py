@@ -1,4 +1,8 @@
-"""Drafters that fill a block of places in one forward: how they learn, and how their blocks become drafts."""
+"""Drafters that fill a block of places in one forward: how they learn, and how their blocks become drafts.
+
+A block hangs behind its anchor, the root of a draft. Place k of a block, from 0, predicts the token k + 1
+places after the anchor.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +11,32 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from outpace.core import OutpaceError
-from outpace.drafters.support.draws import Draws, Noise
+from outpace.core import Draft, OutpaceError
+from outpace.drafters.base import Drafter
+from outpace.drafters.support.draws import Draws, Noise, check_noise
 from outpace.drafters.support.growth import Growth, grow
-from outpace.drafters.support.layer_cache import LayerCache, Slot
+from outpace.drafters.support.layer_cache import Feed, LayerCache, Slot
 from outpace.drafters.support.shapes import Growing, shape_of
 from outpace.drafters.support.vocabulary import Vocabulary
-from outpace.learned.layers import LayerConfig
+from outpace.learned.layers import Layer, LayerConfig, Rotary, initialise
 from outpace.learned.learned import Batch, Learned, Losses, Objective, accepted_of_chain, measure
 from outpace.sequence import Sequence
+from outpace.targets.base import TargetModel
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig(LayerConfig):
-    """What drafters of blocks have in common.
+    """Options that drafters of blocks have in common.
 
     Attributes:
-        tokens: drafted in a block.
+        tokens: tokens per block.
         depth: decoder layers.
-        anchors: places of each row of a batch that a block is learnt after, drawn anew for each batch.
+        anchors: places of each row of a batch after which a block is learnt, drawn anew for each batch.
         decay: a token at distance k counts exp(-(k - 1) / decay) in the loss: an early mistake costs more.
     """
 
@@ -48,9 +54,21 @@ class BlockConfig(LayerConfig):
 
 
 class BlockModule(Learned):
-    """A module that says, in one forward, what stands at several places after a text."""
+    """A module that predicts, in one forward, the tokens at several places after a text."""
 
     config: BlockConfig
+
+    def add_layers(self, norms: bool = False) -> None:
+        """Add the decoder layers and the norm behind them, and initialise all weights: last in ``__init__``.
+
+        Args:
+            norms: whether queries and keys are normed.
+        """
+        config = self.config
+        self.layers = nn.ModuleList([Layer(config, norms=norms) for _ in range(config.depth)])
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.eps)
+        self.rotary = Rotary(config)
+        initialise(self)
 
     @abstractmethod
     def blocks(self, batch: Batch, anchors: Tensor) -> Tensor:
@@ -87,7 +105,7 @@ class BlockModule(Learned):
 
     @torch.no_grad()
     def accepted(self, batch: Batch) -> Tensor:
-        """Of a chain of all tokens of the block."""
+        """Tokens accepted of a chain of all tokens of the block, at each place of the text."""
         every = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.tokens)
         guesses = [
             self.logits(self.blocks(batch, anchors)).argmax(dim=-1)
@@ -97,14 +115,14 @@ class BlockModule(Learned):
 
 
 def draw_places(batch: Batch, count: int, distances: Seq[int]) -> Tensor:
-    """Places [B, A] at random, each once, first of those with something to learn so far ahead."""
+    """Places [B, A] at random, each once, preferring those with a counted token at one of the distances."""
     useful = torch.stack([batch.ahead(distance) for distance in distances]).any(dim=0)
     order = torch.rand(useful.shape).to(useful.device) + useful
     return order.topk(min(count, useful.shape[1]), dim=1).indices
 
 
 def sees_own_block(anchors: int, width: int, device: torch.device) -> Tensor:
-    """[A x width, A x width], true where two rows are of one block."""
+    """[A x width, A x width], true where two rows belong to the same block."""
     block = torch.arange(anchors * width, device=device) // width
     return block[:, None] == block
 
@@ -113,7 +131,7 @@ def sees_before(batch: Batch, anchors: Tensor, width: int, own: bool) -> Tensor:
     """[B, A x width, T], true where a row of an anchor's block sees a place of the text.
 
     Args:
-        own: whether the anchor's place is seen too.
+        own: whether the anchor's own place is seen too.
     """
     places = torch.arange(batch.tokens.shape[1], device=anchors.device)
     ends = anchors[..., None] + int(own)
@@ -123,10 +141,24 @@ def sees_before(batch: Batch, anchors: Tensor, width: int, own: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class BlockShared(Growth):
-    """What the sequences of one engine share."""
+    """State that the sequences of one engine share."""
 
     module: Any  # a BlockModule
     cache: LayerCache
+
+    @classmethod
+    def of(cls, method: str, module: BlockModule, noise: Noise) -> BlockShared:
+        """A module with a cache of its own, drafting chains."""
+        config, weight = module.config, next(module.parameters())
+        return cls(
+            vocabulary=Vocabulary(),
+            shape=shape_of(config.tokens, method=method),
+            draws=Draws(noise),
+            least=-math.inf,
+            by_path=True,
+            module=module,
+            cache=LayerCache(config, config.depth, weight.dtype, weight.device),
+        )
 
 
 @dataclass
@@ -134,8 +166,8 @@ class BlockState:
     """A sequence for which blocks are drafted.
 
     Attributes:
-        rows: those of committed places, in the drafter's cache.
-        waiting: the target's states of committed places whose rows are not fed yet, by layer.
+        rows: rows of committed places in the drafter's cache.
+        waiting: the target's states at committed places that are not in the cache yet, by layer.
     """
 
     sequence: Sequence
@@ -146,25 +178,88 @@ class BlockState:
     tree: Growing = field(init=False)
 
 
-def share(method: str, module: BlockModule, draws: Noise) -> BlockShared:
-    """A module with a cache of its own, drafting chains."""
-    config, weight = module.config, next(module.parameters())
-    return BlockShared(
-        vocabulary=Vocabulary(),
-        shape=shape_of(config.tokens, method=method),
-        draws=Draws(draws),
-        least=-math.inf,
-        by_path=True,
-        module=module,
-        cache=LayerCache(config, config.depth, weight.dtype, weight.device),
-    )
+@dataclass(frozen=True)
+class BlockDrafter(Drafter[BlockState]):
+    """A drafter of blocks: all but how it reads the text and fills a block.
+
+    Class attributes:
+        kind: the module it loads.
+
+    Attributes:
+        path: the folder that ``outpace train`` wrote, or the module itself.
+        num_speculative_tokens: tokens drafted, at most those of a block; all of them by default.
+        draws: "coupled": with the target's own noise, independent under a verifier that needs that;
+            "independent": with noise of its own; "greedy": the most probable tokens.
+    """
+
+    path: Any = field(repr=False)
+    num_speculative_tokens: int | None = None
+    draws: Noise = "coupled"
+
+    kind: ClassVar[type[BlockModule]]
+    probabilities: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_noise(self.name, self.draws)
+        tokens = self.num_speculative_tokens
+        if tokens is not None and tokens < 1:
+            raise OutpaceError(f"{self.name}: num_speculative_tokens must be at least 1, not {tokens}")
+
+    def prepare(self, target: TargetModel) -> BlockShared:
+        return BlockShared.of(self.name, self.kind.of(self.path, target), self.draws)
+
+    def start(self, sequence: Sequence, shared: BlockShared) -> BlockState:
+        return BlockState(sequence, shared, shared.cache.open())
+
+    def stop(self, state: BlockState) -> None:
+        state.shared.cache.close(state.slot)
+
+    @abstractmethod
+    def fill(self, active: Seq[BlockState]) -> Tensor:
+        """Read what was committed since the last block, and fill the next one.
+
+        Returns:
+            Logits [n, tokens, vocabulary].
+        """
+
+    @torch.inference_mode()
+    def propose(self, states: Seq[BlockState]) -> list[Draft]:
+        active = [state for state in states if begin_block(state, self.num_speculative_tokens)]
+        if active:
+            grow_block(active, self.fill(active))
+        return [state.tree.finish() for state in states]
+
+
+def run_layers(
+    active: Seq[BlockState], feeds: Seq[Feed], inputs: Seq[Tensor], keep: Seq[int]
+) -> list[Tensor]:
+    """One forward of the layers for all sequences.
+
+    Args:
+        inputs: rows of each sequence, [width, hidden size].
+        keep: the number of its first rows that stay in the cache.
+
+    Returns:
+        The outputs of each sequence's rows, [width, hidden size].
+    """
+    module, cache = active[0].shared.module, active[0].shared.cache
+    forward = cache.begin(feeds)
+    states = forward.pad(inputs)
+    angles = module.rotary(forward.positions, states)
+    for place, layer in enumerate(module.layers):
+        states = layer(states, angles, forward.mask, forward.store(place))
+    forward.keep(keep)
+    return forward.rows(states)
 
 
 def begin_block(state: BlockState, most: int | None) -> bool:
-    """Begin a draft; whether there is anything to draft.
+    """Begin a draft.
 
     Args:
         most: tokens at most; None for the whole block.
+
+    Returns:
+        Whether there is anything to draft.
     """
     shape = state.shared.shape
     depth = shape.depth if most is None else min(most, shape.depth)
@@ -176,7 +271,7 @@ def grow_block(states: Seq[BlockState], logits: Tensor) -> None:
     """Draft the chains of some sequences.
 
     Args:
-        logits: [n, tokens, vocabulary]; what stands at a place does not depend on what is drawn before it.
+        logits: [n, tokens, vocabulary]; a place's do not depend on the tokens drawn before it.
     """
     active = list(enumerate(states))
     while active:

@@ -1,8 +1,8 @@
 """SpecDec's Spec-Drafter (Xia et al. 2023): an independent model fills a block of masks in one forward.
 
-It has embeddings and layers of its own and reads the text alone. The rows of a text see what is before them,
-and stay in its cache; behind the last one stand the masks, one for each place, which see all of the text and
-each other, and leave the cache after the forward.
+Like ``dflash`` it fills a block, but without the target's hidden states: it has embeddings of its own and
+reads the text alone. Row t of a text sees rows 0 to t, and stays in the cache; behind the last row hang the
+masks, one per place of the block, which see all of the text and each other, and leave the cache afterwards.
 
 What differs from the paper: a decoder, where that drafter has an encoder and a decoder; each place has a mask
 embedding of its own; early places count more in training (``decay``); tokens are drawn with the target's own
@@ -12,8 +12,8 @@ noise by default. The paper's relaxed verification is the ``top_beta`` verifier,
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,24 +21,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import Self
 
-from outpace.core import Draft, OutpaceError
-from outpace.drafters.base import Drafter
 from outpace.drafters.blocks.blocks import (
     BlockConfig,
+    BlockDrafter,
     BlockModule,
-    BlockShared,
     BlockState,
-    begin_block,
-    grow_block,
+    run_layers,
     sees_before,
     sees_own_block,
-    share,
 )
-from outpace.drafters.support.draws import Noise, check_noise
 from outpace.drafters.support.layer_cache import Feed
-from outpace.learned.layers import Layer, Rotary, initialise, itself
+from outpace.learned.layers import itself
 from outpace.learned.learned import Batch, Fit
-from outpace.sequence import Sequence, Step
+from outpace.sequence import Step
 from outpace.targets.base import TargetModel
 
 _CHUNK = 512  # tokens of a text in one forward
@@ -46,11 +41,11 @@ _CHUNK = 512  # tokens of a text in one forward
 
 @dataclass(frozen=True, kw_only=True)
 class SpecDrafterConfig(BlockConfig):
-    """What a Spec-Drafter is made of, and how it is trained. Its rows may have a size of their own."""
+    """A Spec-Drafter's size, and how it is trained. Its rows may have a size of their own."""
 
 
 class SpecDrafterModule(BlockModule):
-    """A model of its own; its head is its embeddings."""
+    """A model independent of the target; its head is its embeddings."""
 
     method: ClassVar[str] = "spec_drafter"
     config_type: ClassVar[type[SpecDrafterConfig]] = SpecDrafterConfig
@@ -59,13 +54,9 @@ class SpecDrafterModule(BlockModule):
 
     def __init__(self, config: SpecDrafterConfig, fit: Fit) -> None:
         super().__init__(config, fit)
-        size = config.hidden_size
-        self.embed_tokens = nn.Embedding(fit.vocabulary, size)
-        self.masks = nn.Parameter(torch.empty(config.tokens, size))
-        self.layers = nn.ModuleList([Layer(config) for _ in range(config.depth)])
-        self.norm = nn.RMSNorm(size, eps=config.eps)
-        self.rotary = Rotary(config)
-        initialise(self)
+        self.embed_tokens = nn.Embedding(fit.vocabulary, config.hidden_size)
+        self.masks = nn.Parameter(torch.empty(config.tokens, config.hidden_size))
+        self.add_layers()
 
     @classmethod
     def new(cls, config: SpecDrafterConfig, target: TargetModel) -> Self:
@@ -98,41 +89,14 @@ class SpecDrafterModule(BlockModule):
 
 
 @dataclass(frozen=True)
-class SpecDrafter(Drafter[BlockState]):
-    """An independent non-autoregressive drafter.
+class SpecDrafter(BlockDrafter):
+    """An independent non-autoregressive drafter."""
 
-    Attributes:
-        path: folder of a trained drafter, or the module itself.
-        num_speculative_tokens: tokens drafted, at most those of a block; all of them by default.
-        draws: "coupled": with the target's own noise, independent under a verifier that needs that;
-            "independent": with noise of its own; "greedy": its most probable tokens.
-    """
-
-    path: Any = field(repr=False)
-    num_speculative_tokens: int | None = None
-    draws: Noise = "coupled"
-
+    kind: ClassVar[type[BlockModule]] = SpecDrafterModule
     paper: ClassVar[str] = (
         "Xia et al. 2023, Speculative Decoding: Exploiting Speculative Execution for Accelerating Seq2seq "
         "Generation (SpecDec, arXiv 2203.16487)"
     )
-    probabilities: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_noise("spec_drafter", self.draws)
-        if self.num_speculative_tokens is not None and self.num_speculative_tokens < 1:
-            raise OutpaceError(
-                f"spec_drafter: num_speculative_tokens must be at least 1, not {self.num_speculative_tokens}"
-            )
-
-    def prepare(self, target: TargetModel) -> BlockShared:
-        return share("spec_drafter", SpecDrafterModule.of(self.path, target), self.draws)
-
-    def start(self, sequence: Sequence, shared: BlockShared) -> BlockState:
-        return BlockState(sequence, shared, shared.cache.open())
-
-    def stop(self, state: BlockState) -> None:
-        state.shared.cache.close(state.slot)
 
     def revise(self, state: BlockState, unchanged: int) -> bool:
         state.rows = min(state.rows, unchanged)
@@ -140,27 +104,23 @@ class SpecDrafter(Drafter[BlockState]):
         return True
 
     def observe(self, states: Seq[BlockState], steps: Seq[Step]) -> None:
-        """Nothing: the text is read when a block is wanted."""
+        """Do nothing: the text is read when a block is wanted."""
 
-    @torch.inference_mode()
-    def propose(self, states: Seq[BlockState]) -> list[Draft]:
-        active = [state for state in states if begin_block(state, self.num_speculative_tokens)]
+    def fill(self, active: Seq[BlockState]) -> Tensor:
         while behind := [state for state in active if len(state.sequence.tokens) - state.rows > _CHUNK]:
             _feed(behind, masks=0)
-        if active:
-            rows = _feed(active, masks=active[0].shared.module.config.tokens)
-            grow_block(active, active[0].shared.module.logits(rows))
-        return [state.tree.finish() for state in states]
+        module = active[0].shared.module
+        logits: Tensor = module.logits(_feed(active, masks=module.config.tokens))
+        return logits
 
 
 def _feed(active: Seq[BlockState], masks: int) -> Tensor:
-    """Feed the tokens that came since the last forward, a chunk at most, and masks behind them.
+    """Feed the tokens that came since the last forward, at most ``_CHUNK``, and masks behind them.
 
     Returns:
-        What comes out of the masks, [n, masks, hidden size]; they leave the cache.
+        The outputs of the masks, [n, masks, hidden size]; their rows leave the cache.
     """
-    module, cache = active[0].shared.module, active[0].shared.cache
-    device = module.masks.device
+    module = active[0].shared.module
     feeds, inputs, widths = [], [], []
     for state in active:
         text = state.sequence.tokens[state.rows : state.rows + _CHUNK]
@@ -168,16 +128,10 @@ def _feed(active: Seq[BlockState], masks: int) -> Tensor:
         sees = np.tri(width, dtype=np.bool_)
         sees[len(text) :] = True
         feeds.append(Feed(state.slot, range(state.rows, state.rows + width), sees))
-        embedded = module.embed_tokens(torch.tensor(text, dtype=torch.long, device=device))
+        embedded = module.embed_tokens(torch.tensor(text, dtype=torch.long, device=module.masks.device))
         inputs.append(torch.cat([embedded, module.masks[:masks]]))
         widths.append(len(text))
-    forward = cache.begin(feeds)
-    states = forward.pad(inputs)
-    angles = module.rotary(forward.positions, states)
-    for place, layer in enumerate(module.layers):
-        states = layer(states, angles, forward.mask, forward.store(place))
-    forward.keep(widths)
+    found = run_layers(active, feeds, inputs, keep=widths)
     for state, width in zip(active, widths, strict=True):
         state.rows += width
-    found = zip(forward.rows(states), widths, strict=True)
-    return torch.stack([rows[width : width + masks] for rows, width in found])
+    return torch.stack([rows[width:] for rows, width in zip(found, widths, strict=True)])

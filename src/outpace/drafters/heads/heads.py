@@ -1,8 +1,8 @@
 """Heads: small networks that guess several tokens ahead from the target's last hidden state.
 
-The target's state of the row before the root has decided the root; the head of depth d guesses the token
-d + 1 places after that. The tree of guesses is fixed beforehand, by how often each rank of each depth was
-right (Cai et al. 2024, Medusa, arXiv 2401.10774, section 2.3.3).
+The target's state at place t, the row before the root, predicts the root's token, at place t + 1; the head of
+depth d, from 0, guesses the token at place t + 2 + d. The tree of guesses is fixed beforehand, by how often
+each rank at each depth was right (Cai et al. 2024, Medusa, arXiv 2401.10774, section 2.3.3).
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core import Draft, OutpaceError
-from outpace.drafters.support.draws import Draws, Noise
+from outpace.drafters.base import Drafter
+from outpace.drafters.support.draws import Draws, Noise, check_noise
 from outpace.drafters.support.growth import Growth, grow
 from outpace.drafters.support.shapes import Growing, Static
 from outpace.drafters.support.vocabulary import Vocabulary
 from outpace.learned.learned import Batch, Fit, Learned, Losses, Objective, measure
 from outpace.sequence import Sequence, Step
+from outpace.targets.base import TargetModel
 from outpace.tree import children
 
-RANKS = 10  # of a head's guesses, counted and drafted at most
+RANKS = 10  # guesses per head that are counted and drafted at most
 
 
 class Heads(Learned):
@@ -38,17 +40,18 @@ class Heads(Learned):
             ``calibrate`` has measured it.
 
     Args:
-        ranks: guesses of a head that its tree may hold.
+        depth: heads, one per depth.
+        ranks: guesses per head that the tree may hold.
         decay: weight of each depth in the loss, relative to the one before.
-        nodes: of its tree.
+        max_nodes: nodes of the tree at most.
     """
 
     accuracies: Tensor
 
-    def __init__(self, config: Any, fit: Fit, depth: int, ranks: int, decay: float, nodes: int) -> None:
+    def __init__(self, config: Any, fit: Fit, depth: int, ranks: int, decay: float, max_nodes: int) -> None:
         super().__init__(config, fit)
         self.depth = depth
-        self.nodes = nodes
+        self.max_nodes = max_nodes
         self.decay = decay
         width = min(ranks, fit.vocabulary)
         prior = 0.5 * 0.8 ** torch.arange(depth)[:, None] * 0.4 ** torch.arange(width)
@@ -64,16 +67,20 @@ class Heads(Learned):
             paths: [n, 1 + depth], tokens from the root on.
         """
 
-    def tree(self, nodes: int | None = None) -> list[int]:
+    def tree(self, max_nodes: int | None = None) -> list[int]:
         """Parents of the tree of its guesses that is expected to hold the most right ones."""
-        return best_tree(self.accuracies.tolist(), self.nodes if nodes is None else nodes)
+        return best_tree(self.accuracies.tolist(), self.max_nodes if max_nodes is None else max_nodes)
 
     def loss(self, batch: Batch, objective: Objective) -> Losses:
         weights = [self.decay**depth for depth in range(self.depth)]
         return measure(objective, self._depths(batch), weights)
 
     def _depths(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """At each depth the heads' logits, the target's, and the text's tokens, where those are counted."""
+        """At each depth the head's logits, the target's, and the text's tokens, where those are counted.
+
+        With the state of place t: the root at t + 1, the tokens drafted before this head's at t + 2 to
+        t + 1 + depth, the label at t + 2 + depth.
+        """
         for depth in range(self.depth):
             at, places = batch.ahead(depth + 2).nonzero(as_tuple=True)
             paths = torch.stack([batch.tokens[at, places + 1 + step] for step in range(depth + 1)], dim=1)
@@ -86,7 +93,7 @@ class Heads(Learned):
             )
 
     def _ranks(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """At each depth: the rank of the text's token, and the row and place of the root of its draft."""
+        """At each depth: the rank of the text's token, and the row and place of the root of the draft."""
         for depth, (draft, _, labels) in enumerate(self._depths(batch)):
             at, places = batch.ahead(depth + 2).nonzero(as_tuple=True)
             rank = (draft > draft.gather(1, labels[:, None])).sum(dim=1)
@@ -128,7 +135,7 @@ class Heads(Learned):
         self.accuracies.copy_(counts / totals)
 
 
-def best_tree(accuracies: Seq[Seq[float]], nodes: int) -> list[int]:
+def best_tree(accuracies: Seq[Seq[float]], max_nodes: int) -> list[int]:
     """Parents of the tree that is expected to hold the most right guesses, likeliest nodes first.
 
     A node's chance is the product of the accuracies on its path. The nodes with the greatest chances are
@@ -136,15 +143,15 @@ def best_tree(accuracies: Seq[Seq[float]], nodes: int) -> list[int]:
 
     Args:
         accuracies: by depth and rank.
-        nodes: in the tree at most.
+        max_nodes: nodes of the tree at most.
     """
     parents: list[int] = []
     # (-chance, when offered, parent, depth, rank, the parent's chance)
     waiting = [(-accuracies[0][0], 0, -1, 0, 0, 1.0)]
     offered = 1
-    while waiting and len(parents) < nodes:
+    while waiting and len(parents) < max_nodes:
         negative, _, parent, depth, rank, above = heapq.heappop(waiting)
-        if negative >= 0 and parents:  # one node at least: a drafter that drafts nothing is none
+        if negative >= 0 and parents:  # at least one node: a drafter that drafts nothing is none
             break
         node = len(parents)
         parents.append(parent)
@@ -162,13 +169,13 @@ def best_tree(accuracies: Seq[Seq[float]], nodes: int) -> list[int]:
 
 @dataclass(frozen=True)
 class HeadGrowth(Growth):
-    """What the sequences of one engine share: the heads, and the tree of their guesses."""
+    """State that the sequences of one engine share: the heads, and the tree of their guesses."""
 
     heads: Heads
 
     @classmethod
     def of(cls, heads: Heads, parents: Seq[int], noise: Noise) -> HeadGrowth:
-        """For a tree of these parents, likeliest nodes first."""
+        """Growth of a tree of these parents, likeliest nodes first."""
         return cls(Vocabulary(), Static(parents), Draws(noise), -math.inf, by_path=True, heads=heads)
 
 
@@ -186,20 +193,49 @@ class HeadState:
     before: Tensor | None = None
 
     def read(self, hidden: Mapping[int, Tensor]) -> None:
-        """Rows that were committed, by layer, [n, hidden size]."""
+        """Take in rows that were committed, by layer, [n, hidden size]."""
         self.before = hidden[-1][-1]
 
     def begin(self) -> None:
-        """Begin a tree: an empty one before the target has said anything."""
+        """Begin a tree: an empty one as long as there is no state of the target."""
         self.tree = self.shared.begin(self.sequence)
         if self.before is None:
             self.tree.layers = 0
 
 
-class HeadDrafting:
-    """How a drafter of heads drafts: everything but its options and ``prepare``."""
+@dataclass(frozen=True)
+class HeadDrafter(Drafter[HeadState]):
+    """A drafter of heads: all but the shape of its tree.
 
+    Class attributes:
+        kind: the heads it loads.
+
+    Attributes:
+        path: the folder that ``outpace train`` wrote, or the heads themselves.
+        draws: "coupled": with the target's own noise, independent under a verifier that needs that;
+            "independent": with noise of its own; "greedy": the most probable tokens.
+    """
+
+    path: Any = field(repr=False)
+    draws: Noise = "coupled"
+
+    kind: ClassVar[type[Heads]]
     probabilities: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_noise(self.name, self.draws)
+
+    def heads(self, target: TargetModel) -> Heads:
+        """The heads, bound to the target."""
+        return self.kind.of(self.path, target)
+
+    def parents(self, heads: Heads) -> list[int]:
+        """Parents of the tree of guesses, likeliest nodes first."""
+        return heads.tree()
+
+    def prepare(self, target: TargetModel) -> HeadGrowth:
+        heads = self.heads(target)
+        return HeadGrowth.of(heads, self.parents(heads), self.draws)
 
     def hidden_layers(self, shared: HeadGrowth) -> tuple[int, ...]:
         return shared.heads.hidden_layers

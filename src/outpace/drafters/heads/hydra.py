@@ -3,26 +3,23 @@
 The head of depth d reads the target's last hidden state and the embeddings of the root and of the d tokens
 drafted after it, so each node of the tree gets guesses of its own.
 
-What differs from the paper: the tree is chosen by the accuracies of Medusa's section 2.3.3, here of each head
-after the right tokens; of Hydra++ there is no prefix attention, but its deeper heads are ``layers``, and its
-distillation from the target is an objective of the training (``forward_kl``). Under sampling candidates are
-drawn with the target's own noise. Head and embeddings are the target's.
+What differs from the paper: the tree is chosen by accuracies, as in section 2.3.3 of Medusa's, here measured
+for each head after the right tokens. Of Hydra++ there is no prefix attention; its deeper heads are
+``layers``, and its distillation from the target is an objective of the training (``forward_kl``). Under
+sampling, candidates are drawn with the target's own noise. Head and embeddings are the target's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from outpace.core import OutpaceError
-from outpace.drafters.base import Drafter
-from outpace.drafters.heads.heads import RANKS, HeadDrafting, HeadGrowth, Heads, HeadState, Residual
-from outpace.drafters.support.draws import Noise, check_noise
+from outpace.drafters.heads.heads import RANKS, HeadDrafter, Heads, Residual
 from outpace.learned.learned import Fit
-from outpace.targets.base import TargetModel
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class HydraConfig:
         heads: tokens guessed ahead, at least 1.
         layers: of each head: one that reads state and embeddings, the others residual; at least 1.
         decay: weight of each head in the loss, relative to the one before.
-        max_nodes: of the tree that training measures.
+        max_nodes: nodes of the tree that training measures.
     """
 
     heads: int = 4
@@ -43,7 +40,7 @@ class HydraConfig:
 
     def __post_init__(self) -> None:
         if min(self.heads, self.layers, self.max_nodes) < 1:
-            raise OutpaceError("hydra: heads, layers and nodes must each be at least 1")
+            raise OutpaceError("hydra: heads, layers and max_nodes must each be at least 1")
 
 
 class HydraHeads(Heads):
@@ -69,30 +66,26 @@ class HydraHeads(Heads):
 
 
 @dataclass(frozen=True)
-class Hydra(HeadDrafting, Drafter[HeadState]):
+class Hydra(HeadDrafter):
     """Hydra's heads.
 
     Attributes:
-        path: the folder that ``outpace train hydra`` wrote, or the heads themselves.
-        max_nodes: of the tree of their guesses, chosen by their measured accuracies; None is the heads' own.
-        draws: "coupled": with the target's own noise, independent under a verifier that needs that;
-            "independent": with noise of its own; "greedy": the most probable tokens.
+        max_nodes: nodes of the tree of their guesses, chosen by their measured accuracies; None is the heads'
+            own number.
     """
 
-    path: Any = field(repr=False)
     max_nodes: int | None = None
-    draws: Noise = "coupled"
 
+    kind: ClassVar[type[Heads]] = HydraHeads
     paper: ClassVar[str] = (
         "Ankner et al. 2024, Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding (arXiv 2402.05109)"
     )
     trees: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.max_nodes is not None and self.max_nodes < 1:
             raise OutpaceError(f"hydra: max_nodes must be at least 1, not {self.max_nodes}")
-        check_noise("hydra", self.draws)
 
-    def prepare(self, target: TargetModel) -> HeadGrowth:
-        heads = HydraHeads.of(self.path, target)
-        return HeadGrowth.of(heads, heads.tree(self.max_nodes), self.draws)
+    def parents(self, heads: Heads) -> list[int]:
+        return heads.tree(self.max_nodes)

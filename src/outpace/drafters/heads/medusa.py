@@ -1,17 +1,21 @@
 """Medusa: residual heads on the target's last hidden state, a tree of their best guesses (Cai et al. 2024).
 
-The heads know the same state and nothing of each other's guesses, so the tree is a part of the Cartesian
-product of their candidates: the part that is expected to hold the most right ones.
+The heads read the same state and know nothing of each other's guesses, so the tree is a part of the
+Cartesian product of their candidates: the part that is expected to hold the most right ones. Blockwise
+parallel decoding (Stern et al. 2018, section 6) is Medusa with one guess per head, a chain, and with heads
+that share a hidden layer.
 
-What differs from the paper: the target's own head serves all of them unless ``own_head`` asks for more, and
-under sampling the candidates are drawn with the target's own noise (Daliri et al. 2024), so that the tokens
-are those of plain decoding. Typical acceptance is a verifier, not a part of this method. The target is frozen
-(Medusa-1), unless ``outpace train medusa --tune lora`` trains it too (Medusa-2): plain decoding of the tuned
-target is then the reference.
+What differs from the papers: the target's own head serves all of Medusa's unless ``own_head`` asks for more;
+all heads are learnt in every step, where Stern et al. pick one at random to save memory; and under sampling
+the candidates are drawn with the target's own noise (Daliri et al. 2024), so that the tokens are those of
+plain decoding. Typical acceptance is a verifier, not a part of this method. The target is frozen (Medusa-1),
+unless ``outpace train medusa --tune lora`` trains it too (Medusa-2): plain decoding of the tuned target is
+then the reference.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
@@ -20,9 +24,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from outpace.core import OutpaceError
-from outpace.drafters.base import Drafter
-from outpace.drafters.heads.heads import RANKS, HeadDrafting, HeadGrowth, Heads, HeadState, Residual
-from outpace.drafters.support.draws import Noise, check_noise
+from outpace.drafters.heads.heads import RANKS, HeadDrafter, Heads, Residual
 from outpace.drafters.support.shapes import branching_parents, numbers
 from outpace.embedded import nano_drafter_path
 from outpace.learned.learned import Fit, head_weights
@@ -36,10 +38,10 @@ class MedusaConfig:
     Attributes:
         heads: tokens guessed ahead, at least 1.
         layers: residual layers of each, at least 1.
-        own_head: each has a vocabulary projection of its own, which begins as the target's; else they share
-            that.
+        own_head: whether each has a vocabulary projection of its own, which begins as the target's; otherwise
+            they share the target's.
         decay: weight of each head in the loss, relative to the one before.
-        max_nodes: of the tree that training measures.
+        max_nodes: nodes of the tree that training measures.
     """
 
     heads: int = 4
@@ -50,10 +52,38 @@ class MedusaConfig:
 
     def __post_init__(self) -> None:
         if min(self.heads, self.layers, self.max_nodes) < 1:
-            raise OutpaceError("medusa: heads, layers and nodes must each be at least 1")
+            raise OutpaceError("medusa: heads, layers and max_nodes must each be at least 1")
 
 
-class MedusaHeads(Heads):
+@dataclass(frozen=True)
+class BlockwiseConfig:
+    """Heads of blockwise parallel decoding.
+
+    Attributes:
+        heads: tokens guessed ahead, at least 1: k - 1 in the paper, which counts the target's own.
+        width: width of the hidden layer per head, relative to the target's hidden size; above 0.
+    """
+
+    heads: int = 4
+    width: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.heads < 1 or self.width <= 0:
+            raise OutpaceError("blockwise: heads must be at least 1, and width above 0")
+
+
+class StateHeads(Heads):
+    """Heads that read the target's state alone."""
+
+    @abstractmethod
+    def guess(self, states: Tensor, depth: int) -> Tensor:
+        """Logits [B, vocabulary] of the head of one depth, from states [B, hidden size]."""
+
+    def rows(self, states: Tensor, owners: Tensor, paths: Tensor) -> Tensor:
+        return self.guess(states.to(self.accuracies.dtype), paths.shape[1] - 1)[owners]
+
+
+class MedusaHeads(StateHeads):
     """K heads: residual layers, and the target's projection to the vocabulary or their own."""
 
     method: ClassVar[str] = "medusa"
@@ -77,39 +107,55 @@ class MedusaHeads(Heads):
 
     @torch.no_grad()
     def _begin_with_the_head(self) -> None:
-        """Projections begin as the target's, as far as that is a matrix."""
+        """Copy the target's head into the projections, if it is a matrix."""
         found = head_weights(self.target) if len(self.projections) else None
         if found is not None:
             for projection in self.projections:
                 cast(nn.Linear, projection).weight.copy_(found[0])
 
-    def rows(self, states: Tensor, owners: Tensor, paths: Tensor) -> Tensor:
-        depth = paths.shape[1] - 1
-        guessed: Tensor = self.blocks[depth](states.to(self.accuracies.dtype))
+    def guess(self, states: Tensor, depth: int) -> Tensor:
+        guessed: Tensor = self.blocks[depth](states)
         if len(self.projections):
-            guessed = self.projections[depth](guessed)
-            return guessed[owners]
-        return self.target.head(guessed)[owners]
+            projected: Tensor = self.projections[depth](guessed)
+            return projected
+        return self.target.head(guessed)
+
+
+class BlockwiseHeads(StateHeads):
+    """K heads: a hidden layer for all of them, whose output for each is added to the state (section 6)."""
+
+    method: ClassVar[str] = "blockwise"
+    config_type: ClassVar[type[Any]] = BlockwiseConfig
+
+    def __init__(self, config: BlockwiseConfig, fit: Fit) -> None:
+        super().__init__(config, fit, config.heads, ranks=1, decay=1.0, max_nodes=config.heads)
+        size = fit.hidden_size
+        self.hidden = nn.Linear(size, config.heads * max(1, round(config.width * size)))
+        self.outputs = nn.ModuleList(nn.Linear(self.hidden.out_features, size) for _ in range(config.heads))
+        for weight in self.outputs.parameters():
+            nn.init.zeros_(weight)
+
+    def guess(self, states: Tensor, depth: int) -> Tensor:
+        return self.target.head(states + self.outputs[depth](nn.functional.relu(self.hidden(states))))
 
 
 @dataclass(frozen=True)
-class Medusa(HeadDrafting, Drafter[HeadState]):
+class Medusa(HeadDrafter):
     """Medusa's heads.
 
     Attributes:
         path: the folder that ``outpace train medusa`` wrote, or the heads themselves. None is the heads for
             the embedded model.
-        max_nodes: of the tree of their guesses, chosen by their measured accuracies; None is the heads' own.
+        max_nodes: nodes of the tree of their guesses, chosen by their measured accuracies; None is the heads'
+            own number.
         branching: children of the root, of each of its children, and so on, as "4x2x1x1", in place of that.
-        draws: "coupled": with the target's own noise, independent under a verifier that needs that;
-            "independent": with noise of its own; "greedy": the most probable tokens.
     """
 
     path: Any = field(default=None, repr=False)
     max_nodes: int | None = None
     branching: str | tuple[int, ...] = ()
-    draws: Noise = "coupled"
 
+    kind: ClassVar[type[Heads]] = MedusaHeads
     paper: ClassVar[str] = (
         "Cai et al. 2024, Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads "
         "(arXiv 2401.10774)"
@@ -117,21 +163,32 @@ class Medusa(HeadDrafting, Drafter[HeadState]):
     trees: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.max_nodes is not None and (self.max_nodes < 1 or self.branching):
             raise OutpaceError("medusa: max_nodes must be at least 1, and without branching")
         if any(count < 1 for count in self._factors()):
             raise OutpaceError(f"medusa: branching must be of numbers of at least 1, not {self.branching!r}")
-        check_noise("medusa", self.draws)
 
     def _factors(self) -> tuple[int, ...]:
         return numbers("branching", self.branching, "x", int, "medusa")
 
-    def prepare(self, target: TargetModel) -> HeadGrowth:
-        heads = MedusaHeads.of(nano_drafter_path("medusa") if self.path is None else self.path, target)
+    def heads(self, target: TargetModel) -> Heads:
+        return MedusaHeads.of(nano_drafter_path("medusa") if self.path is None else self.path, target)
+
+    def parents(self, heads: Heads) -> list[int]:
         factors = self._factors()
         if len(factors) > heads.depth:
             raise OutpaceError(
                 f"medusa: branching has {len(factors)} depths, and there are {heads.depth} heads"
             )
-        parents = branching_parents(factors, len(factors)) if factors else heads.tree(self.max_nodes)
-        return HeadGrowth.of(heads, parents, self.draws)
+        return branching_parents(factors, len(factors)) if factors else heads.tree(self.max_nodes)
+
+
+@dataclass(frozen=True)
+class Blockwise(HeadDrafter):
+    """The heads of blockwise parallel decoding, which guess a chain."""
+
+    kind: ClassVar[type[Heads]] = BlockwiseHeads
+    paper: ClassVar[str] = (
+        "Stern et al. 2018, Blockwise Parallel Decoding for Deep Autoregressive Models (arXiv 1811.03115)"
+    )
