@@ -110,6 +110,6 @@ def load_drafter(spec: str) -> Drafter[Any]:
 
     Raises:
         OutpaceError: unknown drafter or option, a value that does not fit, or parentheses that do not match;
-            the message says what there is.
+            the message names those there are.
     """
     return load("drafter", DRAFTERS, spec)

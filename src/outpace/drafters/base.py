@@ -45,7 +45,7 @@ class Drafter(ABC, Generic[State]):
 
     @property
     def probabilities(self) -> bool:
-        """Whether its drafts bring the distributions they were drawn from."""
+        """True if its drafts bring the distributions they were drawn from."""
         return False
 
     @property
@@ -63,32 +63,32 @@ class Drafter(ABC, Generic[State]):
 
     @property
     def trees(self) -> bool:
-        """Whether its drafts may branch, with the options it has: a verifier of chains is then refused."""
+        """True if its drafts may branch, with the options it has: a verifier of chains is then refused."""
         return False
 
     @property
     def widths(self) -> tuple[int, ...] | None:
-        """The numbers of nodes above 0, ascending, that it makes sense to cut its drafts to; None for any.
+        """The numbers of nodes above 0, ascending, to which cutting its drafts makes sense; None for any.
 
-        What is left of a cut draft are its first nodes, so the best ones come first.
+        A cut draft keeps its first nodes, so the best ones come first.
         """
         return None
 
     @property
     def ramp(self) -> int:
-        """Steps in a row it takes, after some without a draft, to draft as well as it can; at least 1."""
+        """Consecutive steps, after some without a draft, until it drafts as well as it can; at least 1."""
         return 1
 
     @property
     def reads_references(self) -> bool:
-        """Whether it reads ``sequence.references``: to any other, a request with references is refused."""
+        """True if it reads ``sequence.references``; any other drafter refuses a request with references."""
         return False
 
     def attach(self, target: TargetModel) -> TargetModel:
-        """What an engine decodes with where this drafter drafts: by default the target as it is.
+        """The target that an engine decodes with when this drafter drafts: by default the target as it is.
 
         Called once by each engine, before ``prepare``, which gets what is returned. A drafter that drafts
-        with the target itself may return a target that says the same and does more.
+        with the target itself may return a target that predicts the same and can do more.
 
         Raises:
             OutpaceError: the drafter does not fit the target.
@@ -96,18 +96,18 @@ class Drafter(ABC, Generic[State]):
         return target
 
     def prepare(self, target: TargetModel) -> Any:
-        """Called once by each engine: check that the drafter fits the target, return what its states share.
+        """Check that the drafter fits the target, and return what its states share; once per engine.
 
         Raises:
-            OutpaceError: it does not fit; the message says why.
+            OutpaceError: it does not fit; the message gives the reason.
         """
         return None
 
     def hidden_layers(self, shared: Any) -> tuple[int, ...]:
-        """Hidden states it needs of the target, by layer, as ``Output.hidden`` counts them; by default none.
+        """The target's layers whose hidden states it reads, as ``Output.hidden`` counts them.
 
         Those of the prompt arrive in ``read``, those of later rows in ``Step.hidden`` and ``Step.committed``.
-        Asked once by each engine.
+        Called once per engine.
 
         Args:
             shared: what ``prepare`` returned.
@@ -119,11 +119,11 @@ class Drafter(ABC, Generic[State]):
         """The state of a new sequence. ``sequence`` is live: its tokens grow as they are committed."""
 
     def read(self, states: Seq[State], hidden: Seq[Mapping[int, Tensor]]) -> None:
-        """The target's hidden states of what was there when sequences joined, for a drafter that needs any.
+        """Take in the target's hidden states of the rows that sequences joined with. (By default nothing.)
 
         Called after ``start`` and before the first ``propose``, once for each sequence that has more than its
-        root. With ``Step.committed`` every committed row then arrives exactly once, in order. (By default
-        nothing is read.)
+        root, if ``hidden_layers`` names any. With ``Step.committed`` every committed row then arrives exactly
+        once, in order.
 
         Args:
             hidden: for each sequence, layer -> [len(tokens) - 1, size]: all rows but the root.
@@ -134,33 +134,34 @@ class Drafter(ABC, Generic[State]):
     def propose(self, states: Seq[State]) -> list[Draft]:
         """One draft for each sequence, maybe empty.
 
-        Left out in steps that are to be plain. Of a draft, the first ``sequence.budget`` nodes are taken; now
-        and then none are, where the governor only looks at what would have been drafted.
+        Not called in plain steps. Of a draft, the first ``sequence.budget`` nodes are verified; occasionally
+        none are, when the governor only measures what would have been drafted.
         """
 
     @abstractmethod
     def observe(self, states: Seq[State], steps: Seq[Step]) -> None:
-        """What became of the drafts, empty ones where none were asked for.
+        """Take in the outcome of a step; drafts that were not asked for are empty.
 
         Sequences that ended with the step are included.
         """
 
     def revise(self, state: State, unchanged: int) -> bool:
-        """The text was changed otherwise than by steps that ``observe`` has heard of.
+        """Follow a text that was changed in another way than by the steps given to ``observe``.
 
-        A ``cascade`` asks this of the drafter that drafts for its draft model, whose text is cut back where
-        the target says something else.
+        A ``cascade`` calls this on the drafter that drafts for its draft model, whose text is cut back where
+        the target predicts something else.
 
         Args:
-            unchanged: the first so many tokens are what they were; those after them may all be new.
+            unchanged: number of first tokens that are what they were; those after them may all be new.
 
         Returns:
-            False (the default) if the state cannot follow: it is then stopped, and the sequence started anew.
+            False (the default) if the state cannot follow: it is then stopped, and the sequence started
+            again.
         """
         return False
 
     def stop(self, state: State) -> None:
-        """A sequence has left; free what it holds. (By default nothing is held.)"""
+        """Free what a sequence that has left holds. (By default nothing.)"""
         del state
 
 
@@ -172,7 +173,7 @@ class SequenceDrafter(Drafter[State]):
         """A draft for one sequence, maybe empty."""
 
     def learn(self, state: State, step: Step) -> None:
-        """What became of the draft of one sequence. (By default nothing is learnt.)"""
+        """Take in the outcome of a step of one sequence. (By default nothing is learnt.)"""
         del state, step
 
     def propose(self, states: Seq[State]) -> list[Draft]:
@@ -184,13 +185,13 @@ class SequenceDrafter(Drafter[State]):
 
 
 class Filler:
-    """Tokens for cells that no forward has computed: picked from the text so far, the same in every run.
+    """Source of tokens for cells that no forward has computed: from the text so far, the same in every run.
 
     A token that ends the text is avoided. Part of a request's state.
 
     Args:
-        sequence: whose text.
-        seed: picks others.
+        sequence: the sequence whose text they come from.
+        seed: another seed picks others.
     """
 
     def __init__(self, sequence: Sequence, seed: int) -> None:

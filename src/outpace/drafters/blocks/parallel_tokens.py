@@ -74,7 +74,7 @@ class LookAhead(Learned):
         return ()
 
     def rows(self, batch: Batch, places: Tensor) -> Tensor:
-        """What the target says at look-ahead rows behind some places of each text.
+        """The target's predictions at look-ahead rows behind some places of each text.
 
         Args:
             places: [B, G].
@@ -95,7 +95,7 @@ class LookAhead(Learned):
         return found
 
     def _seen(self, batch: Batch, places: Tensor) -> Tensor:
-        """Who sees whom, [B, N, N], of the text's rows and then the look-ahead rows of each place in turn."""
+        """The mask [B, N, N] of the text's rows and then the look-ahead rows of each place in turn."""
         width, count = batch.tokens.shape[1], self.config.num_speculative_tokens
         order = torch.arange(width, device=places.device)
         documents = torch.cat(
@@ -131,7 +131,7 @@ class LookAhead(Learned):
         guesses = torch.full(
             (size, width, self.config.num_speculative_tokens), -1, device=batch.tokens.device
         )
-        # What is drafted after a root was said behind the row before it.
+        # The draft after a root was predicted behind the row before it.
         for places in torch.arange(width - 1, device=batch.tokens.device).split(_PLACES):
             guesses[:, places + 1] = self.rows(batch, places.expand(size, -1)).argmax(dim=-1)
         same = batch.documents[:, 1:] == batch.documents[:, :-1]
@@ -143,7 +143,7 @@ class LookAhead(Learned):
 
 @dataclass
 class Ahead:
-    """A sequence, and what the target said ahead of it.
+    """A sequence, and the target's predictions ahead of it.
 
     Attributes:
         vocabulary: ids from here on are look-ahead embeddings.

@@ -1,4 +1,4 @@
-"""Where the end of a growing text has occurred before: every n-gram's places, updated token by token."""
+"""Index of a growing text: the places of every n-gram, updated token by token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Match(NamedTuple):
 
 
 class NgramIndex:
-    """The places of all n-grams of a text. Taking in a token and looking one up do not depend on its length.
+    """The places of all n-grams of a text. Adding a token and looking one up do not depend on its length.
 
     Args:
         tokens: the text; it is not copied, and may grow.

@@ -1,4 +1,4 @@
-"""Where the n-grams of a fixed text occur in it: the places to go on from after the same few tokens."""
+"""Index of a fixed text: the places of every n-gram, from which a copy may go on."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ class NgramPlaces:
 
 
 def nearest(places: Sequence[int], cursor: int) -> int:
-    """Of places in order, at least one: the first from ``cursor`` on, or else the last before it."""
+    """The first of some ordered places at or after ``cursor``; otherwise the last one before it."""
     return places[min(bisect_left(places, cursor), len(places) - 1)]

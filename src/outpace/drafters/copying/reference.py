@@ -6,7 +6,7 @@ input from its beginning, and after a difference goes on where the two texts agr
 Outputs (OpenAI 2024) the request brings the text.
 
 What differs: the step after an edit does not wait for an n-gram to agree. It drafts several ways in which the
-text may go on (so many tokens were replaced, put in, left out) as branches of one tree. An n-gram that occurs
+text may go on (k tokens replaced, inserted or left out) as branches of one tree. An n-gram that occurs
 often is looked for near the place where the output left the text. Several references are followed at once. A
 draft grows while copies are accepted whole, and shrinks while they are not.
 """
@@ -23,21 +23,21 @@ from outpace.drafters.copying.ngram_places import NgramPlaces, nearest
 from outpace.sequence import Sequence, Step
 from outpace.tree import Trie
 
-_SURE = 2  # tokens in a row that agree: the text is being copied there
-_NEAR = 8  # tokens from the place where the output left a text: one token that agrees will do there
-_LONGEST_EDIT = 8  # output tokens of an edit after which the ways to go on are no longer guessed
+_SURE = 2  # consecutive equal tokens from which on the text is taken to be copied there
+_NEAR = 8  # within this many tokens of the place where the output left a text, one equal token is enough
+_LONGEST_EDIT = 8  # output tokens of an edit after which its end is no longer guessed
 
 
 @dataclass(eq=False)
 class Trail:
-    """Where the output is in one reference.
+    """The output's place in one reference.
 
     Attributes:
         text: the reference's tokens.
         index: its n-grams.
         place: the token to be copied next, or, off the trail, the one where the output left it.
         away: output tokens since then; 0 on the trail; None: it was never on it.
-        run: tokens in a row that agreed.
+        run: consecutive tokens that agreed.
     """
 
     text: tuple[int, ...]
@@ -50,11 +50,11 @@ class Trail:
         return self.away is not None and abs(place - self.place) <= _NEAR
 
     def follow(self, place: int, run: int, away: int) -> None:
-        """The output agreed with the text up to ``place``, and has said ``away`` other tokens since."""
+        """Note that the output equals the text up to ``place``, and has had ``away`` other tokens since."""
         self.place, self.run, self.away = place, run, away
 
     def lose(self, tokens: int) -> None:
-        """The output has said so many other tokens."""
+        """Note that the output has had ``tokens`` other tokens."""
         self.away = None if self.away is None else self.away + tokens
 
 
@@ -63,8 +63,8 @@ class Lead:
     """A place of a reference that may be copied from.
 
     Attributes:
-        evidence: how many tokens before it are the output's last ones, if that says something.
-        nodes: those of the draft that were copied from it.
+        evidence: number of tokens before it that equal the output's last ones; 0 if that is no evidence.
+        nodes: nodes of the draft that were copied from it.
     """
 
     trail: Trail
@@ -73,7 +73,7 @@ class Lead:
     nodes: list[int] = field(default_factory=list)
 
     def grow(self, trie: Trie, count: int, budget: int, stops: frozenset[int]) -> bool:
-        """Copy so many tokens more, if the budget of nodes allows it; False if the copy ends with them."""
+        """Copy ``count`` more tokens, if the budget of nodes allows it; False if the copy ends with them."""
         place = self.place + len(self.nodes)
         text = self.trail.text[place : place + count]
         ends = next((i for i, token in enumerate(text, 1) if token in stops), None)
@@ -81,7 +81,7 @@ class Lead:
         return ends is None and len(text) == count
 
     def agreed(self, tokens: Seq[int]) -> int:
-        """How many of these tokens the text has at the place."""
+        """Number of these tokens, from the first on, that the text has at the place."""
         text = self.trail.text[self.place : self.place + len(tokens)]
         for count, (own, token) in enumerate(zip(text, tokens, strict=False)):
             if own != token:
@@ -91,7 +91,7 @@ class Lead:
 
 @dataclass
 class ReferenceState:
-    """A sequence, its references, what may be copied next, the best first, and how much to draft."""
+    """A sequence, its references, the places to copy from next, best first, and the length of its drafts."""
 
     sequence: Sequence
     trails: list[Trail]
@@ -150,7 +150,7 @@ class Reference(SequenceDrafter[ReferenceState]):
         texts = [_ended(text, sequence) for text in sequence.references if text]
         trails = [Trail(text, NgramPlaces(text, self.max_ngram)) for text in texts]
         if trails and not sequence.output_length:
-            # Nothing agrees yet, and still the best guess is that the output begins as the text does.
+            # Nothing agrees yet, but the best guess is that the output begins as the text does.
             trails[0].away, trails[0].run = 0, self.max_ngram
         if not trails and self.prompt:
             text = tuple(sequence.tokens)
@@ -165,7 +165,7 @@ class Reference(SequenceDrafter[ReferenceState]):
         growing = self._chosen(state.leads)
         budget = state.length if _sure(growing) else min(state.length, self.num_speculative_tokens)
         trie = Trie()
-        # Side by side: texts that agree share their nodes, and those that do not share the budget.
+        # Grown side by side: texts that agree share nodes, those that differ share the budget.
         while growing and len(trie) < budget:
             count = 1 if len(growing) > 1 else budget - len(trie)
             stops = state.sequence.stop_tokens
@@ -188,17 +188,17 @@ class Reference(SequenceDrafter[ReferenceState]):
             best = max(copied, key=agreed.__getitem__)
             whole = agreed[best] > 0 and agreed[best] >= len({*best.nodes}.intersection(step.kept))
             state.length = self._length(state.length, agreed[best], whole)
-        # Now, and not when a draft is wanted: a step without a draft is followed too.
+        # Here, not in ``draft``: steps without a draft are followed too.
         state.leads = self._leads(state)
 
     def _length(self, length: int, agreed: int, whole: bool) -> int:
-        """How much to draft next: more after a copy that was accepted whole, less after others."""
+        """Tokens to draft next: more after a copy that was accepted whole, fewer after others."""
         if whole:
             return min(self.max_speculative_tokens, max(self.num_speculative_tokens, 2 * length))
         return min(self.num_speculative_tokens, max(2 * self.branches, length // 2, 2 * agreed))
 
     def _leads(self, state: ReferenceState) -> list[Lead]:
-        """Where the text may go on, the likeliest first."""
+        """Places where the output may go on, the likeliest first."""
         found, guessed, far = [], [], []
         most = min(self.max_ngram, state.sequence.output_length or self.max_ngram)
         for trail in state.trails:
@@ -219,7 +219,7 @@ class Reference(SequenceDrafter[ReferenceState]):
         return list(reversed(once.values()))
 
     def _chosen(self, leads: Seq[Lead]) -> list[Lead]:
-        """Those to draft from: the ones with most evidence, or, where there is little, all."""
+        """The leads to draft from: those with most evidence, or all if there is little."""
         if _sure(leads):
             leads = [lead for lead in leads if lead.evidence == leads[0].evidence]
         return list(leads[: self.branches])
@@ -230,15 +230,15 @@ def _sure(leads: Seq[Lead]) -> bool:
 
 
 def _believable(lead: Lead, agreed: int) -> bool:
-    """Whether the output is at this place of the text: enough tokens agree, or it is where to look first."""
+    """True if enough tokens agree to take this for the output's place, or it is where to look first."""
     return agreed > 0 and (lead.trail.near(lead.place) or lead.evidence + agreed > _SURE)
 
 
 def _ways_on(trail: Trail) -> list[int]:
-    """Places where the edit may end that the output is in the midst of, the likeliest first.
+    """Places where the edit that the output is in the middle of may end, the likeliest first.
 
-    The order is that of corrected spelling: a word with an error has a token or two more than the right one.
-    Then comes the edit that replaces as many tokens as it puts in.
+    The order is that of corrected spelling: a misspelt word has a token or two more than the right one. Then
+    comes the edit that replaces as many tokens as it inserts.
     """
     if not trail.away or trail.away > _LONGEST_EDIT:
         return []
@@ -248,5 +248,5 @@ def _ways_on(trail: Trail) -> list[int]:
 
 
 def _ended(text: Seq[int], sequence: Sequence) -> tuple[int, ...]:
-    """A reference as the whole output would be: with a token that ends it."""
+    """A reference with the token that would end it as an output."""
     return (*text, *sorted(sequence.eos_token_ids)[:1])

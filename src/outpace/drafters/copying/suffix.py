@@ -1,4 +1,4 @@
-"""Drafts what followed the text's end before: in prompt and output so far, and in earlier outputs.
+"""Drafts what followed earlier occurrences of the text's end: in prompt and output, and in earlier outputs.
 
 SuffixDecoding (Oliaro, Jia, Campos, Qiao 2024, arXiv 2411.04975, section 4) keeps suffix trees of the
 request and of earlier outputs, and drafts a tree of the most frequent continuations, more of it the longer
@@ -6,9 +6,8 @@ the match is. SAM decoding (Hu et al. 2024, arXiv 2411.10666, section 3) finds t
 automata.
 
 What differs: continuations are not those of one match in one tree. Shorter matches and all automata take
-part, the longest first, each with as much of the chance as a match of its length deserves (as in prediction
-by partial matching, Cleary and Witten 1984). Earlier outputs are forgotten an eighth of the memory at a
-time.
+part, the longest first, each with a share of the chance by its length (as in prediction by partial matching,
+Cleary and Witten 1984). Earlier outputs are forgotten an eighth of the memory at a time.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ Guess = tuple[float, int, int, int, list[Context]]
 
 @dataclass
 class SuffixState:
-    """A sequence, its text as an automaton, and where the text's end is found in what is remembered.
+    """A sequence, its text as an automaton, and the places of the text's end in the memory.
 
     ``read`` tokens of the text have been looked up in the memory.
     """
@@ -62,11 +61,12 @@ class Suffix(SequenceDrafter[SuffixState]):
     """SuffixDecoding: the most frequent continuations of the text's end, in this text and in earlier outputs.
 
     Attributes:
-        num_speculative_tokens: tokens drafted in a step at most.
-        max_spec_factor: tokens drafted in a step at most, for each token of the longest match.
+        num_speculative_tokens: tokens drafted per step at most.
+        max_spec_factor: tokens drafted per step at most, per token of the longest match.
         max_ngram: the longest match looked for, in tokens, at least 1.
         branches: continuations of a node drafted at most, the likeliest. 1 drafts chains.
-        min_confidence: the least estimated chance of acceptance for which a token is drafted, in [0, 1].
+        min_confidence: a token is drafted only if its estimated chance of acceptance is at least this, in
+            [0, 1].
         memory: tokens of earlier outputs that an engine remembers at most, about 500 bytes each, the oldest
             forgotten first. 0 remembers none.
     """
@@ -104,7 +104,7 @@ class Suffix(SequenceDrafter[SuffixState]):
 
     @property
     def _counted(self) -> int:
-        """Tokens of the longest n-grams whose counts matter: a match and what is drafted after it."""
+        """Tokens of the longest n-grams whose counts matter: a match and the draft after it."""
         return self.max_ngram + self.num_speculative_tokens
 
     def prepare(self, target: TargetModel) -> SuffixMemory:
@@ -142,11 +142,11 @@ class Suffix(SequenceDrafter[SuffixState]):
         state.memory.add(sequence.tokens[max(0, sequence.prompt_length - _LEAD) :])
 
     def _contexts(self, state: SuffixState) -> list[Context]:
-        """Where the text's end occurred before, the longest matches first."""
+        """Earlier occurrences of the text's end, the longest matches first."""
         text = state.text
         found = _chain(text, *text.shorter(text.last), self.max_ngram)
         tokens = state.sequence.tokens
-        # A block that is new, or was dropped, comes and goes with its cursor.
+        # One cursor per block: a new block gets one, a dropped block's goes.
         state.cursors = {b: state.cursors.get(b) or Cursor(b, self.max_ngram) for b in state.memory.blocks}
         for cursor in state.cursors.values():
             cursor.update(tokens, len(tokens) - state.read)
@@ -155,12 +155,15 @@ class Suffix(SequenceDrafter[SuffixState]):
         return nlargest(_CONTEXTS, found, key=lambda context: context.length)
 
     def _guess(self, guesses: list[Guess], contexts: Seq[Context], parent: int, chance: float) -> None:
-        """Put the children of a node among the guesses. ``chance``: that the node itself is accepted.
+        """Put the children of a node among the guesses.
 
-        In turn, the longest first, each context stakes a share of what is left of the chance on what
-        followed it, in proportion to how often it did.
+        Each context in turn, the longest first, stakes a share of the remaining chance on the tokens that
+        followed it, in proportion to their counts.
+
+        Args:
+            chance: the estimated probability that the node itself is accepted.
         """
-        said: dict[int, float] = {}
+        support: dict[int, float] = {}
         for context in contexts:
             if chance < self.min_confidence:
                 break
@@ -171,15 +174,15 @@ class Suffix(SequenceDrafter[SuffixState]):
             stake = chance * _trust(context.length)
             chance -= stake
             for token, count in counts.items():
-                said[token] = said.get(token, 0.0) + stake * count / total
-        likely = nlargest(self.branches, said.items(), key=lambda item: (item[1], -item[0]))
+                support[token] = support.get(token, 0.0) + stake * count / total
+        likely = nlargest(self.branches, support.items(), key=lambda item: (item[1], -item[0]))
         for place, (token, estimate) in enumerate(likely):
             if estimate >= self.min_confidence and token >= 0:
                 heappush(guesses, (-estimate, parent, place, token, _after(contexts, token)))
 
 
 def _chain(automaton: SuffixAutomaton, state: int, length: int, longest: int) -> list[Context]:
-    """A match that is not longer than ``longest``, and the shorter ones that occur more often."""
+    """A match of at most ``longest`` tokens, and the shorter ones that occur more often."""
     length = min(length, longest)
     state = automaton.find(state, length)
     found: list[Context] = []
@@ -190,9 +193,9 @@ def _chain(automaton: SuffixAutomaton, state: int, length: int, longest: int) ->
 
 
 def _after(contexts: Seq[Context], token: int) -> list[Context]:
-    """The contexts after one token more, each state once.
+    """The contexts after one more token, each state once.
 
-    One that the token does not follow, or that nothing follows then, is cut down until it goes on.
+    A context that the token does not follow, or after which nothing follows, is shortened until one does.
     """
     once: dict[tuple[SuffixAutomaton, int], Context] = {}
     for length, automaton, state in contexts:
@@ -205,5 +208,5 @@ def _after(contexts: Seq[Context], token: int) -> list[Context]:
 
 
 def _trust(length: int) -> float:
-    """How much of the chance a match of this length deserves; as measured for prompt lookup."""
+    """The share of the chance that a match of this length gets; as measured for prompt lookup."""
     return length / (length + 2)

@@ -1,7 +1,7 @@
 """A suffix automaton over tokens, built token by token, that counts how often each n-gram occurred.
 
 Blumer, Blumer, Haussler, Ehrenfeucht, Chen, Seiferas 1985, The smallest automaton recognizing the subwords
-of a text (Theoretical Computer Science 40). A state stands for all n-grams that end at the same places of
+of a text (Theoretical Computer Science 40). A state represents all n-grams that end at the same places of
 the text; its link leads to the state of their longest common suffix that ends at more places.
 """
 
@@ -13,12 +13,12 @@ ROOT = 0
 
 
 class SuffixAutomaton:
-    """The n-grams of a growing text. Taking in a token is amortised constant time in the text's length.
+    """The n-grams of a growing text. Adding a token is amortised constant time in the text's length.
 
-    Nothing can be taken out: one state serves every place where its n-grams occur. To forget, drop the whole.
+    Nothing can be removed: one state serves every place where its n-grams occur. To forget, drop it all.
 
     Counting an occurrence means a walk over the states of the text's suffixes. In a text that repeats
-    itself they are as many as the repetitions, so only those of up to ``counted`` tokens are walked over.
+    itself there are as many as repetitions, so only those of up to ``counted`` tokens are walked over.
 
     Args:
         counted: the longest n-grams, in tokens, whose counts are exact; at least 1.
@@ -47,7 +47,7 @@ class SuffixAutomaton:
             self.append(token)
 
     def append(self, token: int) -> None:
-        """Take in one token."""
+        """Add one token."""
         before, self.last = self.last, self._add({}, -1, self._length[self.last] + 1, 0)
         state = before
         while state >= 0 and token not in self._next[state]:
@@ -78,7 +78,7 @@ class SuffixAutomaton:
         return part
 
     def _count_suffixes(self, token: int) -> None:
-        """One occurrence more of every suffix of the text, of those that are not too long."""
+        """Count one more occurrence of every suffix of the text of at most ``counted`` tokens."""
         length = min(self.size, self._counted)
         state = self._next[self.find(self._suffix, length)][token]
         self._suffix = self.find(state, min(length + 1, self._counted))
@@ -126,11 +126,11 @@ class SuffixAutomaton:
         return link, self._length[link]
 
     def followers(self, state: int) -> dict[int, int]:
-        """How often each token follows a state's n-grams."""
+        """The number of times that each token follows a state's n-grams."""
         return {token: self._count[below] for token, below in self._next[state].items()}
 
     def count(self, state: int) -> int:
-        """How often a state's n-grams occur, those of at most ``counted`` tokens."""
+        """The number of occurrences of a state's n-grams of at most ``counted`` tokens."""
         return self._count[state]
 
     def after(self, state: int, token: int) -> int:

@@ -11,11 +11,11 @@ BEGIN = -1  # before each text; it is no token, so no n-gram of tokens reaches f
 
 
 class SuffixMemory:
-    """The latest texts, at most so many tokens of them.
+    """The latest texts, up to a number of tokens.
 
     An automaton cannot forget, so there are several, each of an eighth of the tokens. Texts go into the
-    newest; when it is full, a new one is begun and the oldest dropped whole. One automaton for each text
-    would forget more exactly, but a look-up would have to go through all of them.
+    newest; when it is full, a new one is begun and the oldest dropped whole. One automaton per text would
+    forget more exactly, but a look-up would have to go through all of them.
 
     Args:
         tokens: kept at most, over all texts; about 500 bytes each. 0 keeps nothing.

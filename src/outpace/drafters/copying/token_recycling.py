@@ -1,13 +1,13 @@
 """Token Recycling (Luo et al. 2024, arXiv 2408.08696).
 
-Of each row of logits only the best token is used, and the rest of it is thrown away. Here the most probable
-tokens of each row, also of those that were rejected, go into an adjacency matrix: token -> what the target
-last said may follow it (section 3.1). A draft follows them breadth first from the root over a fixed tree
-(section 3.2). Costs no model, no training and no text to look up in: a few million numbers.
+Decoding uses only the best token of each row of logits. Here the most probable tokens of each row, those of
+rejected nodes too, go into an adjacency matrix: token -> candidates that the target last predicted after it
+(section 3.1). A draft follows them breadth first from the root over a fixed tree (section 3.2). This needs no
+model, no training and no text to look up: only a few million numbers.
 
 What differs from the paper: its tree of 80 nodes was tuned by hand, ours follows from the chance that the
 target's token is the candidate of a rank, and is the best one for any number of nodes, the best first; where
-a token stands in several rows of a step, the accepted one is believed; nothing is drafted after a token that
+a token is in several rows of a step, the accepted one counts; nothing is drafted after a token that
 ends the text. The prompt's rows teach nothing: the engine computes no logits for them.
 """
 
@@ -34,7 +34,7 @@ Indices = NDArray[np.int64]
 
 @dataclass
 class TokenRecyclingState:
-    """A sequence, and what it has learnt, alone or with others.
+    """A sequence, and the matrix it has learnt, alone or with others.
 
     ``follow[token]`` are the candidates after a token, the most probable first, shape [vocabulary + 1,
     top_k]. Where none are known, and in the last row, they are ``vocabulary``, which is no token: what
@@ -47,13 +47,13 @@ class TokenRecyclingState:
 
 @dataclass(frozen=True)
 class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
-    """Token Recycling: drafts what the target thought likely before, from a matrix of candidates by token.
+    """Token Recycling: drafts tokens that the target found likely before, from a matrix of candidates.
 
     Attributes:
         max_nodes: tokens in the tree, at least 1.
-        top_k: candidates kept for each token, at least 1.
-        share: learn from all sequences of an engine together; otherwise each starts knowing nothing. (Under
-            ``rejection`` the tokens of a seed depend on the drafts, so, shared, on the requests before.)
+        top_k: candidates kept per token, at least 1.
+        share: learn from all sequences of an engine together; otherwise each starts empty. (Under
+            ``rejection`` the tokens of a seed depend on the drafts, so, if shared, on earlier requests.)
     """
 
     max_nodes: int = 80
@@ -79,7 +79,7 @@ class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
         return np.full((size + 1, min(self.top_k, size)), size, dtype=np.int32)
 
     def start(self, sequence: Sequence, shared: Any) -> TokenRecyclingState:
-        # What prepare made stays empty where sequences learn apart.
+        # The matrix that ``prepare`` made stays empty if sequences learn separately.
         return TokenRecyclingState(sequence, shared if self.share else shared.copy())
 
     def draft(self, state: TokenRecyclingState) -> Draft:
@@ -87,22 +87,24 @@ class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
         unknown, top_k = len(follow) - 1, follow.shape[1]
         budget = self.max_nodes if sequence.budget is None else min(self.max_nodes, sequence.budget)
         tree = template(budget, top_k)
-        said = np.empty(budget + 1, dtype=np.int32)  # the root's token is the last, so that index -1 finds it
-        said[-1] = sequence.tokens[-1]
+        drafted = np.empty(
+            budget + 1, dtype=np.int32
+        )  # the root's token is the last, so that index -1 finds it
+        drafted[-1] = sequence.tokens[-1]
         for layer, above, ranks in tree.layers:
-            said[layer] = follow[said[above], ranks]
-        tokens = said[:-1].tolist()
+            drafted[layer] = follow[drafted[above], ranks]
+        tokens = drafted[:-1].tolist()
         if unknown in tokens or not sequence.stop_tokens.isdisjoint(tokens):
             return _prune(tokens, tree.parents, sequence.stop_tokens.union([unknown]), unknown)
         return Draft(tokens, tree.parents)
 
     def revise(self, state: TokenRecyclingState, unchanged: int) -> bool:
-        return True  # what may follow a token is known whatever comes before it
+        return True  # the candidates after a token do not depend on the text before it
 
     def learn(self, state: TokenRecyclingState, step: Step) -> None:
         follow = state.follow
         root = state.sequence.tokens[-len(step.tokens) - 1]
-        # The later of two nodes with one token counts: that of the accepted path, which the target stands by.
+        # Of two nodes with the same token the later entry counts: the one on the accepted path, if any.
         nodes = {token: node for node, token in enumerate(step.draft.tokens)}
         nodes |= {root: -1} | {step.draft.tokens[node]: node for node in step.path}
         best = step.logits.gather(list(nodes.values())).topk(follow.shape[1], dim=-1).indices
@@ -110,7 +112,7 @@ class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
 
 
 def _prune(tokens: Seq[int], parents: Seq[int], last: frozenset[int], unknown: int) -> Draft:
-    """The draft without nodes whose token is unknown, and without what hangs under a token among ``last``."""
+    """The draft without nodes whose token is unknown, and without those under a token among ``last``."""
     place = {-1: -1}
     kept: list[int] = []
     above: list[int] = []
@@ -125,11 +127,11 @@ def _prune(tokens: Seq[int], parents: Seq[int], last: frozenset[int], unknown: i
 
 @dataclass(frozen=True)
 class Template:
-    """The shape of a tree whose first nodes are the best tree of so many.
+    """The shape of a tree whose first n nodes are the best tree of n nodes, for every n.
 
     Attributes:
         parents: of each node, as in a draft.
-        layers: for each depth its nodes, their parents, and which candidate of its parent each is.
+        layers: for each depth its nodes, their parents, and the rank of each among its parent's candidates.
     """
 
     parents: tuple[int, ...]
@@ -164,5 +166,5 @@ def template(nodes: int, top_k: int) -> Template:
 
 
 def chance(rank: int) -> float:
-    """That the target's token is the candidate of this rank, where its parent was accepted."""
+    """The probability that the target's token is the candidate of this rank, given an accepted parent."""
     return 0.45 * math.pow(rank + 1, -1.4)

@@ -1,11 +1,11 @@
 """Lookahead decoding (Fu, Bailis, Stoica, Zhang 2024, arXiv 2402.02057).
 
-A window of W columns and N - 1 levels holds guesses of what comes: cell (l, i) is a token l + i places
-after the root, which is cell (0, 0). Cell (0, i) hangs under (0, i - 1), cell (l, i) under (l - 1, i), so
-the window is a tree, and the paper's attention pattern is that tree's ancestor mask. Each step the target
-says what follows the top cell of each column (a parallel Jacobi iteration); a column and that token are
-an n-gram of N tokens, which goes into a pool. Pooled n-grams that begin with the root are guesses,
-verified in the same forward.
+A window of levels 0 to N - 2 and columns 0 to W - 1 holds guesses of the tokens to come: the cell of level l
+and column i, (l, i), is a token l + i places after the root, which is cell (0, 0). Cell (0, i) hangs under
+(0, i - 1), cell (l, i) under (l - 1, i), so the window is a tree, and the paper's attention pattern is that
+tree's ancestor mask. In each step the target predicts the token after the top cell of each column (a parallel
+Jacobi iteration); a column and that token are an n-gram of N tokens, which goes into a pool. Pooled n-grams
+that begin with the root are guesses, verified in the same forward.
 
 What differs from the paper's implementation: window and guesses are merged in one trie, so a window cell
 that turns out right is accepted too, and equal beginnings are computed once.
@@ -29,8 +29,8 @@ from outpace.tree import Trie
 class LookaheadState:
     """A sequence's window and pool.
 
-    ``levels[l][i]`` is the token of cell (l, i); ``nodes[l][i]`` the node that stands for it in the draft to
-    be learnt from, whose first ``cells`` nodes are the window's. There are none where nothing was drafted.
+    ``levels[l][i]`` is the token of cell (l, i); ``nodes[l][i]`` is its node in the last draft, whose first
+    ``cells`` nodes are the window's; ``nodes`` is empty if nothing was drafted.
     """
 
     sequence: Sequence
@@ -48,11 +48,11 @@ class Lookahead(SequenceDrafter[LookaheadState]):
     Attributes:
         window: W, columns of the window; 0 keeps only the pool.
         ngram: N, length of the n-grams, at least 2.
-        guesses: G, n-grams kept for each first token and verified in one step; 0 verifies the window alone.
+        guesses: G, n-grams kept per first token and verified in one step; 0 verifies the window alone.
         pool_from_prompt: fill the pool from the prompt.
         pool_from_output: fill the pool from accepted text.
-        refill: a cell gets the target's keyed draw, or its argmax. (The same where decoding is greedy.)
-        seed: of the tokens that fill the window before a forward has.
+        refill: whether a cell gets the target's keyed draw, or its argmax. (The same if decoding is greedy.)
+        seed: seed of the tokens that fill cells which no forward has computed.
     """
 
     window: int = 7
@@ -84,14 +84,14 @@ class Lookahead(SequenceDrafter[LookaheadState]):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The whole window, since a column that is cut teaches nothing, and 0, 1, ... or all guesses."""
+        """Nodes of the whole window, since a cut column yields no n-gram, and of 0, 1, ... G guesses."""
         length = self.ngram - 1
         cells = self.window * length - 1 if self.window else 0
         return tuple(w for g in range(self.guesses + 1) if (w := cells + g * length)) or (1,)
 
     @property
     def ramp(self) -> int:
-        """So many steps fill the levels, and as many the pool with what came of them."""
+        """N - 1 steps fill the levels, and as many again fill the pool with n-grams from full columns."""
         return 2 * (self.ngram - 1) if self.window else 1
 
     def start(self, sequence: Sequence, shared: Any) -> LookaheadState:
@@ -120,18 +120,25 @@ class Lookahead(SequenceDrafter[LookaheadState]):
         if state.nodes:
             self._roll(state, step)
         else:
-            state.levels = []  # made anew when a draft is wanted: many steps may go without one
+            state.levels = []  # made again when a draft is wanted: many steps may go without one
         state.nodes = []
 
     def _restart(self, state: LookaheadState) -> None:
-        """One level to begin with, wide enough to lose a column in each step until all levels are there."""
+        """Begin with level 0 alone, wide enough to lose a column per step until all levels are there.
+
+        With k levels the window has W + N - 1 - k columns: W + N - 2 at first, W once it has N - 1 levels.
+        """
         state.levels = [[state.sequence.tokens[-1]]]
         self._widen(state, self.window + self.ngram - 2)
 
     def _roll(self, state: LookaheadState, step: Step) -> None:
-        """Ask the target what follows the top cells, pool the columns, move the window to the new root."""
-        # A draft that was trimmed has lost its deepest cells, those of the last columns, or others too where
-        # it is one of several. The columns before the first that is lost are as they were.
+        """Add the target's predictions after the top cells as a level, pool the columns, move the window.
+
+        A window of k levels gets level k; a full one, of N - 1 levels, then loses level 0. Cell (0, 0)
+        becomes the new root.
+        """
+        # A trimmed draft has lost its deepest cells, those of the last columns; as part of a combined draft
+        # it may have lost others too. Columns 0 to len(top) - 1, before the first loss, are whole.
         place = {old: new for new, old in enumerate(step.kept)} | {-1: -1}
         top = [place[node] for node in takewhile(place.__contains__, state.nodes[-1])]
         new = step.refill(top, argmax=self.refill == "argmax")
@@ -143,14 +150,15 @@ class Lookahead(SequenceDrafter[LookaheadState]):
             for column in zip(*levels, strict=False):
                 state.pool.add(column[0], column[1:])
             levels = levels[1:]
-        # Cell (l, i) is l + i places after the root. The root moves on by the tokens emitted; one level
-        # dropped is one place, the rest are columns.
+        # Cell (l, i) is l + i places after the root, and the root moves on by m = len(step.tokens) places.
+        # If level 0 was dropped (a full window), old cell (l, i) is new cell (l - 1, i - (m - 1)); otherwise
+        # it is new cell (l, i - m). So the first `moved` columns go.
         moved = len(step.tokens) - full
         state.levels = [level[moved:] for level in levels]
         self._widen(state, self.window + self.ngram - 1 - len(levels))
 
     def _widen(self, state: LookaheadState, columns: int) -> None:
-        """Give every level this many columns, and put the root in cell (0, 0)."""
+        """Make every level ``columns`` wide, and put the root in cell (0, 0)."""
         for level in state.levels:
             level.extend(state.filler() for _ in range(columns - len(level)))
             del level[columns:]
@@ -158,7 +166,11 @@ class Lookahead(SequenceDrafter[LookaheadState]):
 
 
 def _plant(levels: Seq[Seq[int]], trie: Trie) -> list[list[int]]:
-    """Put the window into a trie; the node of each cell. The root's is -1."""
+    """Put the window into a trie.
+
+    Returns:
+        ``nodes[l][i]``, the node of each cell (l, i); the root's, cell (0, 0), is -1.
+    """
     nodes = [[-1]]
     for token in levels[0][1:]:
         nodes[0].extend(trie.add([token], under=nodes[0][-1]))

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 
 
 class NgramPool:
-    """For each first token, at most ``capacity`` continuations of ``length`` tokens.
+    """At most ``capacity`` continuations of ``length`` tokens per first token.
 
     Args:
         length: tokens after the first one, n - 1 for n-grams.
-        capacity: continuations kept for each first token.
+        capacity: continuations kept per first token.
     """
 
     def __init__(self, length: int, capacity: int) -> None:
@@ -20,7 +20,7 @@ class NgramPool:
         self._entries: dict[int, dict[tuple[int, ...], None]] = {}
 
     def add(self, first: int, rest: Iterable[int]) -> None:
-        """Note an n-gram; one that is known becomes the most recent."""
+        """Add an n-gram; a known one becomes the most recent."""
         entry = self._entries.setdefault(first, {})
         ngram = tuple(rest)
         entry.pop(ngram, None)
@@ -29,7 +29,7 @@ class NgramPool:
             del entry[next(iter(entry))]
 
     def add_text(self, tokens: Sequence[int], start: int = 0) -> None:
-        """Note every n-gram of a text that begins at token ``start`` or later."""
+        """Add every n-gram of a text that begins at token ``start`` or later."""
         for place in range(max(start, 0), len(tokens) - self.length):
             self.add(tokens[place], tokens[place + 1 : place + 1 + self.length])
 
