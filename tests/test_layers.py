@@ -46,6 +46,7 @@ VERIFY_MAY_NOT_IMPORT = {"targets", "cache"}
 
 # Optional packages and the units that may import them at module level.
 OPTIONAL: dict[str, set[str]] = {
+    "jinja2": set(),
     "matplotlib": {"bench"},
     "fastapi": {"serve"},
     "accelerate": {"train"},

@@ -6,14 +6,12 @@ import base64
 import io
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from outpace.bench.lab.roof import Roof
 from outpace.bench.lab.scaling import Point, Scaling
 from outpace.bench.rows import Row
 from outpace.bench.runs import BASELINE
-from outpace.core import OutpaceError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,16 +24,6 @@ _LINES = ("-", "--", ":")
 _HATCHES = ("", "///", "...")
 _WIDTH, _HEIGHT = 5.8, 3.8  # inches: letters are as large beside the page's own
 _FLOPS = "FLOPs of a step, in those of a plain step"
-
-
-def check_installed() -> None:
-    """Refuse to plan a report that cannot be drawn.
-
-    Raises:
-        OutpaceError: matplotlib is not installed.
-    """
-    if find_spec("matplotlib") is None:
-        raise OutpaceError("--html draws with matplotlib: pip install 'outpace[bench]', or leave it out")
 
 
 def speed_by_category(rows: Seq[Row], suite: str) -> str:

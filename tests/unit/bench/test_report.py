@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from outpace.bench import plots
+from outpace.bench import html, plots
 from outpace.bench.comparison import as_json as comparison_json
 from outpace.bench.comparison import compare
 from outpace.bench.html import page
@@ -241,10 +241,10 @@ def test_the_page_shows_what_differs_and_what_peers_ran_on(record: Record) -> No
     assert as_json(record)["peers"] == record.peers
 
 
-def cells(html: str, method: str) -> list[dict[str, str]]:
+def cells(text: str, method: str) -> list[dict[str, str]]:
     """A method's cells of each table that has a row of it, by the heads of the columns."""
     found = []
-    for one in re.findall(r"<table>.*?</table>", html, re.DOTALL):
+    for one in re.findall(r"<table>.*?</table>", text, re.DOTALL):
         heads = re.findall(r'<th scope="col">(.*?)</th>', one)
         for line in re.findall(r"<tr>(.*?)</tr>", one):
             values = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line)
@@ -339,9 +339,12 @@ def test_what_is_drawn_depends_on_the_figures(record: Record) -> None:
     assert plots.time_by_width(roof) != plots.time_by_width(slower)
 
 
-def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, record: Record) -> None:
-    monkeypatch.setattr(plots, "find_spec", lambda name: None)
-    with pytest.raises(OutpaceError, match=r"outpace\[bench\]"):
+@pytest.mark.parametrize("missing", ["matplotlib", "jinja2"])
+def test_without_a_library_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, record: Record, missing: str
+) -> None:
+    monkeypatch.setattr(html, "find_spec", lambda name: None if name == missing else "found")
+    with pytest.raises(OutpaceError, match=rf"--html needs {missing}: .*outpace\[bench\]"):
         page(record)
 
 

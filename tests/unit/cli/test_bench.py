@@ -273,7 +273,7 @@ def test_mistakes(bench: Bench, options: list[str], message: str) -> None:
 
 
 def test_a_missing_extra_is_told_before_anything_runs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outpace.bench.plots.find_spec", lambda name: None)
+    monkeypatch.setattr("outpace.bench.html.find_spec", lambda name: None)
     refused(bench("--html", "report.html"), "pip install 'outpace[bench]'")
 
 
@@ -301,7 +301,7 @@ def test_a_report_that_fails_costs_no_results(bench: Bench, monkeypatch: pytest.
     def fail(found: Any) -> str:
         raise OutpaceError("it cannot be drawn")
 
-    monkeypatch.setattr("outpace.bench.plots.find_spec", lambda name: True)
+    monkeypatch.setattr("outpace.bench.html.find_spec", lambda name: True)
     monkeypatch.setattr("outpace.bench.html.page", fail)
     quick = ("--drafters", "none", "--peers", "none", "--limit", 1, "--html", "a.html")
     for where in ("a.json", "-"):
