@@ -30,6 +30,7 @@ LAYERS: list[set[str]] = [
     {"loading"},
     {"hf", "bench", "train", "ralm", "testing"},
     {"serve"},
+    {"console"},
     {"cli"},
     {"__main__"},
 ]

@@ -1,7 +1,8 @@
-"""Keys and values of many sequences, in preallocated slots, with one undo verb: ``keep``.
+"""The cache protocol, and the tensor cache: keys and values of many sequences, with one undo verb, ``keep``.
 
-Rows of all layers that have one shape, dtype and device share one buffer, so that compacting accepted rows
-is one copy, not one per layer. Knows neither a model nor transformers; ``targets/causal.py`` adapts it.
+``Cache`` is what an engine and its drafters use: slots, and how many rows of each are committed. Where the
+rows are, and what they look like, is between a target and its cache. ``KVCache`` keeps tensors; it knows
+neither a model nor transformers (``targets/causal.py`` adapts it).
 
 Rows that are not finite. Attention multiplies a masked row's value by 0, and 0 x NaN is NaN, so a row that
 a mask hides must still be finite. Buffers begin as zeros, padded rows go to a scratch row outside every view,
@@ -13,15 +14,164 @@ that overflows can spoil its sequence, where plain decoding would not have met i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from outpace.core import OutpaceError
+
+_LEAST_ROOM = 256  # rows of the smallest length class
+_TOGETHER = 16  # keys and values of layers in one buffer: one copy moves all, one at a time is made anew
+
+
+class CacheFull(OutpaceError):
+    """A cache has no room for a slot, or for more rows of one; nothing has changed."""
+
+
+class Slot:
+    """A sequence's rows in a cache.
+
+    Attributes:
+        number: the same for as long as the slot is in use, whatever moves inside the cache.
+    """
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __repr__(self) -> str:
+        return f"Slot({self.number})"
+
+
+class Cache(ABC):
+    """Committed rows of many sequences.
+
+    A target's forward adds rows behind a slot's committed ones; ``keep`` closes the forward and commits some.
+
+    Attributes:
+        static: fixed shapes; the cache does not grow.
+        copies_rows: whether ``read_rows`` and ``write_rows`` work.
+        max_slots: sequences that it can hold at once; None for no limit.
+        max_length: rows that one slot can have; None for no limit.
+        capacity: rows in all that may be reserved; None for no limit.
+    """
+
+    static: bool = False
+    copies_rows: bool = False
+    max_slots: int | None = None
+    max_length: int | None = None
+    capacity: int | None = None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Slots in use."""
+
+    @property
+    @abstractmethod
+    def reserved(self) -> int:
+        """Rows reserved now."""
+
+    @property
+    @abstractmethod
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+
+    @property
+    @abstractmethod
+    def bytes(self) -> int:
+        """Memory held now."""
+
+    @abstractmethod
+    def cost(self, rows: int) -> int:
+        """Rows reserved at most for a slot with room for ``rows`` rows that shares nothing with others.
+
+        ``allocate(rows)`` succeeds while ``capacity - reserved`` is at least this.
+        """
+
+    @abstractmethod
+    def allocate(self, rows: int = 0) -> Slot:
+        """Take an empty slot into use, with room for at least ``rows`` rows (0: as the cache was made for).
+
+        Raises:
+            CacheFull: no slot is left, or too few rows.
+        """
+
+    @abstractmethod
+    def free(self, slot: Slot) -> None:
+        """Give a slot back.
+
+        Raises:
+            ValueError: it is not in use.
+        """
+
+    @abstractmethod
+    def length(self, slot: Slot) -> int:
+        """Committed rows."""
+
+    @abstractmethod
+    def room(self, slot: Slot) -> int:
+        """Rows that a slot has room for without moving, those committed included."""
+
+    @abstractmethod
+    def reserve(self, slot: Slot, rows: int) -> None:
+        """Make room for at least ``rows`` rows, those committed included.
+
+        Raises:
+            CacheFull: too few rows are left.
+        """
+
+    @abstractmethod
+    def keep(self, paths: Mapping[Slot, Sequence[int]]) -> None:
+        """Close the forward: of the rows a slot fed (0 .. width - 1) commit its path's, in ascending order.
+
+        The first row of a path is normally 0, the root. A slot without a path keeps none of the rows it fed.
+        """
+
+    @abstractmethod
+    def truncate(self, slot: Slot, length: int, path: Sequence[int] = ()) -> None:
+        """Forget a slot's rows from ``length`` on, except those of a path, which move up in its order.
+
+        Args:
+            path: rows to keep, counted from row ``length``, in ascending order.
+
+        Raises:
+            ValueError: the slot has fewer rows.
+        """
+
+    @abstractmethod
+    def provisional(self, ahead: Mapping[Slot, int] | None = None) -> AbstractContextManager[None]:
+        """Commit rows that are given up at the end: a draft that is made behind the committed rows.
+
+        No slot may be taken or given back meanwhile. Rows given up are zeroed, unless ``ahead`` is given.
+
+        Args:
+            ahead: slot -> rows behind its committed ones that are there already, and count from the start.
+                At the end rows then stay where they are, until they are written over.
+        """
+
+    def read_rows(self, slot: Slot, start: int, stop: int) -> Any:
+        """A copy of a slot's committed rows ``start`` .. ``stop - 1``, for ``write_rows``.
+
+        Raises:
+            OutpaceError: this cache does not copy rows.
+        """
+        raise OutpaceError(f"a {type(self).__name__} does not copy rows (copies_rows is False)")
+
+    def write_rows(self, slot: Slot, block: Any) -> None:
+        """Append rows that ``read_rows`` copied, as committed ones.
+
+        Raises:
+            CacheFull: too few rows are left. OutpaceError: this cache does not copy rows.
+        """
+        raise OutpaceError(f"a {type(self).__name__} does not copy rows (copies_rows is False)")
 
 
 @dataclass(frozen=True)
@@ -42,313 +192,492 @@ class LayerShape:
     values: RowShape
 
 
-class Slot:
-    """A sequence's place in a cache. The cache moves slots to keep those in use in front."""
+class _Part(NamedTuple):
+    """Rows of one shape that share a buffer: which layers', keys (0) or values (1)."""
 
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        self.index = index
+    shape: RowShape
+    members: list[tuple[int, int]]
 
 
-class KVCache:
-    """Slots 0..B-1 are in use; slot b holds ``lengths[b]`` committed rows.
+@dataclass(eq=False)
+class _Seat:
+    """Where the rows of a slot are.
 
-    A forward is opened by ``begin(widths, first)``: sequence ``first + i`` feeds ``widths[i]`` rows, which
-    ``append`` writes behind its committed rows, layer by layer, padded rows going to a scratch row that
-    nothing reads. ``keep`` closes it: of the rows just fed only a path stays.
+    Attributes:
+        need: rows it must have room for.
+        length: committed rows.
+        written: rows from here on are zero.
+    """
+
+    slot: Slot
+    lane: _Lane
+    place: int
+    need: int
+    length: int = 0
+    written: int = 0
+
+
+class _Lane:
+    """Slots with the same room, side by side: those at places 0 .. len(seats) - 1 are in use.
+
+    Attributes:
+        places: slots that there is room for.
+        room: rows of each.
+    """
+
+    def __init__(self, parts: list[_Part], places: int, room: int) -> None:
+        self.seats: list[_Seat] = []
+        self.places = places
+        self.room = room
+        self._parts = parts
+        self.buffers = [_zeros(part, places, room) for part in parts]
+
+    @property
+    def rows(self) -> int:
+        return self.places * self.room
+
+    def resize(self, places: int, room: int) -> None:
+        """Change the places, the room, or both. Beside the new rows only one old buffer is held at a time."""
+        if (places, room) == (self.places, self.room):
+            return
+        used, rows = len(self.seats), max((seat.written for seat in self.seats), default=0)
+        for index, part in enumerate(self._parts):
+            old = self.buffers[index]
+            self.buffers[index] = _zeros(part, places, room)
+            self.buffers[index][:, :used, :, :rows] = old[:, :used, :, :rows]
+        self.places, self.room = places, room
+
+    def enter(self, seat: _Seat) -> None:
+        """Seat a slot at the next place."""
+        seat.lane, seat.place = self, len(self.seats)
+        self.seats.append(seat)
+
+    def take_over(self, seat: _Seat) -> None:
+        """Move a slot from its lane to the next place of this one."""
+        old, place = seat.lane, seat.place
+        self.enter(seat)
+        self._copy(old, place, seat.place, seat.written)
+        old.leave(place, seat.written)
+
+    def leave(self, place: int, written: int) -> None:
+        """Free a place, of which so many rows were written; the last slot moves there."""
+        last = self.seats.pop()
+        self._clear(place, 0, written)
+        if place < len(self.seats):
+            self._copy(self, last.place, place, last.written)
+            self._clear(last.place, 0, last.written)
+            self.seats[place] = last
+            last.place = place
+
+    def _copy(self, source: _Lane, place: int, target: int, rows: int) -> None:
+        for old, new in zip(source.buffers, self.buffers, strict=True):
+            new[:, target, :, :rows] = old[:, place, :, :rows]
+
+    def _clear(self, place: int, start: int, end: int) -> None:
+        if end > start:
+            for buffer in self.buffers:
+                buffer[:, place, :, start:end] = 0
+
+    def clear(self, seat: _Seat, start: int) -> None:
+        """Zero what was written for a slot from row ``start`` on."""
+        self._clear(seat.place, start, seat.written)
+        seat.written = min(seat.written, start)
+
+    def move(self, places: list[int], sources: list[int], targets: list[int]) -> None:
+        """Copy rows within their slots. All are read before any is written."""
+        devices = {part.shape.device for part in self._parts}
+        indices = {device: torch.tensor([places, sources, targets], device=device) for device in devices}
+        for part, buffer in zip(self._parts, self.buffers, strict=True):
+            place, source, target = indices[part.shape.device].unbind()
+            buffer[:, place, :, target] = buffer[:, place, :, source]
+
+    def by_layer(self, places: slice, rows: slice) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer, parts of its [places, heads, room + 1, size]: views."""
+        views: dict[tuple[int, int], Tensor] = {}
+        for part, buffer in zip(self._parts, self.buffers, strict=True):
+            # One slice and one unbind for all layers: a slice for each would cost more than the write.
+            views.update(zip(part.members, buffer[:, places, :, rows].unbind(), strict=True))
+        return [(views[layer, 0], views[layer, 1]) for layer in range(len(views) // 2)]
+
+
+def _zeros(part: _Part, places: int, room: int) -> Tensor:
+    # Outside inference mode, so that it can be written under either grad mode. The last row is scratch.
+    with torch.inference_mode(False):
+        size = (len(part.members), places, part.shape.heads, room + 1, part.shape.size)
+        return torch.zeros(size, dtype=part.shape.dtype, device=part.shape.device)
+
+
+def _parts(layers: Sequence[LayerShape]) -> list[_Part]:
+    """The kinds of rows by shape, at most ``_TOGETHER`` in one buffer."""
+    groups: dict[RowShape, list[tuple[int, int]]] = {}
+    for layer, shape in enumerate(layers):
+        groups.setdefault(shape.keys, []).append((layer, 0))
+        groups.setdefault(shape.values, []).append((layer, 1))
+    return [
+        _Part(shape, group[first : first + _TOGETHER])
+        for shape, group in groups.items()
+        for first in range(0, len(group), _TOGETHER)
+    ]
+
+
+class KVCache(Cache):
+    """Keys and values as tensors: a layer's rows of a forward are written in place and read as views.
+
+    Slots lie in lanes by length class (powers of two from 256 rows). A forward over slots of several lanes
+    runs the model once per lane, so short sequences neither hold nor attend over the rows of a long one. A
+    lane may be up to ``spread`` times as wide as its least demanding slot needs: one forward over some
+    columns more is cheaper than two (docs/adr/0012). A slot that outgrows that moves alone.
+
+    Memory. ``reserved`` never exceeds ``capacity``. A slot that moves holds its old and its new rows. A lane
+    that is widened, or gets places (it doubles them, as far as the capacity allows), is copied one buffer of
+    8 layers at a time: beside the rows reserved, memory then holds the old rows of 8 layers of that lane.
+    Lanes shrink when three quarters of their places are free and go with their last slot; with no slot in use
+    the cache holds what it was made with.
+
+    A forward is opened by ``begin(widths)``, which gives one ``Window`` per lane. ``keep`` closes it.
 
     Args:
         layers: shape of each layer's rows.
-        slots: sequences to make room for.
-        length: rows to make room for in each slot, those of a draft included. Both grow by doubling, unless
-            static.
-        static: fixed shapes, for compiled steps and CUDA graphs: a forward covers every slot and every row,
-            whatever is in use, and outgrowing the cache is an error.
+        slots: sequences to make room for at once.
+        length: rows to make room for in each of these slots, those of a draft included.
+        static: fixed shapes, for compiled steps and CUDA graphs: one lane, of which a forward covers every
+            slot and every row, whatever is in use; outgrowing it is an error.
+        capacity: rows that may be reserved in all; None for no limit.
+        spread: 1 keeps slots strictly by class; ``math.inf`` keeps all slots in one lane.
 
     Raises:
-        OutpaceError: a static cache has no room left.
+        OutpaceError: the capacity is less than ``slots * length``.
     """
 
+    copies_rows = True
+
     def __init__(
-        self, layers: Sequence[LayerShape], slots: int = 1, length: int = 256, static: bool = False
+        self,
+        layers: Sequence[LayerShape],
+        slots: int = 1,
+        length: int = 256,
+        static: bool = False,
+        capacity: int | None = None,
+        spread: float = 4,
     ) -> None:
         self.layers = list(layers)
+        self._first = (max(slots, 1), max(length, 1))  # places and room of the lane it begins with
         self.static = static
-        self.lengths: list[int] = []
-        self._slots: list[Slot] = []
-        self._groups: dict[RowShape, list[tuple[int, int]]] = {}
-        for layer, shape in enumerate(self.layers):
-            self._groups.setdefault(shape.keys, []).append((layer, 0))
-            self._groups.setdefault(shape.values, []).append((layer, 1))
-        self._capacity = (max(slots, 1), max(length, 1))
-        self._buffers = {shape: self._zeros(shape, *self._capacity) for shape in self._groups}
-        self._written = [0] * self.slots  # rows from here on are zero
-        self._window: Window | None = None
-        self._targets: list[tuple[Tensor, Tensor]] = []
-        self._views: list[tuple[Tensor, Tensor]] = []
+        if static:
+            self.max_slots, self.max_length = self._first
+        self.capacity = capacity
+        self.spread = spread
+        if capacity is not None and math.prod(self._first) > capacity:
+            raise OutpaceError(
+                f"{slots} slots of {length} rows are more than the capacity of {capacity} rows; make "
+                "the cache with fewer slots, less length or more capacity"
+            )
+        self._layout = _parts(self.layers)
+        self._lanes = [_Lane(self._layout, *self._first)]
+        self._seats: dict[Slot, _Seat] = {}
+        self._windows: list[Window] | None = None  # of the open forward
+        self._open: dict[Slot, int] = {}  # rows that each slot fed to it
 
-    def _zeros(self, shape: RowShape, slots: int, length: int) -> Tensor:
-        # Outside inference mode, so that it can be written under either grad mode. The last row is scratch.
-        with torch.inference_mode(False):
-            size = (len(self._groups[shape]), slots, shape.heads, length + 1, shape.size)
-            return torch.zeros(size, dtype=shape.dtype, device=shape.device)
-
-    def _by_layer(self, *where: slice) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of each layer, a part of its [slots, heads, length + 1, size]: views."""
-        views: dict[tuple[int, int], Tensor] = {}
-        for shape, members in self._groups.items():
-            # One slice and one unbind for all layers: a slice for each would cost more than the write.
-            views.update(zip(members, self._buffers[shape][(slice(None), *where)].unbind(), strict=True))
-        return [(views[layer, 0], views[layer, 1]) for layer in range(len(self.layers))]
+    # -- memory ------------------------------------------------------------------------------------------
 
     @property
-    def slots(self) -> int:
-        return self._capacity[0]
+    def reserved(self) -> int:
+        return sum(lane.rows for lane in self._lanes)
 
     @property
-    def length(self) -> int:
-        """Rows a slot has room for."""
-        return self._capacity[1]
+    def row_bytes(self) -> int:
+        kinds = [kind for layer in self.layers for kind in (layer.keys, layer.values)]
+        return sum(kind.heads * kind.size * kind.dtype.itemsize for kind in kinds)
+
+    @property
+    def bytes(self) -> int:
+        return sum(buffer.nbytes for lane in self._lanes for buffer in lane.buffers)
+
+    def cost(self, rows: int) -> int:
+        if self.static:
+            return self._first[1]
+        room = max(_LEAST_ROOM, 1 << max(rows - 1, 0).bit_length())
+        return room if self.capacity is None else max(min(room, self.capacity), rows)
+
+    def _lane_for(self, need: int, own: _Seat | None = None) -> _Lane | None:
+        """A lane with room for ``need`` rows, and for a slot besides those in it; None where there is none.
+
+        Args:
+            own: the seat that needs the room: in its own lane it needs no other place.
+        """
+        if self.static:
+            lane = self._lanes[0]
+            return lane if need <= lane.room and (own or len(lane.seats) < lane.places) else None
+        room = self.cost(need)
+        options: list[tuple[int, int, _Lane]] = []
+        for lane in self._lanes:
+            others = [seat.need for seat in lane.seats if seat is not own]
+            wide = lane.room if need <= lane.room else room
+            if wide > self.spread * self.cost(min([need, *others])):
+                if others:
+                    continue
+                wide = room
+            options.append((wide, len(others) + 1, lane))
+        # The least wide first; of these one that need not be widened.
+        options.sort(key=lambda option: (option[0], option[0] != option[2].room))
+        # A new lane of the class; or, where little is left, of just what is needed.
+        options += [(wide, 1, _Lane(self._layout, 0, 0)) for wide in (room, need)]
+        for wide, count, lane in options:
+            for places in (lane.places if count <= lane.places else max(count, 2 * lane.places), count):
+                if self.capacity is None or self.reserved - lane.rows + places * wide <= self.capacity:
+                    lane.resize(places, wide)
+                    if lane not in self._lanes:
+                        self._lanes.append(lane)
+                    return lane
+        return None
+
+    def _make_room(self, need: int, own: _Seat | None = None) -> _Lane:
+        lane = self._lane_for(need, own)
+        if lane is None and not self.static:
+            for some in list(self._lanes):  # free places make room for what is needed
+                self._shrink(some, len(some.seats))
+            lane = self._lane_for(need, own)
+        if lane is None and self.static:
+            raise CacheFull(
+                f"the static cache holds {self.max_slots} sequences of {self.max_length} rows; make it with "
+                f"slots >= {len(self) + (own is None)} and length >= {max(need, self._first[1])}"
+            )
+        if lane is None:
+            raise CacheFull(
+                f"{need} rows for a sequence do not fit: {self.reserved} of {self.capacity} rows are reserved"
+                "; wait for others to end, or make the cache with more capacity"
+            )
+        return lane
+
+    def _shrink(self, lane: _Lane, places: int) -> None:
+        if places:
+            lane.resize(places, lane.room)
+        else:
+            self._lanes.remove(lane)
+
+    def _left(self, lane: _Lane) -> None:
+        """Give memory back after a slot has left a lane."""
+        if self.static:
+            return
+        if not self._seats:
+            first = self._lanes[0]
+            if len(self._lanes) > 1 or (first.places, first.room) != self._first:
+                self._lanes = []  # before the new one is made
+                self._lanes = [_Lane(self._layout, *self._first)]
+        elif not lane.seats:
+            self._shrink(lane, 0)
+        elif lane.places > self._first[0] and len(lane.seats) * 4 <= lane.places:
+            self._shrink(lane, 2 * len(lane.seats))
+
+    # -- slots -------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Slots in use."""
-        return len(self._slots)
+        return len(self._seats)
 
-    def slot(self, index: int) -> Slot:
-        """The slot in use at an index."""
-        return self._slots[index]
+    def _seat(self, slot: Slot) -> _Seat:
+        if slot not in self._seats:
+            raise ValueError("this slot is not in use")
+        return self._seats[slot]
 
-    def allocate(self) -> Slot:
-        """Take the next slot into use, empty."""
-        slot = Slot(len(self._slots))
-        if slot.index >= self.slots:
-            self._grow(slots=slot.index + 1)
-        self._slots.append(slot)
-        self.lengths.append(0)
+    def allocate(self, rows: int = 0) -> Slot:
+        need = rows or self._first[1]
+        lane = self._make_room(need)
+        used = {slot.number for slot in self._seats}
+        slot = Slot(next(number for number in itertools.count() if number not in used))
+        seat = self._seats[slot] = _Seat(slot, lane, 0, need)
+        lane.enter(seat)
         return slot
 
     def free(self, slot: Slot) -> None:
-        """Give a slot back; the last one in use moves into the gap."""
-        if not (slot.index < len(self) and self._slots[slot.index] is slot):
-            raise ValueError("this slot is not in use")
-        last = self._slots.pop()
-        length = self.lengths.pop()
-        if last is not slot:
-            for buffer in self._buffers.values():
-                buffer[:, slot.index, :, :length] = buffer[:, last.index, :, :length]
-            self._clear(slot.index, length)
-            self._written[slot.index] = length
-            self._slots[slot.index] = last
-            self.lengths[slot.index] = length
-            last.index, slot.index = slot.index, last.index
-        self._clear(slot.index, 0)
+        seat = self._seat(slot)
+        del self._seats[slot]
+        seat.lane.leave(seat.place, seat.written)
+        self._left(seat.lane)
+
+    def length(self, slot: Slot) -> int:
+        return self._seat(slot).length
+
+    def room(self, slot: Slot) -> int:
+        return self._seat(slot).lane.room
+
+    def reserve(self, slot: Slot, rows: int) -> None:
+        self._reserve(self._seat(slot), rows)
+
+    def _reserve(self, seat: _Seat, rows: int) -> None:
+        if rows > seat.lane.room:
+            lane, old = self._make_room(rows, seat), seat.lane
+            if lane is not old:
+                lane.take_over(seat)
+                self._left(old)
+        seat.need = max(seat.need, rows)
 
     def truncate(self, slot: Slot, length: int, path: Sequence[int] = ()) -> None:
-        """Forget a slot's rows from ``length`` on, save those of a path, which move up in its order.
-
-        Args:
-            path: rows to keep, counted from row ``length``, in ascending order.
-        """
-        most = self.lengths[slot.index]
+        seat = self._seat(slot)
+        most = seat.length
         if not 0 <= length <= most or any(not 0 <= row < most - length for row in path):
             raise ValueError(f"cannot keep {length} rows and {list(path)} after them of {most} rows")
         moved = [(length + row, length + place) for place, row in enumerate(path) if row != place]
         if moved:
             sources, targets = zip(*moved, strict=True)
-            self._move([slot.index] * len(moved), list(sources), list(targets))
-        self.lengths[slot.index] = length + len(path)
-        self._clear(slot.index, length + len(path))
+            seat.lane.move([seat.place] * len(moved), list(sources), list(targets))
+        seat.length = length + len(path)
+        seat.lane.clear(seat, seat.length)
 
     @contextmanager
     def provisional(self, ahead: Mapping[Slot, int] | None = None) -> Iterator[None]:
-        """Commit rows that are given up at the end: a draft that is made behind the committed rows.
-
-        No slot may be taken or given back meanwhile. Rows given up are zeroed, unless ``ahead`` is given.
-
-        Args:
-            ahead: slot -> rows behind its committed ones that are there already, and count from the start.
-                At the end rows then stay where they are, until they are written over.
-        """
-        lengths = list(self.lengths)
+        lengths = {slot: seat.length for slot, seat in self._seats.items()}
         for slot, rows in (ahead or {}).items():
-            self.lengths[slot.index] += rows
+            self._seat(slot).length += rows
         try:
             yield
         finally:
-            used, self.lengths = self.lengths, lengths
-            if ahead is None:
-                for index, (most, length) in enumerate(zip(used, lengths, strict=True)):
-                    if most > length:
-                        self._clear(index, length)
+            for slot, length in lengths.items():
+                seat = self._seats[slot]
+                if ahead is None and seat.length > length:
+                    seat.lane.clear(seat, length)
+                seat.length = length
 
-    def _clear(self, index: int, start: int) -> None:
-        """Zero what was written to a slot from row ``start`` on."""
-        end = self._written[index]
-        if end > start:
-            for buffer in self._buffers.values():
-                buffer[:, index, :, start:end] = 0
-            self._written[index] = start
+    # -- the forward -------------------------------------------------------------------------------------
 
-    def _grow(self, slots: int = 0, length: int = 0) -> None:
-        if self.static:
-            raise OutpaceError(
-                f"the static cache holds {self.slots} sequences of {self.length} rows; "
-                f"make it with slots >= {slots or self.slots} and length >= {length or self.length}"
-            )
-        wanted = tuple(
-            old if new <= old else max(new, 2 * old)
-            for new, old in zip((slots, length), self._capacity, strict=True)
-        )
-        used, longest = len(self.lengths), max(self.lengths, default=0)
-        grown = {}
-        for shape, old in self._buffers.items():
-            grown[shape] = self._zeros(shape, *wanted)
-            grown[shape][:, :used, :, :longest] = old[:, :used, :, :longest]
-        self._buffers, self._capacity = grown, (wanted[0], wanted[1])
-        self._targets, self._views = [], []  # they would keep the old buffers alive
-        written = [min(rows, longest) for rows in self._written[:used]]
-        self._written = written + [0] * (self.slots - used)
-
-    def begin(self, widths: Sequence[int], first: int = 0, pad_to: int = 0) -> Window:
-        """Open a forward over slots first .. first + len(widths) - 1; a static cache adds all the others.
+    def begin(self, widths: Mapping[Slot, int], pad_to: int = 0) -> list[Window]:
+        """Open a forward; a window per lane. A static cache's covers all its slots.
 
         Args:
-            widths: rows that each sequence feeds.
+            widths: rows that each slot feeds, at least one of them any.
             pad_to: least width of the forward.
+
+        Raises:
+            CacheFull: no room for the rows.
         """
-        offsets = self.lengths[first : first + len(widths)]
-        if len(offsets) != len(widths):
-            raise ValueError(
-                f"{len(widths)} sequences from slot {first} on, but {len(self)} slots are in use"
-            )
-        ends = [offset + width for offset, width in zip(offsets, widths, strict=True)]
-        longest = max(ends)
-        if longest > self.length:
-            self._grow(length=longest)
-        for slot, end in enumerate(ends, first):
-            self._written[slot] = max(self._written[slot], end)
-        window = Window(first, list(widths), offsets, max(*widths, pad_to), longest, self.length)
-        if self.static:
-            window.cover(self.slots, self.lengths)
-        self._window = window
-        covered = slice(window.start, window.stop)
-        self._targets = self._by_layer(covered, slice(None), window.span or slice(None))
-        self._views = self._by_layer(covered, slice(None), slice(window.columns))
-        return window
+        seats = {self._seat(slot): width for slot, width in widths.items() if width}
+        for seat, width in seats.items():
+            self._reserve(seat, seat.length + width)
+        lanes: dict[_Lane, dict[int, int]] = {}
+        for seat, width in seats.items():
+            lanes.setdefault(seat.lane, {})[seat.place] = width
+            seat.written = max(seat.written, seat.length + width)
+        self._open = {seat.slot: width for seat, width in seats.items()}
+        self._windows = [Window(lane, places, pad_to, self.static) for lane, places in lanes.items()]
+        return self._windows
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write a layer's new rows, each [B, heads, width, size]; returns views [B, heads, columns, size]."""
-        window = self._window
-        if window is None:
-            raise RuntimeError("append outside a forward: call begin first")
-        for target, rows in zip(self._targets[layer], (keys, values), strict=True):
-            if window.span is not None:
-                target.copy_(rows)
-            else:
-                sequences, places = window.places(target.device)
-                # Advanced indices around a slice go first: [B, width, heads, size].
-                target[sequences, :, places] = rows.transpose(1, 2)
-        return self._views[layer]
-
-    def keep(self, paths: Sequence[Sequence[int]]) -> None:
-        """Close the forward: of the rows each sequence fed (0 .. width - 1) commit its path's, in order.
-
-        The first row of a path is normally 0, the root; an empty path undoes the whole feed.
-        """
-        window = self._window
-        if window is None:
+    def keep(self, paths: Mapping[Slot, Sequence[int]]) -> None:
+        if self._windows is None:
             raise RuntimeError("keep without a forward: call begin first")
-        slots, sources, targets = [], [], []
-        for slot, path in enumerate(paths, window.first):
-            offset = self.lengths[slot]
-            for row, source in enumerate(path):
-                if row != source:
-                    slots.append(slot)
-                    sources.append(offset + source)
-                    targets.append(offset + row)
-        if slots:
-            self._move(slots, sources, targets)
-        for slot, path in enumerate(paths, window.first):
-            self.lengths[slot] += len(path)
-        self._window = None
+        for slot, path in paths.items():
+            if len(path) and not max(path) < self._open.get(slot, 0):
+                raise ValueError(f"{slot} fed {self._open.get(slot, 0)} rows, so it cannot keep {list(path)}")
+        for window in self._windows:
+            places, sources, targets = [], [], []
+            for seat in filter(None, window.seats):
+                path = paths.get(seat.slot, ())
+                for row, source in enumerate(path):
+                    if row != source:
+                        places.append(seat.place)
+                        sources.append(seat.length + source)
+                        targets.append(seat.length + row)
+                seat.length += len(path)
+            if places:
+                window.lane.move(places, sources, targets)
+        self._windows = None
 
-    def _move(self, slots: list[int], sources: list[int], targets: list[int]) -> None:
-        """Copy rows within their slots. All are read before any is written."""
-        devices = {shape.device for shape in self._buffers}
-        indices = {device: torch.tensor([slots, sources, targets], device=device) for device in devices}
-        for shape, buffer in self._buffers.items():
-            slot, source, target = indices[shape.device].unbind()
-            buffer[:, slot, :, target] = buffer[:, slot, :, source]
+    # -- rows --------------------------------------------------------------------------------------------
 
-    def views(self, first: int, count: int) -> list[tuple[Tensor, Tensor]]:
-        """Committed keys and values of each layer, of slots first .. first + count - 1, as views.
+    def views(self, start: int, stop: int) -> list[tuple[Tensor, Tensor]]:
+        """Committed keys and values of each layer, of slots at places start .. stop - 1 of the first lane.
 
-        Each is [count, heads, longest, size]; what lies behind a shorter slot's rows is finite.
+        Views, each [stop - start, heads, longest, size]; what lies behind a shorter slot's rows is finite.
         """
-        longest = max(self.lengths[first : first + count])
-        return self._by_layer(slice(first, first + count), slice(None), slice(longest))
+        lane = self._lanes[0]
+        longest = max(seat.length for seat in lane.seats[start:stop])
+        return lane.by_layer(slice(start, stop), slice(longest))
 
     def rows(self, layer: int, slot: Slot) -> tuple[Tensor, Tensor]:
         """Committed keys and values of one slot, copies, each [1, heads, length, size]."""
-        at = slice(slot.index, slot.index + 1)
-        keys, values = self._by_layer(at, slice(None), slice(self.lengths[slot.index]))[layer]
+        seat = self._seat(slot)
+        at = slice(seat.place, seat.place + 1)
+        keys, values = seat.lane.by_layer(at, slice(seat.length))[layer]
         return keys.clone(), values.clone()
+
+    def read_rows(self, slot: Slot, start: int, stop: int) -> list[Tensor]:
+        """Each buffer's, [layers, heads, stop - start, size]."""
+        seat = self._seat(slot)
+        if not 0 <= start <= stop <= seat.length:
+            raise ValueError(f"rows {start} to {stop} of {seat.length}")
+        return [buffer[:, seat.place, :, start:stop].clone() for buffer in seat.lane.buffers]
+
+    def write_rows(self, slot: Slot, block: Iterable[Tensor]) -> None:
+        seat, rows = self._seat(slot), list(block)
+        start, stop = seat.length, seat.length + rows[0].shape[2]
+        self._reserve(seat, stop)
+        for buffer, own in zip(seat.lane.buffers, rows, strict=True):
+            buffer[:, seat.place, :, start:stop] = own
+        seat.length = stop
+        seat.written = max(seat.written, stop)
 
 
 class Place(NamedTuple):
     """Where a sequence's rows are."""
 
-    cache: KVCache
+    cache: Cache
     slot: Slot
 
     @property
     def rows(self) -> int:
         """Committed rows."""
-        return self.cache.lengths[self.slot.index]
+        return self.cache.length(self.slot)
 
 
 class Window:
-    """The rows of one forward: sequence i of it feeds rows offsets[i] .. offsets[i] + widths[i] - 1.
+    """The rows of a forward over slots of one lane: slot i feeds ``widths[i]`` rows from ``offsets[i]`` on.
 
     Attributes:
-        first: slot of the first sequence that feeds rows.
-        start, stop: slots that the forward covers; those that feed nothing have width 0.
-        width: rows of the forward, for each slot; those past a sequence's own are padding.
+        lane: where they are.
+        start, stop: the places that the forward covers; a slot there that feeds nothing has width 0.
+        slots: those at these places; None where none is in use.
+        width: rows of the forward, for each slot; those past a slot's own are padding.
         columns: rows of the cache that its attention sees, from 0 on.
         span: where the new rows lie, if that is the same for all and there is no padding.
     """
 
-    def __init__(
-        self, first: int, widths: list[int], offsets: list[int], width: int, columns: int, scratch: int
-    ) -> None:
-        self.first = self.start = first
-        self.stop = first + len(widths)
-        self.widths = widths
-        self.offsets = offsets
-        self.width = width
-        self.columns = columns
-        self._scratch = scratch
-        even = all(o == offsets[0] for o in offsets) and all(w == width for w in widths)
-        self.span = slice(offsets[0], offsets[0] + width) if even else None
-        self._places: dict[torch.device, tuple[Tensor, Tensor]] = {}
+    def __init__(self, lane: _Lane, widths: Mapping[int, int], pad_to: int = 0, static: bool = False) -> None:
+        self.lane = lane
+        # A static one covers every place and every row, so that shapes depend on nothing but the width.
+        self.start, self.stop = (0, lane.places) if static else (min(widths), max(widths) + 1)
+        covered = range(self.start, self.stop)
+        self.seats = [lane.seats[place] if place < len(lane.seats) else None for place in covered]
+        self.slots = [None if seat is None else seat.slot for seat in self.seats]
+        self.widths = [widths.get(place, 0) for place in covered]
+        self.offsets = [0 if seat is None else seat.length for seat in self.seats]
+        self.width = max(*widths.values(), pad_to)
+        ends = [offset + width for offset, width in zip(self.offsets, self.widths, strict=True) if width]
+        self.columns = lane.room if static else max(ends)
+        first = self.offsets[0]
+        even = all(o == first for o in self.offsets) and all(w == self.width for w in self.widths)
+        self.span = slice(first, first + self.width) if even and not static else None
+        self._written: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        places = slice(self.start, self.stop)
+        self._targets = lane.by_layer(places, self.span or slice(None))
+        self._views = lane.by_layer(places, slice(self.columns))
 
-    def cover(self, slots: int, lengths: list[int]) -> None:
-        """Widen to every slot and every row, so that shapes depend on nothing but ``width``."""
-        after = slots - self.stop
-        self.widths = [0] * self.start + self.widths + [0] * after
-        self.offsets = lengths + [0] * (slots - len(lengths))
-        self.start, self.stop = 0, slots
-        self.columns = self._scratch
-        self.span = None
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write a layer's new rows, each [B, heads, width, size]; returns views [B, heads, columns, size]."""
+        for target, rows in zip(self._targets[layer], (keys, values), strict=True):
+            if self.span is not None:
+                target.copy_(rows)
+            else:
+                sequences, places = self.written(target.device)
+                # Advanced indices around a slice go first: [B, width, heads, size].
+                target[sequences, :, places] = rows.transpose(1, 2)
+        return self._views[layer]
 
-    def places(self, device: torch.device) -> tuple[Tensor, Tensor]:
+    def written(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Indices of the rows to write: sequences [B, 1] and rows [B, width]; padding goes to scratch."""
-        if device not in self._places:
+        if device not in self._written:
+            scratch = self.lane.room
             rows = [
-                [*range(offset, offset + width), *[self._scratch] * (self.width - width)]
+                [*range(offset, offset + width), *[scratch] * (self.width - width)]
                 for offset, width in zip(self.offsets, self.widths, strict=True)
             ]
             sequences = torch.arange(len(rows), device=device)[:, None]
-            self._places[device] = (sequences, torch.tensor(rows, device=device))
-        return self._places[device]
+            self._written[device] = (sequences, torch.tensor(rows, device=device))
+        return self._written[device]

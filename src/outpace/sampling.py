@@ -259,16 +259,16 @@ def best_tokens(rows: Tensor) -> list[Any]:
     return found
 
 
-def logits_of_each(rows: Tensor, counts: Seq[int], greedy: bool) -> list[Logits]:
-    """Each sequence's logits of a batch, without its padding.
+def logits_of_each(rows: Tensor, spans: Seq[slice], greedy: bool) -> list[Logits]:
+    """Each sequence's logits of a batch.
 
     Args:
-        rows: [B, width, vocabulary].
-        counts: rows of each sequence.
+        rows: [N, vocabulary].
+        spans: where each sequence's rows lie.
         greedy: the most probable tokens will be asked for: found here for all in one go.
     """
-    best = best_tokens(rows) if greedy else [None] * len(counts)
-    return [Logits(rows[place, :count], best[place]) for place, count in enumerate(counts)]
+    best = best_tokens(rows) if greedy else None
+    return [Logits(rows[span], None if best is None else best[span]) for span in spans]
 
 
 class SelectedLogits(Logits):

@@ -22,15 +22,14 @@ def margin(
         return float("inf")  # one text is cut short: that is never a near-tie
     prefix = [*prompt, *plain.tokens[:place]]
     cache = target.new_cache()
-    cache.allocate()
-    target.forward(cache, [Rows(prefix[:-1])], logits_from=None)
-    cache.keep([range(len(prefix) - 1)])
-    logits = target.forward(cache, [Rows(prefix[-1:])]).logits
-    assert logits is not None
+    slot = cache.allocate()
+    target.forward(cache, {slot: Rows(prefix[:-1])}, logits_from=None)
+    cache.keep({slot: range(len(prefix) - 1)})
+    logits = target.forward(cache, {slot: Rows(prefix[-1:])}).logits_of(slot)
     processor = Processor(params, prompt)
     for token in plain.tokens[:place]:
         processor.observe(token)
-    scores = processor(logits[0, 0], prefix).double()
+    scores = processor(logits[0], prefix).double()
     if not params.greedy:
         scores = scores + gumbel(Key(plain.seed).target(place), len(scores), scores.device)
     return float((scores[plain.tokens[place]] - scores[other.tokens[place]]).abs())

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
 
 from lossless.conftest import Lab
 from lossless.test_matrix import SPECS
-from outpace.cache import KVCache
+from outpace.cache import KVCache, Slot
 from outpace.targets import causal, masks
 
 PROMPTS = 8
@@ -18,7 +18,11 @@ PROMPTS = 8
 def _wrong_rows_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first rows of a forward stay, not those of the path."""
     keep = KVCache.keep
-    monkeypatch.setattr(KVCache, "keep", lambda self, paths: keep(self, [range(len(path)) for path in paths]))
+
+    def _first_rows(cache: KVCache, paths: Mapping[Slot, Sequence[int]]) -> None:
+        keep(cache, {slot: range(len(path)) for slot, path in paths.items()})
+
+    monkeypatch.setattr(KVCache, "keep", _first_rows)
 
 
 def _wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,10 +133,8 @@ def plain_chances(length: int = LENGTH) -> NDArray[np.float64]:
     texts = list(itertools.product(range(VOCABULARY), repeat=length))
     model = target()
     cache = model.new_cache(len(texts), len(PROMPT) + length)
-    for _ in texts:
-        cache.allocate()
-    rows = model.forward(cache, [Rows([*PROMPT, *text]) for text in texts]).logits
-    assert rows is not None
+    output = model.forward(cache, {cache.allocate(): Rows([*PROMPT, *text]) for text in texts})
+    rows = torch.stack([output.logits_of(slot) for slot in output.spans])
     chances = (rows[:, len(PROMPT) - 1 : -1] / TEMPERATURE).softmax(-1)
     chosen = chances.gather(-1, torch.tensor(texts)[..., None])
     return chosen.squeeze(-1).prod(-1).numpy()

@@ -1,9 +1,10 @@
-"""The cache against a model in plain Python: a list of rows for each sequence."""
+"""The tensor cache against a model in plain Python: a list of rows for each slot."""
 
 from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -11,19 +12,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outpace.cache import KVCache, LayerShape, RowShape, Slot, Window
+from outpace.cache import CacheFull, KVCache, LayerShape, RowShape, Slot, Window, _Lane
 from outpace.core import OutpaceError
 
 CPU = torch.device("cpu")
+CUDA = pytest.param(
+    torch.device("cuda"),
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    ],
+)
+DEVICES = [CPU, CUDA]
 
 
-def shape(heads: int, size: int, dtype: torch.dtype = torch.float32) -> RowShape:
-    return RowShape(heads, size, dtype, CPU)
+def shape(heads: int, size: int, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> RowShape:
+    return RowShape(heads, size, dtype, device)
 
 
-KEYS, VALUES = shape(2, 3), shape(2, 5)
-# Keys and values that differ, and layers that differ from each other: two buffers, one shared by three.
-LAYERS = [LayerShape(KEYS, VALUES), LayerShape(KEYS, KEYS), LayerShape(VALUES, shape(1, 4, torch.float64))]
+def layers_on(device: torch.device) -> list[LayerShape]:
+    """Keys and values that differ, and layers that differ from each other: two of three share a buffer."""
+    keys, values = shape(2, 3, device=device), shape(2, 5, device=device)
+    last = shape(1, 4, torch.float64, device)
+    return [LayerShape(keys, values), LayerShape(keys, keys), LayerShape(values, last)]
+
+
+LAYERS = layers_on(CPU)
 
 
 def tensor(values: list[list[float]], kind: RowShape, which: int) -> Tensor:
@@ -31,247 +45,475 @@ def tensor(values: list[list[float]], kind: RowShape, which: int) -> Tensor:
     rows = torch.tensor(values, dtype=torch.float64)[:, None, :, None]
     heads = torch.arange(kind.heads)[None, :, None, None] * 0.25
     sizes = torch.arange(kind.size)[None, None, None, :] * 0.03125
-    return (rows + heads + sizes + 0.5 * which).to(kind.dtype)
+    return (rows + heads + sizes + 0.5 * which).to(kind.device, kind.dtype)
 
 
-def feed(
-    cache: KVCache, values: list[list[float]], first: int = 0
-) -> tuple[Window, list[tuple[Tensor, Tensor]]]:
+Views = list[tuple[Window, list[tuple[Tensor, Tensor]]]]
+
+
+def feed(cache: KVCache, values: dict[Slot, list[float]], pad_to: int = 0) -> Views:
     """One forward that feeds these rows, a number each; padding is NaN. Returns the views of each layer."""
-    window = cache.begin([len(rows) for rows in values], first)
-    padded = [[math.nan] * window.width for _ in range(window.start, first)]
-    padded += [rows + [math.nan] * (window.width - len(rows)) for rows in values]
-    padded += [[math.nan] * window.width for _ in range(window.stop - window.start - len(padded))]
-    views = []
-    for layer, kinds in enumerate(cache.layers):
-        keys, halves = tensor(padded, kinds.keys, 0), tensor(padded, kinds.values, 1)
-        views.append(cache.append(layer, keys, halves))
-    return window, views
+    found = []
+    for window in cache.begin({slot: len(rows) for slot, rows in values.items()}, pad_to):
+        own = [values.get(slot, []) if slot is not None else [] for slot in window.slots]
+        padded = [rows + [math.nan] * (window.width - len(rows)) for rows in own]
+        views = []
+        for layer, kinds in enumerate(cache.layers):
+            keys, halves = tensor(padded, kinds.keys, 0), tensor(padded, kinds.values, 1)
+            views.append(window.append(layer, keys, halves))
+        found.append((window, views))
+    return found
 
 
-def check_views(
-    cache: KVCache, window: Window, views: list[tuple[Tensor, Tensor]], expected: list[list[float]]
-) -> None:
-    """What attention sees: every sequence's rows first, and nothing that is not finite behind them."""
-    for (keys, values), kinds in zip(views, cache.layers, strict=True):
-        for view, kind, which in ((keys, kinds.keys, 0), (values, kinds.values, 1)):
-            assert view.shape == (window.stop - window.start, kind.heads, window.columns, kind.size)
-            assert view.isfinite().all()
-            for place, rows in enumerate(expected, window.first - window.start):
-                assert torch.equal(view[place : place + 1, :, : len(rows)], tensor([rows], kind, which))
+def add(cache: KVCache, values: dict[Slot, list[float]]) -> None:
+    """Feed rows and keep them all."""
+    feed(cache, values)
+    cache.keep({slot: range(len(rows)) for slot, rows in values.items()})
 
 
-def check_rows(cache: KVCache, slots: list[Slot], model: list[list[float]]) -> None:
-    assert cache.lengths == [len(rows) for rows in model]
-    for slot, rows in zip(slots, model, strict=True):
+def check_views(cache: KVCache, found: Views, expected: dict[Slot, list[float]]) -> None:
+    """What attention sees: every slot's rows first, and nothing that is not finite behind them."""
+    seen = set()
+    for window, views in found:
+        for (keys, values), kinds in zip(views, cache.layers, strict=True):
+            for view, kind, which in ((keys, kinds.keys, 0), (values, kinds.values, 1)):
+                assert view.shape == (len(window.slots), kind.heads, window.columns, kind.size)
+                assert view.isfinite().all()
+                for place, slot in enumerate(window.slots):
+                    if slot in expected:
+                        rows = expected[slot]
+                        own = view[place : place + 1, :, : len(rows)]
+                        assert torch.equal(own, tensor([rows], kind, which))
+        seen |= set(window.slots)
+    assert set(expected) <= seen
+
+
+def check_rows(cache: KVCache, model: dict[Slot, list[float]]) -> None:
+    for slot, rows in model.items():
+        assert cache.length(slot) == len(rows) <= cache.room(slot)
         for layer, kinds in enumerate(cache.layers):
             keys, values = cache.rows(layer, slot)
             assert torch.equal(keys, tensor([rows], kinds.keys, 0))
             assert torch.equal(values, tensor([rows], kinds.values, 1))
 
 
+def check_zeros(cache: KVCache) -> None:
+    """What no slot has written is zero, scratch rows apart."""
+    for lane in cache._lanes:
+        for place in range(lane.places):
+            written = lane.seats[place].written if place < len(lane.seats) else 0
+            for buffer in lane.buffers:
+                assert not buffer[:, place, :, written : lane.room].any()
+
+
 def random_path(rng: random.Random, width: int) -> list[int]:
     return sorted(rng.sample(range(width), rng.randint(0, width)))
 
 
-@pytest.mark.parametrize("static", [False, True])
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), verbs=st.lists(st.sampled_from("affffkt"), max_size=40))
-def test_against_a_list(static: bool, seed: int, verbs: list[str]) -> None:
-    """Random allocations, feeds, paths, frees and truncations, in a cache that grows or has fixed shapes."""
-    rng = random.Random(seed)
-    cache = KVCache(LAYERS, 5, 200, static=True) if static else KVCache(LAYERS, 1, 2)
-    slots: list[Slot] = []
-    model: list[list[float]] = []
+KINDS: dict[str, dict[str, Any]] = {
+    "static": {"slots": 5, "length": 300, "static": True},
+    "one lane": {"slots": 1, "length": 2, "spread": math.inf},
+    "classes": {"slots": 1, "length": 2, "spread": 1},
+    "as made": {"slots": 1, "length": 2},
+    "capacity": {"slots": 2, "length": 3, "capacity": 90},
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32), verbs=st.lists(st.sampled_from("aafffffktrbp"), max_size=40))
+def test_against_a_list(device: torch.device, kind: str, seed: int, verbs: list[str]) -> None:
+    """Random allocations, feeds, paths, frees, truncations, copies and reservations."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outpace.cache._LEAST_ROOM", 4)
+        patch.setattr("outpace.cache._TOGETHER", 2)
+        run(KVCache(layers_on(device), **KINDS[kind]), random.Random(seed), verbs)
+
+
+def run(cache: KVCache, rng: random.Random, verbs: list[str]) -> None:
+    began = cache.reserved, cache.bytes
+    model: dict[Slot, list[float]] = {}
+    numbers: dict[Slot, int] = {}
+    blocks: list[tuple[Any, list[float]]] = []
     number = 0.0
     for verb in verbs:
-        if verb == "a" and len(slots) < 5:
-            slots.append(cache.allocate())
-            model.append([])
-        elif verb == "f" and slots:
-            first = rng.randrange(len(slots))
-            count = rng.randint(1, len(slots) - first)
-            widths = [rng.randint(0, 5) for _ in range(count)]
-            widths[rng.randrange(count)] += 1
-            new = []
-            for width in widths:
-                new.append([number + 1 + i for i in range(width)])
-                number += width
-            window, views = feed(cache, new, first)
-            assert (window.width, window.first) == (max(widths), first)
-            check_views(cache, window, views, [model[first + i] + rows for i, rows in enumerate(new)])
-            paths = [random_path(rng, width) for width in widths]
-            cache.keep(paths)
-            for place, (rows, path) in enumerate(zip(new, paths, strict=True), first):
-                model[place] += [rows[node] for node in path]
-        elif verb == "k" and slots:
-            gone = slots[rng.randrange(len(slots))]
-            place, last = gone.index, len(slots) - 1
-            cache.free(gone)
-            slots[place], model[place] = slots[last], model[last]
-            del slots[last], model[last]
-        elif verb == "t" and slots:
-            place = rng.randrange(len(slots))
-            length = rng.randint(0, len(model[place]))
-            path = random_path(rng, len(model[place]) - length) if rng.random() < 0.5 else []
-            cache.truncate(slots[place], length, path)
-            model[place][length:] = [model[place][length + row] for row in path]
-        assert [slot.index for slot in slots] == list(range(len(slots))) and len(cache) == len(slots)
-    check_rows(cache, slots, model)
+        some = rng.choice(list(model)) if model else None
+        before = cache.reserved
+        try:
+            if verb == "a" and len(model) < 5:
+                rows = rng.choice([0, 1, 5, 12, 40])
+                slot = cache.allocate(rows)
+                assert cache.room(slot) >= rows
+                model[slot], numbers[slot] = [], slot.number
+            elif verb == "f" and model:
+                fed = rng.sample(list(model), rng.randint(1, len(model)))
+                new: dict[Slot, list[float]] = {}
+                for slot in fed:
+                    new[slot] = [number + 1 + i for i in range(rng.choice([0, 1, 2, 5, 11]))]
+                    number += len(new[slot])
+                if any(new.values()):
+                    views = feed(cache, new)
+                    check_views(
+                        cache, views, {slot: model[slot] + rows for slot, rows in new.items() if rows}
+                    )
+                    paths = {slot: random_path(rng, len(rows)) for slot, rows in new.items()}
+                    left_out = [slot for slot, path in paths.items() if rng.random() < 0.2]
+                    for slot in left_out:
+                        del paths[slot]
+                    cache.keep(paths)
+                    for slot, path in paths.items():
+                        model[slot] += [new[slot][node] for node in path]
+            elif verb == "k" and some:
+                cache.free(some)
+                del model[some], numbers[some]
+            elif verb == "t" and some:
+                length = rng.randint(0, len(model[some]))
+                path = random_path(rng, len(model[some]) - length) if rng.random() < 0.5 else []
+                cache.truncate(some, length, path)
+                model[some][length:] = [model[some][length + row] for row in path]
+            elif verb == "r" and some:
+                start = rng.randint(0, len(model[some]))
+                stop = rng.randint(start, len(model[some]))
+                blocks.append((cache.read_rows(some, start, stop), model[some][start:stop]))
+            elif verb == "b" and some and blocks:
+                block, rows_read = rng.choice(blocks)
+                cache.write_rows(some, block)
+                model[some] += rows_read
+            elif verb == "p" and some:
+                cache.reserve(some, len(model[some]) + 20)
+                assert cache.room(some) >= len(model[some]) + 20
+        except CacheFull:
+            assert cache.static or cache.capacity is not None
+            assert cache.reserved <= before  # at most free places have gone
+        assert cache.capacity is None or cache.reserved <= cache.capacity
+        assert len(cache) == len(model)
+        assert {slot: slot.number for slot in model} == numbers
+        assert len(set(numbers.values())) == len(numbers)
+    check_rows(cache, model)
+    check_zeros(cache)
+    if cache.spread == math.inf or cache.static:
+        assert len(cache._lanes) == 1
+    for slot in model:
+        cache.free(slot)
+    assert (cache.reserved, cache.bytes) == began
+    check_zeros(cache)
 
 
 def test_views_are_not_copies() -> None:
     cache = KVCache(LAYERS, 3, 16)
-    for _ in range(3):
-        cache.allocate()
-    window, views = feed(cache, [[1.0, 2.0], [3.0, 4.0]], first=1)
+    first, second, third = (cache.allocate() for _ in range(3))
+    ((window, views),) = feed(cache, {second: [1.0, 2.0], third: [3.0, 4.0]})
     assert window.span == slice(0, 2)
-    for layer, (keys, values) in enumerate(views):
-        for view, kind in ((keys, LAYERS[layer].keys), (values, LAYERS[layer].values)):
-            buffer = cache._buffers[kind]
-            assert view.data_ptr() in [store[1].data_ptr() for store in buffer]
-            assert view.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
-    cache.keep([[0], [0, 1]])
-    window, views = feed(cache, [[5.0], [6.0], [7.0, 8.0]])  # uneven: still views
-    assert window.span is None
-    assert views[0][0].data_ptr() == cache._buffers[KEYS].data_ptr()
+    storages = [buffer.untyped_storage().data_ptr() for buffer in cache._lanes[0].buffers]
+    for pair in views:
+        for view in pair:
+            assert view.untyped_storage().data_ptr() in storages
+    cache.keep({second: [0], third: [0, 1]})
+    ((window, views),) = feed(cache, {first: [5.0], third: [7.0, 8.0], second: [6.0]})  # uneven: still views
+    assert window.span is None and window.slots == [first, second, third]
+    assert views[0][0].data_ptr() == cache._lanes[0].buffers[0].data_ptr()
 
 
-def test_layers_of_one_shape_share_a_buffer() -> None:
-    cache = KVCache([LayerShape(KEYS, KEYS)] * 6)
-    assert len(cache._buffers) == 1
-    assert len(KVCache(LAYERS)._buffers) == 3
+def test_layers_of_one_shape_share_buffers() -> None:
+    keys = LAYERS[0].keys
+    assert len(KVCache([LayerShape(keys, keys)] * 8)._lanes[0].buffers) == 1
+    assert len(KVCache([LayerShape(keys, keys)] * 9)._lanes[0].buffers) == 2
+    assert len(KVCache(LAYERS)._lanes[0].buffers) == 3
 
 
-def test_keep_moves_only_what_must_move() -> None:
+def test_keep_moves_only_what_must_move(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = KVCache(LAYERS, 2, 16)
-    cache.allocate()
-    cache.allocate()
+    first, second = cache.allocate(), cache.allocate()
     moved: list[tuple[list[int], ...]] = []
-    move = cache._move
+    move = _Lane.move
 
-    def spy(*indices: list[int]) -> None:
+    def spy(self: _Lane, *indices: list[int]) -> None:
         moved.append(indices)
-        move(*indices)
+        move(self, *indices)
 
-    cache._move = spy  # type: ignore[method-assign]
-    feed(cache, [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    cache.keep([[0, 1], [0, 1, 2]])
+    monkeypatch.setattr(_Lane, "move", spy)
+    add(cache, {first: [1.0, 2.0, 3.0], second: [4.0, 5.0, 6.0]})
     assert not moved
-    feed(cache, [[7.0, 8.0, 9.0], [10.0]])
-    cache.keep([[0, 2], [0]])
-    assert moved == [([0], [4], [3])]
+    feed(cache, {first: [7.0, 8.0, 9.0], second: [10.0]})
+    cache.keep({first: [0, 2], second: [0]})
+    assert moved == [([0], [5], [4])]
 
 
 def test_rows_move_at_once() -> None:
     """A path whose targets are other rows' sources: all are read before any is written."""
     cache = KVCache(LAYERS, 1, 16)
     slot = cache.allocate()
-    feed(cache, [[float(i) for i in range(8)]])
-    cache.keep([[0, 2, 3, 4, 7]])
-    check_rows(cache, [slot], [[0.0, 2.0, 3.0, 4.0, 7.0]])
+    feed(cache, {slot: [float(i) for i in range(8)]})
+    cache.keep({slot: [0, 2, 3, 4, 7]})
+    check_rows(cache, {slot: [0.0, 2.0, 3.0, 4.0, 7.0]})
 
 
 def test_growing_copies_once_per_doubling(monkeypatch: pytest.MonkeyPatch) -> None:
-    grown: list[tuple[int, int]] = []
-    zeros = KVCache._zeros
+    made: list[tuple[int, int]] = []
+    resize = _Lane.resize
 
-    def spy(self: KVCache, kind: RowShape, slots: int, length: int) -> Tensor:
-        grown.append((slots, length))
-        return zeros(self, kind, slots, length)
+    def spy(self: _Lane, places: int, room: int) -> None:
+        if (places, room) != (self.places, self.room):
+            made.append((places, room))
+        resize(self, places, room)
 
-    cache = KVCache([LayerShape(KEYS, KEYS)], 1, 4)
+    cache = KVCache(LAYERS, 1, 256)
     slot = cache.allocate()
-    monkeypatch.setattr(KVCache, "_zeros", spy)
-    for row in range(100):
-        feed(cache, [[float(row)]])
-        cache.keep([[0]])
-    assert grown == [(1, 8), (1, 16), (1, 32), (1, 64), (1, 128)]
-    check_rows(cache, [slot], [[float(row) for row in range(100)]])
-    for _ in range(7):
-        cache.allocate()
-    assert grown[5:] == [(2, 128), (4, 128), (8, 128)]
-    feed(cache, [[1.0] * 300] + [[1.0]] * 7)
-    assert grown[8:] == [(8, 400)]  # more than twice: as much as is asked for
+    monkeypatch.setattr(_Lane, "resize", spy)
+    rows = [float(row) for row in range(1100)]
+    for row in rows:
+        add(cache, {slot: [row]})
+    assert made == [(1, 512), (1, 1024), (1, 2048)]
+    check_rows(cache, {slot: rows})
+    made.clear()
+    for _ in range(8):
+        cache.allocate(1024)
+    assert made == [(2, 2048), (4, 2048), (8, 2048), (16, 2048)]
+
+
+# -- length classes ---------------------------------------------------------------------------------------
+
+
+def lanes(cache: KVCache) -> list[tuple[int, int]]:
+    """Slots in use and room of each lane."""
+    return [(len(lane.seats), lane.room) for lane in cache._lanes]
+
+
+def test_a_long_sequence_does_not_cost_the_short_ones() -> None:
+    cache = KVCache(LAYERS)
+    short = [cache.allocate(200) for _ in range(15)]
+    long = cache.allocate(32_000)
+    assert lanes(cache) == [(15, 256), (1, 32_768)]
+    assert cache.reserved == 16 * 256 + 32_768
+    values = {slot: [float(place)] * 3 for place, slot in enumerate(short)} | {long: [9.0] * 2000}
+    columns = {len(window.slots): window.columns for window, _ in feed(cache, values)}
+    assert columns == {15: 3, 1: 2000}
+    cache.keep({slot: range(len(rows)) for slot, rows in values.items()})
+    check_rows(cache, values)
+    cache.free(long)
+    assert lanes(cache) == [(15, 256)]
+
+
+def test_a_lane_is_at_most_as_wide_as_four_times_the_least_need() -> None:
+    cache = KVCache(LAYERS)
+    slots = [cache.allocate(100), cache.allocate(1000)]
+    assert lanes(cache) == [(2, 1024)]  # one lane for both: no forward of its own
+    slots.append(cache.allocate(1025))
+    assert lanes(cache) == [(2, 1024), (1, 2048)]
+    slots.append(cache.allocate(600))  # the narrowest that will do
+    assert lanes(cache) == [(3, 1024), (1, 2048)]
+    add(cache, {slots[1]: [1.0] * 1000, slots[0]: [2.0] * 3, slots[3]: [3.0] * 2, slots[2]: [4.0]})
+    add(cache, {slots[1]: [5.0] * 100})  # it outgrows its lane, and moves alone
+    assert lanes(cache) == [(2, 1024), (2, 2048)]
+    assert [slot.number for slot in slots] == [0, 1, 2, 3]
+    model = {slots[0]: [2.0] * 3, slots[1]: [1.0] * 1000 + [5.0] * 100, slots[2]: [4.0], slots[3]: [3.0] * 2}
+    check_rows(cache, model)
+    check_zeros(cache)
+
+
+def test_slots_that_grow_together_stay_together() -> None:
+    cache = KVCache(LAYERS)
+    slots = [cache.allocate(200) for _ in range(3)]
+    add(cache, {slot: [1.0] * 250 for slot in slots})
+    add(cache, dict.fromkeys(slots[:1], [2.0] * 10))
+    assert lanes(cache) == [(3, 512)]
+    add(cache, dict.fromkeys(slots[:1], [3.0] * 800))
+    assert lanes(cache) == [(2, 512), (1, 2048)]
+    check_rows(cache, {slots[0]: [1.0] * 250 + [2.0] * 10 + [3.0] * 800, slots[1]: [1.0] * 250})
+
+
+def test_memory_is_given_back() -> None:
+    cache = KVCache(LAYERS)
+    began = cache.bytes
+    slots = [cache.allocate(300) for _ in range(9)]
+    assert cache.reserved == 16 * 512
+    for slot in slots[5:]:
+        cache.free(slot)
+    assert cache.reserved == 16 * 512
+    cache.free(slots[4])  # three quarters of the places are free
+    assert cache.reserved == 8 * 512
+    for slot in slots[:4]:
+        cache.free(slot)
+    assert cache.bytes == began
+
+
+def test_capacity() -> None:
+    cache = KVCache(LAYERS, capacity=2048)
+    first = cache.allocate(700)
+    assert cache.reserved == 1024 and cache.cost(1500) == 2048 and cache.cost(2000) == 2048
+    with pytest.raises(CacheFull, match=r"1024 of 2048 rows are reserved"):
+        cache.allocate(1025)
+    second = cache.allocate(1)
+    assert lanes(cache) == [(2, 1024)]
+    with pytest.raises(CacheFull):
+        cache.allocate(1)
+    add(cache, {slot: [float(slot.number)] * 5 for slot in (first, second)})
+    with pytest.raises(CacheFull):
+        cache.reserve(second, 1025)
+    check_rows(cache, {slot: [float(slot.number)] * 5 for slot in (first, second)})
+    cache.free(second)
+    cache.reserve(first, 2048)
+    check_rows(cache, {first: [0.0] * 5})
+    with pytest.raises(OutpaceError, match="more than the capacity"):
+        KVCache(LAYERS, 4, 1024, capacity=4095)
+
+
+@pytest.mark.parametrize("rows", [1, 256, 257, 5000])
+def test_what_is_left_is_enough_for_what_a_slot_costs(rows: int) -> None:
+    """``allocate`` succeeds while ``capacity - reserved`` is at least ``cost``, whoever is there."""
+    for others in ([], [100] * 5, [4000, 100], [300, 1000, 9000]):
+        cache = KVCache(LAYERS, capacity=30_000)
+        for need in others:
+            cache.allocate(need)
+        cache.capacity = cache.reserved + cache.cost(rows)
+        cache.allocate(rows)
+
+
+def test_a_place_that_is_not_used_makes_room() -> None:
+    cache = KVCache(LAYERS, capacity=16 * 256)
+    slots = [cache.allocate(256) for _ in range(9)]
+    assert cache.reserved == 16 * 256
+    cache.allocate(7 * 256)  # the 7 free places go
+    assert cache.reserved == 16 * 256 and lanes(cache)[0] == (9, 256)
+    for slot in slots:
+        assert cache.room(slot) == 256
+
+
+def test_growing_holds_one_old_buffer_beside_the_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told in the docstring: beside the rows reserved, those of 8 layers of the lane."""
+    keys = LAYERS[0].keys
+    cache = KVCache([LayerShape(keys, keys)] * 32, 4, 256)
+    lane, most = cache._lanes[0], 0
+    old = cache.bytes
+    real = torch.zeros
+
+    def spy(*args: Any, **options: Any) -> Tensor:
+        nonlocal most
+        made = real(*args, **options)
+        most = max(most, cache.bytes + made.nbytes)
+        return made
+
+    monkeypatch.setattr(torch, "zeros", spy)
+    lane.resize(8, 256)
+    assert len(lane.buffers) == 4 and most == cache.bytes + old // 4
 
 
 def test_what_a_sequence_leaves_behind_is_zero() -> None:
     """NaN of a sequence that ended must not reach the next ones through masked columns: 0 x NaN is NaN."""
     cache = KVCache(LAYERS, 4, 32)
     good, bad, last = cache.allocate(), cache.allocate(), cache.allocate()
-    feed(cache, [[1.0, 2.0], [math.nan] * 9, [3.0]])
-    cache.keep([[0, 1], list(range(6)), [0]])
-    cache.free(bad)  # the last one moves into its slot, and is shorter
-    assert (last.index, cache.lengths) == (1, [2, 1])
+    feed(cache, {good: [1.0, 2.0], bad: [math.nan] * 9, last: [3.0]})
+    cache.keep({good: [0, 1], bad: list(range(6)), last: [0]})
+    cache.free(bad)  # the last one moves into its place, and is shorter
+    assert (last.number, cache.length(good), cache.length(last)) == (2, 2, 1)
     again = cache.allocate()
-    window, views = feed(cache, [[4.0] * 12, [5.0], [6.0]])
-    check_views(cache, window, views, [[1.0, 2.0] + [4.0] * 12, [3.0, 5.0], [6.0]])
-    cache.keep([range(12), [0], [0]])
-    feed(cache, [[7.0, math.nan, math.nan]])
-    cache.keep([[0, 1, 2]])
+    assert again.number == 1
+    views = feed(cache, {good: [4.0] * 12, last: [5.0], again: [6.0]})
+    check_views(cache, views, {good: [1.0, 2.0] + [4.0] * 12, last: [3.0, 5.0], again: [6.0]})
+    cache.keep({good: range(12), last: [0], again: [0]})
+    feed(cache, {good: [7.0, math.nan, math.nan]})
+    cache.keep({good: [0, 1, 2]})
     cache.truncate(good, 15)
-    window, views = feed(cache, [[], [8.0] * 25, []])
-    check_views(cache, window, views, [[1.0, 2.0] + [4.0] * 12 + [7.0], [3.0, 5.0] + [8.0] * 25, [6.0]])
-    assert again.index == 2
+    views = feed(cache, {last: [8.0] * 10})
+    check_views(cache, views, {last: [3.0, 5.0] + [8.0] * 10})
+    check_zeros(cache)
 
 
-def test_static_shapes() -> None:
+def test_rows_that_moved_to_another_lane_leave_zeros_behind() -> None:
+    cache = KVCache(LAYERS, 3)
+    slots = [cache.allocate(256) for _ in range(3)]
+    add(cache, {slots[0]: [math.nan] * 200, slots[1]: [1.0], slots[2]: [2.0]})
+    cache.reserve(slots[0], 5000)
+    assert lanes(cache) == [(2, 256), (1, 8192)]
+    check_zeros(cache)
+    check_rows(cache, {slots[1]: [1.0], slots[2]: [2.0]})
+    again = cache.allocate()
+    check_views(cache, feed(cache, {again: [3.0], slots[1]: [4.0] * 250}), {again: [3.0]})
+
+
+def test_provisional_rows() -> None:
+    cache = KVCache(LAYERS, 2, 16)
+    first, second = cache.allocate(), cache.allocate()
+    add(cache, {first: [1.0], second: [2.0, 3.0]})
+    with cache.provisional():
+        add(cache, {first: [4.0] * 300})
+        check_rows(cache, {first: [1.0] + [4.0] * 300})
+    check_rows(cache, {first: [1.0], second: [2.0, 3.0]})
+    check_zeros_of(cache, first, 1)
+    with cache.provisional({}):
+        add(cache, {second: [5.0, 6.0]})
+    with cache.provisional({second: 2}):
+        check_rows(cache, {second: [2.0, 3.0, 5.0, 6.0]})
+        add(cache, {second: [7.0] * 400})  # what was there ahead moves along
+        check_rows(cache, {second: [2.0, 3.0, 5.0, 6.0] + [7.0] * 400})
+    check_rows(cache, {first: [1.0], second: [2.0, 3.0]})
+
+
+def check_zeros_of(cache: KVCache, slot: Slot, start: int) -> None:
+    seat = cache._seats[slot]
+    assert not any(buffer[:, seat.place, :, start : seat.lane.room].any() for buffer in seat.lane.buffers)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_static_shapes(device: torch.device) -> None:
     """Every forward covers all slots and all rows, whatever is in use; the places to write have one shape."""
-    cache = KVCache(LAYERS, 4, 16, static=True)
+    cache = KVCache(layers_on(device), 4, 16, static=True)
+    assert (cache.max_slots, cache.max_length, cache.cost(3)) == (4, 16, 16)
     seen = set()
+    slots: list[Slot] = []
     for count in (1, 2, 4):
-        while len(cache) < count:
-            cache.allocate()
+        while len(slots) < count:
+            slots.append(cache.allocate())
         for first in range(count):
-            window = cache.begin([1] * (count - first), first, pad_to=2)
+            (window,) = cache.begin(dict.fromkeys(slots[first:], 1), pad_to=2)
             assert window.span is None
-            sequences, places = window.places(CPU)
-            seen.add(
-                (window.stop - window.start, window.width, window.columns, sequences.shape, places.shape)
-            )
-            cache.keep([[]] * (count - first))
+            sequences, places = window.written(device)
+            seen.add((len(window.slots), window.width, window.columns, sequences.shape, places.shape))
+            cache.keep({})
     assert seen == {(4, 2, 16, (4, 1), (4, 2))}
 
 
 def test_outgrowing_a_static_cache() -> None:
     cache = KVCache(LAYERS, 1, 4, static=True)
-    cache.allocate()
-    with pytest.raises(OutpaceError, match="slots >= 2"):
+    slot = cache.allocate()
+    with pytest.raises(CacheFull, match="slots >= 2"):
         cache.allocate()
-    feed(cache, [[1.0, 2.0, 3.0]])
-    cache.keep([[0, 1, 2]])
-    with pytest.raises(OutpaceError, match="length >= 5"):
-        cache.begin([2])
-    window, views = feed(cache, [[4.0]])  # and it still works
-    check_views(cache, window, views, [[1.0, 2.0, 3.0, 4.0]])
+    add(cache, {slot: [1.0, 2.0, 3.0]})
+    with pytest.raises(CacheFull, match="length >= 5"):
+        cache.begin({slot: 2})
+    check_views(cache, feed(cache, {slot: [4.0]}), {slot: [1.0, 2.0, 3.0, 4.0]})  # and it still works
 
 
 def test_either_grad_mode() -> None:
     """Made under one, written and grown under the other."""
     with torch.inference_mode():
         made = KVCache(LAYERS, 1, 2)
-    made.allocate()
-    feed(made, [[1.0]])
-    made.keep([[0]])
+    slot = made.allocate()
+    add(made, {slot: [1.0]})
     with torch.inference_mode():
-        feed(made, [[2.0, 3.0, 4.0]])
-        made.keep([[0, 2]])
-    feed(made, [[5.0] * 9])
-    made.keep([range(9)])
-    assert made.lengths == [12]
+        feed(made, {slot: [2.0, 3.0, 4.0]})
+        made.keep({slot: [0, 2]})
+    add(made, {slot: [5.0] * 9})
+    assert made.length(slot) == 12
 
 
 def test_misuse() -> None:
     cache = KVCache(LAYERS)
     slot = cache.allocate()
     with pytest.raises(RuntimeError, match="begin"):
-        cache.keep([[0]])
-    with pytest.raises(RuntimeError, match="begin"):
-        cache.append(0, torch.zeros(1, 2, 1, 3), torch.zeros(1, 2, 1, 5))
-    with pytest.raises(ValueError, match="in use"):
-        cache.begin([1, 1])
+        cache.keep({slot: [0]})
+    with pytest.raises(ValueError, match="not in use"):
+        cache.begin({Slot(0): 1})
     with pytest.raises(ValueError, match="cannot keep"):
         cache.truncate(slot, 1)
+    with pytest.raises(ValueError, match="rows 0 to 1 of 0"):
+        cache.read_rows(slot, 0, 1)
+    beside = cache.allocate()
+    feed(cache, {slot: [1.0, 2.0]})
+    for paths in ({slot: [2]}, {beside: [0]}):
+        with pytest.raises(ValueError, match="cannot keep"):
+            cache.keep(paths)
     cache.free(slot)
     with pytest.raises(ValueError, match="not in use"):
         cache.free(slot)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from outpace.cache import KVCache
+from outpace.cache import KVCache, Slot, _Lane
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import Drafter, Lookahead, NoDraft, SequenceDrafter
 from outpace.engine.engine import Engine
@@ -32,10 +32,8 @@ SAMPLED = SamplingParams(max_new_tokens=60, temperature=0.7, seed=1, ignore_eos=
 def row(target: ToyTarget, text: list[int]) -> torch.Tensor:
     """The logits after a text, fed as one chain."""
     cache = target.new_cache()
-    cache.allocate()
-    logits = target.forward(cache, [Rows(text)]).logits
-    assert logits is not None
-    return logits[0, -1]
+    slot = cache.allocate()
+    return target.forward(cache, {slot: Rows(text)}).logits_of(slot)[-1]
 
 
 def test_a_tree_beside_another_sequence_has_the_rows_of_its_paths() -> None:
@@ -43,16 +41,18 @@ def test_a_tree_beside_another_sequence_has_the_rows_of_its_paths() -> None:
     prompts, parents = [[4, 8, 15, 16, 23], [7, 7]], [-1, 0, 0, 1, 1, 2, 4]
     tree, beside = Rows([1, 2, 3, 2, 5, 6, 7], parents), Rows([9, 9])
     cache = target.new_cache(slots=1, length=2)
-    for place, prompt in enumerate(prompts):
-        cache.allocate()
-        target.forward(cache, [Rows(prompt)], first=place, logits_from=None)
-        cache.keep([range(len(prompt))])
-    logits = target.forward(cache, [tree, beside]).logits
-    assert logits is not None and logits.dtype == torch.float64
+    slots = []
+    for prompt in prompts:
+        slots.append(slot := cache.allocate())
+        target.forward(cache, {slot: Rows(prompt)}, logits_from=None)
+        cache.keep({slot: range(len(prompt))})
+    output = target.forward(cache, dict(zip(slots, (tree, beside), strict=True)))
+    logits = [output.logits_of(slot) for slot in slots]
+    assert logits[0].dtype == torch.float64
     for node in range(len(parents)):
         path = [tree.tokens[i] for i in path_to(parents, node)]
-        torch.testing.assert_close(logits[0, node], row(target, prompts[0] + path))
-    torch.testing.assert_close(logits[1, 1], row(target, [7, 7, 9, 9]))
+        torch.testing.assert_close(logits[0][node], row(target, prompts[0] + path))
+    torch.testing.assert_close(logits[1][1], row(target, [7, 7, 9, 9]))
 
 
 def test_it_is_the_same_in_every_run_and_another_by_seed() -> None:
@@ -94,36 +94,36 @@ def test_options() -> None:
 def test_hidden_states_are_given_by_layer() -> None:
     target = ToyTarget()
     cache = target.new_cache()
-    cache.allocate()
-    hidden = target.forward(cache, [Rows([1, 2, 3])], logits_from=None, hidden_layers=(0, 1, -1)).hidden
+    slot = cache.allocate()
+    output = target.forward(cache, {slot: Rows([1, 2, 3])}, logits_from=None, hidden_layers=(0, 1, -1))
+    hidden = output.hidden[slot]
     assert {layer: tuple(states.shape) for layer, states in hidden.items()} == dict.fromkeys(
-        (0, 1, -1), (1, 3, 16)
+        (0, 1, -1), (3, 16)
     )
     assert not torch.equal(hidden[0], hidden[1])
 
 
 # -- a broken engine changes its tokens -------------------------------------------------------------------
 
-KEEP, APPEND, BEGIN = KVCache.keep, KVCache.append, KVCache.begin
+KEEP = KVCache.keep
+Paths = Mapping[Slot, Sequence[int]]
 
 
-def keep_first_rows(cache: KVCache, paths: Sequence[Sequence[int]]) -> None:
-    KEEP(cache, [range(len(path)) for path in paths])
+def keep_first_rows(cache: KVCache, paths: Paths) -> None:
+    KEEP(cache, {slot: range(len(path)) for slot, path in paths.items()})
 
 
-def keep_one_row_less(cache: KVCache, paths: Sequence[Sequence[int]]) -> None:
-    KEEP(cache, [path[:-1] if len(path) > 1 else path for path in paths])
+def keep_one_row_less(cache: KVCache, paths: Paths) -> None:
+    KEEP(cache, {slot: path[:-1] if len(path) > 1 else path for slot, path in paths.items()})
 
 
-def keep_everything(cache: KVCache, paths: Sequence[Sequence[int]]) -> None:
-    assert cache._window is not None
-    KEEP(cache, [range(width) for width in cache._window.widths])
+def keep_everything(cache: KVCache, paths: Paths) -> None:
+    KEEP(cache, {slot: range(cache._open.get(slot, 0)) for slot in paths})
 
 
-def forget_to_move_values(cache: KVCache, slots: list[int], sources: list[int], targets: list[int]) -> None:
-    shape = cache.layers[0].keys
-    buffer = cache._buffers[shape]
-    buffer[:, slots, :, targets] = buffer[:, slots, :, sources]
+def forget_to_move_values(lane: _Lane, places: list[int], sources: list[int], targets: list[int]) -> None:
+    keys = lane.buffers[0]
+    keys[:, places, :, targets] = keys[:, places, :, sources]
 
 
 def hang_under_the_root(text: Sequence[int], draft: Draft) -> Rows:
@@ -143,7 +143,7 @@ def shift_parents(text: Sequence[int], draft: Draft) -> Rows:
         (KVCache, "keep", keep_first_rows),
         (KVCache, "keep", keep_one_row_less),
         (KVCache, "keep", keep_everything),
-        (KVCache, "_move", forget_to_move_values),
+        (_Lane, "move", forget_to_move_values),
         (toy, "depths", lambda parents: list(range(len(parents)))),
         (toy, "depths", lambda parents: [0] * len(parents)),
         (toy, "ancestor_mask", lambda parents: np.tri(len(parents), dtype=bool)),

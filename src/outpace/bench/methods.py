@@ -138,7 +138,7 @@ def make_methods(
                 continue
             if peer.kind == "assisted" and options.assistant is not None and assistant is None:
                 assistant = load_assistant(options.assistant, subject.dtype, subject.device)
-            model = getattr(subject.target, "model", None)
+            model = subject.target.model
             if model is None:
                 raise OutpaceError("transformers as a peer needs a transformers model; use --peers none")
             methods.append(Stock(model, peer.kind, assistant, options.temperature))

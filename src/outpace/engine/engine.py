@@ -102,11 +102,12 @@ class Engine:
         self._turn = Turn()
         self.target = self.drafter.attach(self.target)
         self._cache = self.target.new_cache(slots, length)
+        self.room = (slots, length)  # the sequences that the cache was made for, and the rows of each
         self._shared = self.drafter.prepare(self.target)
         self.observer = observer
         watched = () if observer is None else observer.hidden_layers
         self._layers = tuple(dict.fromkeys((*self.drafter.hidden_layers(self._shared), *watched)))
-        self._active: list[_Active] = []  # the one at place b sits in slot b
+        self._active: list[_Active] = []
         self._numbers = itertools.count()
         self._waiting: list[Sequence] = []
         self._requests = Requests(
@@ -257,7 +258,7 @@ class Engine:
             except BaseException:
                 self._leave(self._everyone())
                 if len(self._cache):  # the error fell between taking a slot and noting who has it
-                    self._cache = self.target.new_cache(self._cache.slots, self._cache.length)
+                    self._cache = self.target.new_cache(*self.room)
                 raise
 
     def _advance(self, ahead: int) -> list[Sequence]:
@@ -272,7 +273,7 @@ class Engine:
         steps = {} if output is None else self._verify_each(trimmed, output, ahead)
         verified = self._clock()
         if output is not None:
-            self._cache.keep([_rows_kept(steps[a], ahead) if a in steps else [] for a in self._active])
+            self._cache.keep({a.slot: _rows_kept(step, ahead) for a, step in steps.items()})
         kept = self._clock()
         self._observe(steps)
         learnt = self._clock()
@@ -304,7 +305,7 @@ class Engine:
         budget = None if plan is None else plan.nodes if plan.verified else 0
         if not self._cache.static:
             return budget
-        room = self._cache.length - len(active.sequence.tokens)
+        room = self._cache.room(active.slot) - len(active.sequence.tokens)
         return room if budget is None else min(room, budget)
 
     def _calls(self, members: Iterable[_Active]) -> list[list[_Active]]:
@@ -348,9 +349,9 @@ class Engine:
         tried again. None where no sequence is left.
         """
         while self._active:
-            rows = [Rows.under(a.sequence.tokens[-1 - ahead :], drafts[a]) for a in self._active]
+            feeds = {a.slot: Rows.under(a.sequence.tokens[-1 - ahead :], drafts[a]) for a in self._active}
             try:
-                return self.target.forward(self._cache, rows, logits_from=ahead, hidden_layers=self._layers)
+                return self.target.forward(self._cache, feeds, logits_from=ahead, hidden_layers=self._layers)
             except Exception as error:
                 full = out_of_memory(error)
                 if full:
@@ -367,14 +368,13 @@ class Engine:
         """What the step emits for each sequence; a sequence that fails has no entry."""
         assert output.logits is not None
         greedy = any(a.sequence.processor.plain for a in self._active)
-        counts = [1 + len(trimmed[a][0]) for a in self._active]
-        logits = logits_of_each(output.logits, counts, greedy)
+        logits = logits_of_each(output.logits, [output.span(a.slot) for a in self._active], greedy)
         steps = {}
         for i, active in enumerate(self._active):
             sequence, root = active.sequence, active.sequence.output_length
             draft, kept = trimmed[active]
             try:
-                hidden = output.hidden_of(i, ahead, counts[i])
+                hidden = output.hidden_of(active.slot, ahead, 1 + len(draft))
                 steps[active] = self._verify(sequence, draft, kept, logits[i], hidden)
             except Exception as error:
                 sequence.fail(error)
@@ -412,11 +412,6 @@ class Engine:
 
     # -- memory ------------------------------------------------------------------------------------------
 
-    @property
-    def room(self) -> tuple[int, int]:
-        """The sequences that the cache has room for, and the rows of each."""
-        return self._cache.slots, self._cache.length
-
     def make_room(self, slots: int, length: int) -> None:
         """A new cache in place of this one, larger or smaller; what drafters remember is kept.
 
@@ -428,7 +423,7 @@ class Engine:
                 raise OutpaceError(
                     "sequences are being decoded, and their rows lie in the cache; remove them first"
                 )
-            self._cache = self.target.new_cache(slots, length)
+            self._cache, self.room = self.target.new_cache(slots, length), (slots, length)
 
     # -- the governor ------------------------------------------------------------------------------------
 
@@ -458,7 +453,8 @@ class Engine:
             The number of rows left to the step.
         """
         self._waiting = [sequence for sequence in self._waiting if sequence.finish_reason is None]
-        free = self._cache.slots - len(self._cache) if self._cache.static else len(self._waiting)
+        most = self._cache.max_slots
+        free = len(self._waiting) if most is None else most - len(self._cache)
         waiting = self._waiting[:free]
         if not waiting:
             return 0
@@ -480,7 +476,9 @@ class Engine:
         leaves = first == 0 and not self._layers
         ahead = min(self.prefill_chunk, *(len(own) - 1 for own in tokens)) if leaves else 0
         try:
-            hidden = self._prefill(first, [own[: len(own) - 1 - ahead] for own in tokens])
+            hidden = self._prefill(
+                {a.slot: own[: len(own) - 1 - ahead] for a, own in zip(joined, tokens, strict=True)}
+            )
         except Exception as error:
             _fail(joined, error)
             self._leave([a.sequence for a in joined])
@@ -513,24 +511,27 @@ class Engine:
                 if active.started:
                     self.observer.joined(active.sequence, states[active] if active in read else {})
 
-    def _prefill(self, first: int, texts: Seq[Seq[int]]) -> list[dict[int, Tensor]]:
-        """Feed texts to the slots from ``first`` on.
+    def _prefill(self, texts: Mapping[Slot, Seq[int]]) -> list[dict[int, Tensor]]:
+        """Feed a text to each slot.
 
         Returns:
             For each the hidden states of its rows, by layer, for the layers that the drafter reads; nothing
-            where no text has a row.
+            where a text has no row.
         """
         parts: list[list[dict[int, Tensor]]] = [[] for _ in texts]
-        for start in range(0, max(map(len, texts)), self.prefill_chunk):
-            chunks = [text[start : start + self.prefill_chunk] for text in texts]
-            output = self.target.forward(
-                self._cache, [Rows(chunk) for chunk in chunks], first, None, hidden_layers=self._layers
-            )
-            self._cache.keep([range(len(chunk)) for chunk in chunks])
-            for place, (own, chunk) in enumerate(zip(parts, chunks, strict=True)):
-                own.append({layer: rows[place, : len(chunk)] for layer, rows in output.hidden.items()})
+        for start in range(0, max(map(len, texts.values())), self.prefill_chunk):
+            chunks = {slot: text[start : start + self.prefill_chunk] for slot, text in texts.items()}
+            fed = {slot: Rows(chunk) for slot, chunk in chunks.items() if chunk}
+            output = self.target.forward(self._cache, fed, None, hidden_layers=self._layers)
+            self._cache.keep({slot: range(len(chunk)) for slot, chunk in chunks.items()})
+            for own, (slot, chunk) in zip(parts, chunks.items(), strict=True):
+                if chunk:
+                    own.append(output.hidden_of(slot, 0, len(chunk)))
         layers = self._layers
-        return [{layer: torch.cat([rows[layer] for rows in own]) for layer in layers} for own in parts if own]
+        return [
+            {layer: torch.cat([rows[layer] for rows in own]) for layer in layers} if own else {}
+            for own in parts
+        ]
 
     def _leave(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:
@@ -546,11 +547,7 @@ class Engine:
 
     def _free(self, place: int) -> None:
         """Give back what a sequence of the batch holds."""
-        gone = self._active[place]
-        # As in the cache: the last one moves into the gap.
-        last = self._active.pop()
-        if last is not gone:
-            self._active[place] = last
+        gone = self._active.pop(place)
         self._cache.free(gone.slot)
         if gone.started:
             try:

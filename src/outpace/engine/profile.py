@@ -49,8 +49,7 @@ class Profile:
 
 def key_of(target: TargetModel) -> str:
     """What a profile holds for: the model's name without folders, its size, its dtype and the machine."""
-    path = str(getattr(getattr(target, "model", None), "name_or_path", "") or "")
-    return ", ".join([Path(path).name or "a model without a name", target.identity])
+    return ", ".join([Path(target.name).name, target.identity])
 
 
 def save_profile(path: str | Path, target: TargetModel, profile: Profile) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from outpace.cache import KVCache
+from outpace.cache import Cache
 from outpace.core import ContextOverflow, OutpaceError, SamplingParams
 from outpace.engine.observer import Observer
 from outpace.policy.governor import Policy
@@ -42,7 +42,7 @@ class Requests:
 
     def sequence(
         self,
-        cache: KVCache,
+        cache: Cache,
         prompt: Seq[int],
         params: SamplingParams | None = None,
         criteria: Callable[[list[int]], bool] | None = None,
@@ -199,7 +199,7 @@ def check_prompt(prompt: Seq[int], target: TargetModel) -> None:
         )
 
 
-def output_limit(prompt_length: int, params: SamplingParams, target: TargetModel, cache: KVCache) -> int:
+def output_limit(prompt_length: int, params: SamplingParams, target: TargetModel, cache: Cache) -> int:
     """Tokens that may be emitted: by ``max_new_tokens``, the context, and the rows of a static cache.
 
     Raises:
@@ -208,12 +208,12 @@ def output_limit(prompt_length: int, params: SamplingParams, target: TargetModel
     limit = params.max_new_tokens
     if target.context is not None:
         limit = min(limit, target.context - prompt_length)
-    if cache.static:
-        if prompt_length > cache.length:
+    if cache.max_length is not None:
+        if prompt_length > cache.max_length:
             raise OutpaceError(
-                f"the prompt has {prompt_length} tokens, a slot of the static cache {cache.length} rows; "
+                f"the prompt has {prompt_length} tokens, a slot of the static cache {cache.max_length} rows; "
                 "shorten the prompt, or make the engine with a greater length"
             )
         # The last token is never fed, so it needs no row.
-        limit = min(limit, cache.length + 1 - prompt_length)
+        limit = min(limit, cache.max_length + 1 - prompt_length)
     return limit

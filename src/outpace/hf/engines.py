@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outpace.cache import Slot
+from outpace.cache import KVCache, Slot
 from outpace.drafters.base import Drafter
 from outpace.engine.engine import Engine
 from outpace.engine.parts import Adaptive
@@ -49,12 +49,12 @@ class RowEngine(Engine):
             keep: copy the rows of each sequence that leaves into ``kept``: for each layer keys and values,
                 [1, heads, rows, size], a row for each token but the last.
         """
-        self._cache = self.target.new_cache(slots, length)
+        self.make_room(slots, length)
         self.kept = {} if keep else None
 
     def close(self) -> None:
         """Give the memory of the cache back, as transformers does after each call, and let any thread in."""
-        self._cache = self.target.new_cache(1, 1)
+        self.make_room(1, 1)
         self.kept = None
         self._turn.release()
 
@@ -68,7 +68,9 @@ class RowEngine(Engine):
     def _committed(self, sequence: Sequence, slot: Slot) -> list[LayerRows]:
         # An accepted guess that ended the sequence has a row already; without a draft it would have none.
         seen = len(sequence.tokens) - 1
-        layers = [self._cache.rows(layer, slot) for layer in range(len(self._cache.layers))]
+        cache = self._cache
+        assert isinstance(cache, KVCache)  # that of a CausalTarget
+        layers = [cache.rows(layer, slot) for layer in range(len(cache.layers))]
         return [(keys[:, :, :seen], values[:, :, :seen]) for keys, values in layers]
 
 

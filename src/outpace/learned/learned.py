@@ -54,8 +54,7 @@ class Fit:
 
     @classmethod
     def of(cls, target: TargetModel) -> Fit:
-        name = getattr(getattr(target, "model", None), "name_or_path", None) or type(target).__name__
-        return cls(target.vocabulary, target.hidden.size, str(name))
+        return cls(target.vocabulary, target.hidden.size, target.name)
 
 
 @torch.no_grad()

@@ -22,6 +22,14 @@ class AroundTarget(TargetModel):
         return self.inner.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.inner.dtype
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
     def layers(self) -> int:
         return self.inner.layers
 

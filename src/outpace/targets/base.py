@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 
-from outpace.cache import KVCache, Slot
+from outpace.cache import Cache, Slot
 from outpace.core import Draft, OutpaceError, Source, UnsupportedModel
 from outpace.targets.hardware import hardware
 
@@ -49,18 +49,6 @@ class Rows:
         return cls((*text, *draft.tokens), parents)
 
 
-def rows_of(slots: Sequence[Slot], feeds: Sequence[Rows]) -> tuple[int, list[Rows]]:
-    """What a forward over some slots, in any order, is given: the first of them, and rows from it on.
-
-    Slots between them feed nothing.
-    """
-    first = min(slot.index for slot in slots)
-    rows = [Rows(())] * (max(slot.index for slot in slots) - first + 1)
-    for slot, feed in zip(slots, feeds, strict=True):
-        rows[slot.index - first] = feed
-    return first, rows
-
-
 def extra_rows(embeddings: Tensor, table: Tensor | int) -> Tensor:
     """A table of embeddings beside a model's own, [vocabulary, hidden size].
 
@@ -80,23 +68,96 @@ def extra_rows(embeddings: Tensor, table: Tensor | int) -> Tensor:
 
 @dataclass(frozen=True)
 class Output:
-    """What a model says to the rows of a forward.
+    """What a model predicts for the rows of a forward; good until the next forward.
 
     Attributes:
-        logits: [B, width - logits_from, vocabulary]; rows past a sequence's own are padding. None where none
+        logits: [N, vocabulary], all wanted rows of all slots in one line, without padding. None where none
             were wanted.
-        hidden: layer -> [B, width, hidden size], the layers asked for. Layer 0 is the embeddings, layer i
-            what comes out of the i-th block, -1 the input of the head (transformers' ``hidden_states``).
+        spans: slot -> where its rows lie in ``logits``, in the order there.
+        hidden: slot -> layer -> [width, hidden size], of the layers asked for. Layer 0 is the embeddings,
+            layer i what comes out of the i-th block, -1 the input of the head (transformers'
+            ``hidden_states``). Rows past those that the slot fed are padding.
 
     Both may be made in inference mode; to train on them, clone them.
     """
 
     logits: Tensor | None
-    hidden: dict[int, Tensor]
+    spans: Mapping[Slot, slice]
+    hidden: Mapping[Slot, Mapping[int, Tensor]] = field(default_factory=dict)
 
-    def hidden_of(self, place: int, first: int, count: int) -> dict[int, Tensor]:
-        """Of one sequence: layer -> [count, hidden size], its rows from ``first`` on."""
-        return {layer: states[place, first : first + count] for layer, states in self.hidden.items()}
+    def span(self, slot: Slot) -> slice:
+        """Where a slot's rows lie in ``logits``."""
+        return self.spans[slot]
+
+    def logits_of(self, slot: Slot) -> Tensor:
+        """[n, vocabulary], of a slot's wanted rows.
+
+        Raises:
+            ValueError: none were wanted.
+        """
+        if self.logits is None:
+            raise ValueError("no logits were wanted of this forward")
+        return self.logits[self.spans[slot]]
+
+    def hidden_of(self, slot: Slot, first: int, count: int) -> dict[int, Tensor]:
+        """Of one slot: layer -> [count, hidden size], its rows from ``first`` on."""
+        return {layer: states[first : first + count] for layer, states in self.hidden.get(slot, {}).items()}
+
+    @classmethod
+    def of(
+        cls,
+        slots: Sequence[Slot | None],
+        feeds: Mapping[Slot, Rows],
+        logits: Tensor | None,
+        logits_from: int | None,
+        hidden: Mapping[int, Tensor],
+    ) -> Output:
+        """What a padded forward gave: [B, ...] in the order of ``slots``, of which some feed nothing.
+
+        Args:
+            logits: [B, width - logits_from, vocabulary]; or None.
+            hidden: layer -> [B, width, hidden size].
+        """
+        fed = [(place, slot) for place, slot in enumerate(slots) if slot is not None and slot in feeds]
+        states = {slot: {layer: rows[place] for layer, rows in hidden.items()} for place, slot in fed}
+        if logits is None or logits_from is None:
+            return cls(None, {}, states)
+        counts = {slot: max(len(feeds[slot].tokens) - logits_from, 0) for _, slot in fed}
+        if len(fed) == len(slots) and all(count == logits.shape[1] for count in counts.values()):
+            line = logits.flatten(0, 1)
+        else:
+            line = torch.cat([logits[place, : counts[slot]] for place, slot in fed])
+        ends = itertools.accumulate(counts.values())
+        spans = {slot: slice(end - counts[slot], end) for slot, end in zip(counts, ends, strict=True)}
+        # Draws are made in float64, which MPS lacks.
+        return cls(line.cpu() if line.device.type == "mps" else line, spans, states)
+
+    @classmethod
+    def join(cls, outputs: Sequence[Output]) -> Output:
+        """Outputs over different slots as one."""
+        if len(outputs) == 1:
+            return outputs[0]
+        logits = [output.logits for output in outputs if output.logits is not None]
+        spans: dict[Slot, slice] = {}
+        offset = 0
+        for output in outputs:
+            for slot, span in output.spans.items():
+                spans[slot] = slice(offset + span.start, offset + span.stop)
+            offset += 0 if output.logits is None else len(output.logits)
+        hidden = {slot: states for output in outputs for slot, states in output.hidden.items()}
+        return cls(torch.cat(logits) if logits else None, spans, hidden)
+
+
+class Reading(NamedTuple):
+    """What a forward without a cache gives.
+
+    Attributes:
+        logits: [B, N, vocabulary].
+        hidden: layer -> [B, N, hidden size], as in ``Output``.
+    """
+
+    logits: Tensor
+    hidden: dict[int, Tensor]
 
 
 @dataclass(frozen=True)
@@ -116,8 +177,11 @@ class TargetModel(ABC):
         context: positions it was made for; None for no limit.
         eos_token_ids: tokens that end a sequence.
         start: what the prompt of an encoder-decoder model begins with, if the model says.
-        device: where its tokens go in; the CPU unless it says.
+        model: the transformers model that it is made of; None where there is none.
+        device: where its tokens go in; the CPU by default.
         extra: number of ids past the vocabulary that it takes; see ``with_embeddings``.
+        min_rows: fewest rows of a slot per forward that it is efficient, or exact, with.
+        max_leaves: most leaves of a draft that it can verify; None for no limit.
 
     Class attributes:
         has_encoder: a text is decoded from a source besides its prompt.
@@ -129,8 +193,24 @@ class TargetModel(ABC):
     context: int | None
     eos_token_ids: frozenset[int]
     start: tuple[int, ...] = ()
+    model: Any = None
     device: torch.device = torch.device("cpu")
     extra: int = 0
+    min_rows: int = 1
+    max_leaves: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The model's name or path, or else its class."""
+        if self.model is None:
+            return type(self).__name__
+        return str(self.model.name_or_path or type(self.model).__name__)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights and its logits; float32 unless it is made of a model."""
+        dtype: torch.dtype = torch.float32 if self.model is None else self.model.dtype
+        return dtype
 
     @property
     def layers(self) -> int:
@@ -146,8 +226,8 @@ class TargetModel(ABC):
     @property
     def identity(self) -> str:
         """What the seconds of its forwards depend on: architecture, size, dtype, device by name, threads."""
-        model = getattr(self, "model", None)
-        if not isinstance(model, Module):
+        model = self.model
+        if model is None:
             return f"{type(self).__name__}, {self.vocabulary} token ids"
         weights = list(model.parameters())
         devices = {weight.device for weight in weights}
@@ -157,8 +237,14 @@ class TargetModel(ABC):
         return ", ".join([type(model).__name__, f"{numbers} parameters", *dtypes, *places])
 
     @abstractmethod
-    def new_cache(self, slots: int = 1, length: int = 256) -> KVCache:
-        """A cache for this model: room for ``slots`` sequences of ``length`` rows (it grows)."""
+    def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> Cache:
+        """A cache for this model.
+
+        Args:
+            slots: sequences to make room for.
+            length: rows to make room for in each; slots and rows grow, unless the cache is static.
+            capacity: rows that it may reserve in all; None for no limit.
+        """
 
     @property
     def hidden(self) -> HiddenStates:
@@ -194,7 +280,7 @@ class TargetModel(ABC):
         seen: Tensor,
         hidden_layers: Sequence[int] = (),
         weights: Mapping[str, Tensor] | None = None,
-    ) -> Output:
+    ) -> Reading:
         """A forward without a cache, through which gradients reach what goes in.
 
         Args:
@@ -231,12 +317,19 @@ class TargetModel(ABC):
             raise OutpaceError("this model has no encoder and takes no source; put the text into the prompt")
         return None
 
-    def open(self, cache: KVCache, source: Source | None = None) -> Slot:
+    def open(self, cache: Cache, source: Source | None = None, rows: int = 0) -> Slot:
         """Take a slot of the cache into use for a sequence that is decoded from a source.
 
-        ``cache.free(slot)`` gives it back; what the source put there moves with the slot.
+        ``cache.free(slot)`` gives it back, with what the source put there.
+
+        Args:
+            cache: one that ``new_cache`` made.
+            rows: rows to make room for; 0 for as many as the cache was made for.
+
+        Raises:
+            CacheFull: too few rows are left.
         """
-        return cache.allocate()
+        return cache.allocate(rows)
 
     def some_layers(self, layers: Sequence[int]) -> TargetModel:
         """This model with some of its layers only, counted from 0, in their order.
@@ -271,24 +364,37 @@ class TargetModel(ABC):
     @abstractmethod
     def forward(
         self,
-        cache: KVCache,
-        rows: Sequence[Rows],
-        first: int = 0,
+        cache: Cache,
+        feeds: Mapping[Slot, Rows],
         logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
-        """One forward over slots first .. first + len(rows) - 1 of the cache.
+        """One step of some slots of a cache that ``new_cache`` made.
 
-        The new rows lie behind the committed ones until ``cache.keep`` decides about them.
+        The new rows lie behind the committed ones until ``cache.keep`` closes the forward.
 
         Args:
-            rows: what each sequence feeds; at least one of them at least one token.
-            logits_from: the first row whose logits are wanted; None wants none (prefill).
+            feeds: what each slot feeds; at least one of them at least one token.
+            logits_from: the first row of each slot whose logits are wanted; None wants none (prefill).
             hidden_layers: which hidden states to return.
 
         Raises:
-            OutpaceError: a static cache has no room for the rows.
+            CacheFull: the cache has no room for the rows. OutpaceError: another target's cache.
         """
+
+
+Own = TypeVar("Own", bound=Cache)
+
+
+def own_cache(target: TargetModel, cache: Cache, kind: type[Own]) -> Own:
+    """A cache as the class that a target's caches are of.
+
+    Raises:
+        OutpaceError: it is none of this target's.
+    """
+    if not isinstance(cache, kind):
+        raise OutpaceError(f"{_kind(target)} needs a cache of its own: target.new_cache()")
+    return cache
 
 
 def _kind(target: TargetModel) -> str:

@@ -11,13 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
+from transformers import Cache as ModelCache
+from transformers import PreTrainedModel
 
-from outpace.cache import KVCache, LayerShape, RowShape
+from outpace.cache import Cache, KVCache, LayerShape, RowShape, Slot, Window
 from outpace.core import OutpaceError, Source, UnsupportedModel
-from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, extra_rows
+from outpace.targets.base import (
+    HiddenStates,
+    Output,
+    Reading,
+    Rows,
+    TargetModel,
+    extra_rows,
+    own_cache,
+)
 from outpace.targets.checks import context_of, end_tokens, family, refuse_by_config
 from outpace.targets.layers import keep_layers
 from outpace.targets.masks import MaskMaker
@@ -27,25 +35,24 @@ from outpace.tree import depths
 _NOTHING = Rows(())
 
 
-class CacheAdapter(Cache):
-    """Shows a forward of a KVCache to a model as transformers' cache.
+class CacheAdapter(ModelCache):
+    """Shows a window of a KVCache to a model as transformers' cache.
 
     Args:
-        places: layer of the model -> layer of the store. (Layers that share another's keys have none.)
-        columns: rows that attention sees, those of this forward included.
+        places: layer of the model -> layer of the cache. (Layers that share another's keys have none.)
     """
 
-    def __init__(self, store: KVCache, places: dict[int, int], columns: int, width: int) -> None:
+    def __init__(self, window: Window, places: dict[int, int]) -> None:
         super().__init__(layers=[])
-        self._store = store
+        self._window = window
         self._places = places
-        self._columns = columns
-        self._width = width
+        self._columns = window.columns
+        self._width = window.width
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        return self._store.append(self._places[layer_idx], key_states, value_states)
+        return self._window.append(self._places[layer_idx], key_states, value_states)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._columns - self._width
@@ -72,7 +79,7 @@ class Probe(CacheAdapter):
     """
 
     def __init__(self) -> None:
-        Cache.__init__(self, layers=[])
+        ModelCache.__init__(self, layers=[])
         self._columns = self._width = 1
         self.rows: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -127,73 +134,71 @@ class CausalTarget(TargetModel):
             embeddings: Any = model.get_input_embeddings()
             self_test(self, model, embeddings.weight.shape[0], self._plain)
 
-    def new_cache(self, slots: int = 1, length: int = 256) -> KVCache:
-        return KVCache(self._layers, slots, length, static=self.static)
+    def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> KVCache:
+        return KVCache(self._layers, slots, length, self.static, capacity)
 
     def forward(
         self,
-        cache: KVCache,
-        rows: Sequence[Rows],
-        first: int = 0,
+        cache: Cache,
+        feeds: Mapping[Slot, Rows],
         logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
-        states = self._given(rows) if self.extra else None
-        return self.run(cache, rows, first, logits_from, hidden_layers, states)
+        states = self._given(feeds) if self.extra else None
+        return self.run(cache, feeds, logits_from, hidden_layers, states)
 
     @torch.inference_mode()
     def run(
         self,
-        cache: KVCache,
-        rows: Sequence[Rows],
-        first: int = 0,
+        cache: Cache,
+        feeds: Mapping[Slot, Rows],
         logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
-        states: Tensor | None = None,
+        states: Mapping[Slot, Tensor] | None = None,
     ) -> Output:
         """``forward``, where rows may be given by what goes into the first layer.
 
         Args:
-            states: [len(rows), width, hidden size] in place of the tokens' embeddings; the tokens then do not
-                count. Rows past a sequence's own are padding.
+            states: slot -> [its rows, hidden size], in place of the tokens' embeddings; the tokens are then
+                ignored.
         """
         if self.model.training:
             raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
-        widths = [len(row.tokens) for row in rows]
-        window = cache.begin(widths, first, pad_to=_bucket(max(widths)) if self.static else 0)
-        before, after = first - window.start, window.stop - first - len(rows)
-        covered = [_NOTHING] * before + list(rows) + [_NOTHING] * after
-        tokens = [[*row.tokens, *[0] * (window.width - len(row.tokens))] for row in covered]
-        positions = [
-            positions_of(row, offset, window.width)
-            for row, offset in zip(covered, window.offsets, strict=True)
-        ]
-        # One tensor for both: one copy to the device.
-        ids, places = torch.tensor([tokens, positions], device=self.device).unbind()
-        wanted = 0 if logits_from is None else window.width - logits_from
+        widths = {slot: len(row.tokens) for slot, row in feeds.items()}
+        pad_to = _bucket(max(widths.values())) if self.static else 0
+        windows = own_cache(self, cache, KVCache).begin(widths, pad_to)
+        return Output.join([self._pass(one, feeds, logits_from, hidden_layers, states) for one in windows])
+
+    def _pass(
+        self,
+        window: Window,
+        feeds: Mapping[Slot, Rows],
+        logits_from: int | None,
+        hidden_layers: Sequence[int],
+        states: Mapping[Slot, Tensor] | None,
+    ) -> Output:
+        """A forward of the model over one window."""
+        rows = rows_of(window, feeds)
+        ids, positions, places = inputs_of(rows, window, self.device)
+        wanted = 0 if logits_from is None else max(window.width - logits_from, 0)
         # transformers takes 0 for all of them.
         more: dict[str, Any] = {"logits_to_keep": max(wanted, 1)} if self._keep_logits else {}
         if hidden_layers:
             more["output_hidden_states"] = True
         given: dict[str, Any] = {"input_ids": ids}
         if states is not None:
-            padding = (0, 0, 0, window.width - states.shape[1], before, after)
-            given = {"inputs_embeds": F.pad(states, padding)}
+            given = {"inputs_embeds": _padded(window, states)}
         output = self.model(
             **given,
-            attention_mask=self._masks(covered, window, positions, self.device),
+            attention_mask=self._masks(rows, window, positions, self.device),
             position_ids=places,
-            past_key_values=CacheAdapter(cache, self._places, window.columns, window.width),
+            past_key_values=CacheAdapter(window, self._places),
             use_cache=True,
             **more,
         )
-        asked = slice(before, before + len(rows))
-        hidden = {layer: output.hidden_states[layer][asked] for layer in hidden_layers}
-        if logits_from is None:
-            return Output(None, hidden)
-        logits = output.logits[asked, -wanted:]
-        # Draws are made in float64, which MPS lacks.
-        return Output(logits.cpu() if logits.device.type == "mps" else logits, hidden)
+        hidden = {layer: output.hidden_states[layer] for layer in hidden_layers}
+        logits = output.logits[:, -wanted:] if wanted else None
+        return Output.of(window.slots, feeds, logits, logits_from, hidden)
 
     @property
     def layers(self) -> int:
@@ -223,30 +228,26 @@ class CausalTarget(TargetModel):
         for target in (self, found):
             # The second row makes ``found`` go by embeddings; the first does not see it.
             cache, own = target.new_cache(length=4), [1] if target is self else [1, self.vocabulary]
-            cache.allocate()
-            logits = target.forward(cache, [Rows(own)]).logits
-            assert logits is not None
-            answers.append(logits[0, :1])
+            slot = cache.allocate()
+            answers.append(target.forward(cache, {slot: Rows(own)}).logits_of(slot)[:1])
         if not agree(self.model.dtype, answers[1], answers[0]):
             raise UnsupportedModel(
-                f"{family(self.model)} says something else when given embeddings in place of token ids; "
+                f"{family(self.model)} gives other logits when given embeddings in place of token ids; "
                 "use another drafter"
             )
         return found
 
     @torch.inference_mode()
-    def _given(self, rows: Sequence[Rows]) -> Tensor | None:
-        """What goes into the first layer, [B, width, size], where some id is past the vocabulary."""
-        most = max(len(row.tokens) for row in rows)
-        if all(token < self.vocabulary for row in rows for token in row.tokens):
+    def _given(self, feeds: Mapping[Slot, Rows]) -> dict[Slot, Tensor] | None:
+        """What goes into the first layer, where some id is past the vocabulary."""
+        if all(token < self.vocabulary for row in feeds.values() for token in row.tokens):
             return None
-        ids = torch.tensor(
-            [[*row.tokens, *[0] * (most - len(row.tokens))] for row in rows], device=self.device
-        )
+        ids = torch.tensor([token for row in feeds.values() for token in row.tokens], device=self.device)
         past = ids >= self.vocabulary
         states = self.embed(ids.masked_fill(past, 0))
         states[past] = self._table.to(states)[ids[past] - self.vocabulary]
-        return states
+        widths = [len(row.tokens) for row in feeds.values()]
+        return dict(zip(feeds, states.split(widths), strict=True))
 
     def through(
         self,
@@ -255,7 +256,7 @@ class CausalTarget(TargetModel):
         seen: Tensor,
         hidden_layers: Sequence[int] = (),
         weights: Mapping[str, Tensor] | None = None,
-    ) -> Output:
+    ) -> Reading:
         arguments = {
             "inputs_embeds": states,
             "output_hidden_states": bool(hidden_layers),
@@ -264,7 +265,7 @@ class CausalTarget(TargetModel):
         # Gradients stop at what is handed in: none are left on the model's own weights.
         own = {name: weight.detach() for name, weight in self.model.named_parameters()}
         output = torch.func.functional_call(self.model, own | dict(weights or {}), kwargs=arguments)
-        return Output(output.logits, {layer: output.hidden_states[layer] for layer in hidden_layers})
+        return Reading(output.logits, {layer: output.hidden_states[layer] for layer in hidden_layers})
 
     def read(self, tokens: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
         logits: Tensor = self.model(input_ids=tokens, **self._whole(positions, seen)).logits
@@ -352,6 +353,34 @@ def scale_of(config: Any) -> Callable[[Tensor], Tensor]:
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     return scale
+
+
+def rows_of(window: Window, feeds: Mapping[Slot, Rows]) -> list[Rows]:
+    """What the slots of a window feed, in its order; nothing for those without a feed."""
+    return [_NOTHING if slot is None else feeds.get(slot, _NOTHING) for slot in window.slots]
+
+
+def inputs_of(
+    rows: Sequence[Rows], window: Window, device: torch.device
+) -> tuple[Tensor, list[list[int]], Tensor]:
+    """Token ids [B, width] of a window's rows, and their positions, as lists and as a tensor [B, width]."""
+    tokens = [[*row.tokens, *[0] * (window.width - len(row.tokens))] for row in rows]
+    positions = [
+        positions_of(row, offset, window.width) for row, offset in zip(rows, window.offsets, strict=True)
+    ]
+    # One tensor for both: one copy to the device.
+    ids, places = torch.tensor([tokens, positions], device=device).unbind()
+    return ids, positions, places
+
+
+def _padded(window: Window, states: Mapping[Slot, Tensor]) -> Tensor:
+    """Rows of slots, [n, size], as one tensor [B, width, size] in the order of a window; zeros elsewhere."""
+    some = next(iter(states.values()))
+    padded = some.new_zeros((len(window.slots), window.width, some.shape[-1]))
+    for place, slot in enumerate(window.slots):
+        if slot is not None and slot in states:
+            padded[place, : len(states[slot])] = states[slot]
+    return padded
 
 
 def positions_of(row: Rows, offset: int, width: int) -> list[int]:

@@ -15,47 +15,101 @@ of the amateur and one of the expert; theirs can spare one in steps that reject 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from outpace.cache import KVCache, Slot
+from outpace.cache import Cache, CacheFull, Slot
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.around import AroundTarget
-from outpace.targets.base import Output, Rows, TargetModel
+from outpace.targets.base import Output, Rows, TargetModel, own_cache
 
 
-class PairCache(KVCache):
-    """The expert's rows. ``amateur``, the other model's cache, goes through every change with it.
+class PairCache(Cache):
+    """The expert's cache and the amateur's, which goes through every change with it.
+
+    A slot is the expert's; ``beside`` has the amateur's. A row is one of each.
 
     Args:
-        like: an empty cache of the expert's; this one has its shapes.
-        amateur: an empty cache of as many slots and rows.
+        expert, amateur: empty caches, made alike.
     """
 
-    def __init__(self, like: KVCache, amateur: KVCache) -> None:
-        super().__init__(like.layers, like.slots, like.length, like.static)
+    def __init__(self, expert: Cache, amateur: Cache) -> None:
+        self.expert = expert
         self.amateur = amateur
-        self._beside: dict[Slot, Slot] = {}
+        self.beside: dict[Slot, Slot] = {}
+        self.static = expert.static
+        self.copies_rows = expert.copies_rows and amateur.copies_rows
+        self.max_slots, self.max_length = expert.max_slots, expert.max_length
+        self.capacity = expert.capacity
 
-    def allocate(self) -> Slot:
-        slot = super().allocate()
-        self._beside[slot] = self.amateur.allocate()
+    def __len__(self) -> int:
+        return len(self.expert)
+
+    @property
+    def reserved(self) -> int:
+        return max(self.expert.reserved, self.amateur.reserved)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.expert.row_bytes + self.amateur.row_bytes
+
+    @property
+    def bytes(self) -> int:
+        return self.expert.bytes + self.amateur.bytes
+
+    def cost(self, rows: int) -> int:
+        return max(self.expert.cost(rows), self.amateur.cost(rows))
+
+    def allocate(self, rows: int = 0) -> Slot:
+        slot = self.expert.allocate(rows)
+        try:
+            self.beside[slot] = self.amateur.allocate(rows)
+        except CacheFull:
+            self.expert.free(slot)
+            raise
         return slot
 
     def free(self, slot: Slot) -> None:
-        super().free(slot)
-        self.amateur.free(self._beside.pop(slot))
+        self.expert.free(slot)
+        self.amateur.free(self.beside.pop(slot))
+
+    def length(self, slot: Slot) -> int:
+        return self.expert.length(slot)
+
+    def room(self, slot: Slot) -> int:
+        return min(self.expert.room(slot), self.amateur.room(self.beside[slot]))
+
+    def reserve(self, slot: Slot, rows: int) -> None:
+        self.expert.reserve(slot, rows)
+        self.amateur.reserve(self.beside[slot], rows)
 
     def truncate(self, slot: Slot, length: int, path: Sequence[int] = ()) -> None:
-        super().truncate(slot, length, path)
-        self.amateur.truncate(self._beside[slot], length, path)
+        self.expert.truncate(slot, length, path)
+        self.amateur.truncate(self.beside[slot], length, path)
 
-    def keep(self, paths: Sequence[Sequence[int]]) -> None:
-        super().keep(paths)
-        self.amateur.keep(paths)
+    def keep(self, paths: Mapping[Slot, Sequence[int]]) -> None:
+        self.expert.keep(paths)
+        self.amateur.keep({self.beside[slot]: path for slot, path in paths.items()})
+
+    @contextmanager
+    def provisional(self, ahead: Mapping[Slot, int] | None = None) -> Iterator[None]:
+        theirs = None if ahead is None else {self.beside[slot]: rows for slot, rows in ahead.items()}
+        with self.expert.provisional(ahead), self.amateur.provisional(theirs):
+            yield
+
+    def read_rows(self, slot: Slot, start: int, stop: int) -> tuple[Any, Any]:
+        return (
+            self.expert.read_rows(slot, start, stop),
+            self.amateur.read_rows(self.beside[slot], start, stop),
+        )
+
+    def write_rows(self, slot: Slot, block: Any) -> None:
+        self.expert.write_rows(slot, block[0])
+        self.amateur.write_rows(self.beside[slot], block[1])
 
 
 class ContrastiveTarget(AroundTarget):
@@ -95,12 +149,11 @@ class ContrastiveTarget(AroundTarget):
                 "they need the same vocabulary"
             )
         empty = [model.new_cache(1, 1) for model in (expert, amateur)]
-        if any(type(cache) is not KVCache for cache in empty):
-            raise UnsupportedModel("expert and amateur must be models of one cache each, not pairs again")
         if empty[0].static != empty[1].static:
             raise OutpaceError("make both targets with static=True, or neither")
         self.expert = self.inner = expert
         self.amateur = amateur
+        self.model = expert.model  # for drafters that load or build one like it
         self.alpha = alpha
         self.beta = beta
         self.vocabulary = expert.vocabulary
@@ -109,33 +162,31 @@ class ContrastiveTarget(AroundTarget):
         self.eos_token_ids = expert.eos_token_ids
 
     @property
-    def model(self) -> Any:
-        """The expert's model, for drafters that load or build one like it."""
-        return getattr(self.expert, "model", None)
-
-    @property
     def identity(self) -> str:
         return f"{self.expert.identity} against {self.amateur.identity}"
 
-    def new_cache(self, slots: int = 1, length: int = 256) -> PairCache:
-        return PairCache(self.expert.new_cache(slots, length), self.amateur.new_cache(slots, length))
+    def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> PairCache:
+        caches = [model.new_cache(slots, length, capacity) for model in (self.expert, self.amateur)]
+        return PairCache(*caches)
 
     @torch.inference_mode()
     def forward(
         self,
-        cache: KVCache,
-        rows: Sequence[Rows],
-        first: int = 0,
+        cache: Cache,
+        feeds: Mapping[Slot, Rows],
         logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
-        if not isinstance(cache, PairCache):
-            raise OutpaceError("a contrastive target needs a cache of its own: target.new_cache()")
-        expert = self.expert.forward(cache, rows, first, logits_from, hidden_layers)
-        amateur = self.amateur.forward(cache.amateur, rows, first, logits_from)
-        if expert.logits is None or amateur.logits is None:
-            return Output(None, expert.hidden)
-        return Output(contrast(expert.logits, amateur.logits, self.alpha, self.beta), expert.hidden)
+        pair = own_cache(self, cache, PairCache)
+        expert = self.expert.forward(pair.expert, feeds, logits_from, hidden_layers)
+        theirs = {pair.beside[slot]: rows for slot, rows in feeds.items()}
+        amateur = self.amateur.forward(pair.amateur, theirs, logits_from)
+        if expert.logits is None:
+            return expert
+        # The two caches may have their slots in different orders.
+        beside = torch.cat([amateur.logits_of(pair.beside[slot]) for slot in expert.spans])
+        logits = contrast(expert.logits, beside, self.alpha, self.beta)
+        return Output(logits, expert.spans, expert.hidden)
 
 
 def contrast(expert: Tensor, amateur: Tensor, alpha: float, beta: float) -> Tensor:

@@ -99,16 +99,16 @@ def margin(target: TargetModel, text: Seq[int], source: Any = None) -> float:
         source: what the encoder reads, for a target that has one.
     """
     cache = target.new_cache(1, len(text))
-    target.open(cache, target.encode(source))
+    slot = target.open(cache, target.encode(source))
     rows = None
     for start in range(0, len(text), _CHUNK):
         chunk = text[start : start + _CHUNK]
         last = len(chunk) - 1 if start + _CHUNK >= len(text) else None
-        rows = target.forward(cache, [Rows(chunk)], logits_from=last).logits
-        cache.keep([range(len(chunk))])
+        rows = target.forward(cache, {slot: Rows(chunk)}, logits_from=last).logits
+        cache.keep({slot: range(len(chunk))})
     if rows is None:
         raise OutpaceError("the prompt is empty: it needs at least one token")
-    best, second = rows[0, -1].double().topk(2).values.tolist()
+    best, second = rows[-1].double().topk(2).values.tolist()
     return float(best - second)
 
 
@@ -124,18 +124,18 @@ def negative_log_likelihood(
         raise OutpaceError("the prompt is empty: it needs at least one token")
     text = [*prompt, *output]
     cache = target.new_cache(1, len(text))
-    target.open(cache, target.encode(source))
+    slot = target.open(cache, target.encode(source))
     nats = 0.0
     for start in range(0, len(text) - 1, _CHUNK):
         end = min(start + _CHUNK, len(text) - 1)
         # The row of a token predicts the next one, so the prompt's last row is the first that counts.
         first = min(max(len(prompt) - 1 - start, 0), end - start)
         rows = target.forward(
-            cache, [Rows(text[start:end])], logits_from=None if first == end - start else first
+            cache, {slot: Rows(text[start:end])}, logits_from=None if first == end - start else first
         ).logits
-        cache.keep([range(end - start)])
+        cache.keep({slot: range(end - start)})
         if rows is not None:
-            logprobs = rows[0].double().log_softmax(dim=-1)
+            logprobs = rows.double().log_softmax(dim=-1)
             said = torch.tensor(text[start + first + 1 : end + 1], device=rows.device)
             nats -= float(logprobs.gather(1, said[:, None]).sum())
     return nats

@@ -27,7 +27,7 @@ def load_model(model: Any, target: TargetModel) -> TargetModel:
     """
     if not isinstance(model, str | Path):
         return _without_encoder(Target(model))
-    like = getattr(target, "model", None)
+    like = target.model
     place = str(Path(model).resolve() if Path(model).exists() else model)
     key = (place, str(getattr(like, "dtype", None)), str(getattr(like, "device", None)))
     loaded = _LOADED.get(key)
@@ -43,7 +43,7 @@ def _without_encoder(model: TargetModel) -> TargetModel:
         UnsupportedModel: it needs one.
     """
     if model.has_encoder:
-        raise _with_encoder(type(getattr(model, "model", model)).__name__)
+        raise _with_encoder(type(model.model).__name__)
     return model
 
 
@@ -128,7 +128,7 @@ def load_tokenizer(given: Any, model: Any, needed: bool) -> Any:
 def _name(model: Any) -> str | Path | None:
     if isinstance(model, str | Path):
         return model
-    name = getattr(getattr(model, "model", model), "name_or_path", None)
+    name = getattr(model.model if isinstance(model, TargetModel) else model, "name_or_path", None)
     return name if isinstance(name, str) else None
 
 

@@ -1,4 +1,4 @@
-"""Whether a model can be a target, by what it says to a tree of tokens."""
+"""A test whether a model can be a target: its logits for a tree of tokens."""
 
 from __future__ import annotations
 
@@ -72,15 +72,15 @@ def _test_tree(
     prompts = [ids[: min(5, room)], ids[5 : 5 + min(3, room)]]
     tree, beside, last = ids[8:15], ids[15:17], ids[17]
     cache = target.new_cache(slots=2, length=64)
-    for place, (prompt, source) in enumerate(zip(prompts, sources, strict=True)):
-        target.open(cache, source)
-        target.forward(cache, [Rows(prompt)], first=place, logits_from=None)
-        cache.keep([range(len(prompt))])
+    slots = []
+    for prompt, source in zip(prompts, sources, strict=True):
+        slots.append(slot := target.open(cache, source))
+        target.forward(cache, {slot: Rows(prompt)}, logits_from=None)
+        cache.keep({slot: range(len(prompt))})
 
-    def rows(tokens: list[int]) -> Tensor:
-        logits = target.forward(cache, [Rows(tokens, _PARENTS), Rows(beside)]).logits
-        assert logits is not None
-        return logits.double()
+    def rows(tokens: list[int]) -> list[Tensor]:
+        output = target.forward(cache, {slots[0]: Rows(tokens, _PARENTS), slots[1]: Rows(beside)})
+        return [output.logits_of(slot).double() for slot in slots]
 
     def alone(place: int, prefix: list[int], path: list[int]) -> Tensor:
         """The logits after each token of a path, decoded plainly."""
@@ -91,12 +91,11 @@ def _test_tree(
     allowed = _allowed(model.dtype, _check_subtree(model, found[0], other[0]))
     paths = [[tree[node] for node in nodes] for nodes in _PATHS]
     for nodes, path in zip(_PATHS, paths, strict=True):
-        _check_path(model, found[0, list(nodes)], alone(0, prompts[0], path), allowed)
-    _check_path(model, found[1, :2], alone(1, prompts[1], beside), allowed)
-    cache.keep([_PATHS[1], range(2)])
-    after = target.forward(cache, [Rows([last])]).logits
-    assert after is not None
-    _check_path(model, after[0].double(), alone(0, [*prompts[0], *paths[1]], [last]), allowed)
+        _check_path(model, found[0][list(nodes)], alone(0, prompts[0], path), allowed)
+    _check_path(model, found[1], alone(1, prompts[1], beside), allowed)
+    cache.keep({slots[0]: _PATHS[1], slots[1]: range(2)})
+    after = target.forward(cache, {slots[0]: Rows([last])}).logits_of(slots[0])
+    _check_path(model, after.double(), alone(0, [*prompts[0], *paths[1]], [last]), allowed)
 
 
 def _spread(vocabulary: int, turn: int) -> list[int]:

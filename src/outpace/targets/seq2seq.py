@@ -7,19 +7,21 @@ itself. Cross-attention keys and values are made once for each slot and move wit
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import Cache, EncoderDecoderCache, PreTrainedModel
+from transformers import Cache as ModelCache
+from transformers import EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from outpace.cache import KVCache, LayerShape, Slot, Window
+from outpace.cache import Cache, KVCache, LayerShape, Slot, Window
 from outpace.core import ContextOverflow, OutpaceError, Source, UnsupportedModel
-from outpace.targets.base import Output, Rows, TargetModel
-from outpace.targets.causal import CacheAdapter, Probe, device_of, positions_of
+from outpace.targets.base import Output, Rows, TargetModel, own_cache
+from outpace.targets.causal import CacheAdapter, Probe, device_of, inputs_of, rows_of
 from outpace.targets.checks import context_of, end_tokens, family, refuse_by_config
 from outpace.targets.masks import MaskMaker
 from outpace.targets.positions import placement_of
@@ -32,30 +34,45 @@ _TEST_LENGTHS = (7, 4)  # of the self-test's two sources
 class Seq2SeqCache(KVCache):
     """The decoder's rows, and beside them what each slot attends to in its source.
 
-    ``sources`` is a cache of its own whose slots are taken and given back together with these, so that a slot
-    has the same index in both; its rows are cross-attention keys and values.
+    ``sources`` is a cache of its own whose slots are taken and given back together with these; its rows are
+    cross-attention keys and values. Both keep all their slots in one lane, so that a slot has the same place
+    in both, and a window of one is a view of the other. ``capacity`` counts the decoder's rows.
 
     Args:
         layers: shape of the rows of each of the decoder's layers.
         cross: likewise, of its cross-attention.
     """
 
-    def __init__(self, layers: list[LayerShape], cross: list[LayerShape], slots: int, length: int) -> None:
-        super().__init__(layers, slots, length)
-        self.sources = KVCache(cross, slots)
-        self._beside: dict[Slot, Slot] = {}
+    # Rows follow from the source too, so those of another sequence with the same tokens are not its own.
+    copies_rows = False
 
-    def allocate(self) -> Slot:
-        slot = super().allocate()
-        self._beside[slot] = self.sources.allocate()
+    def __init__(
+        self,
+        layers: list[LayerShape],
+        cross: list[LayerShape],
+        slots: int,
+        length: int,
+        capacity: int | None = None,
+    ) -> None:
+        super().__init__(layers, slots, length, capacity=capacity, spread=math.inf)
+        self.sources = KVCache(cross, slots, spread=math.inf)
+        self.beside: dict[Slot, Slot] = {}
+
+    @property
+    def bytes(self) -> int:
+        return super().bytes + self.sources.bytes
+
+    def allocate(self, rows: int = 0) -> Slot:
+        slot = super().allocate(rows)
+        self.beside[slot] = self.sources.allocate(1)
         return slot
 
     def free(self, slot: Slot) -> None:
         super().free(slot)
-        self.sources.free(self._beside.pop(slot))
+        self.sources.free(self.beside.pop(slot))
 
 
-class _Cross(Cache):
+class _Cross(ModelCache):
     """Shows views of cross-attention keys and values to a model as a cache that is full already."""
 
     class Layer:
@@ -109,8 +126,8 @@ class Seq2SeqTarget(TargetModel):
             embedded = self._decoder.get_input_embeddings().weight.shape[0]
             self_test(self, model, embedded, self._plain, self._test_sources())
 
-    def new_cache(self, slots: int = 1, length: int = 256) -> Seq2SeqCache:
-        return Seq2SeqCache(self._layers, self._cross, slots, length)
+    def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> Seq2SeqCache:
+        return Seq2SeqCache(self._layers, self._cross, slots, length, capacity)
 
     # -- the source --------------------------------------------------------------------------------------
 
@@ -186,28 +203,30 @@ class Seq2SeqTarget(TargetModel):
         return states[0]
 
     @torch.inference_mode()
-    def open(self, cache: KVCache, source: Source | None = None) -> Slot:
+    def open(self, cache: Cache, source: Source | None = None, rows: int = 0) -> Slot:
         """Take a slot, and write the source's cross-attention keys and values beside it.
 
         Raises:
             OutpaceError: no source; or one of another length than those in use, for an encoder of features,
                 whose decoders mask no part of a source.
         """
-        assert isinstance(cache, Seq2SeqCache)
+        own = own_cache(self, cache, Seq2SeqCache)
         if source is None:
             raise OutpaceError(f"{family(self.model)} is an encoder-decoder model: a slot needs a source")
         length = len(source.states)
-        if self.model.main_input_name == _FEATURES and any(used != length for used in cache.sources.lengths):
+        others = {own.sources.length(other) for other in own.beside.values()} - {length}
+        if self.model.main_input_name == _FEATURES and others:
             raise OutpaceError(
                 f"{family(self.model)} masks no part of a source: decode sources of one length together, "
-                f"not {length} beside {cache.sources.lengths[0]}"
+                f"not {length} beside {max(others)}"
             )
         made = self._start_of(source.states.to(self.device, self.model.dtype)[None])[1]
-        slot = cache.allocate()
-        cache.sources.begin([length], slot.index)
+        slot = own.allocate(rows)
+        beside = own.beside[slot]
+        (window,) = own.sources.begin({beside: length})
         for layer, pair in made.rows.items():
-            cache.sources.append(layer, *pair)
-        cache.sources.keep([range(length)])
+            window.append(layer, *pair)
+        own.sources.keep({beside: range(length)})
         return slot
 
     def _start_of(self, states: Tensor) -> tuple[Probe, Probe, Tensor]:
@@ -230,53 +249,48 @@ class Seq2SeqTarget(TargetModel):
     @torch.inference_mode()
     def forward(
         self,
-        cache: KVCache,
-        rows: Sequence[Rows],
-        first: int = 0,
+        cache: Cache,
+        feeds: Mapping[Slot, Rows],
         logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
         if self.model.training:
             raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
-        assert isinstance(cache, Seq2SeqCache)
-        window = cache.begin([len(row.tokens) for row in rows], first)
-        tokens = [[*row.tokens, *[0] * (window.width - len(row.tokens))] for row in rows]
-        positions = [
-            positions_of(row, offset, window.width) for row, offset in zip(rows, window.offsets, strict=True)
-        ]
-        ids, places = torch.tensor([tokens, positions], device=self.device).unbind()
+        own = own_cache(self, cache, Seq2SeqCache)
+        (window,) = own.begin({slot: len(row.tokens) for slot, row in feeds.items()})
+        rows = rows_of(window, feeds)
+        ids, positions, places = inputs_of(rows, window, self.device)
         mask = self._masks(rows, window, positions, self.device)
         assert not isinstance(mask, dict)  # no encoder-decoder model has layers of several kinds
         with self._placement.during(places):
             output = self.model(
                 decoder_input_ids=ids,
                 decoder_attention_mask=self._placement.mask(mask, rows, window, positions),
-                **self._attended(cache, window, first, len(rows)),
+                **self._attended(own, window),
                 **self._placement.arguments(places),
                 **({"output_hidden_states": True} if hidden_layers else {}),
             )
         hidden = {layer: output.decoder_hidden_states[layer] for layer in hidden_layers}
-        if logits_from is None:
-            return Output(None, hidden)
-        logits = output.logits[:, logits_from:]
-        # Draws are made in float64, which MPS lacks.
-        return Output(logits.cpu() if logits.device.type == "mps" else logits, hidden)
+        logits = None if logits_from is None else output.logits[:, logits_from:]
+        return Output.of(window.slots, feeds, logits, logits_from, hidden)
 
-    def _attended(self, cache: Seq2SeqCache, window: Window, first: int, count: int) -> dict[str, Any]:
-        """What the model needs to attend to the sources of some slots."""
-        own = cache.sources.lengths[first : first + count]
+    def _attended(self, cache: Seq2SeqCache, window: Window) -> dict[str, Any]:
+        """What the model needs to attend to the sources of a window's slots."""
+        own = [cache.sources.length(cache.beside[slot]) for slot in window.slots if slot is not None]
         if not all(own):
             raise OutpaceError("a slot has no source: take slots of this target with open(cache, source)")
-        lengths, longest = torch.tensor(own, device=self.device), max(own)
+        count, lengths, longest = len(own), torch.tensor(own, device=self.device), max(own)
         # Nobody reads these states, since their keys and values are there; only their shape counts.
         states = torch.zeros((), dtype=self.model.dtype, device=self.device).expand(
             count, longest, self._size
         )
-        rows = CacheAdapter(cache, self._places, window.columns, window.width)
+        rows = CacheAdapter(window, self._places)
         return {
             "encoder_outputs": BaseModelOutput(last_hidden_state=states),
             "attention_mask": (torch.arange(longest, device=self.device) < lengths[:, None]).long(),
-            "past_key_values": EncoderDecoderCache(rows, _Cross(cache.sources.views(first, count))),
+            "past_key_values": EncoderDecoderCache(
+                rows, _Cross(cache.sources.views(window.start, window.stop))
+            ),
             "use_cache": True,
         }
 

@@ -6,16 +6,16 @@ in the cache already, and their hidden states go into the upper layers. No row g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from outpace.cache import KVCache, Slot
+from outpace.cache import Cache, KVCache, Slot
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.around import AroundTarget
-from outpace.targets.base import Output, Rows, TargetModel, rows_of
+from outpace.targets.base import Output, Rows, TargetModel
 from outpace.targets.causal import CausalTarget
 from outpace.targets.checks import family
 from outpace.targets.layers import stack_of
@@ -56,7 +56,7 @@ class SplitTarget(AroundTarget):
 
     Raises:
         OutpaceError: not a depth of this model. UnsupportedModel: it is no plain stack of layers, or its
-            parts do not say what the whole says.
+            parts do not give the logits of the whole.
     """
 
     inner: CausalTarget
@@ -83,23 +83,23 @@ class SplitTarget(AroundTarget):
     def some_layers(self, layers: Sequence[int]) -> TargetModel:
         return self.inner.some_layers(layers)
 
-    def new_cache(self, slots: int = 1, length: int = 256) -> KVCache:
-        return self.inner.new_cache(slots, length)
+    def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> KVCache:
+        return self.inner.new_cache(slots, length, capacity)
 
     # -- ahead of the verification -----------------------------------------------------------------------
 
-    def advance(self, cache: KVCache, slots: Sequence[Slot], tokens: Sequence[int]) -> Tensor:
+    def advance(self, cache: Cache, slots: Sequence[Slot], tokens: Sequence[int]) -> Tensor:
         """Run the lower layers over one more row for each of some slots, behind what they are ahead by.
 
         Returns:
             The hidden states after them, [n, hidden size].
         """
-        first, rows = rows_of(slots, [Rows([token]) for token in tokens])
         with cache.provisional({slot: len(held.tokens) for slot, held in self._held.items()}):
-            states = self._lower.forward(cache, rows, first).logits
-            cache.keep([range(len(row.tokens)) for row in rows])
-        assert states is not None
-        found = states[[slot.index - first for slot in slots], 0]
+            output = self._lower.forward(
+                cache, {slot: Rows([token]) for slot, token in zip(slots, tokens, strict=True)}
+            )
+            cache.keep(dict.fromkeys(slots, (0,)))
+        found = torch.cat([output.logits_of(slot) for slot in slots])
         for slot, token, state in zip(slots, tokens, found, strict=True):
             held = self._held.setdefault(slot, Held())
             held.tokens.append(token)
@@ -120,9 +120,8 @@ class SplitTarget(AroundTarget):
     @torch.inference_mode()
     def forward(
         self,
-        cache: KVCache,
-        rows: Sequence[Rows],
-        first: int = 0,
+        cache: Cache,
+        feeds: Mapping[Slot, Rows],
         logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
@@ -131,40 +130,47 @@ class SplitTarget(AroundTarget):
                 f"a target that is split gives the hidden states of layer {self.depth} alone, not of "
                 f"{list(hidden_layers)}; use another drafter beside it"
             )
-        slots = [cache.slot(first + place) for place in range(len(rows))]
-        held = [self._held.pop(slot, Held()) for slot in slots]
-        counts = [own.shared(row) for own, row in zip(held, rows, strict=True)]
-        rest = [_rest(row, count) for row, count in zip(rows, counts, strict=True)]
-        late: Tensor | None = None
-        if any(row.tokens for row in rest):
-            with cache.provisional(dict(zip(slots, counts, strict=True))):
-                late = self._lower.forward(cache, rest, first).logits
-                cache.keep([range(len(row.tokens)) for row in rest])
-        states = _join(rows, held, counts, late)
-        output = self._upper.run(cache, rows, first, logits_from, states=states)
-        return Output(output.logits, dict.fromkeys(hidden_layers, states))
+        held = {slot: self._held.pop(slot, Held()) for slot in feeds}
+        counts = {slot: held[slot].shared(row) for slot, row in feeds.items()}
+        rest = {
+            slot: _rest(row, counts[slot]) for slot, row in feeds.items() if counts[slot] < len(row.tokens)
+        }
+        parts: dict[Slot, list[Tensor]] = {
+            slot: [torch.stack(own.states[: counts[slot]])] if counts[slot] else []
+            for slot, own in held.items()
+        }
+        if rest:
+            with cache.provisional(counts):
+                late = self._lower.forward(cache, rest)
+                cache.keep({slot: range(len(row.tokens)) for slot, row in rest.items()})
+            for slot in rest:
+                parts[slot].append(late.logits_of(slot))
+        states = {slot: torch.cat(own) for slot, own in parts.items() if own}
+        output = self._upper.run(cache, feeds, logits_from, states=states)
+        hidden = {slot: dict.fromkeys(hidden_layers, own) for slot, own in states.items()}
+        return Output(output.logits, output.spans, hidden)
 
     # -- construction ------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def _check(self) -> None:
-        """Together the parts say what the whole says: of a prompt, and of a tree that begins with a draft."""
+        """Compare the parts' logits with the whole's: of a prompt, and of a tree that begins with a draft."""
         ids = [1 + place % (self.vocabulary - 1) for place in range(12)]
         prompts, tree = [ids[:3], ids[3:5]], Rows(ids[5:9], (-1, 0, 1, 0))
-        answers = []
+        answers: list[list[Tensor]] = []
         for target in (self.inner, self):
             cache = target.new_cache(slots=2, length=16)
             slots = [cache.allocate(), cache.allocate()]
-            target.forward(cache, [Rows(prompt) for prompt in prompts], logits_from=None)
-            cache.keep([range(len(prompt)) for prompt in prompts])
+            feeds = {slot: Rows(prompt) for slot, prompt in zip(slots, prompts, strict=True)}
+            target.forward(cache, feeds, logits_from=None)
+            cache.keep({slot: range(len(row.tokens)) for slot, row in feeds.items()})
             if target is self:
                 for token in tree.tokens[:2]:
                     self.advance(cache, slots[:1], [token])
-            answers.append(target.forward(cache, [tree, Rows(ids[9:12])]).logits)
-        expected, found = answers
-        assert expected is not None and found is not None
-        for place, width in enumerate((4, 3)):
-            if not agree(self.inner.model.dtype, found[place, :width], expected[place, :width]):
+            output = target.forward(cache, {slots[0]: tree, slots[1]: Rows(ids[9:12])})
+            answers.append([output.logits_of(slot) for slot in slots])
+        for expected, found in zip(*answers, strict=True):
+            if not agree(self.inner.dtype, found, expected):
                 raise UnsupportedModel(
                     f"{family(self.model)} gives other logits when it goes on from the hidden states of its "
                     f"layer {self.depth}: something happens to embeddings or logits besides its layers, "
@@ -174,23 +180,4 @@ class SplitTarget(AroundTarget):
 
 def _rest(row: Rows, count: int) -> Rows:
     """A feed without its first rows, which are there."""
-    if not count:
-        return row
-    if count == len(row.tokens):
-        return Rows(())
-    return Rows(row.tokens[count:], row.tree[count:], row.tree[:count])
-
-
-def _join(rows: Sequence[Rows], held: Sequence[Held], counts: Sequence[int], late: Tensor | None) -> Tensor:
-    """Hidden states [B, width, size] of all rows: those of each feed that were held first, then the late."""
-    if late is not None and not any(counts):
-        return late
-    width = max(len(row.tokens) for row in rows)
-    some = late if late is not None else next(own.states[0] for own in held if own.states)
-    states = some.new_zeros((len(rows), width, some.shape[-1]))
-    for place, (row, own, count) in enumerate(zip(rows, held, counts, strict=True)):
-        if count:
-            states[place, :count] = torch.stack(own.states[:count])
-        if late is not None:
-            states[place, count : len(row.tokens)] = late[place, : len(row.tokens) - count]
-    return states
+    return Rows(row.tokens[count:], row.tree[count:], row.tree[:count]) if count else row

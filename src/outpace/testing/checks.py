@@ -247,10 +247,9 @@ class _Check:
         for output, count in Counter(outputs).items():
             text = [*prompt, *output]
             cache = self.target.new_cache(1, len(text))
-            cache.allocate()
-            logits = self.target.forward(cache, [Rows(text)]).logits
-            assert logits is not None
-            found += count * logits[0, len(text) - 1].double().softmax(dim=-1).cpu()
+            slot = cache.allocate()
+            logits = self.target.forward(cache, {slot: Rows(text)}).logits_of(slot)
+            found += count * logits[-1].double().softmax(dim=-1).cpu()
         return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -10,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.cache import KVCache, LayerShape, RowShape, Window
+from outpace.cache import Cache, KVCache, LayerShape, RowShape, Slot, Window
 from outpace.core import OutpaceError
-from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, extra_rows
+from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, extra_rows, own_cache
 from outpace.tree import ancestor_mask, depths
 
 _SIZE = 16
@@ -68,11 +69,15 @@ class ToyTarget(TargetModel):
         self._mix = weights(_LAYERS, _HEADS * _VALUE, _SIZE)
         self._head = weights(_SIZE, vocabulary) / 2
 
-    def new_cache(self, slots: int = 1, length: int = 256) -> KVCache:
+    def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> KVCache:
         device = torch.device("cpu")
         keys = RowShape(_HEADS, _KEY, torch.float64, device)
         values = RowShape(_HEADS, _VALUE, torch.float64, device)
-        return KVCache([LayerShape(keys, values)] * _LAYERS, slots, length)
+        return KVCache([LayerShape(keys, values)] * _LAYERS, slots, length, capacity=capacity)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64
 
     @property
     def layers(self) -> int:
@@ -109,46 +114,54 @@ class ToyTarget(TargetModel):
     @torch.inference_mode()
     def forward(
         self,
-        cache: KVCache,
-        rows: Seq[Rows],
-        first: int = 0,
+        cache: Cache,
+        feeds: Mapping[Slot, Rows],
         logits_from: int | None = 0,
         hidden_layers: Seq[int] = (),
     ) -> Output:
-        window = cache.begin([len(row.tokens) for row in rows], first)
-        tokens, positions, mask = _arrange(rows, window)
+        windows = own_cache(self, cache, KVCache).begin(
+            {slot: len(row.tokens) for slot, row in feeds.items()}
+        )
+        return Output.join([self._pass(window, feeds, logits_from, hidden_layers) for window in windows])
+
+    def _pass(
+        self, window: Window, feeds: Mapping[Slot, Rows], logits_from: int | None, hidden_layers: Seq[int]
+    ) -> Output:
+        tokens, positions, mask = _arrange(window, feeds)
         embeddings = torch.cat([self._embeddings, self._table.to(self._embeddings)])
         states = embeddings[tokens] + torch.sin(positions[..., None] * self._frequencies)
         hidden = [states]
         for layer in self._kept:
-            states = states + self._attend(cache, layer, states, mask)
+            states = states + self._attend(window, layer, states, mask)
             hidden.append(states)
         found = {layer: hidden[layer] for layer in hidden_layers}
-        if logits_from is None:
-            return Output(None, found)
-        logits = self._habit[tokens] + self.head(states)
-        return Output(logits[:, logits_from:], found)
+        logits = None if logits_from is None else (self._habit[tokens] + self.head(states))[:, logits_from:]
+        return Output.of(window.slots, feeds, logits, logits_from, found)
 
-    def _attend(self, cache: KVCache, layer: int, states: Tensor, mask: Tensor) -> Tensor:
+    def _attend(self, window: Window, layer: int, states: Tensor, mask: Tensor) -> Tensor:
         """[B, width, size]: a chaotic function of every row that the mask [B, width, columns] allows."""
         batch, width, _ = states.shape
 
         def heads(weights: Tensor) -> Tensor:
             return (states @ weights[layer]).view(batch, width, _HEADS, -1).transpose(1, 2)
 
-        keys, values = cache.append(layer, heads(self._keys), heads(self._values))
+        keys, values = window.append(layer, heads(self._keys), heads(self._values))
         scores = torch.tanh(heads(self._queries) @ keys.transpose(2, 3))
         # A sum, not a mean: a row has the same weight in a long text as in a short one.
         summed = torch.where(mask[:, None], 1 + scores / 2, 0.0) @ values
         return torch.sin(summed.transpose(1, 2).reshape(batch, width, -1) @ self._mix[layer])
 
 
-def _arrange(rows: Seq[Rows], window: Window) -> tuple[Tensor, Tensor, Tensor]:
+def _arrange(window: Window, feeds: Mapping[Slot, Rows]) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens and positions [B, width], and the attention mask [B, width, columns]."""
-    tokens = np.zeros((len(rows), window.width), dtype=np.int64)
-    positions = np.zeros((len(rows), window.width), dtype=np.int64)
-    mask: NDArray[np.bool_] = np.zeros((len(rows), window.width, window.columns), dtype=np.bool_)
-    for place, (row, offset) in enumerate(zip(rows, window.offsets, strict=True)):
+    count = len(window.slots)
+    tokens = np.zeros((count, window.width), dtype=np.int64)
+    positions = np.zeros((count, window.width), dtype=np.int64)
+    mask: NDArray[np.bool_] = np.zeros((count, window.width, window.columns), dtype=np.bool_)
+    for place, (slot, offset) in enumerate(zip(window.slots, window.offsets, strict=True)):
+        if slot is None or slot not in feeds:
+            continue
+        row = feeds[slot]
         size, fed = len(row.tokens), len(row.fed)
         base = offset - fed
         tokens[place, :size] = row.tokens

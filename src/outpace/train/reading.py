@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from outpace.learned.learned import Batch
 from outpace.targets.base import Rows, TargetModel
@@ -36,17 +37,17 @@ def read_batch(target: TargetModel, rows: Seq[Seq[Document]], layers: Seq[int]) 
         documents.append([at for at, d in enumerate(row) for _ in d.tokens] + [-1] * gap)
         counted.append([place >= d.prompt for d in row for place in range(len(d.tokens))] + [False] * gap)
     cache = target.new_cache(len(rows), width)
-    for _ in rows:
-        cache.allocate()
-    output = target.forward(cache, fed, hidden_layers=layers)
-    assert output.logits is not None
-    device = output.logits.device
-    # Cloned: tensors made in inference mode cannot be trained on.
+    slots = [cache.allocate() for _ in rows]
+    output = target.forward(cache, dict(zip(slots, fed, strict=True)), hidden_layers=layers)
+    logits = pad_sequence([output.logits_of(slot) for slot in slots], batch_first=True)
+    states = [output.hidden_of(slot, 0, len(row.tokens)) for slot, row in zip(slots, fed, strict=True)]
+    device = logits.device
+    # Copies, made out of inference mode, so that a module may be trained on them.
     return Batch(
         tokens=torch.tensor(tokens, device=device),
         positions=torch.tensor(positions, device=device),
         documents=torch.tensor(documents, device=device),
         counted=torch.tensor(counted, device=device),
-        hidden={layer: states.clone() for layer, states in output.hidden.items()},
-        logits=output.logits.clone(),
+        hidden={layer: pad_sequence([own[layer] for own in states], batch_first=True) for layer in layers},
+        logits=logits,
     )

@@ -167,14 +167,14 @@ def check_rows(target: ToyTarget, text: list[int], texts: list[list[int]], step:
     """The rows are what the target says after the text on the way to each node, and hidden states its own."""
     for node in {-1, 0, len(step.draft) - 1} & set(range(-1, len(step.draft))):
         cache = target.new_cache()
-        cache.allocate()
-        output = target.forward(cache, [Rows(text + texts[node + 1])], hidden_layers=tuple(step.hidden))
+        slot = cache.allocate()
+        output = target.forward(cache, {slot: Rows(text + texts[node + 1])}, hidden_layers=tuple(step.hidden))
         assert output.logits is not None
-        assert torch.allclose(step.logits[node], output.logits[0, -1])
-        assert torch.allclose(step.logits.rows[node + 1], output.logits[0, -1])
+        assert torch.allclose(step.logits[node], output.logits[-1])
+        assert torch.allclose(step.logits.rows[node + 1], output.logits[-1])
         for layer, states in step.hidden.items():
             assert states.shape[0] == len(step.draft) + 1
-            assert torch.allclose(states[node + 1], output.hidden[layer][0, -1])
+            assert torch.allclose(states[node + 1], output.hidden[slot][layer][-1])
 
 
 # -- who gets the nodes ----------------------------------------------------------------------------------

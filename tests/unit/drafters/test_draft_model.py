@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import outpace
 from models import tiny_llama
+from outpace.cache import Cache, Slot
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import load_drafter
 from outpace.drafters.models import draft_model
@@ -46,9 +49,9 @@ class Spy(ToyTarget):
         super().__init__(**options)  # type: ignore[arg-type]
         self.fed: list[list[int]] = []
 
-    def forward(self, cache, rows: Seq[Rows], *args, **kwargs) -> Output:  # type: ignore[no-untyped-def]
-        self.fed.append([len(row.tokens) for row in rows])
-        return super().forward(cache, rows, *args, **kwargs)
+    def forward(self, cache: Cache, feeds: Mapping[Slot, Rows], *args: Any, **kwargs: Any) -> Output:
+        self.fed.append([len(row.tokens) for row in feeds.values()])
+        return super().forward(cache, feeds, *args, **kwargs)
 
 
 def sequence(prompt: list[int], params: SamplingParams, coupled: bool = True) -> Sequence:

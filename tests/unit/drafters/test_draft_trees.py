@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 
+from outpace.cache import Slot
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.engine.engine import Engine
@@ -54,9 +55,9 @@ def test_a_smaller_budget_feeds_the_draft_model_no_more_than_it_drafts() -> None
     class Counted(ToyTarget):
         rows = 0
 
-        def forward(self, cache: Any, rows: Seq[Rows], *args: Any, **options: Any) -> Output:
-            self.rows += sum(len(own.tokens) for own in rows)
-            return super().forward(cache, rows, *args, **options)
+        def forward(self, cache: Any, feeds: Mapping[Slot, Rows], *args: Any, **options: Any) -> Output:
+            self.rows += sum(len(own.tokens) for own in feeds.values())
+            return super().forward(cache, feeds, *args, **options)
 
     fed = []
     for budget in (None, 2):
@@ -113,9 +114,9 @@ def test_each_layer_of_all_trees_is_one_forward() -> None:
     fed: list[list[int]] = []
 
     class Spy(ToyTarget):
-        def forward(self, cache: Any, rows: Seq[Rows], *args: Any, **more: Any) -> Output:
-            fed.append([len(row.tokens) for row in rows])
-            return super().forward(cache, rows, *args, **more)
+        def forward(self, cache: Any, feeds: Mapping[Slot, Rows], *args: Any, **more: Any) -> Output:
+            fed.append([len(row.tokens) for row in feeds.values()])
+            return super().forward(cache, feeds, *args, **more)
 
     engine = Engine(ToyTarget(), DraftModel(Spy(surprise=0.6), 3, branching="3x2"), adaptive=False)
     for prompt in PROMPTS[:2]:
@@ -145,8 +146,8 @@ def test_the_draft_cache_holds_the_rows_of_the_text(options: dict[str, Any], par
             assert state.track.tokens == text[:count] and len(text) - count in (1, 2)
             cache = runner.model.new_cache()
             slot = cache.allocate()
-            runner.model.forward(cache, [Rows(text[:count])], logits_from=None)
-            cache.keep([range(count)])
+            runner.model.forward(cache, {slot: Rows(text[:count])}, logits_from=None)
+            cache.keep({slot: range(count)})
             for layer in range(len(cache.layers)):
                 pairs = zip(cache.rows(layer, slot), runner.cache.rows(layer, state.track.slot), strict=True)
                 for fresh, kept in pairs:

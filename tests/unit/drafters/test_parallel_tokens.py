@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from learning import train
 from models import tiny_llama
-from outpace.cache import KVCache
+from outpace.cache import Slot, Window
 from outpace.core import Draft, OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters.blocks.parallel_tokens import Ahead, LookAhead, LookAheadConfig, ParallelTokens
 from outpace.drafters.combined.combined import Combined
@@ -39,16 +41,16 @@ class Clairvoyant(ToyTarget):
     def with_embeddings(self, table: Tensor | int) -> Clairvoyant:
         return self
 
-    def forward(  # type: ignore[override]
-        self, cache: KVCache, rows: list[Rows], first: int = 0, logits_from: int | None = 0, **options: object
+    def _pass(
+        self, window: Window, feeds: Mapping[Slot, Rows], logits_from: int | None, hidden_layers: Seq[int]
     ) -> Output:
-        window = cache.begin([len(row.tokens) for row in rows], first)
-        logits = torch.zeros(len(rows), window.width, self.vocabulary, dtype=torch.float64)
-        for place, (row, offset) in enumerate(zip(rows, window.offsets, strict=True)):
-            for node, depth in enumerate(depths(row.tree)):
+        logits = torch.zeros(len(window.slots), window.width, self.vocabulary, dtype=torch.float64)
+        for place, (slot, offset) in enumerate(zip(window.slots, window.offsets, strict=True)):
+            for node, depth in enumerate(depths(feeds[slot].tree) if slot in feeds else ()):
                 random = torch.Generator().manual_seed(offset + depth)
                 logits[place, node] = 3 * torch.randn(self.vocabulary, generator=random, dtype=torch.float64)
-        return Output(None if logits_from is None else logits[:, logits_from:], {})
+        wanted = None if logits_from is None else logits[:, logits_from:]
+        return Output.of(window.slots, feeds, wanted, logits_from, {})
 
 
 @pytest.mark.parametrize("behind", ["all", "root"])
@@ -106,12 +108,11 @@ def test_an_id_past_the_vocabulary_is_a_row_of_the_table(target: TargetModel) ->
     answers = []
     for model, first, second in ((target, 3, 7), (more, 40, 41)):
         cache = model.new_cache(slots=2)
-        for _ in range(2):
-            cache.allocate()
         rows = [Rows([5, second, 9, first], (-1, 0, 0, 2)), Rows([first, 2])]
-        answers.append(model.forward(cache, rows).logits)
-    for place, width in enumerate((4, 2)):
-        torch.testing.assert_close(answers[0][place, :width], answers[1][place, :width])
+        output = model.forward(cache, {cache.allocate(): row for row in rows})
+        answers.append([output.logits_of(slot) for slot in output.spans])
+    for old, new in zip(*answers, strict=True):
+        torch.testing.assert_close(old, new)
     assert not torch.equal(own[3], own[7])
 
 
@@ -123,10 +124,8 @@ def test_a_table_that_learns_is_read_anew(target: TargetModel) -> None:
     answers = []
     for _ in range(2):
         cache = more.new_cache()
-        cache.allocate()
-        logits = more.forward(cache, [Rows([5, 40])]).logits
-        assert logits is not None
-        answers.append(logits[0].clone())
+        slot = cache.allocate()
+        answers.append(more.forward(cache, {slot: Rows([5, 40])}).logits_of(slot).clone())
         with torch.no_grad():
             table.copy_(torch.linspace(-1, 1, table.numel()).view_as(table))
     assert torch.equal(answers[0][0], answers[1][0]) and not torch.equal(answers[0][1], answers[1][1])
@@ -259,7 +258,6 @@ def test_rows_in_training_are_those_of_decoding() -> None:
     more = target.with_embeddings(made.embeddings)
     for place, text in enumerate(([2, 7], [3, 9], [2, 7, 6])):
         cache = more.new_cache()
-        cache.allocate()
-        logits = more.forward(cache, [Rows([*text, 40, 41])]).logits
-        assert logits is not None
-        torch.testing.assert_close(found[place], logits[0, -2:].clone())
+        slot = cache.allocate()
+        logits = more.forward(cache, {slot: Rows([*text, 40, 41])}).logits_of(slot)
+        torch.testing.assert_close(found[place], logits[-2:].clone())

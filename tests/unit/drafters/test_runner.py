@@ -23,21 +23,19 @@ def models() -> list[Any]:
 
 def logits_after(model: TargetModel, tokens: list[int]) -> Tensor:
     cache = model.new_cache()
-    cache.allocate()
-    found = model.forward(cache, [Rows(tokens)]).logits
-    assert found is not None
-    return found[0, -1]
+    slot = cache.allocate()
+    return model.forward(cache, {slot: Rows(tokens)}).logits_of(slot)[-1]
 
 
 def same_rows(runner: Runner, track: Track) -> None:
     """The track's rows are those of a fresh prefill of its tokens."""
     assert not track.parents
-    assert runner.cache.lengths[track.slot.index] == len(track.tokens)
+    assert runner.cache.length(track.slot) == len(track.tokens)
     cache = runner.model.new_cache()
     slot = cache.allocate()
     if track.tokens:
-        runner.model.forward(cache, [Rows(track.tokens)], logits_from=None)
-        cache.keep([range(len(track.tokens))])
+        runner.model.forward(cache, {slot: Rows(track.tokens)}, logits_from=None)
+        cache.keep({slot: range(len(track.tokens))})
     for layer in range(len(cache.layers)):
         for fresh, kept in zip(cache.rows(layer, slot), runner.cache.rows(layer, track.slot), strict=True):
             torch.testing.assert_close(kept, fresh, atol=1e-12, rtol=0)

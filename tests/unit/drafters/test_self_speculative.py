@@ -10,6 +10,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from models import tiny_llama
+from outpace.cache import KVCache
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters import load_drafter
 from outpace.drafters.combined.combined import Combined
@@ -84,19 +85,19 @@ def test_it_reads_the_rows_that_all_layers_made() -> None:
     part = target.some_layers([1])
     cache = target.new_cache()
     slot = cache.allocate()
-    target.forward(cache, [Rows([3, 9, 2])])
-    cache.keep([range(3)])
+    target.forward(cache, {slot: Rows([3, 9, 2])})
+    cache.keep({slot: range(3)})
     before = [rows.clone() for rows in cache.rows(1, slot)]
     own = part.new_cache()
-    own.allocate()
-    part.forward(own, [Rows([3, 9, 2])])
-    own.keep([range(3)])
+    mine = own.allocate()
+    part.forward(own, {mine: Rows([3, 9, 2])})
+    own.keep({mine: range(3)})
     with cache.provisional():
-        found = part.forward(cache, [Rows([7])]).logits
-        cache.keep([[0]])
-    alone = part.forward(own, [Rows([7])]).logits
+        found = part.forward(cache, {slot: Rows([7])}).logits
+        cache.keep({slot: [0]})
+    alone = part.forward(own, {mine: Rows([7])}).logits
     assert found is not None and alone is not None and not torch.equal(found, alone)
-    assert cache.lengths == [3]
+    assert cache.length(slot) == 3
     assert all(torch.equal(old, new) for old, new in zip(before, cache.rows(1, slot), strict=True))
 
 
@@ -108,9 +109,11 @@ def test_nothing_of_a_draft_stays_in_the_cache() -> None:
     (active,) = engine._active
     (draft,) = engine.drafter.propose([active.state])
     assert len(draft) == 6
-    length = engine._cache.lengths[0]
+    cache = engine._cache
+    assert isinstance(cache, KVCache)
+    length = cache.length(active.slot)
     assert length == len(sequence.tokens) - 1
-    assert all(float(buffer[:, 0, :, length:].abs().sum()) == 0 for buffer in engine._cache._buffers.values())
+    assert all(float(buffer[:, 0, :, length:].abs().sum()) == 0 for buffer in cache._lanes[0].buffers)
 
 
 def test_low_confidence_ends_a_chain() -> None:

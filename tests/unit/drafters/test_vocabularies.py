@@ -93,11 +93,9 @@ def test_under_rejection_texts_are_distributed_as_the_target_says(how: str) -> N
 def chances(target: ToyTarget, prompt: list[int]) -> Tensor:
     """Of the first token and the second, [vocabulary, vocabulary]."""
     cache = target.new_cache(target.vocabulary)
-    for _ in range(target.vocabulary):
-        cache.allocate()
-    logits = target.forward(cache, [Rows([*prompt, token]) for token in range(target.vocabulary)]).logits
-    assert logits is not None
-    rows = logits.softmax(dim=-1)
+    feeds = {cache.allocate(): Rows([*prompt, token]) for token in range(target.vocabulary)}
+    output = target.forward(cache, feeds)
+    rows = torch.stack([output.logits_of(slot) for slot in feeds]).softmax(dim=-1)
     second = rows[:, -1].clone()
     for end in target.eos_token_ids:
         second[end] = torch.eye(target.vocabulary, dtype=torch.float64)[0]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outpace.cache import KVCache
+from outpace.cache import Cache, Slot
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import DraftModel, Jacobi, Lookahead, PromptLookup, SequenceDrafter, load_drafter
 from outpace.drafters.base import Drafter
@@ -56,14 +57,14 @@ class Timed(TargetModel):
         self.eos_token_ids = target.eos_token_ids
         self.widths: list[int] = []
 
-    def new_cache(self, slots: int = 1, length: int = 256) -> KVCache:
-        return self._target.new_cache(slots, length)
+    def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> Cache:
+        return self._target.new_cache(slots, length, capacity)
 
-    def forward(self, cache: KVCache, rows: Seq[Rows], *args: Any, **kwargs: Any) -> Output:
-        width = max(len(row.tokens) for row in rows)
+    def forward(self, cache: Cache, feeds: Mapping[Slot, Rows], *args: Any, **kwargs: Any) -> Output:
+        width = max(len(row.tokens) for row in feeds.values())
         self.widths.append(width)
-        self._clock.now += 1 + self._clock.per_row * (len(rows) * width - 1)
-        return self._target.forward(cache, rows, *args, **kwargs)
+        self._clock.now += 1 + self._clock.per_row * (len(feeds) * width - 1)
+        return self._target.forward(cache, feeds, *args, **kwargs)
 
 
 def governed(drafter: Any, per_row: float = 0.01, **options: Any) -> tuple[Engine, Timed]:

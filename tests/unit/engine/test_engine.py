@@ -11,7 +11,7 @@ import torch
 
 import outpace
 from models import tiny_llama
-from outpace.cache import KVCache, Slot
+from outpace.cache import Cache, Slot
 from outpace.core import ContextOverflow, Draft, OutpaceError, SamplingParams
 from outpace.drafters import NoDraft
 from outpace.engine.engine import Engine
@@ -40,8 +40,8 @@ class Counting(TargetModel):
         self.eos_token_ids = target.eos_token_ids
         self.forwards = 0
 
-    def new_cache(self, slots: int = 1, length: int = 256) -> KVCache:
-        return self._target.new_cache(slots, length)
+    def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> Cache:
+        return self._target.new_cache(slots, length, capacity)
 
     def forward(self, *args: Any, **kwargs: Any) -> Output:
         self.forwards += 1
@@ -361,12 +361,12 @@ def test_an_error_while_joining_leaks_no_slot(
     engine = Engine(target, LOOKAHEAD, slots=4, adaptive=False)
     allocate, calls = engine._cache.allocate, 0
 
-    def fail_at_the_third() -> Slot:
+    def fail_at_the_third(rows: int = 0) -> Slot:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise MemoryError("no room")
-        return allocate()
+        return allocate(rows)
 
     monkeypatch.setattr(engine._cache, "allocate", fail_at_the_third)
     waiting = [engine.add(prompt, SamplingParams(max_new_tokens=8)) for prompt in PROMPTS]

@@ -124,19 +124,15 @@ class Spoilt(ToyTarget):
 
     length, done = 12, False
 
-    def forward(self, cache: Any, rows: Any, *args: Any, **kwargs: Any) -> Output:
-        output = super().forward(cache, rows, *args, **kwargs)
-        if (
-            output.logits is not None
-            and len(rows) > BAD
-            and cache.lengths[BAD] >= self.length
-            and not self.done
-        ):
-            self.done = True
-            logits = output.logits.clone()
-            logits[BAD, :, 7] = math.nan
-            return Output(logits, output.hidden)
-        return output
+    def forward(self, cache: Any, feeds: Any, *args: Any, **kwargs: Any) -> Output:
+        output = super().forward(cache, feeds, *args, **kwargs)
+        slot = next((slot for slot in feeds if slot.number == BAD), None)
+        if output.logits is None or slot is None or cache.length(slot) < self.length or self.done:
+            return output
+        self.done = True
+        logits = output.logits.clone()
+        logits[output.span(slot), 7] = math.nan
+        return replace(output, logits=logits)
 
 
 @pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled"])

@@ -203,7 +203,7 @@ def test_the_memory_of_the_cache_is_given_back(llama: Any, batch: Any) -> None:
     outpace.accelerate(llama)
     llama.generate(**batch, max_new_tokens=30)
     (engine,) = llama.generate._engines._idle
-    assert (engine._cache.slots, engine._cache.length) == (1, 1)
+    assert engine.room == (1, 1)
     assert not engine.sequences
 
 

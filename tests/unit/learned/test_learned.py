@@ -177,17 +177,18 @@ def test_a_target_shares_its_head_and_embeddings(config: str, options: dict[str,
     own = getattr(transformers, config)(**sizes, **heads, **options)
     target = Target(transformers.AutoModelForCausalLM.from_config(own).double().eval())
     cache = target.new_cache()
-    cache.allocate()
-    output = target.forward(cache, [Rows([5, 6, 7])], hidden_layers=(0, -1))
-    assert output.logits is not None and target.hidden.size == output.hidden[-1].shape[-1]
+    slot = cache.allocate()
+    output = target.forward(cache, {slot: Rows([5, 6, 7])}, hidden_layers=(0, -1))
+    states = output.hidden[slot][-1]
+    assert output.logits is not None and target.hidden.size == states.shape[-1]
     with torch.inference_mode():
-        assert torch.allclose(target.head(output.hidden[-1]), output.logits)
+        assert torch.allclose(target.head(states), output.logits)
     assert target.embed(torch.tensor([[5, 6]])).shape == (1, 2, target.hidden.size)
     weights = head_weights(target)
     assert (weights is None) == ("final_logit_softcapping" in options)
     if weights is not None:
         matrix, bias = weights
-        assert torch.allclose(output.hidden[-1] @ matrix.T + bias, output.logits)
+        assert torch.allclose(states @ matrix.T + bias, output.logits)
 
 
 def test_a_head_with_a_bias_is_a_matrix_and_that_bias() -> None:

@@ -71,13 +71,12 @@ def iterative_text(
             chosen.append(retriever.search([query], 1)[0][0])
         prompt = documents[chosen[-1]] + prefix
         cache = target.new_cache()
-        cache.allocate()
-        logits = target.forward(cache, [Rows(prompt + output)]).logits
-        assert logits is not None
+        slot = cache.allocate()
+        logits = target.forward(cache, {slot: Rows(prompt + output)}).logits_of(slot)
         processor = Processor(params, prompt)
         for token in output:
             processor.observe(token)
-        scores = processor(logits[0, -1], prompt + output)
+        scores = processor(logits[-1], prompt + output)
         word = Key(params.seed).target(len(output))
         output.append(int(scores.argmax()) if params.greedy else noisy_argmax(scores, word))
         if output[-1] in target.eos_token_ids and not params.ignore_eos:

@@ -290,10 +290,9 @@ def test_rejection_keeps_the_distribution() -> None:
     def after(output: list[int]) -> list[float]:
         best = base.search([base.encode(Numbers().decode([1, *output]))], 1)[0][0]
         cache = target.new_cache()
-        cache.allocate()
-        logits = target.forward(cache, [Rows([*documents[best], 1, *output])]).logits
-        assert logits is not None
-        weights: list[float] = logits[0, -1].softmax(dim=-1).tolist()
+        slot = cache.allocate()
+        logits = target.forward(cache, {slot: Rows([*documents[best], 1, *output])}).logits_of(slot)
+        weights: list[float] = logits[-1].softmax(dim=-1).tolist()
         return weights
 
     due = {(a, b): p * q for a, p in enumerate(after([])) for b, q in enumerate(after([a]))}

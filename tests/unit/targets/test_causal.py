@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from outpace import Engine, SamplingParams, Target
-from outpace.core import OutpaceError
+from outpace.cache import CacheFull, KVCache, Slot
 from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.targets import CausalTarget, Rows
 from zoo.families import FAMILIES, VOCABULARY
@@ -36,17 +36,24 @@ def recorded(model: Any) -> Iterator[list[dict[str, Any]]]:
     hook.remove()
 
 
+def fill(target: CausalTarget, cache: KVCache, prompts: list[list[int]]) -> list[Slot]:
+    """A slot for each prompt, with its rows."""
+    slots = []
+    for prompt in prompts:
+        slots.append(slot := cache.allocate())
+        target.forward(cache, {slot: Rows(prompt)}, logits_from=None)
+        cache.keep({slot: range(len(prompt))})
+    return slots
+
+
 def test_hidden_states() -> None:
     """Those of transformers, at every row of a tree, in a batch with padding."""
     target = target_of()
     cache = target.new_cache(2)
-    for place, prompt in enumerate(PROMPTS[:2]):
-        cache.allocate()
-        target.forward(cache, [Rows(prompt)], first=place, logits_from=None)
-        cache.keep([range(len(prompt))])
+    slots = fill(target, cache, PROMPTS[:2])
     layers = [0, 1, 2, -1]
-    output = target.forward(cache, [TREE, Rows([20, 21])], hidden_layers=layers)
-    assert sorted(output.hidden) == sorted(layers)
+    output = target.forward(cache, {slots[1]: Rows([20, 21]), slots[0]: TREE}, hidden_layers=layers)
+    assert all(sorted(output.hidden[slot]) == sorted(layers) for slot in slots)
     for place, paths in ((0, [[0, 1, 3], [0, 2, 4]]), (1, [[0, 1]])):
         for path in paths:
             tokens = TREE.tokens if place == 0 else [20, 21]
@@ -54,26 +61,25 @@ def test_hidden_states() -> None:
             stock = target.model(input_ids=text, output_hidden_states=True, use_cache=False)
             for layer in layers:
                 expected = stock.hidden_states[layer][0, -len(path) :]
-                assert torch.allclose(output.hidden[layer][place, path], expected, atol=1e-9)
-    assert output.logits is not None
+                assert torch.allclose(output.hidden[slots[place]][layer][path], expected, atol=1e-9)
     with torch.no_grad():
-        head = target.model.get_output_embeddings()(output.hidden[-1])
-    assert torch.allclose(head, output.logits, atol=1e-9)
-    output = target.forward(cache, [TREE, TREE], logits_from=None, hidden_layers=[1])
-    assert output.hidden[1].shape == (2, 5, 32)
+        head = target.model.get_output_embeddings()(output.hidden[slots[0]][-1])
+    assert torch.allclose(head, output.logits_of(slots[0]), atol=1e-9)
+    output = target.forward(cache, dict.fromkeys(slots, TREE), logits_from=None, hidden_layers=[1])
+    assert output.logits is None and output.hidden[slots[1]][1].shape == (5, 32)
 
 
 def test_logits_only_where_needed() -> None:
     target = target_of()
     cache = target.new_cache()
-    cache.allocate()
+    slot = cache.allocate()
     with recorded(target.model) as calls:
-        assert target.forward(cache, [Rows([1, 2, 3])], logits_from=None).logits is None
-        cache.keep([[0, 1, 2]])
-        logits = target.forward(cache, [Rows([4, 5, 6])]).logits
-        last = target.forward(cache, [Rows([4, 5, 6])], logits_from=1).logits
-    assert logits is not None and logits.shape == (1, 3, VOCABULARY)
-    assert last is not None and torch.equal(last, logits[:, 1:])
+        assert target.forward(cache, {slot: Rows([1, 2, 3])}, logits_from=None).logits is None
+        cache.keep({slot: [0, 1, 2]})
+        logits = target.forward(cache, {slot: Rows([4, 5, 6])}).logits
+        last = target.forward(cache, {slot: Rows([4, 5, 6])}, logits_from=1).logits
+    assert logits is not None and logits.shape == (3, VOCABULARY)
+    assert last is not None and torch.equal(last, logits[1:])
     assert [call["logits_to_keep"] for call in calls] == [1, 3, 2]
 
 
@@ -133,20 +139,17 @@ def test_static_shapes(name: str) -> None:
 
 def test_static_forward_of_some_slots() -> None:
     """Slots before and after those that feed rows are padding, and not in the output."""
-    outputs = []
+    outputs: list[tuple[torch.Tensor, torch.Tensor]] = []
     for static in (False, True):
         target = target_of(static=static)
         cache = target.new_cache(4, 32)
-        for place, prompt in enumerate(PROMPTS):
-            cache.allocate()
-            target.forward(cache, [Rows(prompt)], first=place, logits_from=None)
-            cache.keep([range(len(prompt))])
-        outputs.append(target.forward(cache, [TREE], first=1, hidden_layers=[1]))
+        slot = fill(target, cache, PROMPTS)[1]
+        output = target.forward(cache, {slot: TREE}, hidden_layers=[1])
+        outputs.append((output.logits_of(slot), output.hidden_of(slot, 0, 5)[1]))
     dynamic, fixed = outputs
-    assert dynamic.logits is not None and fixed.logits is not None
-    assert fixed.logits.shape == (1, 8, VOCABULARY)
-    assert torch.allclose(fixed.logits[:, :5], dynamic.logits)
-    assert torch.allclose(fixed.hidden[1][:, :5], dynamic.hidden[1])
+    assert fixed[0].shape == (5, VOCABULARY)
+    assert torch.allclose(fixed[0], dynamic[0])
+    assert torch.allclose(fixed[1], dynamic[1])
 
 
 def test_static_plain_decoding_has_one_shape() -> None:
@@ -166,16 +169,16 @@ def test_outgrowing_a_static_cache() -> None:
     """An error before anything is written: what fits may still be fed."""
     target = target_of(static=True)
     cache = target.new_cache(1, 16)
-    cache.allocate()
-    target.forward(cache, [Rows(range(14))], logits_from=None)
-    cache.keep([range(14)])
-    with pytest.raises(OutpaceError, match="length >= 19"):
-        target.forward(cache, [TREE])
-    logits = target.forward(cache, [Rows([7, 8])]).logits  # its width's bucket may reach past the end
+    (slot,) = fill(target, cache, [list(range(14))])
+    with pytest.raises(CacheFull, match="length >= 19"):
+        target.forward(cache, {slot: TREE})
+    logits = target.forward(cache, {slot: Rows([7, 8])}).logits_of(
+        slot
+    )  # its width's bucket may reach past the end
     plain = target.model(input_ids=torch.tensor([[*range(14), 7, 8]])).logits[:, -2:]
-    assert logits is not None and torch.allclose(logits[:, :2], plain)
-    cache.keep([range(2)])
-    assert cache.lengths == [16]
+    assert torch.allclose(logits, plain)
+    cache.keep({slot: range(2)})
+    assert cache.length(slot) == 16
 
 
 @pytest.mark.parametrize("slots", [1, 2])

@@ -18,6 +18,7 @@ from lossless.datastore import with_datastore
 from lossless.test_matrix import SPECS
 from lossless.trained import with_trained
 from models import tiny_llama
+from outpace.cache import Slot
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters import Drafter, DraftModel, load_drafter
 from outpace.engine.engine import Engine
@@ -39,10 +40,11 @@ OF_ONE_MODEL = {"self_speculative", "early_exit", "parallel_tokens"}  # they dra
 def row_after(model: TargetModel, text: list[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Logits after a text that is fed at once to an empty cache, [vocabulary]."""
     cache = model.new_cache(1, len(text))
-    cache.allocate()
-    logits = model.forward(cache, [Rows(text)]).logits
-    assert logits is not None
-    return logits[0, -1].numpy()
+    slot = cache.allocate()
+    found: np.ndarray[Any, np.dtype[np.float64]] = (
+        model.forward(cache, {slot: Rows(text)}).logits_of(slot)[-1].numpy()
+    )
+    return found
 
 
 def contrastive_text(
@@ -174,11 +176,10 @@ def test_its_costs_are_not_those_of_the_expert() -> None:
 
 def test_hidden_states_are_the_experts() -> None:
     caches = [model.new_cache() for model in (PAIR, PAIR.expert)]
-    for cache in caches:
-        cache.allocate()
-    pair = PAIR.forward(caches[0], [Rows(PROMPT)], hidden_layers=(1,))
-    expert = PAIR.expert.forward(caches[1], [Rows(PROMPT)], hidden_layers=(1,))
-    assert torch.equal(pair.hidden[1], expert.hidden[1])
+    own, alone = (cache.allocate() for cache in caches)
+    pair = PAIR.forward(caches[0], {own: Rows(PROMPT)}, hidden_layers=(1,))
+    expert = PAIR.expert.forward(caches[1], {alone: Rows(PROMPT)}, hidden_layers=(1,))
+    assert torch.equal(pair.hidden[own][1], expert.hidden[alone][1])
 
 
 def test_static_pair() -> None:
@@ -216,24 +217,38 @@ def test_vocabularies_must_be_the_same() -> None:
 def test_the_two_caches_stay_together() -> None:
     cache = PAIR.new_cache(slots=1, length=4)
     slots = [cache.allocate() for _ in range(3)]
-    PAIR.forward(cache, [Rows([1, 2, 3, 4, 5]), Rows([6, 7]), Rows([8, 9, 8], (-1, 0, 0))])
-    cache.keep([range(5), range(2), (0, 2)])
-    assert cache.amateur.lengths == cache.lengths == [5, 2, 2]
+    feeds = zip(slots, [Rows([1, 2, 3, 4, 5]), Rows([6, 7]), Rows([8, 9, 8], (-1, 0, 0))], strict=True)
+    PAIR.forward(cache, dict(feeds))
+    cache.keep(dict(zip(slots, [range(5), range(2), (0, 2)], strict=True)))
+
+    def lengths(slots: list[Slot]) -> list[int]:
+        found = [cache.length(slot) for slot in slots]
+        assert found == [cache.amateur.length(cache.beside[slot]) for slot in slots]
+        return found
+
+    assert lengths(slots) == [5, 2, 2]
+    block = cache.read_rows(slots[1], 0, 2)
     cache.free(slots[0])
     cache.truncate(slots[2], 1)
-    assert cache.amateur.lengths == cache.lengths == [1, 2]
-    for name, model, store in (("expert", PAIR.expert, cache), ("amateur", AMATEUR, cache.amateur)):
-        alone = model.new_cache()
-        alone.allocate()
-        expected = model.forward(alone, [Rows([8, 3])]).logits
-        logits = model.forward(store, [Rows([3]), Rows([1])]).logits
-        assert expected is not None and logits is not None
-        assert torch.allclose(logits[0, 0], expected[0, 1], rtol=0, atol=1e-12), name
+    assert lengths(slots[1:]) == [2, 1]
+    copied = cache.allocate()
+    cache.write_rows(copied, block)
+    assert lengths([*slots[1:], copied]) == [2, 1, 2]
+    for name, model, store, own in (
+        ("expert", PAIR.expert, cache.expert, [slots[2], copied]),
+        ("amateur", AMATEUR, cache.amateur, [cache.beside[slots[2]], cache.beside[copied]]),
+    ):
+        found = model.forward(store, {own[0]: Rows([3]), own[1]: Rows([1])})
+        for slot, text in zip(own, ([8, 3], [6, 7, 1]), strict=True):
+            alone = model.new_cache()
+            fresh = alone.allocate()
+            expected = model.forward(alone, {fresh: Rows(text)}).logits_of(fresh)
+            assert torch.allclose(found.logits_of(slot)[0], expected[-1], rtol=0, atol=1e-12), name
 
 
 def test_a_cache_of_another_target() -> None:
     with pytest.raises(OutpaceError, match="cache of its own"):
-        PAIR.forward(ToyTarget().new_cache(), [Rows(PROMPT)])
+        PAIR.forward(ToyTarget().new_cache(), {Slot(0): Rows(PROMPT)})
 
 
 def test_the_example_gives_the_same_tokens_in_fewer_steps(capsys: pytest.CaptureFixture[str]) -> None:

@@ -207,7 +207,7 @@ def test_training_mode() -> None:
     with pytest.raises(UnsupportedModel, match=r"llama.*training mode.*eval"):
         Target(model)
     with pytest.raises(OutpaceError, match="training mode"):
-        target.forward(target.new_cache(), [])
+        target.forward(target.new_cache(), {})
     assert model.training
 
 

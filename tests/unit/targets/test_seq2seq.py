@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import outpace
 from outpace import ContextOverflow, Engine, OutpaceError, SamplingParams, Target, UnsupportedModel
+from outpace.cache import Slot
 from outpace.core import Source
 from outpace.drafters import Cascade, DraftModel, PromptLookup
 from outpace.targets import CausalTarget, ContrastiveTarget, Rows, Seq2SeqTarget, positions
@@ -36,14 +37,16 @@ def target_of(name: str, **options: Any) -> Seq2SeqTarget:
     return target
 
 
-def opened(target: Seq2SeqTarget, sources: list[Source], prompts: list[list[int]]) -> Seq2SeqCache:
+def opened(
+    target: Seq2SeqTarget, sources: list[Source], prompts: list[list[int]]
+) -> tuple[Seq2SeqCache, list[Slot]]:
     """A cache with a slot for each source, the prompts in it."""
-    cache = target.new_cache(slots=1, length=4)
-    for place, (source, prompt) in enumerate(zip(sources, prompts, strict=True)):
-        target.open(cache, source)
-        target.forward(cache, [Rows(prompt)], first=place, logits_from=None)
-        cache.keep([range(len(prompt))])
-    return cache
+    cache, slots = target.new_cache(slots=1, length=4), []
+    for source, prompt in zip(sources, prompts, strict=True):
+        slots.append(slot := target.open(cache, source))
+        target.forward(cache, {slot: Rows(prompt)}, logits_from=None)
+        cache.keep({slot: range(len(prompt))})
+    return cache, slots
 
 
 @torch.inference_mode()
@@ -66,17 +69,18 @@ def test_a_tree_has_the_logits_of_its_paths(name: str) -> None:
     target = target_of(name, check=False)
     sources = [target.encode(source) for source in SEQ2SEQ_FAMILIES[name].sources(LENGTHS)]
     prompts = [[START, *range(3, 40)], [START, 7]]
-    cache = opened(target, sources, prompts)
-    output = target.forward(cache, [Rows(TREE, PARENTS), Rows([11, 12])], hidden_layers=(0, -1))
-    assert output.logits is not None
+    cache, slots = opened(target, sources, prompts)
+    feeds = {slots[0]: Rows(TREE, PARENTS), slots[1]: Rows([11, 12])}
+    output = target.forward(cache, feeds, hidden_layers=(0, -1))
+    tree, beside = (output.logits_of(slot) for slot in slots)
     for path in PATHS:
         text = prompts[0] + [TREE[node] for node in path]
-        assert close(output.logits[0, list(path)], plain(target, sources[0], text)[-len(path) :])
-    assert close(output.logits[1, :2], plain(target, sources[1], [*prompts[1], 11, 12])[-2:])
-    assert not close(output.logits[1, :2], plain(target, sources[0], [*prompts[1], 11, 12])[-2:])
-    assert output.hidden[0].shape == output.hidden[-1].shape == (2, len(TREE), 32)
-    last = target.forward(cache, [Rows(TREE, PARENTS), Rows([11, 12])], logits_from=3)
-    assert last.logits is not None and close(last.logits, output.logits[:, 3:])
+        assert close(tree[list(path)], plain(target, sources[0], text)[-len(path) :])
+    assert close(beside, plain(target, sources[1], [*prompts[1], 11, 12])[-2:])
+    assert not close(beside, plain(target, sources[0], [*prompts[1], 11, 12])[-2:])
+    assert all(states.shape == (len(TREE), 32) for states in output.hidden[slots[0]].values())
+    last = target.forward(cache, feeds, logits_from=3)
+    assert close(last.logits_of(slots[0]), tree[3:]) and not len(last.logits_of(slots[1]))
 
 
 def test_slots_keep_their_sources() -> None:
@@ -86,13 +90,13 @@ def test_slots_keep_their_sources() -> None:
     cache = target.new_cache(slots=1, length=2)
     slots = [target.open(cache, source) for source in sources[:3]]
     cache.free(slots[0])
-    target.open(cache, sources[3])
+    last = target.open(cache, sources[3])
     cache.free(slots[1])
-    assert cache.sources.lengths == [6, 2] and len(cache) == 2
-    logits = target.forward(cache, [Rows([START]), Rows([START])]).logits
-    assert logits is not None
-    for row, source in zip(logits, (sources[2], sources[3]), strict=True):
-        assert close(row, plain(target, source, [START]))
+    assert len(cache) == len(cache.sources) == 2
+    output = target.forward(cache, {last: Rows([START]), slots[2]: Rows([START])})
+    for slot, source in ((slots[2], sources[2]), (last, sources[3])):
+        assert cache.sources.length(cache.beside[slot]) == len(source.states)
+        assert close(output.logits_of(slot), plain(target, source, [START]))
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS.items())
@@ -130,10 +134,10 @@ def test_the_hook_is_gone_after_a_forward(monkeypatch: pytest.MonkeyPatch) -> No
         raise Broken
 
     cache = target.new_cache()
-    target.open(cache, source)
+    slot = target.open(cache, source)
     monkeypatch.setattr(model.lm_head, "forward", fails)
     with pytest.raises(Broken):
-        target.forward(cache, [Rows([START])])
+        target.forward(cache, {slot: Rows([START])})
     assert during == [before + 2]
     assert hooks_of(model) == before
     assert dict(vars(type(model.get_decoder().embed_positions))) == methods
@@ -240,8 +244,7 @@ def test_what_else_is_refused() -> None:
         Engine(outpace.testing.ToyTarget()).add([1], source=[4])
     with pytest.raises(OutpaceError, match="open"):
         cache = target.new_cache()
-        cache.allocate()
-        target.forward(cache, [Rows([START])])
+        target.forward(cache, {cache.allocate(): Rows([START])})
     model.train()
     with pytest.raises(OutpaceError, match=r"model\.eval"):
         target.encode([4])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from models import tiny_llama
 from outpace.cache import KVCache, Slot
 from outpace.core import OutpaceError, UnsupportedModel
-from outpace.targets import CausalTarget, Rows, TargetModel
+from outpace.targets import CausalTarget, Output, Rows, TargetModel
 from outpace.targets.split import SplitTarget
 from outpace.testing import ToyTarget
 
@@ -19,16 +18,20 @@ TEXTS = [[3, 9, 2, 7, 4], [5], [6, 1, 6]]
 def opened(target: TargetModel, length: int = 64) -> tuple[KVCache, list[Slot]]:
     """A cache with the texts in it, each in a slot."""
     cache = target.new_cache(slots=3, length=length)
+    assert isinstance(cache, KVCache)
     slots = [cache.allocate() for _ in TEXTS]
-    target.forward(cache, [Rows(text) for text in TEXTS], logits_from=None)
-    cache.keep([range(len(text)) for text in TEXTS])
+    target.forward(cache, fed(slots, [Rows(text) for text in TEXTS]), logits_from=None)
+    cache.keep({slot: range(len(text)) for slot, text in zip(slots, TEXTS, strict=True)})
     return cache, slots
 
 
-def same(found: Tensor | None, expected: Tensor | None, widths: list[int]) -> None:
-    assert found is not None and expected is not None
-    for place, width in enumerate(widths):
-        torch.testing.assert_close(found[place, :width], expected[place, :width], atol=1e-12, rtol=1e-12)
+def fed(slots: list[Slot], rows: list[Rows]) -> dict[Slot, Rows]:
+    return dict(zip(slots, rows, strict=True))
+
+
+def same(found: Output, slots: list[Slot], expected: Output, others: list[Slot]) -> None:
+    for slot, other in zip(slots, others, strict=True):
+        torch.testing.assert_close(found.logits_of(slot), expected.logits_of(other), atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -39,24 +42,25 @@ def test_two_parts_say_what_the_whole_says(depth: int, static: bool, length: int
         length = 16
     whole = CausalTarget(tiny_llama(layers=4), static=static)
     split = SplitTarget(whole, depth)
-    (cache, _), (own, slots) = opened(whole, length), opened(split, length)
+    (cache, others), (own, slots) = opened(whole, length), opened(split, length)
     feeds = [Rows([8, 4, 11, 5, 2], (-1, 0, 1, 0, 3)), Rows([7, 7]), Rows([1, 2, 3], (-1, 0, 1))]
     # A whole draft, nothing, and one that was made otherwise from its third row on.
     for tokens, places in (([8, 1], (0, 2)), ([4, 2], (0, 2)), ([11, 9], (0, 2)), ([6], (0,))):
         split.advance(own, [slots[place] for place in places], tokens)
-    found = split.forward(own, feeds, logits_from=0).logits
-    same(found, whole.forward(cache, feeds).logits, [5, 2, 3])
-    for each in (cache, own):
-        each.keep([[0, 3, 4], [0], [0, 1]])
+    found = split.forward(own, fed(slots, feeds), logits_from=0)
+    same(found, slots, whole.forward(cache, fed(others, feeds)), others)
+    for each, some in ((cache, others), (own, slots)):
+        each.keep(dict(zip(some, ([0, 3, 4], [0], [0, 1]), strict=True)))
     # Rows of all layers are those of the whole, and what was ahead is over.
     for layer in range(4):
         for place in range(3):
             for mine, theirs in zip(
-                own.rows(layer, slots[place]), cache.rows(layer, cache.slot(place)), strict=True
+                own.rows(layer, slots[place]), cache.rows(layer, others[place]), strict=True
             ):
                 torch.testing.assert_close(mine, theirs, atol=1e-12, rtol=1e-12)
     after = [Rows([9]), Rows([10, 11]), Rows([12])]
-    same(split.forward(own, after).logits, whole.forward(cache, after).logits, [1, 2, 1])
+    found = split.forward(own, fed(slots, after))
+    same(found, slots, whole.forward(cache, fed(others, after)), others)
 
 
 def test_no_row_goes_through_a_layer_twice() -> None:
@@ -70,11 +74,11 @@ def test_no_row_goes_through_a_layer_twice() -> None:
         )
     for token in (8, 4, 11):
         split.advance(cache, slots, [token] * 3)
-    split.forward(cache, [Rows([8, 4, 11, 5])] * 3)
+    split.forward(cache, dict.fromkeys(slots, Rows([8, 4, 11, 5])))
     assert seen == {0: [1, 1, 1, 1], 3: [4]}
     split.advance(cache, slots, [8] * 3)
     split.forget(slots)
-    split.forward(cache, [Rows([8, 4])] * 3)
+    split.forward(cache, dict.fromkeys(slots, Rows([8, 4])))
     assert seen[0][4:] == [1, 2]
 
 
@@ -98,11 +102,13 @@ def test_what_cannot_be_split_is_refused() -> None:
     for depth in (0, 3):
         with pytest.raises(OutpaceError, match="1 to 2 of them"):
             SplitTarget(whole, depth)
-    cache, _ = opened(split := SplitTarget(whole, 1))
+    cache, (slot, *_) = opened(split := SplitTarget(whole, 1))
     with pytest.raises(OutpaceError, match="gives the hidden states of layer 1 alone"):
-        split.forward(cache, [Rows([1])], hidden_layers=(1, 2))
-    expected = whole.forward(opened(whole)[0], [Rows([1, 5])], hidden_layers=(1,)).hidden[1]
-    torch.testing.assert_close(split.forward(cache, [Rows([1, 5])], hidden_layers=(1,)).hidden[1], expected)
+        split.forward(cache, {slot: Rows([1])}, hidden_layers=(1, 2))
+    other, (first, *_) = opened(whole)
+    expected = whole.forward(other, {first: Rows([1, 5])}, hidden_layers=(1,)).hidden[first][1]
+    found = split.forward(cache, {slot: Rows([1, 5])}, hidden_layers=(1,)).hidden[slot][1]
+    torch.testing.assert_close(found, expected)
     with pytest.raises(UnsupportedModel, match="cannot be split"):
         SplitTarget(ToyTarget(), 1)
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=64, n_embd=32, n_layer=2, n_head=2)).eval()

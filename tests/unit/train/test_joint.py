@@ -23,13 +23,12 @@ from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads
 from outpace.engine.engine import Engine
 from outpace.learned.learned import Learned
 from outpace.targets import Target, TargetModel
-from outpace.targets.adapters import base_of, merge
 from outpace.targets.base import Rows
 from outpace.testing import ToyTarget
 from outpace.train.data import Document
 from outpace.train.joint import TARGET, Joint
 from outpace.train.loop import Training, train
-from outpace.train.lora import LoRA
+from outpace.train.lora import LoRA, base_of, merge
 from outpace.train.metric import Replay
 from outpace.train.reading import read_batch
 
@@ -188,10 +187,9 @@ def test_the_folder_is_one_of_pefts(folders: dict[str, Path]) -> None:
     live = peft.PeftModel.from_pretrained(tiny_llama(), folder).eval()
     merged = Target(merge(tiny_llama(), folder))
     cache = merged.new_cache()
-    cache.allocate()
-    logits = merged.forward(cache, [Rows([3, 9, 2, 7])]).logits
-    assert logits is not None
-    assert torch.allclose(live(torch.tensor([[3, 9, 2, 7]])).logits[0], logits[0], atol=1e-9)
+    slot = cache.allocate()
+    logits = merged.forward(cache, {slot: Rows([3, 9, 2, 7])}).logits_of(slot)
+    assert torch.allclose(live(torch.tensor([[3, 9, 2, 7]])).logits[0], logits, atol=1e-9)
 
 
 def test_a_tensor_that_does_not_fit_is_named(folders: dict[str, Path], tmp_path: Path) -> None:

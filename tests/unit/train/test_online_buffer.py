@@ -96,10 +96,9 @@ class Whole:
 
 def plain(tokens: Seq[int]) -> Whole:
     cache = TARGET.new_cache()
-    cache.allocate()
-    output = TARGET.forward(cache, [Rows(tokens)], hidden_layers=LAYERS)
-    assert output.logits is not None
-    return Whole(output.logits[0], {layer: rows[0] for layer, rows in output.hidden.items()})
+    slot = cache.allocate()
+    output = TARGET.forward(cache, {slot: Rows(tokens)}, hidden_layers=LAYERS)
+    return Whole(output.logits_of(slot), output.hidden[slot])
 
 
 def places(steps: Seq[Step], prompt: int, everywhere: bool) -> list[int]:

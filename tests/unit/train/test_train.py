@@ -55,13 +55,13 @@ def test_documents_of_a_row_do_not_see_each_other() -> None:
     assert batch.counted.int().tolist() == [[0, 1, 1, 1, 1], [0, 0, 1, 1, 0]]
     for row, first, text in ((0, 0, [5, 6, 7]), (0, 3, [3, 9]), (1, 0, [8, 2, 4, 1])):
         cache = TARGET.new_cache()
-        cache.allocate()
-        plain = TARGET.forward(cache, [Rows(text)], hidden_layers=(-1, 1))
+        slot = cache.allocate()
+        plain = TARGET.forward(cache, {slot: Rows(text)}, hidden_layers=(-1, 1))
         places = slice(first, first + len(text))
         assert batch.tokens[row, places].tolist() == text
-        assert plain.logits is not None and torch.allclose(batch.logits[row, places], plain.logits[0])
+        assert plain.logits is not None and torch.allclose(batch.logits[row, places], plain.logits)
         for layer in (-1, 1):
-            assert torch.allclose(batch.hidden[layer][row, places], plain.hidden[layer][0])
+            assert torch.allclose(batch.hidden[layer][row, places], plain.hidden[slot][layer])
     assert not batch.logits.is_inference() and not batch.hidden[-1].is_inference()
 
 

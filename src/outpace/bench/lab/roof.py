@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from outpace.cache import KVCache
 from outpace.core import OutpaceError
 from outpace.targets.base import Rows, TargetModel
 
@@ -114,20 +115,19 @@ def work_of(target: TargetModel) -> Work:
     tied = model.get_output_embeddings().weight is table
     weights = [weight for weight in model.parameters() if tied or weight is not table]
     matrices = [weight for weight in weights if weight.dim() > 1]
-    layers = target.new_cache(1, 1).layers
-    rows = [
-        (kind.heads * kind.size, kind.dtype.itemsize) for one in layers for kind in (one.keys, one.values)
-    ]
+    cache = target.new_cache(1, 1)
+    assert isinstance(cache, KVCache)  # that of a transformers model
+    kinds = [kind for one in cache.layers for kind in (one.keys, one.values)]
     return Work(
         weight_bytes=sum(weight.numel() * weight.element_size() for weight in weights),
-        row_bytes=sum(numbers * size for numbers, size in rows),
+        row_bytes=cache.row_bytes,
         weight_numbers=sum(weight.numel() for weight in matrices),
-        attention_numbers=_attended(config, [numbers for numbers, _ in rows]),
+        attention_numbers=_attended(config, [kind.heads * kind.size for kind in kinds]),
     )
 
 
 def _model_of(target: TargetModel) -> Any:
-    model = getattr(target, "model", None)
+    model = target.model
     if model is None:
         raise OutpaceError(f"no roof is known for a {type(target).__name__}")
     return model
@@ -208,20 +208,18 @@ def measure_widths(
         before: called before each forward; what it raises ends the measurement.
     """
     cache = target.new_cache(batch, context + max(widths))
-    for _ in range(batch):
-        target.open(cache)
-    target.forward(cache, [Rows([0] * context)] * batch, logits_from=None)
-    cache.keep([range(context)] * batch)
-    model: Any = getattr(target, "model", None)
-    device = str(next(model.parameters()).device)
+    slots = [target.open(cache) for _ in range(batch)]
+    target.forward(cache, dict.fromkeys(slots, Rows([0] * context)), logits_from=None)
+    cache.keep(dict.fromkeys(slots, range(context)))
+    device = str(next(target.model.parameters()).device)
 
     def step(rows: int) -> float:
         before()
         began = time.perf_counter()
-        target.forward(cache, [Rows([0] * rows)] * batch)
+        target.forward(cache, dict.fromkeys(slots, Rows([0] * rows)))
         wait(device)
         took = time.perf_counter() - began
-        cache.keep([()] * batch)
+        cache.keep({})
         return took
 
     found: list[list[float]] = [[step(rows) for rows in widths] for _ in range(_ROUNDS + 1)][1:]

@@ -399,7 +399,7 @@ class EagleModule(Learned):
             tensors["lm_head.weight"] = found[0][drafted.to(found[0].device)].to(self.fc.weight.dtype)
         tensors["d2t"] = drafted - torch.arange(len(drafted))
         tensors["t2d"] = torch.zeros(self.fit.vocabulary, dtype=torch.bool).index_fill(0, drafted, True)
-        model = getattr(self.target, "model", self.target)
+        model = self.target.model or self.target
         verifier = {"name_or_path": self.fit.name, "architectures": [type(model).__name__]}
         published.write(
             folder, dataclasses.asdict(self.config), self.config.transformers(), verifier, tensors

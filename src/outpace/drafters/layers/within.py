@@ -7,14 +7,15 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from outpace.cache import KVCache, Place
+from outpace.cache import Place
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.support.growth import Growth, grow
 from outpace.drafters.support.shapes import Growing
 from outpace.sequence import Sequence
-from outpace.targets.base import Rows, TargetModel, rows_of
+from outpace.targets.base import Rows, TargetModel
 
 
 @dataclass
@@ -74,15 +75,13 @@ def layers_of(state: Within) -> int:
     if place.rows != length - 1:
         return 0
     layers = sequence.within_reach(state.shared.shape.depth)
-    return min(layers, place.cache.length - length) if place.cache.static else layers
+    return min(layers, place.cache.room(place.slot) - length) if place.cache.static else layers
 
 
 def feed(model: TargetModel, states: Seq[Within]) -> Tensor:
     """One forward over the last token of each chain, whose rows are committed: the logits [n, vocabulary]."""
-    cache: KVCache = states[0].place.cache
-    slots = [state.place.slot for state in states]
-    first, rows = rows_of(slots, [Rows([state.last]) for state in states])
-    logits = model.forward(cache, rows, first).logits
-    cache.keep([range(len(row.tokens)) for row in rows])
-    assert logits is not None
-    return logits[[slot.index - first for slot in slots], 0]
+    cache = states[0].place.cache
+    feeds = {state.place.slot: Rows([state.last]) for state in states}
+    output = model.forward(cache, feeds)
+    cache.keep(dict.fromkeys(feeds, (0,)))
+    return torch.cat([output.logits_of(slot) for slot in feeds])

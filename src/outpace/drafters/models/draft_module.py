@@ -188,7 +188,7 @@ def _from_scratch(config: DraftConfig, target: TargetModel) -> Any:
     """A Llama with random weights, and the target's special tokens."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    theirs = getattr(getattr(target, "model", None), "config", None)
+    theirs = getattr(target.model, "config", None)
     ends = sorted(target.eos_token_ids)
     made = LlamaConfig(
         **config.transformers(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -38,7 +39,7 @@ class Feed:
 
 
 class Forward:
-    """One forward over a range of slots, open until ``keep``.
+    """One forward over some slots, open until ``keep``.
 
     Attributes:
         positions: [S, width], of each slot's rows.
@@ -46,15 +47,13 @@ class Forward:
     """
 
     def __init__(self, cache: KVCache, feeds: Seq[Feed], device: torch.device) -> None:
-        slots = [feed.slot.index for feed in feeds]
-        first, count = min(slots), max(slots) - min(slots) + 1
         self._cache = cache
-        self._order = [slot - first for slot in slots]
-        self._widths = [0] * count
-        for place, feed in zip(self._order, feeds, strict=True):
-            self._widths[place] = len(feed.positions)
-        window = cache.begin(self._widths, first)
-        self._width = window.width
+        self._feeds = feeds
+        (window,) = cache.begin({feed.slot: len(feed.positions) for feed in feeds})
+        self._window = window
+        places = {slot: place for place, slot in enumerate(window.slots)}
+        self._order = [places[feed.slot] for feed in feeds]
+        count = len(window.slots)
         positions = np.zeros((count, window.width), dtype=np.int64)
         mask = np.zeros((count, 1, window.width, window.columns), dtype=np.bool_)
         # Padding sees one row, whichever, so that its softmax is one.
@@ -70,25 +69,25 @@ class Forward:
 
     def store(self, layer: int) -> Store:
         """Where a layer's new keys and values go."""
-        return lambda keys, values: self._cache.append(layer, keys, values)
+        return lambda keys, values: self._window.append(layer, keys, values)
 
     def pad(self, inputs: Seq[Tensor]) -> Tensor:
         """The rows of each feed, [w, ...], as one tensor [S, width, ...]; zeros elsewhere."""
-        padded = inputs[0].new_zeros((len(self._widths), self._width, *inputs[0].shape[1:]))
+        size = (len(self._window.slots), self._window.width, *inputs[0].shape[1:])
+        padded = inputs[0].new_zeros(size)
         for place, rows in zip(self._order, inputs, strict=True):
             padded[place, : len(rows)] = rows
         return padded
 
     def rows(self, states: Tensor) -> list[Tensor]:
         """The rows of each feed, [w, ...], out of [S, width, ...]."""
-        return [states[place, : self._widths[place]] for place in self._order]
+        return [
+            states[place, : len(feed.positions)] for place, feed in zip(self._order, self._feeds, strict=True)
+        ]
 
     def keep(self, counts: Seq[int]) -> None:
         """Close the forward: of each feed the first rows stay, the others are undone."""
-        paths = [range(0)] * len(self._widths)
-        for place, count in zip(self._order, counts, strict=True):
-            paths[place] = range(count)
-        self._cache.keep(paths)
+        self._cache.keep({feed.slot: range(count) for feed, count in zip(self._feeds, counts, strict=True)})
 
 
 class LayerCache:
@@ -101,7 +100,8 @@ class LayerCache:
     def __init__(self, config: LayerConfig, layers: int, dtype: torch.dtype, device: torch.device) -> None:
         rows = RowShape(config.kv_heads, config.head_size, dtype, device)
         self._device = device
-        self._cache = KVCache([LayerShape(rows, rows)] * layers)
+        # One lane, so that a module runs once: its few layers' rows cost little beside the target's.
+        self._cache = KVCache([LayerShape(rows, rows)] * layers, spread=math.inf)
 
     def open(self) -> Slot:
         """A slot of its own for a sequence, empty."""
@@ -111,7 +111,7 @@ class LayerCache:
         self._cache.free(slot)
 
     def length(self, slot: Slot) -> int:
-        return self._cache.lengths[slot.index]
+        return self._cache.length(slot)
 
     def truncate(self, slot: Slot, length: int) -> None:
         """Forget a slot's rows from ``length`` on."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outpace.cache import Slot
-from outpace.targets.base import Rows, TargetModel, rows_of
+from outpace.targets.base import Rows, TargetModel
 
 _CHUNK = 512  # tokens of a text fed in one forward
 
@@ -111,22 +111,20 @@ class Runner:
             Logits [n, vocabulary], of the texts in turn: those after the last token of a text, where it feeds
             any, then those after each node.
         """
-        # The order of the tracks is the engine's, that of the slots the cache's.
-        first, rows = rows_of(
-            [track.slot for track in tracks],
-            [feed.rows(track.parents) for track, feed in zip(tracks, feeds, strict=True)],
-        )
-        output = self.model.forward(self.cache, rows, first, 0 if logits else None)
-        self.cache.keep([range(len(row.tokens)) for row in rows])
-        sequences: list[int] = []
-        places: list[int] = []
+        rows = {track.slot: feed.rows(track.parents) for track, feed in zip(tracks, feeds, strict=True)}
+        output = self.model.forward(self.cache, rows, 0 if logits else None)
+        self.cache.keep({slot: range(len(row.tokens)) for slot, row in rows.items()})
         for track, feed in zip(tracks, feeds, strict=True):
             track.tokens += (*feed.text, *feed.tokens)
             track.parents += feed.parents
-            wanted = range(max(len(feed.text) - 1, 0), len(feed.text) + len(feed.tokens))
-            sequences += [track.slot.index - first] * len(wanted)
-            places += wanted
-        return torch.empty(0) if output.logits is None else output.logits[sequences, places]
+        if not logits:
+            return torch.empty(0)
+        return torch.cat(
+            [
+                output.logits_of(track.slot)[max(len(feed.text) - 1, 0) :]
+                for track, feed in zip(tracks, feeds, strict=True)
+            ]
+        )
 
 
 def _follow(tokens: Seq[int], parents: Seq[int], text: Seq[int]) -> list[int]:
