@@ -1,5 +1,6 @@
 # make demo          run the demo on the embedded model
 # make test          run the tests
+# make test-slow     the tests that take long, which make test leaves out
 # make lint          ruff and mypy
 # make test-lowest   unit tests and model zoo on the lowest versions of torch and transformers
 # make clean         remove build output and caches; make distclean also the environments
@@ -23,13 +24,16 @@ INPUTS := pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint lint-ruff lint-format lint-mypy test-lowest clean distclean
+.PHONY: demo test test-slow lint lint-ruff lint-format lint-mypy test-lowest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
 
 test: $(TEST)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-slow: $(TEST)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 lint: lint-ruff lint-format lint-mypy
 

@@ -11,6 +11,7 @@ import pytest
 import outpace
 
 PUBLIC = {
+    "AsyncEngine",
     "ContextOverflow",
     "Drift",
     "Engine",

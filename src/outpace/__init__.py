@@ -24,12 +24,13 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from .drafters import load_drafter
-    from .engine import Engine
+    from .engine import AsyncEngine, Engine
     from .hf import accelerate, decode, restore
     from .targets import Target
     from .targets.drift import Drift, measure_drift
 
 __all__ = [
+    "AsyncEngine",
     "ContextOverflow",
     "Drift",
     "Engine",
@@ -54,6 +55,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "AsyncEngine": "engine",
     "ContextOverflow": "core",
     "Drift": "targets.drift",
     "Engine": "engine",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outpace.engine.aio import AsyncEngine, QueueFull
 from outpace.engine.engine import Engine
 
-__all__ = ["Engine"]
+__all__ = ["AsyncEngine", "Engine", "QueueFull"]

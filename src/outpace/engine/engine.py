@@ -20,6 +20,7 @@ from outpace.drafters.base import Drafter, SequenceDrafter
 from outpace.engine.guards import Clock, Turn, whole_number
 from outpace.engine.observer import Observer
 from outpace.engine.parts import Adaptive, check_draft, check_shape, drafter_of, policy_of
+from outpace.engine.reader import Reader
 from outpace.engine.request import Requests, one_each, params_of_each
 from outpace.policy.costs import save_costs
 from outpace.policy.governor import Governor, Outcome, Plan
@@ -184,21 +185,15 @@ class Engine:
     def _stream(self, sequence: Sequence) -> Iterator[StreamedToken]:
         with self._turn.taken():
             self._waiting.append(sequence)
-        sent = 0
+        reader = Reader(sequence)
         try:
             while True:
-                # Whoever shares the engine may have stepped it meanwhile: first what is there already.
-                new, ended = sequence.output[sent:], sequence.finish_reason is not None
-                text = ""
-                if sequence.text is not None and new and sequence.error is None:
-                    text = sequence.text.release(final=ended)
-                for place, token in enumerate(new, sent):
-                    last = place == sent + len(new) - 1
-                    yield StreamedToken(token, sequence.steps[place], text if last else "")
+                # Others that share the engine may have stepped it meanwhile: first what is there already.
+                ended = sequence.finish_reason is not None
+                yield from reader.new()
                 if ended:
                     sequence.check()
                     return
-                sent += len(new)
                 self.step()
         finally:
             self.remove(sequence)

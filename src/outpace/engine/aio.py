@@ -1,0 +1,427 @@
+"""An engine behind asyncio: any task or thread adds requests, one thread of its own decodes them."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from outpace.core import Generation, OutpaceError, SamplingParams, StreamedToken
+from outpace.engine.engine import Engine
+from outpace.engine.guards import whole_number
+from outpace.engine.reader import Reader
+from outpace.sequence import Sequence
+
+
+class QueueFull(OutpaceError):
+    """More requests wait than the engine was told to let wait."""
+
+
+class Handle:
+    """One request: an async iterator of its tokens, read by one task.
+
+    Dropping the last reference to a handle, or cancelling the task that awaits it, cancels the request.
+    """
+
+    def __init__(
+        self, inbox: queue.SimpleQueue[Any], loop: asyncio.AbstractEventLoop, collects: bool
+    ) -> None:
+        self._inbox = inbox
+        self._key = object()  # the engine's thread knows the request by it, and keeps no handle alive
+        self._accepted: asyncio.Future[None] = loop.create_future()
+        self._unread: deque[StreamedToken] = deque()
+        self._collects = collects  # only the result is wanted: tokens are not read, so none is late
+        self._generation: Generation | None = None
+        self._error: Exception | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the request has ended; tokens may still be unread."""
+        return self._generation is not None or self._error is not None
+
+    def cancel(self) -> None:
+        """End the request; its slot is free by the next step. One that has ended is left as it is."""
+        self._inbox.put(_Cancel(self._key))
+
+    async def result(self) -> Generation:
+        """Wait for the end; a cancelled request has the ``finish_reason`` ``"removed"``.
+
+        Raises:
+            Exception: what ended the request with an error.
+        """
+        self._collects = True
+        while not self.ended:
+            await self._change()
+        if self._error is not None:
+            raise self._error
+        assert self._generation is not None
+        return self._generation
+
+    def __aiter__(self) -> Handle:
+        return self
+
+    async def __anext__(self) -> StreamedToken:
+        while not self._unread:
+            if self._error is not None:
+                raise self._error
+            if self.ended:
+                raise StopAsyncIteration
+            await self._change()
+        return self._unread.popleft()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        try:
+            await self._changed.wait()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def _deliver(self, news: _News) -> None:
+        """Take what a step has brought; called in the event loop."""
+        self._unread.extend(news.tokens)
+        if not self.ended:
+            self._generation, self._error = news.generation, news.error
+        if not self._accepted.done():
+            if news.refusal is None:
+                self._accepted.set_result(None)
+            else:
+                self._accepted.set_exception(news.refusal)
+        self._changed.set()
+
+    def __del__(self) -> None:
+        if not self.ended:
+            self.cancel()  # SimpleQueue.put may be called from a destructor
+
+
+@dataclass(frozen=True)
+class _Add:
+    """A request on its way to the engine's thread; ``arguments`` are those of ``Engine.add``."""
+
+    handle: weakref.ref[Handle]
+    key: object
+    loop: asyncio.AbstractEventLoop
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Cancel:
+    key: object
+
+
+@dataclass(frozen=True)
+class _Stop:
+    drain: bool
+
+
+@dataclass
+class _News:
+    """What a step has brought for one handle."""
+
+    handle: weakref.ref[Handle]
+    tokens: list[StreamedToken] = field(default_factory=list)
+    generation: Generation | None = None
+    error: Exception | None = None
+    refusal: BaseException | None = None
+
+
+@dataclass(eq=False)
+class _Running:
+    """A request in the engine."""
+
+    handle: weakref.ref[Handle]
+    loop: asyncio.AbstractEventLoop
+    sequence: Sequence
+    reader: Reader
+
+
+class AsyncEngine:
+    """An engine in a thread of its own, for tasks of any event loop.
+
+    A request's tokens are those of ``Engine``: they depend on its prompt, parameters and seed alone. Event
+    loops hear of a step once, however many tokens it emitted.
+
+    Args:
+        make: an engine that no other thread uses, or a function that makes one, called in the new thread.
+        max_waiting: requests that may wait for their first step, at least 1; with more, ``add`` raises
+            ``QueueFull``, or waits.
+        max_unread: tokens that a reader may lag behind before its request is ended with an error; None for
+            no limit but its own ``max_new_tokens``. A slow reader slows nobody else.
+
+    Raises:
+        OutpaceError: an argument of the wrong type.
+    """
+
+    def __init__(
+        self, make: Engine | Callable[[], Engine], *, max_waiting: int = 256, max_unread: int | None = None
+    ) -> None:
+        if not isinstance(make, Engine) and not callable(make):
+            raise OutpaceError(f"AsyncEngine takes an Engine or a function that makes one, not {make!r}")
+        self._made = make
+        self._max_waiting = whole_number("max_waiting", max_waiting, 1)
+        self._max_unread = None if max_unread is None else whole_number("max_unread", max_unread, 1)
+        self._inbox: queue.SimpleQueue[_Add | _Cancel | _Stop] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards the next four
+        self._waiting = 0  # requests that have been let in and not taken a step
+        self._closed = False
+        self._failed: BaseException | None = None
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._running: dict[object, _Running] = {}  # by the key of their handle; the engine thread's own
+        self._first: set[object] = set()  # of these, those that have not taken a step
+        self._news: list[tuple[asyncio.AbstractEventLoop, _News]] = []
+        self._stop: _Stop | None = None
+        self._torch_threads = torch.get_num_threads()
+        self._thread = threading.Thread(target=self._run, name="outpace-engine", daemon=True)
+        self._thread.start()
+
+    # -- in any task -------------------------------------------------------------------------------------
+
+    @property
+    def failed(self) -> BaseException | None:
+        """What ended the engine's thread, where something did."""
+        return self._failed
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have not taken a step yet."""
+        return self._waiting
+
+    async def generate(
+        self, prompt: Seq[int], params: SamplingParams | None = None, *, wait: bool = False, **more: Any
+    ) -> Generation:
+        """Let a request in, as ``add`` does, and wait for its end.
+
+        Raises:
+            QueueFull, OutpaceError: as ``add`` raises. Exception: what ended the request with an error.
+        """
+        return await (await self._add(prompt, params, wait, more, collects=True)).result()
+
+    async def add(
+        self,
+        prompt: Seq[int],
+        params: SamplingParams | None = None,
+        *,
+        wait: bool = False,
+        **more: Any,
+    ) -> Handle:
+        """Let a request in, and return once the engine has accepted it.
+
+        Args:
+            wait: wait for room in the queue instead of raising ``QueueFull``.
+            more: further arguments of ``Engine.add``.
+
+        Raises:
+            QueueFull: ``max_waiting`` requests wait. OutpaceError: a mistake in the request, or the engine
+            has been shut down, or has failed.
+        """
+        return await self._add(prompt, params, wait, more)
+
+    async def _add(
+        self,
+        prompt: Seq[int],
+        params: SamplingParams | None,
+        wait: bool,
+        more: dict[str, Any],
+        collects: bool = False,
+    ) -> Handle:
+        loop = asyncio.get_running_loop()
+        handle = Handle(self._inbox, loop, collects)
+        arguments = {"prompt": prompt, "params": params, **more}
+        request = _Add(weakref.ref(handle), handle._key, loop, arguments)
+        while (room := self._let_in(request, loop, wait)) is not None:
+            await room
+        try:
+            await handle._accepted
+        except asyncio.CancelledError:
+            handle.cancel()
+            raise
+        return handle
+
+    def _let_in(
+        self, request: _Add, loop: asyncio.AbstractEventLoop, wait: bool
+    ) -> asyncio.Future[None] | None:
+        """Put a request into the inbox; where the queue is full, return what to wait for."""
+        with self._lock:
+            if self._failed is not None:
+                raise OutpaceError("the engine has failed; make a new one") from self._failed
+            if self._closed:
+                raise OutpaceError("the engine is being shut down and takes no more requests")
+            if self._waiting < self._max_waiting:
+                self._waiting += 1
+                self._inbox.put(request)
+                return None
+            if not wait:
+                raise QueueFull(f"{self._waiting} requests are waiting; try again later, or add(wait=True)")
+            room: asyncio.Future[None] = loop.create_future()
+            self._waiters.append((loop, room))
+            return room
+
+    async def shutdown(self, drain: bool = True, timeout: float | None = None) -> None:
+        """Refuse new requests, finish or remove those that are in, and end the thread.
+
+        Args:
+            drain: decode to the end what has been accepted; False removes it.
+            timeout: seconds after which draining ends and the rest is removed.
+        """
+        with self._lock:
+            self._closed = True
+            waiters, self._waiters = self._waiters, []
+        _wake(waiters)
+        self._inbox.put(_Stop(drain))
+        await asyncio.to_thread(self._thread.join, timeout)
+        if self._thread.is_alive():
+            self._inbox.put(_Stop(drain=False))
+            await asyncio.to_thread(self._thread.join)
+
+    async def __aenter__(self) -> AsyncEngine:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        await self.shutdown(drain=kind is None)
+
+    # -- in the engine's thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._torch_threads)  # OpenMP counts them per thread
+        try:
+            engine = self._made if isinstance(self._made, Engine) else self._made()
+            while self._serve(engine):
+                pass
+        except BaseException as error:
+            self._die(error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _serve(self, engine: Engine) -> bool:
+        """Take in what has arrived, and run one step; False once shut down and done."""
+        idle = not self._running and self._stop is None
+        while idle or not self._inbox.empty():
+            self._take(engine, self._inbox.get())
+            idle = False
+        self._publish()  # what was accepted, before a step that may take long
+        if self._stop is not None and not self._stop.drain:
+            for key in list(self._running):
+                self._remove(engine, key)
+        if self._running:
+            engine.step()
+            for key, running in list(self._running.items()):
+                self._report(engine, key, running)
+        self._publish()
+        return bool(self._running) or self._stop is None
+
+    def _take(self, engine: Engine, message: _Add | _Cancel | _Stop) -> None:
+        if isinstance(message, _Stop):
+            self._stop = message
+        elif isinstance(message, _Cancel):
+            if message.key in self._running:
+                self._remove(engine, message.key)
+        else:
+            try:
+                sequence = engine.add(**message.arguments)
+            except Exception as error:
+                self._leave_queue()
+                self._news.append((message.loop, _News(message.handle, error=error, refusal=error)))
+                return
+            self._first.add(message.key)
+            self._running[message.key] = _Running(message.handle, message.loop, sequence, Reader(sequence))
+            self._news.append((message.loop, _News(message.handle)))
+
+    def _remove(self, engine: Engine, key: object) -> None:
+        engine.remove(self._running[key].sequence)
+        self._report(engine, key, self._running[key])
+
+    def _report(self, engine: Engine, key: object, running: _Running) -> None:
+        """Note what is new of a request, and let go of one that has ended."""
+        sequence, news = running.sequence, _News(running.handle)
+        try:
+            news.tokens = running.reader.new()
+            if sequence.finish_reason is not None:
+                news.generation, news.error = sequence.generation(), sequence.error
+        except Exception as error:  # the tokenizer's
+            engine.remove(sequence)
+            news.error = error
+        handle = running.handle()
+        if handle is None or self._lags(handle, len(news.tokens)):
+            engine.remove(sequence)
+            news.error = OutpaceError(
+                f"more than {self._max_unread} tokens were left unread; read them faster, or raise max_unread"
+            )
+        if key in self._first and (sequence.stats.steps or sequence.finish_reason is not None or news.error):
+            self._first.discard(key)
+            self._leave_queue()
+        ended = sequence.finish_reason is not None or news.error is not None
+        if ended:
+            del self._running[key]
+        if news.tokens or ended:
+            self._news.append((running.loop, news))
+
+    def _lags(self, handle: Handle, new: int) -> bool:
+        most = self._max_unread
+        return most is not None and not handle._collects and len(handle._unread) + new > most
+
+    def _leave_queue(self) -> None:
+        with self._lock:
+            self._waiting -= 1
+            waiters, self._waiters = self._waiters, []  # all: one of them may have been cancelled
+        _wake(waiters)
+
+    def _publish(self) -> None:
+        """Hand the news to the event loops, to each of them once."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[_News]] = {}
+        for loop, news in self._news:
+            by_loop.setdefault(loop, []).append(news)
+        self._news = []
+        for loop, all_news in by_loop.items():
+            _call(loop, _deliver, all_news)
+
+    def _die(self, error: BaseException) -> None:
+        """End every request with an error."""
+        cause = error if isinstance(error, Exception) else OutpaceError(f"the engine has failed: {error!r}")
+        with self._lock:
+            self._failed = error
+            waiters, self._waiters = self._waiters, []
+        _wake(waiters)
+        for running in self._running.values():
+            self._news.append((running.loop, _News(running.handle, error=cause)))
+        self._running.clear()
+        while not self._inbox.empty():
+            message = self._inbox.get()
+            if isinstance(message, _Add):
+                self._news.append((message.loop, _News(message.handle, error=cause, refusal=cause)))
+        self._publish()
+
+
+def _deliver(all_news: Seq[_News]) -> None:
+    for news in all_news:
+        handle = news.handle()
+        if handle is not None:
+            handle._deliver(news)
+
+
+def _wake(waiters: Seq[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]) -> None:
+    for loop, future in waiters:
+        _call(loop, _set, future)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[Any], None], argument: Any) -> None:
+    """Run a function in an event loop; one that has been closed has no readers any more."""
+    if not loop.is_closed():
+        try:
+            loop.call_soon_threadsafe(function, argument)
+        except RuntimeError:
+            if not loop.is_closed():
+                raise

@@ -1,0 +1,27 @@
+"""What a sequence has emitted since it was last read, as it is streamed."""
+
+from __future__ import annotations
+
+from outpace.core import StreamedToken
+from outpace.sequence import Sequence
+
+
+class Reader:
+    """Reads a sequence while it grows: each token once, with the text that may be shown by then."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        self._sequence = sequence
+        self._read = 0
+
+    def new(self) -> list[StreamedToken]:
+        """Return the tokens emitted since the last call; the last one carries the text of all of them."""
+        sequence, first = self._sequence, self._read
+        tokens = sequence.output[first:]
+        text = ""
+        if sequence.text is not None and tokens and sequence.error is None:
+            text = sequence.text.release(final=sequence.finish_reason is not None)
+        self._read = last = first + len(tokens)
+        return [
+            StreamedToken(token, sequence.steps[place], text if place == last - 1 else "")
+            for place, token in enumerate(tokens, first)
+        ]
