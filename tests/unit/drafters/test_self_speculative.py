@@ -165,7 +165,7 @@ def test_a_file_names_the_layers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"skip": ""}, "say which layers"),
+        ({"skip": ""}, "name the layers"),
         ({"skip": "0+1"}, "at least one must stay"),
         ({"skip": "2"}, "layers 0 to 1"),
         ({"skip": "-1"}, "layers 0 to 1"),

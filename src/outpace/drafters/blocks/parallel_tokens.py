@@ -1,13 +1,14 @@
 """Parallel speculative sampling: look-ahead embeddings make the target guess ahead (PaSS, Monea et al. 2023).
 
-Rows with learned embeddings in place of tokens ride along in a step: the i-th of them stands where a token is
-not known yet, and what the target says there is its guess for the token after. The next step verifies the
-guesses, and takes look-ahead rows along again, so a step is one forward.
+Rows with learned embeddings in place of tokens ride along in a step: behind a node at place t, row k, from 0,
+takes the place t + 1 + k of a token that is not known yet, and the target's prediction there is a guess of
+the token at place t + 2 + k. The next step verifies the guesses, and takes look-ahead rows along again, so a
+step is one forward.
 
 What differs from the paper: there drafting and verifying are two forwards; here they are one, with look-ahead
-rows behind the root and, by default, behind each guess, so that wherever the text turns out to stand a full
-draft is there (Stern et al. 2018, section 4, merge the two likewise). Guesses are drawn with the target's own
-noise. Without trained embeddings the mean of the target's own is taken, which guesses badly.
+rows behind the root and, by default, behind each guess, so that a full draft is ready whichever guesses are
+accepted (Stern et al. 2018, section 4, merge the two in the same way). Guesses are drawn with the target's
+own noise. Without trained embeddings the mean of the target's own is used, which guesses badly.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from outpace.learned.learned import Batch, Fit, Learned, Losses, Objective, acce
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 
-_PLACES = 16  # of a text that are looked ahead from in one forward, where all are wanted
+_PLACES = 16  # places of a text that get look-ahead rows in one forward, if all are wanted
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class LookAheadConfig:
     """Look-ahead embeddings.
 
     Attributes:
-        num_speculative_tokens: how many, at least 1.
-        places: of each row of a batch that are learnt from, drawn anew for each batch; at least 1.
+        num_speculative_tokens: their number, at least 1.
+        places: places of each row of a batch that are learnt from, drawn anew per batch; at least 1.
     """
 
     num_speculative_tokens: int = 3
@@ -52,7 +53,7 @@ class LookAheadConfig:
 
 
 class LookAhead(Learned):
-    """A table of embeddings. It is learnt through the target, which stays as it is."""
+    """A table of embeddings, learnt through the frozen target."""
 
     method: ClassVar[str] = "parallel_tokens"
     config_type: ClassVar[type[Any]] = LookAheadConfig
@@ -80,7 +81,7 @@ class LookAhead(Learned):
             places: [B, G].
 
         Returns:
-            Logits [B, G, K, vocabulary]: the k-th, from 0, of the token k + 2 after the place.
+            Logits [B, G, K, vocabulary]: row k, from 0, predicts the token k + 2 places after the given one.
         """
         (batch_size, width), count = batch.tokens.shape, self.config.num_speculative_tokens
         groups = places.shape[1]
@@ -131,7 +132,7 @@ class LookAhead(Learned):
         guesses = torch.full(
             (size, width, self.config.num_speculative_tokens), -1, device=batch.tokens.device
         )
-        # The draft after a root was predicted behind the row before it.
+        # The draft of a root at place t + 1 was predicted behind place t.
         for places in torch.arange(width - 1, device=batch.tokens.device).split(_PLACES):
             guesses[:, places + 1] = self.rows(batch, places.expand(size, -1)).argmax(dim=-1)
         same = batch.documents[:, 1:] == batch.documents[:, :-1]
@@ -146,8 +147,8 @@ class Ahead:
     """A sequence, and the target's predictions ahead of it.
 
     Attributes:
-        vocabulary: ids from here on are look-ahead embeddings.
-        rows: its logits [vocabulary] for the tokens after the next root, in order.
+        vocabulary: the first id that is a look-ahead embedding.
+        rows: the target's logits [vocabulary] for the tokens after the next root, in order.
     """
 
     sequence: Sequence
@@ -193,7 +194,7 @@ class ParallelTokens(SequenceDrafter[Ahead]):
 
     @property
     def _count(self) -> int:
-        """Look-ahead rows in a row."""
+        """K, look-ahead rows behind a node."""
         made = LookAheadConfig() if self.path is None else LookAhead.config_of(self.path)
         given = self.num_speculative_tokens
         return int(made.num_speculative_tokens if given is None else given)
@@ -245,7 +246,8 @@ class ParallelTokens(SequenceDrafter[Ahead]):
             for node in range(len(draft) - draft.riders, len(draft))
         }
         last = step.path[-1] if step.path else -1
-        # Behind the last accepted node all are of use; behind the root those past what was accepted.
+        # Rows 0 to K - 1 behind the last accepted node are all of use; of those behind the root, the rows
+        # from len(path) on: earlier ones predicted what has been accepted by now.
         start, known = (last, 0) if (last, state.vocabulary) in riders else (-1, len(step.path))
         nodes = []
         node = riders.get((start, state.vocabulary))

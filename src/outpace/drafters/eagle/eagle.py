@@ -1,9 +1,9 @@
-"""EAGLE (Li et al. 2024; EAGLE-2, 2024; EAGLE-3, 2025): a layer goes on with the target's hidden states.
+"""EAGLE (Li et al. 2024; EAGLE-2, 2024; EAGLE-3, 2025): a layer that continues the target's hidden states.
 
 What differs from the papers: drafts are drawn with the target's own noise by default, as those of a draft
-model are; the tree is EAGLE-2's with ``expand``, else a chain; no noise is added to features in training.
-After each step the rows of a draft leave the drafter's cache, accepted or not: the target's features take the
-place of what the drafter made up.
+model are; the tree is EAGLE-2's with ``expand``, otherwise a chain; no noise is added to features in
+training. After each step the rows of a draft leave the drafter's cache, accepted or not: the target's
+features replace the drafter's own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CHUNK = 512  # rows of a prompt in one forward
 
 @dataclass(frozen=True)
 class EagleShared(Growth):
-    """What the sequences of one engine share."""
+    """State that the sequences of one engine share."""
 
     module: EagleModule
     cache: LayerCache
@@ -46,10 +46,10 @@ class EagleState:
     """A sequence's rows in the drafter's cache, and this step's tree.
 
     Attributes:
-        waiting: the target's states of committed places whose rows are not fed yet, by layer.
-        rows: committed rows in the cache, one for each place but the root's.
-        outputs: [1 + fed, hidden size]: what came out of the last committed row, and of each row of the tree.
-        parents: of the tree's rows, in rows of the tree.
+        waiting: the target's states at committed places whose rows are not fed yet, by layer.
+        rows: committed rows in the cache, one per place but the root's: rows 0 to ``rows`` - 1.
+        outputs: [1 + fed, hidden size]: the output of the last committed row, then of each row of the tree.
+        parents: the parent of each of the tree's rows, as a row of the tree.
     """
 
     sequence: Sequence
@@ -64,20 +64,20 @@ class EagleState:
 
 @dataclass(frozen=True)
 class Eagle(Drafter[EagleState]):
-    """EAGLE-1 or EAGLE-3, as the folder says.
+    """EAGLE-1 or EAGLE-3, depending on the folder.
 
     Attributes:
         path: folder of a trained drafter: our own, or a published EAGLE-3 in speculators' or EAGLE's layout,
             or the name of one on the hub; or the module itself. None is the EAGLE-3 for the embedded model.
         num_speculative_tokens: tokens on a path of the draft, at least 1; by default as many as it was
-            trained for, 5 where that is not known.
+            trained for, 5 if that is not known.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
             "independent": with noise of its own; "greedy": its most probable tokens.
-        expand: grow EAGLE-2's tree: each layer goes on from this many nodes, with as many children each, and
+        expand: grow EAGLE-2's tree: each layer continues this many nodes, with as many children each, and
             the ``max_nodes`` best are kept. Under a verifier that needs independent draws they are the most
             probable.
         max_nodes: nodes in the tree, with ``expand``.
-        min_confidence: in [0, 1]: go on from a path only where its probability is at least this.
+        min_confidence: in [0, 1]: a path is continued only if its probability is at least this.
     """
 
     path: Any = field(default=None, repr=False)
@@ -149,7 +149,7 @@ class Eagle(Drafter[EagleState]):
         for state in states:
             state.tree = state.shared.begin(state.sequence)
             if not state.waiting and not len(state.outputs):
-                state.tree.layers = 0  # the target has said nothing yet
+                state.tree.layers = 0  # there is no state of the target yet
         active = [state for state in states if state.tree.layers > 0]
         _catch_up([state for state in active if state.waiting])
         while active:
@@ -161,12 +161,16 @@ class Eagle(Drafter[EagleState]):
 
 
 def _front(state: EagleState) -> Tensor:
-    """What came out of the rows of a tree's front, [n, hidden size]."""
+    """Outputs of the rows of a tree's front, [n, hidden size]."""
     return state.outputs[[1 + state.tree.fed[node] for node in state.tree.front]]
 
 
 def _catch_up(behind: Seq[EagleState]) -> None:
-    """Feed the rows of places that were committed since the last draft."""
+    """Feed the rows of places that were committed since the last draft.
+
+    Row r reads the feature of place r and the token of place r + 1: ``width`` rows from ``rows`` on read
+    tokens ``rows`` + 1 to ``rows`` + ``width``.
+    """
     for state in behind:
         layers = state.waiting[0]
         whole = {layer: torch.cat([part[layer] for part in state.waiting]) for layer in layers}
@@ -190,7 +194,10 @@ def _catch_up(behind: Seq[EagleState]) -> None:
 
 
 def _feed_fronts(active: Seq[EagleState]) -> None:
-    """Feed the front of each tree: its tokens, and what came out of their parents' rows."""
+    """Feed the front of each tree: its tokens, and the outputs of their parents' rows.
+
+    ``outputs[0]`` is the last committed row's, ``outputs[1 + row]`` that of a row of the tree.
+    """
     feeds, tokens, features = [], [], []
     for state in active:
         tree, before = state.tree, len(state.parents)
@@ -209,7 +216,7 @@ def _feed_fronts(active: Seq[EagleState]) -> None:
 def _forward(
     active: Seq[EagleState], feeds: Seq[Feed], tokens: Seq[Seq[int]], features: Seq[Tensor]
 ) -> list[Tensor]:
-    """One forward for all; what comes out of each one's rows, [w, hidden size]."""
+    """One forward for all sequences; the outputs of each one's rows, [w, hidden size]."""
     module, cache = active[0].shared.module, active[0].shared.cache
     forward = cache.begin(feeds)
     ids = forward.pad([torch.tensor(own, device=forward.positions.device) for own in tokens])
@@ -219,7 +226,7 @@ def _forward(
 
 
 def _finish(state: EagleState) -> Draft:
-    """The draft; its rows leave the cache."""
+    """Return the draft, and take its rows out of the cache."""
     state.shared.cache.truncate(state.slot, state.rows)
     state.parents = []
     state.outputs = state.outputs[:1]

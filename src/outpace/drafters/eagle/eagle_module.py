@@ -1,8 +1,8 @@
-"""The trained part of EAGLE: a decoder layer that goes on with the target's hidden states, its *features*.
+"""The trained part of EAGLE: a decoder layer that continues the target's hidden states, its *features*.
 
 Li et al. 2024 (EAGLE, arXiv 2401.15077, section 4) and Li et al. 2025 (EAGLE-3, arXiv 2503.01840, section 3).
-Row r reads the feature of place r and the token of place r + 1, and says what comes after that token; its
-output stands in for the feature of place r + 1, which the target has not computed yet.
+Row r reads the feature of place r and the token of place r + 1, and predicts the token of place r + 2; its
+output replaces the feature of place r + 1, which the target has not computed yet.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from outpace.targets.base import TargetModel
 # Layer of the drafter -> where its keys and values go.
 Stores = Callable[[int], Store]
 
-_TOKENS = 5  # of a draft, where neither a user nor a file says how many
+_TOKENS = 5  # tokens of a draft, if neither a user nor a file gives a number
 
 
 @dataclass(frozen=True, kw_only=True)
 class EagleConfig(LayerConfig):
-    """What an EAGLE drafter is made of, and how it is trained.
+    """An EAGLE drafter's layers and sizes, and how it is trained.
 
     Attributes:
         version: 1 predicts the input of the target's head; 3 fuses several layers and predicts tokens alone.
-        layers: of the target, whose states EAGLE-3 reads, as ``Output.hidden`` counts them; by default a low,
-            a middle and a high one. EAGLE-1 reads the input of the head.
-        draft_vocabulary: how many of the target's ids are drafted, the first ones; 0 is all.
+        layers: the target's layers whose states EAGLE-3 reads, as ``Output.hidden`` counts them; by default a
+            low, a middle and a high one. EAGLE-1 reads the input of the head.
+        draft_vocabulary: number of the target's ids that are drafted, the first ones; 0 is all.
         depth: decoder layers.
         norm_before_residual: whether the residual branch starts from the normed feature.
         norm_before_fc: whether EAGLE-3 norms the target's states, side by side, before it fuses them.
         fc_norm: whether it norms each of them by itself instead.
         norm_output: whether it goes on with its normed output, as EAGLE-3.1 does.
-        own_head: whether EAGLE-3 has a head of its own; else, as in EAGLE-1, it is the target's.
-        own_embeddings: whether it has embeddings of its own; else they are the target's.
+        own_head: whether EAGLE-3 has a head of its own; otherwise, as in EAGLE-1, it is the target's.
+        own_embeddings: whether it has embeddings of its own; otherwise they are the target's.
         steps: depths that training unrolls; by default 5, and 1 of EAGLE-1. See ``tokens``.
         decay: weight of each depth's loss, relative to that of the depth before it.
         classification: weight of EAGLE-1's loss on tokens, beside that of its regression on features.
@@ -93,13 +93,13 @@ class EagleConfig(LayerConfig):
 
     @property
     def tokens(self) -> int:
-        """Those on a path of the drafts that are measured, and that are made where nobody says otherwise: as
-        many as training unrolls. An EAGLE-1 that was trained on single rows drafts 5 all the same.
+        """Tokens on a path of the drafts that are measured, and of drafts by default: as many as training
+        unrolls. An EAGLE-1 that was trained on single rows drafts 5 nevertheless.
         """
         return _TOKENS if self.version == 1 and self.steps == 1 else self.steps
 
     def made_for(self, target: TargetModel) -> EagleConfig:
-        """The same with nothing left open."""
+        """The same config with every default filled in for a target."""
         layers = (-1,) if self.version == 1 else self.layers or default_layers(target)
         return dataclasses.replace(
             self.sized(target.hidden.size),
@@ -136,7 +136,7 @@ class FusedLayer(nn.Module):
 
 
 class EagleModule(Learned):
-    """EAGLE's layers, with what stands before and behind them."""
+    """EAGLE's layers, the fusion before them, and the norm and head behind them."""
 
     method: ClassVar[str] = "eagle"
     config_type: ClassVar[type[EagleConfig]] = EagleConfig
@@ -178,7 +178,7 @@ class EagleModule(Learned):
 
     @torch.no_grad()
     def _begin_with_the_head(self) -> None:
-        """A head of its own begins as the target's, as far as that is a matrix."""
+        """Copy the target's head into a head of its own, if it is a matrix."""
         found = head_weights(self.target)
         if found is not None:
             matrix, _ = found
@@ -190,13 +190,13 @@ class EagleModule(Learned):
 
     @property
     def drafted(self) -> Tensor | None:
-        """The target's id of each id that is drafted, [draft vocabulary]; None where all are."""
+        """The target's id of each id that is drafted, [draft vocabulary]; None if all are."""
         if self.config.draft_vocabulary == self.fit.vocabulary:
             return None
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def features(self, hidden: Mapping[int, Tensor]) -> Tensor:
-        """What the first row reads, [..., hidden size], of the target's states of that shape."""
+        """The features, [..., hidden size], made of the target's states, by layer, of that shape."""
         states = [hidden[layer].to(self.fc.weight.dtype) for layer in self.config.layers]
         if self.config.version == 1:
             return states[0]
@@ -209,12 +209,12 @@ class EagleModule(Learned):
     def advance(
         self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, stores: Stores
     ) -> Tensor:
-        """The features after some rows, [B, width, hidden size].
+        """Outputs of some rows, [B, width, hidden size]: the features one place later.
 
         Args:
-            tokens: of each row, the one after its feature's, [B, width].
+            tokens: [B, width], at the place after each row's feature.
             features: [B, width, hidden size].
-            positions: of the features, [B, width].
+            positions: [B, width], of the features.
             mask: [B or 1, 1, width, columns], see ``Attention``.
         """
         embedded = self.embed_tokens(tokens) if self.config.own_embeddings else self.target.embed(tokens)
@@ -231,7 +231,7 @@ class EagleModule(Learned):
         return out
 
     def drafted_logits(self, states: Tensor) -> Tensor:
-        """Logits [..., draft vocabulary] of what comes after rows whose output is [..., hidden size]."""
+        """Logits [..., draft vocabulary] of the token after rows whose outputs are [..., hidden size]."""
         if self.config.version == 3 and not self.config.norm_output:
             states = self.norm(states)
         if self.config.own_head:
@@ -241,7 +241,7 @@ class EagleModule(Learned):
         return rows if self.drafted is None else rows[..., self.drafted]
 
     def logits(self, states: Tensor) -> Tensor:
-        """Those over the target's ids, [..., vocabulary]; minus infinity for ids that are not drafted."""
+        """Logits over the target's ids, [..., vocabulary]; minus infinity for ids that are not drafted."""
         rows, drafted = self.drafted_logits(states), self.drafted
         if drafted is None:
             return rows
@@ -252,10 +252,14 @@ class EagleModule(Learned):
     # -- training ----------------------------------------------------------------------------------------
 
     def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
-        """Training-time test (EAGLE-3, section 3.2): at each depth j, outputs [B, T - 1, hidden size].
+        """Training-time test (EAGLE-3, section 3.2): at each depth j, from 0, outputs [B, T - 1, hidden
+        size].
 
-        Row s has drafted from the feature of place s on, along the text: its output at depth j follows token
-        s + 1 + j. As in decoding it sees the target's features up to place s, and its own outputs after that.
+        Row s, from 0 to T - 2, drafts from the feature of place s on, along the text. At depth j, at position
+        s + j, it reads token s + 1 + j and its own output of depth j - 1 (at depth 0 the target's feature),
+        and its output predicts token s + 2 + j. As in decoding it sees the rows that read the target's
+        features of places 0 to s, in columns 0 to T - 2 of the mask, and its own rows of depths 1 to j,
+        column s of each further T - 1.
         """
         width = batch.tokens.shape[1] - 1
         tokens = F.pad(batch.tokens, (0, steps))
@@ -284,7 +288,7 @@ class EagleModule(Learned):
             yield states
 
     def loss(self, batch: Batch, objective: Objective) -> Losses:
-        """At each depth the objective; of EAGLE-1 a regression on the features besides (section 4.2)."""
+        """The objective at each depth; for EAGLE-1 also a regression on the features (section 4.2)."""
         config = self.config
         outputs = list(self.unroll(batch, config.steps))
         weights = [config.decay**depth for depth in range(config.steps)]
@@ -292,7 +296,7 @@ class EagleModule(Learned):
             weights = [config.classification * weight for weight in weights]
         losses = measure(objective, self._depths(batch, outputs), weights)
         every = torch.stack([batch.ahead(depth + 2).sum() for depth in range(config.steps)])
-        # What is not drafted cannot be accepted, though there is nothing to learn of it.
+        # A token that is not drafted cannot be accepted, though there is nothing to learn from it.
         acceptance = losses.acceptance * losses.places / every.clamp(min=1)
         total = losses.total
         if config.version == 1:
@@ -300,7 +304,11 @@ class EagleModule(Learned):
         return dataclasses.replace(losses, total=total, acceptance=acceptance)
 
     def _depths(self, batch: Batch, outputs: list[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """At each depth the draft's logits, the target's and the text's tokens, over what is drafted."""
+        """At each depth the draft's logits, the target's and the text's tokens, over ids that are drafted.
+
+        Row s at depth j predicts the token of place s + ahead, ahead = j + 2, as the target does at place
+        s + ahead - 1.
+        """
         width, drafted = batch.tokens.shape[1], self.drafted
         for depth, states in enumerate(outputs):
             ahead = depth + 2
@@ -315,7 +323,7 @@ class EagleModule(Learned):
             yield self.drafted_logits(states[where]), target, chosen
 
     def _regression(self, batch: Batch, outputs: list[Tensor]) -> Tensor:
-        """The smooth L1 distance between outputs and the features they stand in for."""
+        """The smooth L1 distance between outputs and the features they replace (row s: place s + 1 + j)."""
         total = outputs[0].new_zeros(())
         for depth, states in enumerate(outputs):
             where = batch.ahead(depth + 2)[:, :-1]
@@ -326,11 +334,11 @@ class EagleModule(Learned):
 
     @torch.no_grad()
     def accepted(self, batch: Batch) -> Tensor:
-        """Of a chain as long as drafts are by default."""
+        """Tokens accepted of a chain as long as drafts are by default, at each place."""
         begins = batch.documents[:, 1:] != batch.documents[:, :-1]
         guesses = torch.full((*batch.tokens.shape, self.config.tokens), -1, device=batch.tokens.device)
         for depth, states in enumerate(self.unroll(batch, self.config.tokens)):
-            # The row that reads place s has the token of place s + 1 for its root.
+            # The row that reads the feature of place s drafts for the root at place s + 1.
             guesses[:, 1:, depth] = self.logits(states).argmax(dim=-1).masked_fill(begins, -1)
         return accepted_of_chain(batch, guesses)
 
@@ -338,7 +346,7 @@ class EagleModule(Learned):
 
     @classmethod
     def load(cls, folder: str | Path, target: TargetModel) -> Self:
-        """Our own folder, or a published EAGLE-3, which may be one of the hub, by its name: see
+        """A module from a folder of our own or of a published EAGLE-3, which may be a name on the hub: see
         ``outpace.learned.published``.
         """
         place = published.find(folder)
@@ -412,7 +420,7 @@ def _check_sizes(config: EagleConfig, fit: Fit) -> None:
     """
     if config.hidden_size != fit.hidden_size:
         raise OutpaceError(
-            "eagle: its rows stand beside the target's embeddings and go on with its states, so hidden_size "
+            "eagle: its rows lie beside the target's embeddings and continue its states, so hidden_size "
             f"must be the target's, {fit.hidden_size}, not {config.hidden_size}; leave it out"
         )
     if config.draft_vocabulary > fit.vocabulary:
@@ -424,7 +432,7 @@ def _check_sizes(config: EagleConfig, fit: Fit) -> None:
 
 @torch.no_grad()
 def _is_shared(embedded: Tensor, target: TargetModel) -> bool:
-    """Whether published embeddings are the target's own."""
+    """True if published embeddings are the target's own."""
     hidden = target.hidden
     if embedded.shape != (target.vocabulary, hidden.size):
         return False

@@ -1,15 +1,15 @@
-"""Early exit: the target's first layers and a small adapter draft; the verification goes on from there.
+"""Early exit: the target's first layers and a small adapter draft; the verification continues from there.
 
 SPEED (Hooper et al. 2023) and Kangaroo (Liu et al. 2024). The lower layers run over one token after another;
 from their hidden state an adapter and the target's own norm and head guess the next. Keys, values and hidden
-states of the lower layers are kept, and the upper layers verify the whole chain from them, so a draft costs
-the lower layers nothing besides. A chain ends early where the guess is not confident (Kangaroo's second early
+states of the lower layers are kept, and the upper layers verify the whole chain from them, so the lower
+layers run only once per token. A chain ends early where the guess is not confident (Kangaroo's second early
 exit).
 
 What differs from the papers: by default drafts are drawn with the target's own noise. Kangaroo's adapter,
 attention between two norms, is ``adapter=attention`` in training; by default it is a feed-forward layer
-between two norms, which keeps nothing of earlier rows. Without an adapter the lower layers' hidden state is
-read by the target's norm and head as it is. SPEED trains decoders whose layers share their weights, and has
+between two norms, which keeps nothing of earlier rows. Without an adapter the target's norm and head read the
+lower layers' hidden state as it is. SPEED trains decoders whose layers share their weights, and has
 several tokens in its layers at once, as in a pipeline; here a stock model is used, a token at a time.
 """
 
@@ -41,7 +41,7 @@ _CHUNK = 512  # rows of a text that attention reads at once
 
 @dataclass(frozen=True, kw_only=True)
 class ExitShared(Growth):
-    """What the sequences of one engine share: the target in two parts, the adapter, what that keeps."""
+    """State that the sequences of one engine share: the target in two parts, the adapter, and its cache."""
 
     target: SplitTarget
     adapter: Adapter | None
@@ -59,7 +59,7 @@ class ExitShared(Growth):
         return self.adapter.target.head(torch.cat(self.attend(states, hidden.split(1))))
 
     def attend(self, states: Seq[ExitState], rows: Seq[Tensor]) -> list[Tensor]:
-        """Feed rows [w, hidden size] of some sequences to the adapter's attention; what comes out of them."""
+        """Feed rows [w, hidden size] of some sequences to the adapter's attention, and return the outputs."""
         assert self.adapter is not None and self.cache is not None
         feeds = []
         for state, own in zip(states, rows, strict=True):
@@ -72,7 +72,7 @@ class ExitShared(Growth):
 
     @torch.inference_mode()
     def catch_up(self, states: Seq[ExitState]) -> None:
-        """Forget what was drafted, and read the rows that were committed since."""
+        """Forget the last draft, and read the rows that were committed since."""
         behind = []
         for state in states:
             if state.slot is not None and self.cache is not None:
@@ -88,10 +88,10 @@ class ExitShared(Growth):
 
 @dataclass
 class ExitState(Within):
-    """A sequence, and where its adapter's attention keeps its rows.
+    """A sequence, and its slot in the cache of the adapter's attention.
 
     Attributes:
-        rows: committed ones among those kept.
+        rows: committed rows in the cache.
         waiting: hidden states [n, size] of committed rows that are yet to be read.
     """
 
@@ -106,9 +106,10 @@ class EarlyExit(Drafter[ExitState]):
 
     Attributes:
         path: the folder that ``outpace train early_exit`` wrote, or the adapter itself; None drafts without.
-        layers: how many of the target's layers draft, at least 1 and not all; by default the adapter's, or 2.
+        layers: number of the target's layers that draft, at least 1 and not all; by default the adapter's, or
+            2.
         num_speculative_tokens: tokens in the chain, at least 1; by default the adapter's, or 6.
-        min_confidence: in [0, 1]: the chain goes on only where the best token has at least this probability;
+        min_confidence: in [0, 1]: the chain continues only if the best token has at least this probability;
             by default the adapter's, or 0.6.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
             "independent": with noise of its own; "greedy": its most probable tokens.
@@ -140,7 +141,7 @@ class EarlyExit(Drafter[ExitState]):
         return SplitTarget(target, self._depth())
 
     def _depth(self) -> int:
-        """How many layers draft: an adapter is for the layer that it was trained on."""
+        """Number of layers that draft: an adapter is for the layer that it was trained on."""
         if self.path is None:
             return AdapterConfig.layers if self.layers is None else self.layers
         own: int = Adapter.config_of(self.path).layers
@@ -154,7 +155,7 @@ class EarlyExit(Drafter[ExitState]):
         if not isinstance(target, SplitTarget):
             raise OutpaceError("early_exit splits the target, so it drafts alone: use it by itself")
         adapter = None if self.path is None else Adapter.of(self.path, target.inner)
-        # What an adapter was measured with; those without one have the same defaults.
+        # The values an adapter was measured with; without one the defaults are the same.
         own = AdapterConfig() if adapter is None else adapter.config
         tokens = (
             own.num_speculative_tokens if self.num_speculative_tokens is None else self.num_speculative_tokens
@@ -202,7 +203,7 @@ class EarlyExit(Drafter[ExitState]):
 
 
 def cache_of(adapter: Adapter) -> LayerCache | None:
-    """What an adapter's attention keeps; None where it has none."""
+    """The cache of an adapter's attention; None if it has none."""
     if adapter.attends is None:
         return None
     weight = adapter.before.weight

@@ -22,15 +22,15 @@ class AdapterConfig:
     """An adapter.
 
     Attributes:
-        layers: of the target that run before it; at least 1.
-        adapter: what is between its norms: "feed_forward", or "attention", as Kangaroo's is, over what came
-            out of the lower layers so far.
-        width: of the feed-forward part's hidden layer, relative to the target's hidden size; above 0, 2 by
-            default.
-        heads: of attention; at least 1, 4 by default.
-        num_speculative_tokens: of the chains that held-out texts are measured by, and that are drafted by
+        layers: number of the target's layers that run before it; at least 1.
+        adapter: the layer between its norms: "feed_forward", or "attention", as Kangaroo's, over the lower
+            layers' outputs so far.
+        width: width of the feed-forward part's hidden layer, relative to the target's hidden size; above 0, 2
+            by default.
+        heads: heads of attention; at least 1, 4 by default.
+        num_speculative_tokens: tokens of the chains by which held-out texts are measured, and of drafts by
             default; at least 1.
-        min_confidence: likewise, the probability below which a chain ends, in [0, 1].
+        min_confidence: the probability below which such a chain ends, in [0, 1].
     """
 
     layers: int = 2
@@ -60,7 +60,7 @@ class Adapter(Learned):
     """A residual layer, feed-forward or of attention, between two norms.
 
     Attributes:
-        attends: the sizes of its attention; None where it has none, and keeps nothing of earlier rows.
+        attends: the sizes of its attention; None if it has none, and keeps nothing of earlier rows.
     """
 
     method: ClassVar[str] = "early_exit"
@@ -103,12 +103,13 @@ class Adapter(Learned):
         mask: Tensor | None = None,
         store: Store = itself,
     ) -> Tensor:
-        """What goes into the target's head, [B, width, hidden size].
+        """Inputs of the target's head, [B, width, hidden size].
 
         Args:
-            states: what came out of the lower layers, of that shape.
+            states: outputs of the lower layers, of that shape.
             positions: [B, width], if it attends.
-            mask: likewise: [B, 1, width, columns], true where a row sees a column of what ``store`` returns.
+            mask: [B, 1, width, columns], if it attends: true where a row sees a column of what ``store``
+                returns.
         """
         own = states.to(self.before.weight.dtype)
         normed = self.before(own)
@@ -121,11 +122,11 @@ class Adapter(Learned):
         return out
 
     def _states(self, batch: Batch) -> Tensor:
-        """What goes into the head at each place, [B, T, hidden size]."""
+        """Inputs of the head at each place, [B, T, hidden size]."""
         return self.advance(batch.hidden[self.config.layers], batch.positions, batch.seen[:, None])
 
     def logits(self, batch: Batch) -> Tensor:
-        """[B, T, vocabulary], of the token after each place."""
+        """Logits [B, T, vocabulary] of the token after each place."""
         return self.target.head(self._states(batch))
 
     def loss(self, batch: Batch, objective: Objective) -> Losses:
@@ -135,7 +136,8 @@ class Adapter(Learned):
 
     @torch.no_grad()
     def accepted(self, batch: Batch) -> Tensor:
-        # While a chain is right, its rows are those of the text: one guess a place is all there is to know.
+        # As long as a chain is right, its rows are those of the text: one guess per place is enough.
+        # guesses[:, t, ahead] is the guess made at place t + ahead, of the token at place t + ahead + 1.
         rows = self.logits(batch).float()
         best = rows.argmax(dim=-1)
         sure = rows.max(dim=-1).values - rows.logsumexp(dim=-1)

@@ -1,13 +1,13 @@
 """Self-speculative decoding: the target drafts with some of its layers skipped (Zhang et al. 2023).
 
 Draft & Verify: no second model, no training, no memory. The layers that are kept read the rows that the
-whole target has committed, and put those of the draft behind them; the verification, by all layers, writes
-over them. So there is no prompt to read and nothing to catch up on.
+whole target has committed, and append those of the draft; the verification, by all layers, overwrites those.
+So there is no prompt to read and nothing to catch up on.
 
 What differs from the paper: whole layers are skipped, where the paper chooses attention and feed-forward
-parts apart; by default drafts are drawn with the target's own noise; the threshold at which a draft ends is
-fixed, where the paper adapts it as it goes (here the governor chooses the length). Which layers to skip is
-found by ``outpace search`` (``train/skipping.py``).
+parts separately; by default drafts are drawn with the target's own noise; the threshold at which a draft ends
+is fixed, where the paper adapts it during decoding (here the governor chooses the length). ``outpace search``
+(``train/skipping.py``) finds the layers to skip.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from outpace.targets.base import TargetModel
 
 @dataclass(frozen=True, kw_only=True)
 class SelfShared(Growth):
-    """What the sequences of one engine share: the target without the skipped layers."""
+    """State that the sequences of one engine share: the target without the skipped layers."""
 
     part: TargetModel
 
@@ -46,7 +46,7 @@ class SelfSpeculative(Drafter[Within]):
         num_speculative_tokens: tokens in the chain, at least 1.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
             "independent": with noise of its own; "greedy": its most probable tokens.
-        min_confidence: in [0, 1]: the chain goes on only where the best token has at least this probability.
+        min_confidence: in [0, 1]: the chain continues only if the best token has at least this probability.
     """
 
     skip: str | tuple[int, ...] = ()
@@ -70,15 +70,15 @@ class SelfSpeculative(Drafter[Within]):
         check_confidence("self_speculative", self.min_confidence)
 
     def skipped(self, layers: int) -> tuple[int, ...]:
-        """The layers left out of a target of so many, ascending.
+        """The layers left out of a target of ``layers`` layers, ascending.
 
         Raises:
-            OutpaceError: none is named, they are not the target's, or a file that does not hold any.
+            OutpaceError: none is named, they are not the target's, or the file does not hold any.
         """
         found = sorted(set(_read(self.skip, layers) if isinstance(self.skip, str) else self.skip))
         if not found:
             raise OutpaceError(
-                "self_speculative: say which layers to skip, as in self_speculative:skip=2+4; "
+                "self_speculative: name the layers to skip, as in self_speculative:skip=2+4; "
                 "`outpace search` finds the best"
             )
         if found[0] < 0 or found[-1] >= layers or len(found) == layers:
@@ -115,7 +115,7 @@ class SelfSpeculative(Drafter[Within]):
 
 
 def _read(text: str, layers: int) -> list[int]:
-    """Layers as they are written: numbers with plus signs, or a file of them."""
+    """Layers from their text: numbers joined by plus signs, or the name of a file that holds them."""
     if not text.endswith(".json"):
         try:
             return [int(part) for part in text.split("+") if part]
@@ -133,6 +133,6 @@ def _read(text: str, layers: int) -> list[int]:
     if known != layers:
         raise OutpaceError(
             f"self_speculative: {text!r} is for a target of {known} layers, and this one has {layers}; "
-            "search anew with outpace search"
+            "search again with outpace search"
         )
     return skipped

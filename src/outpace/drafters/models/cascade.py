@@ -1,8 +1,8 @@
 """Staged speculation: a drafter that drafts for the draft model (Spector and Re 2023; Chen et al. 2023).
 
 The draft model decodes its chain like a target of its own: an inner drafter proposes, the draft model
-verifies in one forward and emits at least one token. So a chain of K tokens takes it fewer than K forwards.
-The chain is the very one it would have decoded alone, and the target verifies that.
+verifies in one forward and emits at least one token. So a chain of K tokens takes at most K forwards. The
+chain is the very one that the draft model would have decoded alone, and the target verifies that.
 
 What differs from the papers: Spector and Re draft trees at both stages; here the inner stage may be a tree,
 the outer one is a chain. Chen et al. set lengths by hand for each stage; the inner drafter here has its own,
@@ -37,7 +37,7 @@ class Decodes(Protocol):
 
 @dataclass(frozen=True)
 class Shared:
-    """What the sequences of one engine share: the draft model, its cache, and the inner drafter's own."""
+    """State that the sequences of one engine share: the draft model, its cache, the inner drafter's state."""
 
     decoder: Decoder
     runner: Runner
@@ -50,8 +50,8 @@ class CascadeState:
 
     Attributes:
         text: the committed text, and the chain behind it.
-        inner: the inner drafter's state of that text.
-        rows: of each token of the chain, what it was drawn from.
+        inner: the inner drafter's state for that text.
+        rows: the distribution that each token of the chain was drawn from.
     """
 
     sequence: Sequence
@@ -67,8 +67,8 @@ class Cascade(Drafter[CascadeState]):
     """A draft model whose own drafting is sped up by another drafter.
 
     Attributes:
-        draft: who drafts for the target: a drafter with a model, such as draft_model, that makes a chain.
-        inner: who drafts for that model: any drafter that needs no hidden states.
+        draft: the drafter for the target: one with a model, such as draft_model, that makes a chain.
+        inner: the drafter for that model: any that needs no hidden states.
     """
 
     draft: Drafter[Any]
@@ -123,7 +123,7 @@ class Cascade(Drafter[CascadeState]):
         return [_draft(state) for state in states]
 
     def observe(self, states: Seq[CascadeState], steps: Seq[Step]) -> None:
-        """What the target made of the chain is in the text that the next step begins with."""
+        """Do nothing: the outcome is in the text that the next step begins with."""
 
     def _begin(self, state: CascadeState) -> bool:
         """Take over the committed text; False if there is nothing to draft."""
@@ -143,7 +143,7 @@ class Cascade(Drafter[CascadeState]):
         return length > 0
 
     def _round(self, active: Seq[CascadeState]) -> None:
-        """One forward of the draft model for all: at least one token more for each chain."""
+        """One forward of the draft model for all sequences: at least one more token per chain."""
         runner = active[0].shared.runner
         proposed = self.inner.propose([state.inner for state in active])
         trimmed = [trim(draft, state.text.room - 1) for state, draft in zip(active, proposed, strict=True)]
@@ -165,7 +165,7 @@ class Cascade(Drafter[CascadeState]):
 
 
 def _count(sequence: Sequence, step: Step) -> None:
-    """Count the draft model's own steps, and what was drafted for it."""
+    """Count the draft model's own steps, and the tokens drafted for it."""
     sequence.stats.count("draft_steps", 1)
     sequence.stats.count("inner_drafted", len(step.draft))
     sequence.stats.count("inner_accepted", len(step.path))

@@ -1,8 +1,8 @@
 """Speculative decoding with a draft model (Leviathan et al. 2023; Chen et al. 2023; Daliri et al. 2024).
 
 A smaller model decodes a chain or a tree of tokens for the target to verify, all sequences and all nodes of
-one depth in one forward. It has a cache of its own, which is cut back to what was accepted and then lacks the
-one or two tokens it has not seen: those go in with the next root.
+one depth in one forward. It has a cache of its own, which is cut back to the accepted tokens; the one or two
+that it has not seen are fed with the next root.
 
 What differs from the papers: by default the draft model draws with the target's own noise, so the two
 choose the same token far more often than independent draws do (Daliri et al. 2024), and the tokens are
@@ -43,21 +43,22 @@ class DraftModel(Drafter[Drafting]):
         num_speculative_tokens: K, tokens on a path of the draft, at least 1. The draft is a chain of them,
             unless one of ``branching``, ``acceptance`` and ``expand`` makes it a tree.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
-            "independent": with noise of its own; "greedy": its most probable tokens. (The same where
-            decoding is greedy.) "coupled" is "greedy" with vocabulary="text", since noise is by token id, and
+            "independent": with noise of its own; "greedy": its most probable tokens. (The same if decoding
+            is greedy.) "coupled" is "greedy" with vocabulary="text", since noise is keyed by token id, and
             with ``expand`` under a verifier that needs independent draws.
-        branching: children of the root, of each of its children, and so on, as "4x2": a static tree. One from
-            there on.
+        branching: children of the root, of each of its children, and so on, as "4x2": a static tree. One
+            child per node at deeper levels.
         acceptance: measured chances of acceptance by a candidate's rank, as "0.6/0.2/0.1": the best static
             tree of ``max_nodes`` nodes for them (Sequoia, Chen et al. 2024). Drafting with a tree counts
             them: see ``outpace.drafters.support.sequoia.acceptance_by_rank``.
-        expand: grow the tree by the draft model's confidence (EAGLE-2, Li et al. 2024): each layer goes on
-            from this many nodes, with as many children each, and the ``max_nodes`` best are kept.
+        expand: grow the tree by the draft model's confidence (EAGLE-2, Li et al. 2024): each layer continues
+            this many nodes, with as many children each, and the ``max_nodes`` best are kept.
         max_nodes: nodes in the tree, with ``acceptance`` or ``expand``.
-        replacement: siblings are drawn with replacement (SpecInfer), else without. Needs draws="independent".
-        min_confidence: in [0, 1]: go on from a node only where the draft model's best token has at least
-            this probability, which falls back on the target (BiLD, Kim et al. 2023).
-        confidence: "path": that token's probability times those of the tokens on the way; "token": its own.
+        replacement: whether siblings are drawn with replacement (SpecInfer). Needs draws="independent".
+        min_confidence: in [0, 1]: a node is continued only if the draft model's best token has at least this
+            probability; otherwise it falls back to the target (BiLD, Kim et al. 2023).
+        confidence: "path": that token's probability times those of the tokens before it on the path; "token":
+            its own.
         vocabulary: "same" as the target's; "intersection": only tokens that both have are drafted; "text":
             the draft is translated. (TLI and SLEM of Timor et al. 2025.)
         tokenizer: of the draft model, or its name; needed for different vocabularies. By default the one in
@@ -109,8 +110,8 @@ class DraftModel(Drafter[Drafting]):
             )
         if self.confidence != "path" and not self.min_confidence:
             raise OutpaceError(
-                f"draft_model: confidence={self.confidence} says what min_confidence bounds; give that too, "
-                "or leave both out"
+                f"draft_model: confidence={self.confidence} qualifies min_confidence; give that too, or "
+                "leave both out"
             )
         if shape.weighs and self.draws == "independent":
             raise OutpaceError(
@@ -145,7 +146,7 @@ class DraftModel(Drafter[Drafting]):
         return vocabulary_of(self.vocabulary, model, target, own, theirs)
 
     def decoder(self, target: TargetModel) -> Decoder:
-        """The draft model and how it draws a chain, for a drafter that decodes with it in a way of its own.
+        """The draft model and how it draws a chain, for a drafter that decodes with it in its own way.
 
         Raises:
             OutpaceError: the options ask for more than a chain in the target's vocabulary.
@@ -207,7 +208,7 @@ class DraftModel(Drafter[Drafting]):
                 count_ranks(step)
 
     def _begin(self, state: Drafting) -> Growing:
-        """An empty tree, of no layer past the draft model's own context, and of none without a text."""
+        """An empty tree, limited to the draft model's own context; of no layers if there is no text."""
         tree, context = state.shared.begin(state.sequence), state.shared.model.context
         if not state.text:
             tree.layers = 0

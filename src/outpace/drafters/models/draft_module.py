@@ -1,4 +1,4 @@
-"""A draft model as what is trained: a small language model of its own, from scratch or from a checkpoint."""
+"""The trainable draft model: a small language model, from scratch or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from outpace.targets.pretrained import load_tokenizer, read_model
 
 @dataclass(frozen=True)
 class ChainConfig:
-    """How a draft model is measured.
+    """Options for measuring a draft model.
 
     Attributes:
-        num_speculative_tokens: tokens on the chain that the held-out figures are about, as in ``DraftModel``.
+        num_speculative_tokens: tokens of the chain that held-out figures are for, as in ``DraftModel``.
     """
 
     num_speculative_tokens: int = 4
@@ -46,7 +46,7 @@ class ChainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(ChainConfig):
-    """A draft model that goes on from another.
+    """A draft model that starts from another.
 
     Attributes:
         draft: folder or name of a transformers model; its sizes are its own.
@@ -60,7 +60,7 @@ class DraftConfig(LayerConfig, ChainConfig):
     """A draft model from scratch: Llama's layers.
 
     Attributes:
-        hidden_size: of a row; 0 is half of the target's.
+        hidden_size: size of a row; 0 is half of the target's.
         context: positions; 0 for as many as the target, or 2048 where that has no limit.
         depth: decoder layers.
         tied: whether the head is the embeddings.
@@ -104,7 +104,7 @@ class DraftModule(Learned):
     @property
     def writer(self) -> TargetModel:
         like = self.model.dtype, self.model.device
-        # Made anew where the module was cast or moved.
+        # Made again if the module was cast or moved.
         if self._writer is None or self._writer[0] != like:
             training = self.training
             self._writer = like, Target(self.eval().model)
@@ -113,7 +113,7 @@ class DraftModule(Learned):
 
     @classmethod
     def new(cls, config: DraftConfig | CheckpointConfig, target: TargetModel) -> Self:
-        """A module from scratch, or one that begins as another model is."""
+        """A module from scratch, or one that begins as a copy of another model."""
         if isinstance(config, CheckpointConfig):
             model = read_model(config.draft, dtype=torch.float32)
         else:
@@ -131,7 +131,7 @@ class DraftModule(Learned):
         )
 
     def check(self, target: TargetModel) -> None:
-        """See ``Learned``. Its rows have a size of their own, but its tokens must be the target's.
+        """Check that its tokens are the target's; its rows have a size of their own.
 
         Raises:
             OutpaceError: the vocabularies differ.
@@ -174,7 +174,7 @@ class DraftModule(Learned):
         self.model.save_pretrained(folder)
 
     def accompany(self, folder: Path, tokenizer: Any) -> None:
-        """The tokenizer: the target's own, whose tokens these are."""
+        """Write the target's tokenizer, whose tokens these are."""
         tokenizer.save_pretrained(folder)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A text that runs ahead of the target: what a draft model has said, and the target has not seen."""
+"""A text ahead of the target: tokens that a draft model has emitted and the target has not verified."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Decoder:
 
     Attributes:
         length: tokens in the chain.
-        noise: what they are drawn with.
+        noise: the noise they are drawn with.
     """
 
     model: TargetModel
@@ -29,12 +29,12 @@ class Decoder:
 class Provisional(Sequence):
     """A sequence as a draft model decodes it: the committed text, and behind it the chain it is drafting.
 
-    The parameters are the sequence's own, save those that only emitted tokens concern. The noise is the
-    target's where the two may share it, else that of this step alone.
+    The parameters are the sequence's own, except those that concern emitted tokens alone. The noise is the
+    target's if the two may share it, otherwise that of this step alone.
 
     Args:
         original: the sequence that is drafted for.
-        noise: what the draft model draws with; "greedy" draws nothing.
+        noise: the noise that the draft model draws with; "greedy" draws nothing.
     """
 
     def __init__(self, original: Sequence, noise: Noise) -> None:
@@ -56,14 +56,14 @@ class Provisional(Sequence):
 
     @property
     def chain(self) -> list[int]:
-        """What the draft model has said after the committed text."""
+        """Tokens of the draft model after the committed text."""
         return self.tokens[self._committed :]
 
     def follow(self, length: int) -> int:
         """Take over the committed text, with room for a chain of ``length`` tokens after it.
 
         Returns:
-            How many of the first tokens are what they were.
+            The number of first tokens that are what they were.
         """
         text, same = self.original.tokens, self._committed
         while same < min(len(text), len(self.tokens)) and text[same] == self.tokens[same]:
@@ -87,7 +87,7 @@ class Provisional(Sequence):
 
 
 class RecordingDraw(KeyedDraw):
-    """A draft model's own draws, with the distribution each token was drawn from; none of a greedy one."""
+    """A draft model's own draws, with the distribution that each token was drawn from; none if greedy."""
 
     def __init__(self, sequence: Sequence) -> None:
         super().__init__(sequence)

@@ -14,15 +14,15 @@ from outpace.verify.match import match
 
 
 def verify(text: Provisional, draft: Draft, kept: Seq[int], logits: Logits) -> tuple[Step, list[Tensor]]:
-    """Emit what the draft model says, along what was drafted for it; its tokens are those it says alone.
+    """Verify a draft for the draft model: it emits the tokens that it would have emitted alone.
 
     Args:
         draft: drafted for the draft model, after ``text``.
-        kept: which node of the inner drafter's proposal each node was.
+        kept: the node of the inner drafter's proposal that each node was.
         logits: the draft model's rows, root first.
 
     Returns:
-        The step, for the inner drafter, and of each token what it was drawn from; nothing of a greedy one.
+        The step, for the inner drafter, and the distribution that each token was drawn from; none if greedy.
     """
     draw = RecordingDraw(text)
     verdict = match(logits, draft, draw)
