@@ -252,8 +252,7 @@ class EagleModule(Learned):
     # -- training ----------------------------------------------------------------------------------------
 
     def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
-        """Training-time test (EAGLE-3, section 3.2): at each depth j, from 0, outputs [B, T - 1, hidden
-        size].
+        """Training-time test (EAGLE-3, section 3.2): outputs [B, T - 1, hidden size] at each depth j, from 0.
 
         Row s, from 0 to T - 2, drafts from the feature of place s on, along the text. At depth j, at position
         s + j, it reads token s + 1 + j and its own output of depth j - 1 (at depth 0 the target's feature),
