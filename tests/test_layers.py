@@ -22,6 +22,7 @@ LAYERS: list[set[str]] = [
     {"_version"},
     {"core"},
     {"embedded", "tree", "sampling", "text", "cache", "spec", "files"},
+    {"choosing"},
     {"sequence"},
     {"verify", "targets", "policy"},
     {"learned"},

@@ -4,24 +4,29 @@ The noise is a function of (seed, stream, output index or node, token id) and of
 hash, the same on every device. The target's own draw at an output index is the argmax of the processed
 logits plus Gumbel noise of that index (Gumbel 1954; Maddison, Tarlow, Minka 2014), so it does not depend on
 how many tokens a step accepted: drafter-invariant speculative decoding (Daliri, Musco, Suresh 2024).
+
+Everything here takes one row at a time and is the reference; ``choosing`` finds the same tokens for many rows
+in one pass.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.core import LogitsProcessor, NoTokenLeft, SamplingParams
 
 NO_TOKEN_LEFT = "every token is excluded, or a logit is NaN: check the logits processors and the model"
+# Below this temperature dividing could overflow, or the divisor be 0 in float32.
+TINY_TEMPERATURE = 1e-3
 _MASK = (1 << 64) - 1
 _WEYL = 0x9E3779B97F4A7C15
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -51,21 +56,22 @@ def key(seed: int, *words: int) -> int:
     return state
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
+    """A 64-bit word as the int64 with the same bits."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def _mix_words(words: Tensor) -> Tensor:
     """``mix`` on int64 words; the masks turn torch's arithmetic shifts into logical ones."""
-    words = (words ^ (words >> 30 & (1 << 34) - 1)) * _signed(_MULTIPLIERS[0])
-    words = (words ^ (words >> 27 & (1 << 37) - 1)) * _signed(_MULTIPLIERS[1])
+    words = (words ^ (words >> 30 & (1 << 34) - 1)) * signed(_MULTIPLIERS[0])
+    words = (words ^ (words >> 27 & (1 << 37) - 1)) * signed(_MULTIPLIERS[1])
     return words ^ (words >> 31 & (1 << 33) - 1)
 
 
 @lru_cache(maxsize=8)
-def _token_words(vocabulary: int, device: torch.device) -> Tensor:
+def token_words(vocabulary: int, device: torch.device) -> Tensor:
     """A mixed word for each token id, shape [vocabulary]."""
-    return _mix_words(torch.arange(1, vocabulary + 1, device=device) * _signed(_WEYL))
+    return _mix_words(torch.arange(1, vocabulary + 1, device=device) * signed(_WEYL))
 
 
 def _unit(words: Tensor) -> Tensor:
@@ -78,12 +84,17 @@ def uniform(word: int) -> float:
     return ((word >> 12) + 0.5) * 2.0**-52
 
 
+def noise_of(words: Tensor) -> Tensor:
+    """Standard Gumbel noise, float64, of int64 words: a token's word xor a key."""
+    return -torch.log(-torch.log(_unit(_mix_words(words))))
+
+
 def gumbel(word: int, vocabulary: int, device: torch.device, tokens: Tensor | None = None) -> Tensor:
     """Standard Gumbel noise of a key, float64: for each of ``tokens``, or for the whole vocabulary."""
-    words = _token_words(vocabulary, device)
+    words = token_words(vocabulary, device)
     if tokens is not None:
         words = words[tokens]
-    return -torch.log(-torch.log(_unit(_mix_words(words ^ _signed(word)))))
+    return noise_of(words ^ signed(word))
 
 
 def _perturbed(scores: Tensor, word: int) -> tuple[Tensor, Tensor]:
@@ -142,14 +153,23 @@ def noisy_top(scores: Tensor, word: int, count: int) -> tuple[list[int], list[fl
 def warp(scores: Tensor, params: SamplingParams) -> Tensor:
     """Temperature, top-k, top-p and min-p on rows of scores, shape [..., vocabulary], as transformers does.
 
-    Excluded tokens get -inf. The input is left as it is, unless nothing is asked for.
+    Excluded tokens get -inf. The input is left as it is; it is returned itself if there is nothing to do.
     """
-    if params.greedy:
+    return scores if params.greedy else truncate(heat(scores, params), params)
+
+
+def heat(scores: Tensor, params: SamplingParams) -> Tensor:
+    """Rows of scores, shape [..., vocabulary], divided by a temperature above 0."""
+    if params.temperature == 1:
         return scores
-    if params.temperature < 1e-3:  # dividing could overflow, or the divisor be 0 in float32
-        scores = (scores - scores.amax(dim=-1, keepdim=True)) / max(params.temperature, 1e-30)
-    elif params.temperature != 1:
-        scores = scores / params.temperature
+    if params.temperature < TINY_TEMPERATURE:
+        scores = scores - scores.amax(dim=-1, keepdim=True)
+    # A tensor, since CUDA multiplies by the inverse of a number, and the quotient would depend on the device.
+    return scores / scores.new_full((), max(params.temperature, 1e-30))
+
+
+def truncate(scores: Tensor, params: SamplingParams) -> Tensor:
+    """Top-k, top-p and min-p on rows of scores, shape [..., vocabulary]: excluded tokens get -inf."""
     if 0 < params.top_k < scores.shape[-1]:
         least = torch.topk(scores, params.top_k).values[..., -1:]
         scores = scores.masked_fill(scores < least, -torch.inf)
@@ -165,25 +185,71 @@ def warp(scores: Tensor, params: SamplingParams) -> Tensor:
     return scores
 
 
+def best_tokens(rows: Tensor) -> list[int]:
+    """The most probable token of each row, shape [n, vocabulary]; -1 where no logit is above -inf, or one is
+    NaN. Of equal ones the first.
+    """
+    if rows.device.type != "cpu":
+        values, tokens = rows.max(dim=-1)
+        found: list[int] = tokens.masked_fill(~(values > -torch.inf), -1).tolist()
+        return found
+    # NumPy's argmax takes a seventh of the time of torch's, but knows no bfloat16.
+    array = (rows.float() if rows.dtype.itemsize < 4 else rows).detach().numpy()
+    places = array.argmax(axis=-1)
+    values = array[np.arange(len(places)), places]
+    return [int(place) if value > -math.inf else -1 for place, value in zip(places, values, strict=True)]
+
+
 class Processor:
-    """Applies one sequence's parameters to its rows of logits; counts what penalties need."""
+    """Applies one sequence's parameters to its rows of logits; counts what penalties need.
+
+    Attributes:
+        plain: the next token is the argmax of the logits as they are.
+        bias: the ids and the float32 values of ``logit_bias``.
+    """
 
     def __init__(self, params: SamplingParams, prompt: Seq[int]) -> None:
         self.params = params
-        self._repetition = params.repetition_penalty != 1
-        self._counting = params.presence_penalty != 0 or params.frequency_penalty != 0
-        self._seen = set(prompt) if self._repetition else set()
-        self._counts: Counter[int] = Counter()
-        self.plain = params.greedy and not (
-            params.logit_bias or params.logits_processors or self._repetition or self._counting
-        )
+        repetition = params.repetition_penalty != 1
+        self.penalises = repetition or params.presence_penalty != 0 or params.frequency_penalty != 0
+        bias = params.logit_bias or {}
+        self.bias = np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32)
+        self.plain = params.greedy and not (bias or params.logits_processors or self.penalises)
+        # Each token that penalties concern, and how often it is in the output; the prompt's begin with 0.
+        known = dict.fromkeys(prompt if repetition else ())
+        self._place = {token: place for place, token in enumerate(known)}
+        self._ids = np.array(list(self._place), np.int64)
+        self._times = np.zeros(len(self._ids), np.float32)
 
     def observe(self, token: int) -> None:
         """Note an emitted token."""
-        if self._repetition:
-            self._seen.add(token)
-        if self._counting:
-            self._counts[token] += 1
+        if not self.penalises:
+            return
+        place = self._place.setdefault(token, len(self._place))
+        if place == len(self._ids):  # the arrays are full: twice the room
+            self._ids = np.concatenate([self._ids, np.zeros(place + 8, np.int64)])
+            self._times = np.concatenate([self._times, np.zeros(place + 8, np.float32)])
+        self._ids[place] = token
+        self._times[place] += 1
+
+    def counts(self, more: Seq[int] = ()) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Tokens that penalties concern, each once, and how often each is in the output.
+
+        Args:
+            more: guessed tokens after the output.
+        """
+        size = len(self._place)
+        ids, times = self._ids[:size], self._times[:size]
+        if not (more and self.penalises):
+            return ids, times
+        times, new = times.copy(), dict[int, int]()
+        for token in more:
+            if token in self._place:
+                times[self._place[token]] += 1
+            else:
+                new[token] = new.get(token, 0) + 1
+        added = np.array(list(new.values()), np.float32)
+        return np.concatenate([ids, np.array(list(new), np.int64)]), np.concatenate([times, added])
 
     def __call__(self, row: Tensor, prefix: Seq[int]) -> Tensor:
         """Scores at the end of ``prefix`` (prompt and output), from its row of logits, shape [vocabulary]."""
@@ -194,22 +260,40 @@ class Processor:
         return warp(scores, self.params)
 
     def adjust(self, row: Tensor, more: Seq[int] = ()) -> Tensor:
-        """A float32 copy of the row with bias and penalties; ``more`` are guessed tokens after the prefix."""
-        params = self.params
+        """A float32 copy of a row, shape [vocabulary], with bias and penalties.
+
+        Args:
+            more: guessed tokens after the output.
+        """
+        params, device = self.params, row.device
         scores = row.to(torch.float32, copy=True)
-        if params.logit_bias:
-            ids = torch.tensor(list(params.logit_bias), device=row.device)
-            scores[ids] += torch.tensor(list(params.logit_bias.values()), device=row.device)
-        if self._repetition:
-            ids = torch.tensor(list(self._seen.union(more)), device=row.device)
-            seen, penalty = scores[ids], params.repetition_penalty
-            scores[ids] = torch.where(seen < 0, seen * penalty, seen / penalty)
-        counts = self._counts + Counter(more) if self._counting else None
-        if counts:
-            ids = torch.tensor(list(counts), device=row.device)
-            times = torch.tensor(list(counts.values()), device=row.device, dtype=torch.float32)
-            scores[ids] -= params.presence_penalty + params.frequency_penalty * times
+        if len(self.bias[0]):
+            ids, values = (torch.from_numpy(array).to(device) for array in self.bias)
+            scores[ids] += values
+        if self.penalises:
+            ids, times = (torch.from_numpy(array).to(device) for array in self.counts(more))
+            scores[ids] = penalised(
+                scores[ids],
+                times,
+                scores.new_full((), params.repetition_penalty),
+                scores.new_full((), params.presence_penalty),
+                scores.new_full((), params.frequency_penalty),
+            )
         return scores
+
+
+def penalised(
+    scores: Tensor, times: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor
+) -> Tensor:
+    """Scores of tokens of the text, less the penalties.
+
+    Args:
+        scores: float32, one per token; the others have their shape, or none.
+        times: how often the token is in the output; the prompt's alone are 0 times there.
+        repetition, presence, frequency: the penalties.
+    """
+    scores = torch.where(scores < 0, scores * repetition, scores / repetition)
+    return scores - torch.where(times > 0, presence + frequency * times, 0.0)
 
 
 def _run(processors: Seq[LogitsProcessor], input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -220,55 +304,30 @@ def _run(processors: Seq[LogitsProcessor], input_ids: Tensor, scores: Tensor) ->
 
 
 class Logits:
-    """The target's rows for one sequence at one step, shape [1 + nodes, vocabulary]; node -1 is the root.
+    """The target's rows for one sequence at one step; node -1 is the root. Read when they are asked for.
 
     Args:
-        rows: the logits.
-        best: the most probable token of each row, if known already: see ``best_tokens``.
+        rows: logits, shape [N, vocabulary], with the sequence's own among them.
+        first: the root's row.
+        count: the sequence's rows, the root's included; by default all from ``first`` on.
     """
 
-    def __init__(self, rows: Tensor, best: Seq[int] | None = None) -> None:
+    def __init__(self, rows: Tensor, first: int = 0, count: int | None = None) -> None:
         self._rows = rows
-        self._best = best
+        self._first = first
+        self._count = len(rows) - first if count is None else count
 
     @property
     def rows(self) -> Tensor:
-        return self._rows
+        """All of them, shape [1 + nodes, vocabulary]."""
+        return self._rows[self._first : self._first + self._count]
 
     def __getitem__(self, node: int) -> Tensor:
-        return self.rows[node + 1]
+        return self._rows[self._first + 1 + node]
 
     def gather(self, nodes: Seq[int]) -> Tensor:
         """The rows of some nodes, shape [n, vocabulary]."""
-        return self.rows[[node + 1 for node in nodes]]
-
-    def best(self, node: int) -> int:
-        """The most probable token at a node; -1 where every logit is minus infinity, or one is NaN."""
-        if self._best is None:
-            self._best = best_tokens(self.rows)
-        return self._best[node + 1]
-
-
-def best_tokens(rows: Tensor) -> list[Any]:
-    """The most probable token of each row, shape [..., vocabulary], nested as the rows are.
-
-    It is -1 in a row where every logit is minus infinity, or one is NaN.
-    """
-    best = rows.argmax(dim=-1, keepdim=True)  # of a NaN, where there is one
-    found: list[Any] = best.masked_fill(~(rows.gather(-1, best) > -math.inf), -1).squeeze(-1).tolist()
-    return found
-
-
-def logits_of_each(rows: Tensor, spans: Seq[slice], greedy: bool) -> list[Logits]:
-    """Each sequence's logits of a batch.
-
-    Args:
-        rows: [N, vocabulary].
-        spans: where each sequence's rows lie.
-        greedy: the most probable tokens will be asked for: found here for all in one go.
-    """
-    best = best_tokens(rows) if greedy else None
-    return [Logits(rows[span], None if best is None else best[span]) for span in spans]
+        return self._rows[[self._first + 1 + node for node in nodes]]
 
 
 class SelectedLogits(Logits):
@@ -293,9 +352,6 @@ class SelectedLogits(Logits):
     def gather(self, nodes: Seq[int]) -> Tensor:
         return self._whole.gather([self._nodes[node] for node in nodes])
 
-    def best(self, node: int) -> int:
-        return self._whole.best(self._nodes[node])
-
 
 @dataclass(frozen=True)
 class Key:
@@ -317,26 +373,6 @@ class Key:
     def node(self, stream: Stream, root: int, node: int) -> int:
         """For a draw at a node of the draft whose root precedes the output token at index ``root``."""
         return key(self.seed, stream, root, node)
-
-
-def draw_rows(rows: Tensor, indices: Seq[int], params: SamplingParams, seed_key: Key) -> list[int]:
-    """The target's keyed draws at several rows at once: cheap guesses of what it will say there.
-
-    Penalties and processors depend on a prefix that a guess does not have yet and are left out, so these are
-    guesses, never the output.
-
-    Args:
-        rows: logits, shape [n, vocabulary].
-        indices: output index of the token that follows each row, n of them.
-    """
-    if params.greedy:
-        best: list[int] = rows.argmax(dim=-1).tolist()
-        return best
-    scores = warp(rows.float(), params).double()
-    distinct = {index: place for place, index in enumerate(dict.fromkeys(indices))}
-    noise = torch.stack([gumbel(seed_key.target(i), rows.shape[-1], rows.device) for i in distinct])
-    drawn: list[int] = (scores + noise[[distinct[i] for i in indices]]).argmax(dim=-1).tolist()
-    return drawn
 
 
 def normalise(weights: Tensor) -> Tensor:

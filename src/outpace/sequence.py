@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from outpace.cache import Place
+from outpace.choosing import NO_TOKEN, Tree, guess
 from outpace.core import (
     Draft,
     FinishReason,
@@ -28,7 +29,6 @@ from outpace.sampling import (
     Processor,
     Stream,
     best_token,
-    draw_rows,
     noisy_argmax,
     normalise,
     uniform,
@@ -145,6 +145,14 @@ class Sequence:
         if self.error is not None:
             raise self.error
 
+    def tree(self, draft: Draft, first: int) -> Tree:
+        """This sequence's part of a forward.
+
+        Args:
+            first: the row of its last token.
+        """
+        return Tree(first, draft, self.processor, self.key, self.output_length)
+
     def generation(self) -> Generation:
         """The result of a sequence that has ended."""
         if self.finish_reason is None:
@@ -168,10 +176,14 @@ class KeyedDraw:
     Streams of the draft, accept and residual draws are keyed by the output index of this step's root and by
     the node; the target's own draw by its output index alone, so that it is the same in every step that
     reaches it.
+
+    Args:
+        own: node -> the target's own token after it, where ``choosing`` has found it already.
     """
 
-    def __init__(self, sequence: Sequence) -> None:
-        self._sequence = sequence
+    def __init__(self, sequence: Sequence, own: Mapping[int, int] | None = None) -> None:
+        self.sequence = sequence
+        self._own = own or {}
         self.root = sequence.output_length
         self._latest: tuple[int, Tensor] | None = None
 
@@ -180,7 +192,7 @@ class KeyedDraw:
 
         A verifier may ask for more than one thing at a node; the processors still run once for each token.
         """
-        sequence = self._sequence
+        sequence = self.sequence
         if guessed:
             if sequence.params.logits_processors:
                 raise OutpaceError(
@@ -194,18 +206,19 @@ class KeyedDraw:
 
     def token(self, logits: Logits, node: int) -> int:
         """The target's own token after ``node``, the last of the path emitted so far."""
-        sequence = self._sequence
+        sequence = self.sequence
         if sequence.params.greedy:
             return self._best(logits, node)
+        if node in self._own:
+            return _checked(self._own[node])
         return noisy_argmax(self._scores(logits, node), sequence.key.target(sequence.output_length))
 
     def _best(self, logits: Logits, node: int, guessed: Seq[int] = ()) -> int:
-        if self._sequence.processor.plain:
-            best = logits.best(node)
-            if best < 0:
-                raise NoTokenLeft(NO_TOKEN_LEFT)
-            return best
-        return best_token(self._scores(logits, node, guessed))
+        if node in self._own:
+            return _checked(self._own[node])
+        plain = self.sequence.processor.plain
+        scores = logits[node] if plain else self._scores(logits, node, guessed)
+        return best_token(scores)
 
     def distribution(self, logits: Logits, node: int, guessed: Seq[int] = ()) -> Tensor:
         """The target's processed distribution after ``node``, float64, shape [vocabulary].
@@ -215,7 +228,7 @@ class KeyedDraw:
         Args:
             guessed: tokens on the way to ``node`` that are not emitted yet.
         """
-        if self._sequence.params.greedy:
+        if self.sequence.params.greedy:
             point = torch.zeros_like(logits[node], dtype=torch.float64)
             point[self._best(logits, node, guessed)] = 1.0
             return point
@@ -245,7 +258,7 @@ class KeyedDraw:
             node: the token's node in the draft.
             coupled: draw with the target's own noise, where the verifier allows it; else with the draft's.
         """
-        sequence = self._sequence
+        sequence = self.sequence
         scores = warp(sequence.processor.adjust(row, guessed), sequence.params)
         if sequence.params.greedy:
             return int(scores.argmax()), None
@@ -258,22 +271,28 @@ class KeyedDraw:
 
     def accept(self, probability: float, node: int) -> bool:
         """True with this probability."""
-        return uniform(self._sequence.key.node(Stream.ACCEPT, self.root, node)) < probability
+        return uniform(self.sequence.key.node(Stream.ACCEPT, self.root, node)) < probability
 
     def choose(self, distribution: Tensor, node: int) -> int:
         """A token drawn from a distribution, or from weights of at least 0, shape [vocabulary]."""
-        word = self._sequence.key.node(Stream.RESIDUAL, self.root, node)
+        word = self.sequence.key.node(Stream.RESIDUAL, self.root, node)
         return noisy_argmax(normalise(distribution).log(), word)
 
     def emit(self, token: int, logits: Logits, node: int) -> bool:
         """Commit the token that follows ``node``; False if the sequence ends with it."""
-        sequence = self._sequence
+        sequence = self.sequence
         if sequence.params.logprobs is not None:
             row = logits[node].float().log_softmax(dim=-1)
             top = row.topk(min(sequence.params.logprobs, len(row)))
             entries = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
             sequence.logprobs.append(TokenLogprobs(float(row[token]), entries))
         return sequence.append(token)
+
+
+def _checked(token: int) -> int:
+    if token == NO_TOKEN:
+        raise NoTokenLeft(NO_TOKEN_LEFT)
+    return token
 
 
 @dataclass(frozen=True)
@@ -310,15 +329,13 @@ class Step:
         return depths(self.draft.parents)
 
     def refill(self, nodes: Seq[int], argmax: bool = False) -> list[int]:
-        """The target's own tokens after some nodes (-1 is the root), by its keyed draw; guesses.
+        """Guesses of what the target emits after each of these nodes (-1 is the root): its own keyed draws.
 
         With ``argmax``, or where the sequence is greedy, its most probable tokens.
         """
-        if argmax or self.sequence.params.greedy:
-            return [max(self.logits.best(node), 0) for node in nodes]  # any token, where none is left
         if not nodes:
             return []
-        rows = self.logits.gather(nodes)
+        params = SamplingParams() if argmax else self.sequence.params
         depth = [*self.depths, -1]  # the root's is the last entry, so that index -1 finds it
         indices = [self.root + depth[node] + 1 for node in nodes]
-        return draw_rows(rows, indices, self.sequence.params, self.sequence.key)
+        return guess(self.logits.gather(nodes), indices, params, self.sequence.key)

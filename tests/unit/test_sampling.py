@@ -14,18 +14,18 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from outpace.choosing import guess
 from outpace.core import OutpaceError, SamplingParams
 from outpace.sampling import (
     Key,
     Processor,
     Stream,
     _mix_words,
-    _signed,
-    draw_rows,
     gumbel,
     key,
     mix,
     noisy_argmax,
+    signed,
     uniform,
     warp,
 )
@@ -48,8 +48,8 @@ def test_the_hash_is_splitmix64() -> None:
 
 def test_tensors_are_hashed_as_integers_are() -> None:
     words = [0, 1, 2**63, 2**64 - 1, 0x9E3779B97F4A7C15, 12345678901234567890]
-    hashed = _mix_words(torch.tensor([_signed(w) for w in words]))
-    assert hashed.tolist() == [_signed(mix(w)) for w in words]
+    hashed = _mix_words(torch.tensor([signed(w) for w in words]))
+    assert hashed.tolist() == [signed(mix(w)) for w in words]
 
 
 def test_keys_differ_by_every_bit_of_the_seed_and_by_every_word() -> None:
@@ -183,13 +183,13 @@ def test_rows_are_drawn_as_the_target_draws_them() -> None:
     params = SamplingParams(temperature=0.8, top_p=0.9)
     rows, seed_key = _rows(40, 64), Key(11)
     indices = [i % 7 for i in range(40)]
-    drawn = draw_rows(rows, indices, params, seed_key)
+    drawn = guess(rows, indices, params, seed_key)
     one_by_one = [
         noisy_argmax(Processor(params, [1])(row, [1]), seed_key.target(i))
         for row, i in zip(rows, indices, strict=True)
     ]
     assert drawn == one_by_one
-    assert draw_rows(rows, indices, SamplingParams(), seed_key) == rows.argmax(-1).tolist()
+    assert guess(rows, indices, SamplingParams(), seed_key) == rows.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from outpace.cache import Place, Slot
+from outpace.choosing import own_tokens
 from outpace.core import Draft, Generation, OutpaceError, SamplingParams, StreamedToken, out_of_memory
 from outpace.drafters.base import Drafter, SequenceDrafter
 from outpace.engine.guards import Clock, Turn, whole_number
@@ -24,7 +25,7 @@ from outpace.engine.reader import Reader
 from outpace.engine.request import Requests, one_each, params_of_each
 from outpace.policy.costs import save_costs
 from outpace.policy.governor import Governor, Outcome, Plan
-from outpace.sampling import Logits, logits_of_each
+from outpace.sampling import Logits
 from outpace.sequence import KeyedDraw, Sequence, Step
 from outpace.targets import Output, Rows, Target, TargetModel
 from outpace.text import Tokenizer
@@ -362,25 +363,40 @@ class Engine:
     ) -> dict[_Active, Step]:
         """What the step emits for each sequence; a sequence that fails has no entry."""
         assert output.logits is not None
-        greedy = any(a.sequence.processor.plain for a in self._active)
-        logits = logits_of_each(output.logits, [output.span(a.slot) for a in self._active], greedy)
+        rows = output.logits
+        first = {active: output.span(active.slot).start for active in self._active}
+        own = self._own_tokens(rows, first, trimmed)
         steps = {}
-        for i, active in enumerate(self._active):
+        for active in self._active:
             sequence, root = active.sequence, active.sequence.output_length
             draft, kept = trimmed[active]
             try:
+                logits = Logits(rows, first[active], 1 + len(draft))
                 hidden = output.hidden_of(active.slot, ahead, 1 + len(draft))
-                steps[active] = self._verify(sequence, draft, kept, logits[i], hidden)
+                draw = KeyedDraw(sequence, own.get(active))
+                steps[active] = self._verify(draw, draft, kept, logits, hidden)
             except Exception as error:
                 sequence.fail(error)
                 emitted = sequence.output_length - root
                 sequence.stats.record(len(draft), max(emitted - 1, 0), emitted)
         return steps
 
+    def _own_tokens(
+        self, rows: Tensor, first: Mapping[_Active, int], trimmed: Mapping[_Active, tuple[Draft, Seq[int]]]
+    ) -> dict[_Active, dict[int, int]]:
+        """The target's own tokens by node, of the sequences whose walk follows them.
+
+        Args:
+            first: the row of each sequence's root.
+        """
+        chosen = [active for active in first if self.verifier.uses_own_tokens(active.sequence.params)]
+        trees = [active.sequence.tree(trimmed[active][0].guesses, first[active]) for active in chosen]
+        return dict(zip(chosen, own_tokens(rows, trees), strict=True))
+
     def _verify(
-        self, sequence: Sequence, draft: Draft, kept: Seq[int], logits: Logits, hidden: dict[int, Tensor]
+        self, draw: KeyedDraw, draft: Draft, kept: Seq[int], logits: Logits, hidden: dict[int, Tensor]
     ) -> Step:
-        draw = KeyedDraw(sequence)
+        sequence = draw.sequence
         verdict = self.verifier.verify(logits, draft.guesses, draw)
         sequence.stats.record(len(draft), len(verdict.path), len(verdict.tokens))
         return Step(

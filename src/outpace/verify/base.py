@@ -17,7 +17,7 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from outpace.core import Draft, OutpaceError, Verdict
+from outpace.core import Draft, OutpaceError, SamplingParams, Verdict
 from outpace.sampling import Logits
 
 
@@ -68,6 +68,7 @@ class Verifier(ABC):
             ``logits_processors``, which see emitted tokens only.
         invariant: the tokens of a seed do not depend on what was drafted.
         lossy: it changes the output's distribution.
+        by_tokens: the walk needs the target's own tokens alone, no distribution.
     """
 
     name: ClassVar[str]
@@ -77,6 +78,15 @@ class Verifier(ABC):
     ahead: ClassVar[bool] = False
     invariant: ClassVar[bool] = False
     lossy: ClassVar[bool] = False
+    by_tokens: ClassVar[bool] = False
+
+    def uses_own_tokens(self, params: SamplingParams) -> bool:
+        """Whether a walk follows the target's own tokens, so that they may be found before it, in one pass.
+
+        A greedy distribution is a point mass at that token. ``logits_processors`` are called during the walk,
+        once for each emitted token.
+        """
+        return (self.by_tokens or params.greedy) and not params.logits_processors
 
     @abstractmethod
     def verify(self, logits: Logits, draft: Draft, draw: Draw) -> Verdict:

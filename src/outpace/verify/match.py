@@ -70,6 +70,7 @@ class Match(Verifier):
     )
     coupled: ClassVar[bool] = True
     invariant: ClassVar[bool] = True
+    by_tokens: ClassVar[bool] = True
 
     def verify(self, logits: Logits, draft: Draft, draw: Draw) -> Verdict:
         return match(logits, draft, draw)

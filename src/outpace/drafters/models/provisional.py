@@ -94,6 +94,6 @@ class RecordingDraw(KeyedDraw):
         self.distributions: list[Tensor] = []
 
     def token(self, logits: Logits, node: int) -> int:
-        if not self._sequence.params.greedy:
+        if not self.sequence.params.greedy:
             self.distributions.append(self.distribution(logits, node))
         return super().token(logits, node)
