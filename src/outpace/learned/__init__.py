@@ -1,1 +1,1 @@
-"""What drafters that are trained and their training share: modules, batches, losses, folders."""
+"""Modules, batches, losses and folders that trained drafters and their training share."""

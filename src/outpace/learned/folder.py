@@ -38,7 +38,7 @@ def write_folder(folder: str | Path, config: Mapping[str, Any], tensors: Mapping
 
 
 def read_config(folder: str | Path, method: str) -> dict[str, Any]:
-    """What ``config.json`` in a folder says.
+    """The contents of ``config.json`` in a folder.
 
     Raises:
         OutpaceError: there is no such file, or it is of another method or format.
@@ -58,7 +58,7 @@ def read_config(folder: str | Path, method: str) -> dict[str, Any]:
         raise OutpaceError(f"{path} is of the method {found!r}, not {method!r}; name the drafter {found}")
     if described.get("format") != FORMAT:
         raise OutpaceError(
-            f"{path} has format {described.get('format')!r}, and this version reads {FORMAT}; train it anew"
+            f"{path} has format {described.get('format')!r}, and this version reads {FORMAT}; train it again"
         )
     config = described.get("config")
     if isinstance(config, dict):

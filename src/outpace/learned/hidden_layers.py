@@ -1,4 +1,4 @@
-"""Which hidden states of a target a drafter reads where nobody says."""
+"""The default choice of a target's layers whose hidden states a drafter reads."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from outpace.targets.base import TargetModel
 
 
 def low_middle_high(count: int) -> tuple[int, ...]:
-    """The layers that published drafters read, of a target with so many layers."""
+    """The layers that published drafters read, of a target with ``count`` layers."""
     return (2, count // 2, count - 3)
 
 
 def check_layers(method: str, layers: Seq[int], target: TargetModel) -> None:
-    """Whether a target has the layers that a drafter reads, as ``Output.hidden`` counts them.
+    """Check that a target has the layers that a drafter reads, as ``Output.hidden`` counts them.
 
     Raises:
-        OutpaceError: it has not as many.
+        OutpaceError: it has fewer.
     """
     named = [layer for layer in layers if layer != -1]
     if not named:
         return
     try:
         count = target.layers
-    except OutpaceError:  # it does not say how many; those that are named are then taken on trust
+    except OutpaceError:  # the number is unknown; the layers that are named are then not checked
         return
     if not all(0 <= layer <= count for layer in named):
         raise OutpaceError(
@@ -37,7 +37,7 @@ def default_layers(target: TargetModel) -> tuple[int, ...]:
     """A low, a middle and a high layer of a target; those of published drafters where it has enough.
 
     Raises:
-        OutpaceError: the target does not say how many layers it has.
+        OutpaceError: the target's number of layers is unknown.
     """
     count = target.layers
     return low_middle_high(count) if count > 7 else tuple(sorted({1, (count + 1) // 2, count - 1}))

@@ -1,7 +1,7 @@
 """Decoder layers for drafters with a module of their own: laid out, and named, as Llama's are.
 
-So published drafters load as they are. A layer says what its rows are and where they see; who keeps its keys
-and values (a cache while decoding, the batch itself in training) is handed in as a ``Store``.
+So published drafters load as they are. A layer defines its rows and what they see; the place of its keys and
+values (a cache while decoding, the batch itself in training) is handed in as a ``Store``.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ class LayerConfig:
     """The size of decoder layers.
 
     Attributes:
-        hidden_size: of a row; 0 is the target's.
-        intermediate_size: of the feed-forward part; 0 is about 8/3 of a row.
-        heads, kv_heads: of attention.
-        head_size: 0 shares a row out among the heads.
-        eps: of the norms.
-        bias: whether the projections of attention have one.
-        rope: transformers' ``rope_parameters``: ``rope_theta``, ``rope_type`` and what belongs to that.
-        context: positions it was made for; some kinds of rope ask.
+        hidden_size: size of a row; 0 is the target's.
+        intermediate_size: size of the feed-forward part; 0 is about 8/3 of a row.
+        heads: heads of attention.
+        kv_heads: heads of its keys and values.
+        head_size: size of a head; 0 divides a row among the heads.
+        eps: epsilon of the norms.
+        bias: whether the projections of attention have a bias.
+        rope: transformers' ``rope_parameters``: ``rope_theta``, ``rope_type`` and the parameters of that
+            type.
+        context: positions it was made for; some types of rope depend on it.
     """
 
     hidden_size: int = 0
@@ -48,13 +50,13 @@ class LayerConfig:
     context: int = 2048
 
     def sized(self, hidden_size: int) -> Self:
-        """The same with every size a number.
+        """The same config with the default sizes filled in.
 
         Args:
-            hidden_size: of a row of the target.
+            hidden_size: size of a row of the target.
 
         Raises:
-            OutpaceError: sizes that make no attention.
+            OutpaceError: sizes that are invalid for attention.
         """
         for name in ("hidden_size", "intermediate_size", "head_size"):
             if getattr(self, name) < 0:
@@ -122,7 +124,7 @@ class Rotary:
 
 
 def rotate(states: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Rows [B, heads, width, size] turned by their positions."""
+    """Rows [B, heads, width, size] rotated by their positions."""
     cos, sin = angles
     first, second = states.chunk(2, dim=-1)
     return states * cos + torch.cat([-second, first], dim=-1) * sin
@@ -132,7 +134,7 @@ class Attention(nn.Module):
     """Grouped-query attention.
 
     Args:
-        inputs: width of what queries, keys and values are made of.
+        inputs: width of the rows that queries, keys and values are made of.
         norms: whether queries and keys are normed, head by head, as Qwen3's are.
     """
 

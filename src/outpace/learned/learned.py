@@ -1,6 +1,6 @@
-"""What learned drafters share: a trained module, made for a target and bound to it.
+"""The base of learned drafters: a trained module, made for a target and bound to it.
 
-Authors of learned drafters import from here whatever they need: the batches that a module learns from
+Authors of learned drafters import all they need from here: the batches that a module learns from
 (``batch.py``), its losses (``losses.py``) and its folder on disk (``folder.py``).
 """
 
@@ -25,7 +25,7 @@ from outpace.targets.base import TargetModel
 
 L = TypeVar("L", bound="Learned")
 
-# What a config.json with wrong entries makes of a module.
+# Errors that wrong entries of a config.json cause.
 _DAMAGE = (KeyError, TypeError, AttributeError, RuntimeError)
 
 __all__ = [
@@ -46,7 +46,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Fit:
-    """Which target a module is for: it fits another of the same sizes, though it was not trained for it."""
+    """The target that a module was made for; it also fits others of the same sizes, untrained for them."""
 
     vocabulary: int
     hidden_size: int
@@ -59,8 +59,8 @@ class Fit:
 
 @torch.no_grad()
 def head_weights(target: TargetModel) -> tuple[Tensor, Tensor] | None:
-    """The target's head as a matrix [vocabulary, hidden size] and a bias [vocabulary], which a head of a
-    drafter's own begins with. None where it is more than that, such as a soft cap on logits.
+    """The target's head as a matrix [vocabulary, hidden size] and a bias [vocabulary], from which a drafter's
+    own head starts. None if it is more than that, such as a soft cap on logits.
     """
     hidden = target.hidden
     units = torch.eye(hidden.size, dtype=hidden.dtype, device=hidden.device)
@@ -73,15 +73,15 @@ def head_weights(target: TargetModel) -> tuple[Tensor, Tensor] | None:
 class Learned(nn.Module, ABC):
     """The trained part of a drafter.
 
-    What it shares with the target, the embeddings and the head, is not saved: ``target.embed`` and
-    ``target.head`` have it, once the module is bound.
+    The embeddings and the head that it shares with the target are not saved: ``target.embed`` and
+    ``target.head`` have them, once the module is bound.
 
     Class attributes:
         method: the drafter's name.
         config_type: a frozen dataclass of plain values and tuples of them, the options of training from
             scratch.
-        fitted: which of the target's sizes it depends on.
-        checkpoint_type: the options that are left when going on from a model; None where that cannot be.
+        fitted: the target's sizes that it depends on.
+        checkpoint_type: the options that are left when starting from a model; None if it cannot.
 
     Args:
         config: of ``config_type``.
@@ -105,22 +105,22 @@ class Learned(nn.Module, ABC):
         return (-1,)
 
     def forward(self, batch: Batch, objective: Objective) -> Losses:
-        """``loss``, for whoever wraps a module in another: devices that train together."""
+        """``loss``, for wrappers of modules: devices that train together."""
         return self.loss(batch, objective)
 
     @abstractmethod
     def loss(self, batch: Batch, objective: Objective) -> Losses:
-        """What it has yet to learn of a batch. It says itself which logits stand against which place."""
+        """The losses of a batch. Each module pairs its logits with the places they predict."""
 
     @abstractmethod
     def accepted(self, batch: Batch) -> Tensor:
-        """[B, T]: how many tokens of the draft that decoding would make at a place stand, the place's token
-        being the root. Greedy, the text taken for the target's own.
+        """[B, T]: the number of accepted tokens of the draft that decoding would make with the place's token
+        as its root. Greedy, the text taken for the target's own.
         """
 
     @property
     def context(self) -> int | None:
-        """Positions that it was made for; None for as many as the target."""
+        """The positions it was made for; None for as many as the target."""
         return None
 
     @property
@@ -131,31 +131,31 @@ class Learned(nn.Module, ABC):
             OutpaceError: it writes none without the target.
         """
         raise OutpaceError(
-            f"{self.method} drafts from what the target says of each place, so it writes no text of its own "
+            f"{self.method} drafts from the target's states at each place, so it writes no text of its own "
             "to learn from; leave out on_policy, or train a draft_model"
         )
 
     def accompany(self, folder: Path, tokenizer: Any) -> None:
-        """Write what else belongs into its folder, before training. (By default nothing.)"""
+        """Write further files of its folder, before training. (By default none.)"""
         del folder, tokenizer
 
     def calibrate(self, batches: Iterable[Batch]) -> None:
-        """Measure what it drafts by, once it is trained, on text of its own. (By default nothing.)"""
+        """Measure the figures it drafts by, once it is trained, on separate text. (By default none.)"""
         del batches
 
     def figures(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """What else is to be known of it on held-out text, by name. (By default nothing.)"""
+        """Further figures on held-out text, by name. (By default none.)"""
         del batches
         return {}
 
     # -- how it is trained -------------------------------------------------------------------------------
 
     def at_step(self, step: int, steps: int) -> None:
-        """The update ``step`` of ``steps``, from 0, is about to begin. (By default all are alike.)"""
+        """Prepare for update ``step`` of ``steps``, counted from 0. (By default nothing.)"""
         del step, steps
 
     def groups(self) -> list[tuple[float, list[nn.Parameter]]]:
-        """Its weights, and the learning rate of each group of them, relative to the run's."""
+        """Groups of its weights, each with its learning rate relative to the run's."""
         return [(1.0, list(self.parameters()))]
 
     # -- with a target -----------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class Learned(nn.Module, ABC):
 
     @classmethod
     def begin(cls: type[L], draft: str, options: Any, target: TargetModel) -> L:
-        """A module that goes on from a model, given by folder or name, in float32, on the target's device.
+        """A module that starts from a model, given by folder or name, in float32, on the target's device.
 
         Args:
             options: of ``checkpoint_type``.
@@ -177,21 +177,21 @@ class Learned(nn.Module, ABC):
         Raises:
             OutpaceError: its modules are trained from scratch; or there is no such model, or it does not fit.
         """
-        raise OutpaceError(f"{cls.method} is no model of its own to go on from; train it from scratch")
+        raise OutpaceError(f"{cls.method} is no model of its own to start from; train it from scratch")
 
     def bind(self, target: TargetModel) -> None:
-        """Hand over what is shared.
+        """Bind the module to the target whose embeddings and head it shares.
 
         Raises:
-            OutpaceError: the target does not fit, or the module is another target's already.
+            OutpaceError: the target does not fit, or the module is bound to another one.
         """
         self.check(target)
         if self._target not in (None, target):
-            raise OutpaceError(f"{self.method}: this module is bound to a target; load one for each")
+            raise OutpaceError(f"{self.method}: this module is bound to a target; load one per target")
         self._target = target
 
     def check(self, target: TargetModel) -> None:
-        """Whether it fits a target.
+        """Check that it fits a target.
 
         Raises:
             OutpaceError: the target has other sizes, or fewer layers than it reads.
@@ -214,7 +214,7 @@ class Learned(nn.Module, ABC):
 
     @classmethod
     def of(cls: type[L], given: Any, target: TargetModel) -> L:
-        """A module that was given itself, bound to the target, or the one in a folder."""
+        """The given module, bound to the target, or the one in the given folder."""
         if isinstance(given, cls):
             given.bind(target)
             return given
@@ -252,7 +252,7 @@ class Learned(nn.Module, ABC):
 
     @classmethod
     def config_of(cls, given: Any) -> Any:
-        """What a module that was given itself, or the one in a folder, was made with: of ``config_type``.
+        """The config, of ``config_type``, of the given module, or of the one in the given folder.
 
         Raises:
             OutpaceError: there is none in the folder, or it is of another method.
@@ -269,7 +269,7 @@ class Learned(nn.Module, ABC):
         return cls.config_type(**{name: _frozen(value) for name, value in described["config"].items()})
 
     def take(self, tensors: Mapping[str, Tensor], where: str) -> None:
-        """Copy weights in, one for each of its own.
+        """Copy in weights, one per tensor of its own.
 
         Raises:
             OutpaceError: a tensor is missing, left over or of another shape; the message names it.
@@ -292,5 +292,5 @@ class Learned(nn.Module, ABC):
 
 
 def _frozen(value: Any) -> Any:
-    """Lists, as JSON has them, as the tuples they were."""
+    """Turn JSON's lists back into the tuples they were."""
     return tuple(_frozen(part) for part in value) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""How far a draft is from the text: what it has yet to learn of it, and how much of it would stand."""
+"""Measures of a draft against the text: its loss, and the number of tokens that would be accepted."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 
 from outpace.learned.batch import Batch
 
-# (draft logits [N, vocabulary], target logits [N, vocabulary], labels [N]) -> the loss of each, [N].
+# (draft logits [N, vocabulary], target logits [N, vocabulary], labels [N]) -> the loss at each place, [N].
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Losses:
-    """What a batch says about a module, D depths of its draft.
+    """The losses of a module on a batch, at D depths of its draft.
 
     Attributes:
         total: the scalar to minimise.
         loss: [D], the mean of the objective at each depth.
         acceptance: [D], the share of places where the draft's most probable token is the text's.
-        places: [D], how many places those are the means of.
+        places: [D], the number of places that those means are over.
     """
 
     total: Tensor
@@ -35,12 +35,12 @@ class Losses:
 def measure(
     objective: Objective, depths: Iterable[tuple[Tensor, Tensor, Tensor]], weights: Seq[float]
 ) -> Losses:
-    """The losses of a draft whose depths are learnt alike.
+    """The losses of a draft whose depths all have the same objective.
 
     Args:
-        depths: at each depth the draft's logits [N, vocabulary], the target's of the same places, and the
+        depths: at each depth the draft's logits [N, vocabulary], the target's at the same places, and the
             text's tokens [N]; N may be 0.
-        weights: of each depth in the total.
+        weights: weight of each depth in the total.
     """
     loss, acceptance, places = [], [], []
     for draft, target, labels in depths:
@@ -55,7 +55,7 @@ def measure(
 
 
 def accepted_of_chain(batch: Batch, guesses: Tensor) -> Tensor:
-    """How many tokens of a chain stand, drafted at each place of a text.
+    """The number of accepted tokens of a chain drafted at each place of a text.
 
     Args:
         guesses: [B, T, D], at place t the tokens guessed for t + 1, t + 2, ...
@@ -67,7 +67,10 @@ def accepted_of_chain(batch: Batch, guesses: Tensor) -> Tensor:
 
 
 def accepted_at(batch: Batch, guesses: Tensor) -> Tensor:
-    """How many depths stand in a row, where R tokens are guessed for each: [B, T, D, R] -> [B, T]."""
+    """The number of depths accepted from the first on, with R guesses per depth: [B, T, D, R] -> [B, T].
+
+    ``guesses[:, t, d]`` are guesses of the token at place t + d + 1.
+    """
     right = torch.zeros_like(guesses[..., 0], dtype=torch.bool)
     width = batch.tokens.shape[1]
     for depth in range(min(guesses.shape[2], width - 1)):

@@ -1,8 +1,8 @@
 """EAGLE-3 as others publish it: vllm-project/speculators' folders, and those of SafeAILab/EAGLE.
 
 Both are a config.json and safetensors, with the same tensors under nearly the same names. In either,
-``d2t[i]`` is what to add to the draft id i to get the target's id, not that id itself, and ``t2d`` says of
-each of the target's ids whether it is drafted.
+``d2t[i]`` is the offset to add to draft id i to get the target's id, not that id itself, and ``t2d`` is true
+for each of the target's ids that is drafted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # owner/name, on the hub
 
 
 def find(given: str | Path) -> Path:
-    """The folder of a drafter: the one that is given or, where there is none, the hub's of that name.
+    """The folder of a drafter: the given one or, if there is none, the hub's of that name.
 
     Its config.json and safetensors are fetched, no other files.
 
@@ -59,7 +59,7 @@ def read(folder: str | Path) -> dict[str, Any] | None:
     try:
         config = json.loads(path.read_text("utf-8"))
     except ValueError:
-        return None  # who reads it as our own says what is wrong with it
+        return None  # reading it as our own then reports the error
     if not isinstance(config, dict) or "method" in config:
         return None
     return config if "speculators_model_type" in config or "draft_vocab_size" in config else None
@@ -90,14 +90,14 @@ def read_tensors(folder: str | Path) -> dict[str, Tensor]:
 
 
 def named_layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The target's layers that a config says the drafter reads; None where it does not say."""
+    """The target's layers that the drafter reads, by its config; None if that names none."""
     key = "eagle_aux_hidden_state_layer_ids"
     layers = config.get(key) or (config.get("eagle_config") or {}).get(key)
     return tuple(layers) if layers else None
 
 
 def target_of(config: Mapping[str, Any]) -> str:
-    """The name of the target, where a config says it."""
+    """The name of the target, if the config has it."""
     verifier = (config.get("speculators_config") or {}).get("verifier") or {}
     return str(verifier.get("name_or_path") or "the target of its config.json")
 
@@ -106,10 +106,10 @@ def read_config(config: Mapping[str, Any], layers: Seq[int], folder: str | Path)
     """The fields of an EagleConfig, and the vocabulary, from the config.json of a published drafter.
 
     Args:
-        layers: of the target, that are read.
+        layers: the target's layers that are read.
 
     Raises:
-        OutpaceError: it is of another method, or has parts that are not known here.
+        OutpaceError: it is of another method, or has unknown parts.
     """
     kind = config.get("speculators_model_type", "eagle3")
     if kind != "eagle3":
@@ -156,13 +156,13 @@ def read_config(config: Mapping[str, Any], layers: Seq[int], folder: str | Path)
 
 
 def _steps(config: Mapping[str, Any]) -> int:
-    """Tokens that the drafter is meant to draft in a step."""
+    """Tokens that the drafter is meant to draft per step."""
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
     return int(methods[0].get("speculative_tokens") or 5)
 
 
 def _layer(given: Mapping[str, Any], folder: str | Path) -> Any:
-    """The config of a drafter's layer. A published file leaves out what is a default of its family."""
+    """The config of a drafter's layer. A published file leaves out its family's defaults."""
     from transformers import AutoConfig
 
     known = {key: value for key, value in given.items() if key not in ("model_type", "auto_map")}
@@ -179,13 +179,14 @@ def write(
     target: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
 ) -> None:
-    """Write a folder in speculators' layout; it is made.
+    """Write a folder in speculators' layout.
 
     Args:
-        fields: of the EagleConfig.
+        folder: where to; it is made.
+        fields: the EagleConfig's.
         layer: the config of its layers, under the names of a LlamaConfig.
         target: ``name_or_path`` and ``architectures`` of the target.
-        tensors: under the names of speculators.
+        tensors: by speculators' names.
     """
     rope = dict(layer["rope_parameters"])
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}

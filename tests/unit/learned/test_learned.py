@@ -117,7 +117,7 @@ def test_a_module_stays_with_its_target() -> None:
     target = ToyTarget()
     with pytest.raises(OutpaceError, match="no target yet"):
         _ = Heads(Options(), Heads.new(Options(), target).fit).target
-    with pytest.raises(OutpaceError, match="load one for each"):
+    with pytest.raises(OutpaceError, match="load one per target"):
         Heads.new(Options(), target).bind(ToyTarget(seed=1))
 
 

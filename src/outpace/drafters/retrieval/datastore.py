@@ -1,12 +1,12 @@
-"""A datastore: texts on disk, and what followed the end of any text in them.
+"""A datastore: texts on disk, and the continuations of any text's end in them.
 
 The file is a header, then shards, each a text and its suffix array. It is memory-mapped: opening it reads the
 header alone, and processes that open the same file share its pages.
 
 The text of a shard is written *backwards*, 0 for the end of a document and t + 1 for token t. The text that
-is to be continued is read backwards too. So its longest suffix that occurs is its longest beginning that
-occurs, and one bisection finds that, whatever its length. No match runs over the end of a document, as nobody
-looks for 0, and the suffix array leaves out the places that nothing follows.
+is to be continued is read backwards too. So its longest suffix that occurs is a longest prefix here, and one
+bisection finds it, whatever its length. No match crosses the end of a document, since 0 is never looked up,
+and the suffix array leaves out places that nothing follows.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from outpace.core import OutpaceError
 from outpace.drafters.retrieval.datastore_header import read_header
 from outpace.drafters.retrieval.suffix_array import SuffixArray, from_bytes, key_of
 
-END = 0  # the end of a document; token t is t + 1
-_AT_ONCE = 1 << 24  # bytes
+END = 0  # the end of a document; token t is stored as t + 1
+_AT_ONCE = 1 << 24  # bytes read at once
 
 
 @dataclass(frozen=True)
 class Found:
-    """Where the end of a text occurs in a datastore.
+    """The occurrences of a text's end in a datastore.
 
     Attributes:
         length: tokens of the match, 0 for none.
         count: its occurrences.
-        continuations: what followed some of them, shape [looked at, depth]; -1 from the end of a document on.
+        continuations: tokens after some of them, shape [looked at, depth]; -1 from the end of a document on.
     """
 
     length: int
@@ -50,7 +50,7 @@ class Datastore:
         file: what ``outpace datastore build`` wrote.
 
     Raises:
-        OutpaceError: it is none, or it is damaged; the message says how.
+        OutpaceError: the file is no datastore, or it is damaged; the message gives the reason.
     """
 
     def __init__(self, file: str | Path) -> None:
@@ -80,16 +80,16 @@ class Datastore:
         occurrences: int = 256,
         depth: int = 10,
     ) -> Found:
-        """What followed the longest suffix of a text that occurs.
+        """Continuations of the longest suffix of a text that occurs.
 
         Args:
             text: token ids.
             max_ngram: the longest suffix looked for, in tokens.
-            min_ngram: a shorter match counts for nothing.
-            occurrences: so many of the places where it occurs are looked at, evenly spread over all.
-            depth: so many tokens that follow each are read.
+            min_ngram: the shortest, in tokens; a shorter match is none.
+            occurrences: the number of its places that are looked at, evenly spread over all.
+            depth: tokens read after each.
         """
-        # A token that the datastore cannot hold ends what can match.
+        # No match reaches past a token that the datastore cannot hold.
         known = takewhile(lambda token: token < self.header.vocabulary, reversed(text[-max_ngram:]))
         key = key_of((token + 1 for token in known), self.header.width)
         ranges = [shard.longest(key) for shard in self._shards]
@@ -113,7 +113,7 @@ class Datastore:
         return Found(length, count, np.concatenate(parts))
 
     def verify(self) -> None:
-        """Read all of the file and compare it with its checksums.
+        """Compare the whole file with its checksums.
 
         Raises:
             OutpaceError: it is damaged.
@@ -130,7 +130,7 @@ class Datastore:
 
 def _continuations(shard: SuffixArray, places: NDArray[np.uint32], depth: int) -> NDArray[np.int64]:
     """The tokens that follow each place, shape [places, depth], -1 from the end of a document on."""
-    # Backwards in the text, and no further than its first row, which ends a document.
+    # The text is backwards: the tokens after place p are rows p - 1 to p - depth, down to row 0, an END.
     rows = places.astype(np.int64)[:, None] - np.arange(1, depth + 1)
     found = from_bytes(shard.text[np.maximum(rows, 0)])
     goes_on = np.logical_and.accumulate(found != END, axis=1)

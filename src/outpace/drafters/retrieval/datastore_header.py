@@ -1,4 +1,4 @@
-"""The header of a datastore's file: what it holds, for whom, and where (``datastore.py`` has the rest)."""
+"""The header of a datastore's file: contents, tokenizer and layout (``datastore.py`` has the rest)."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """What a datastore holds.
+    """Contents of a datastore.
 
     Attributes:
         vocabulary: its token ids are below this.
-        width: bytes to a token.
+        width: bytes per token.
         tokens: tokens in all documents.
         documents: their number.
-        tokenizer: name of the tokenizer that made the tokens; "" where they came as numbers.
-        fingerprint: of that tokenizer's vocabulary; "" likewise.
+        tokenizer: name of the tokenizer that made the tokens; "" if they came as numbers.
+        fingerprint: fingerprint of that tokenizer's vocabulary; "" if they came as numbers.
         shards: the parts of the file, in order.
     """
 
@@ -57,7 +57,7 @@ class Header:
     shards: tuple[Shard, ...]
 
     def offsets(self) -> list[tuple[int, int, int]]:
-        """Of each shard: where its text begins, where its suffix array, and where it ends, in bytes."""
+        """The bytes at which each shard's text begins, its suffix array begins, and the shard ends."""
         found, begin = [], SIZE
         for shard in self.shards:
             order = begin + text_bytes(shard.rows, self.width)
@@ -80,13 +80,13 @@ class Header:
 
 
 def fingerprint(vocabulary: Mapping[str, int]) -> str:
-    """Of a tokenizer's vocabulary: the same for two in which every token has the same id."""
+    """A hash of a tokenizer's vocabulary: equal for two in which every token has the same id."""
     entries = "".join(f"{token}\0{number}\0" for token, number in sorted(vocabulary.items()))
     return hashlib.sha256(entries.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def text_bytes(rows: int, width: int) -> int:
-    """Bytes that a shard's text takes, with what aligns its suffix array."""
+    """Bytes of a shard's text, with the padding that aligns its suffix array."""
     return -(-rows * width // 4) * 4
 
 

@@ -60,11 +60,11 @@ class DatastoreWriter:
         self._file = Path(file)
         self._sorting = sorting
         self._width = bytes_per_token(vocabulary)
-        # The text, a place of four bytes for each byte of it, and what is followed by something.
+        # Per row: the text, a place of 4 bytes per byte of it, and 2 flags (`token` and `followed`).
         rows = min(memory // (5 * self._width + 2), MOST_BYTES // self._width)
         if rows < 2:
             raise OutpaceError(f"{memory} bytes of memory are too few to sort anything in; give more")
-        # Filled from its end, so that the text stands there backwards. Memory that is not used is not taken.
+        # Filled from its end, so that the text lies there backwards. Pages that are not used take no memory.
         self._buffer: Bytes = np.empty((rows, self._width), np.uint8)
         self._free = rows
         self._whole = 0  # rows, from the end, that belong to whole documents
@@ -131,7 +131,7 @@ class DatastoreWriter:
             self.documents += 1
 
     def _flush(self) -> None:
-        """Sort and write the whole documents, or else what there is of one."""
+        """Sort and write the whole documents, or the part of one if none is whole."""
         if not self._whole:
             self._push(np.full((1, self._width), END, np.uint8))
             self._whole = self._used
@@ -146,12 +146,12 @@ class DatastoreWriter:
     def _write(self, text: Bytes) -> None:
         """A shard: the text, zeros up to a multiple of four bytes, the places of its suffix array.
 
-        Places where nothing is to be found are left out: ends of documents, and what is followed by one.
+        Places without a continuation are left out: ends of documents, and tokens followed by one.
         """
         self._sorting(len(text))
         token: NDArray[np.bool_] = np.any(text != END, axis=1)
         followed = token.copy()
-        followed[1:] &= token[:-1]  # the text stands backwards
+        followed[1:] &= token[:-1]  # the text is backwards: row i is followed by row i - 1
         order = (places[followed[places]].astype("<u4") for places in sort_suffixes(text))
         padding = bytes(text_bytes(len(text), self._width) - text.size)
         checksum = 0

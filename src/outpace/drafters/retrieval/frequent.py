@@ -22,17 +22,19 @@ def most_frequent(continuations: NDArray[np.int64], nodes: int) -> Draft:
     if not count or not depth:
         return Draft()
     rows = continuations[np.lexsort(continuations.T[::-1])]
-    # Sorted, a beginning's rows lie together, from one that differs from the row above, here or before.
+    # Sorted, the rows that share a beginning lie together; starts[d, i] is true where row i begins a group of
+    # rows equal in columns 0 to d.
     starts = np.ones((depth, count), np.bool_)
     starts[:, 1:] = np.logical_or.accumulate(rows[1:] != rows[:-1], axis=1).T
-    # Beginnings by depth, then by row. A beginning's place here is depth * count + its first row.
+    # Beginnings by depth, then by row: that of depth d and first row i has the place d * count + i.
     places = np.flatnonzero(starts)
     shared_by = np.diff(places, append=depth * count)
     tokens = rows.T.reshape(-1)[places]
     shared_by[tokens < 0] = 0
     chosen = np.argsort(-shared_by, kind="stable")[:nodes]
     chosen = chosen[shared_by[chosen] > 0]
-    # The parent's rows lie one depth less deep and include this one's first; -1 at depth 0.
+    # The parent is the last beginning at or before place - count: one depth up, and its rows include this
+    # one's first. At depth 0 there is none, index -1.
     parents = np.searchsorted(places, places[chosen] - count, side="right") - 1
     node = np.full(len(places) + 1, -1)
     node[chosen] = np.arange(len(chosen))

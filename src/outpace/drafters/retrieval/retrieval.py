@@ -1,12 +1,12 @@
 """REST, retrieval-based speculative decoding (He, Zhong, Cai, Lee, He 2024, arXiv 2311.08252).
 
-The end of the text is looked up in a datastore, a corpus with its suffix array. What followed there is
-drafted as a tree, the most frequent first (section 3). Costs no model and no training; works where the corpus
-is like the text.
+The end of the text is looked up in a datastore, a corpus with its suffix array. Its continuations there are
+drafted as a tree, the most frequent first (section 3). This needs no model and no training, and works where
+the corpus is like the text.
 
-What differs from the original: the longest match is found by one bisection, not by one for each length; where
-it occurs too often to look at every place, those looked at are spread evenly over all; no continuation
-crosses the end of a document; and nothing is drafted after a token that ends the text.
+What differs from the original: the longest match is found by one bisection, not by one per length; if it
+occurs too often to look at every place, those looked at are spread evenly over all; no continuation crosses
+the end of a document; and nothing is drafted after a token that ends the text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REBUILD = "build one for the target: outpace datastore build --model NAME"
 
 @dataclass
 class RetrievalState:
-    """A sequence, and where its end is looked up."""
+    """A sequence, and the datastore its end is looked up in."""
 
     sequence: Sequence
     datastore: Datastore
@@ -41,14 +41,14 @@ class RetrievalState:
 
 @dataclass(frozen=True)
 class Retrieval(SequenceDrafter[RetrievalState]):
-    """REST: drafts what followed the last tokens in a corpus, from a datastore on disk.
+    """REST: drafts continuations of the last tokens in a corpus, from a datastore on disk.
 
     Attributes:
         path: the file that `outpace datastore build` wrote.
         max_ngram: the longest end of the text looked up, in tokens, at least 1.
         min_ngram: the shortest match that counts, from 1 to ``max_ngram``.
-        max_nodes: tokens drafted in a step at most.
-        num_speculative_tokens: tokens of the longest continuation drafted.
+        max_nodes: tokens drafted per step at most, the nodes of a tree.
+        num_speculative_tokens: tokens of the longest continuation drafted: the depth of that tree.
         occurrences: places of the match looked at, at most.
     """
 
@@ -84,8 +84,8 @@ class Retrieval(SequenceDrafter[RetrievalState]):
         """Open the datastore.
 
         Raises:
-            OutpaceError: there is none, it is damaged, or its tokens are not the target's. Those are told by
-                their number, and by their names where the target's tokenizer lies in its folder.
+            OutpaceError: there is none, it is damaged, or its tokens are not the target's: they differ in
+                number, or in names if the target's tokenizer lies in its folder.
         """
         datastore = Datastore(self.path)
         self._check_tokens(datastore.header, target)
@@ -93,7 +93,7 @@ class Retrieval(SequenceDrafter[RetrievalState]):
 
     def _check_tokens(self, header: Header, target: TargetModel) -> None:
         held = header.vocabulary
-        # A model may have more rows than its tokenizer has tokens, to make up a round number.
+        # A model may have more rows than its tokenizer has tokens, for a round number.
         if not held <= target.vocabulary <= held + max(64, held // 20):
             raise OutpaceError(
                 f"the datastore {self.path} was built for a vocabulary of {held} tokens, and the target "

@@ -21,7 +21,7 @@ from outpace.core import OutpaceError
 Bytes = NDArray[np.uint8]
 
 MOST_BYTES = 2**31 - 1  # what libdivsufsort sorts with 32-bit places
-_AT_ONCE = 1 << 22  # places looked through at once
+_AT_ONCE = 1 << 22  # places filtered at once
 
 
 class Range(NamedTuple):
@@ -56,7 +56,7 @@ def from_bytes(text: Bytes) -> NDArray[np.int64]:
 
 
 def key_of(tokens: Iterable[int], width: int) -> bytes:
-    """A few tokens as what ``SuffixArray.longest`` looks for."""
+    """Tokens as the key that ``SuffixArray.longest`` looks up."""
     return b"".join(token.to_bytes(width, "big") for token in tokens)
 
 
@@ -116,9 +116,9 @@ class SuffixArray:
         self._bytes = text.reshape(-1).data
 
     def longest(self, key: bytes) -> Range:
-        """Where the longest beginning of ``key`` is found: three bisections, O(log n) comparisons.
+        """The places of the longest prefix of ``key`` that occurs: three bisections, O(log n) comparisons.
 
-        Of all suffixes, one of the two between which ``key`` itself would be filed shares most with it.
+        Of all suffixes, one of the two between which ``key`` itself would be sorted shares most with it.
 
         Args:
             key: tokens as bytes, see ``key_of``.

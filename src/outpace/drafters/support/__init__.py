@@ -1,1 +1,1 @@
-"""What several drafters share: growing trees, shapes of trees, draws, vocabularies, caches."""
+"""Support that several drafters share: growing trees, shapes of trees, draws, vocabularies, caches."""

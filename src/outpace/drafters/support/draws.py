@@ -1,4 +1,4 @@
-"""How a draft model's logits become the children of a node: the most probable tokens, or draws."""
+"""The children of a node from a draft model's logits: the most probable tokens, or draws."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Noise = Literal["coupled", "independent", "greedy"]
 
 
 def check_noise(method: str, draws: str) -> None:
-    """Refuse a value of a method's option ``draws`` that there is not."""
+    """Refuse an unknown value of a method's option ``draws``."""
     if draws not in get_args(Noise):
         wanted = " or ".join(map(repr, get_args(Noise)))
         raise OutpaceError(f"{method}: draws must be {wanted}, not {draws!r}")
@@ -30,19 +30,20 @@ def check_confidence(method: str, min_confidence: float) -> None:
 
 
 def log_confidence(min_confidence: float) -> float:
-    """Its log, as trees go by it; 0 bounds nothing."""
+    """The log of a method's ``min_confidence``, as trees use it; minus infinity for 0."""
     return math.log(min_confidence) if min_confidence else -math.inf
 
 
 @dataclass(frozen=True)
 class Children:
-    """What may come after a node.
+    """Candidates for the children of a node.
 
     Attributes:
         tokens: the candidates, best or first drawn first.
-        weights: the log of the draft model's confidence in each; zeros where nobody asked.
-        peak: the greatest such log of any token, known before any is drawn where draws are independent.
-        distribution: what they were drawn from, float64, shape [vocabulary]; None of point masses.
+        weights: the log of the draft model's confidence in each; zeros if ``Draws.weigh`` is off.
+        peak: the greatest such log of any token; known before any is drawn, if draws are independent.
+        distribution: the distribution they were drawn from, float64, shape [vocabulary]; None for point
+            masses.
     """
 
     tokens: list[int]
@@ -59,11 +60,11 @@ class Draws:
     """The ways to make children of a row of logits, shape [vocabulary].
 
     Attributes:
-        noise: whose noise sampled candidates are drawn with; "greedy" draws none and takes the most probable.
-        replacement: each candidate is drawn by itself, so that siblings may be equal.
+        noise: the noise that sampled candidates are drawn with; "greedy" takes the most probable instead.
+        replacement: whether each candidate is drawn by itself, so that siblings may be equal.
         weigh: whether confidences are wanted.
-        independent: False takes the most probable where the target's noise may not be shared: for shapes that
-            choose among candidates by their tokens, which no distribution describes.
+        independent: False takes the most probable tokens if the target's noise may not be shared: for shapes
+            that choose among candidates by their tokens, which no distribution describes.
     """
 
     noise: Noise = "coupled"
@@ -92,7 +93,7 @@ class Draws:
         return found
 
     def draws_from(self, sequence: Sequence) -> bool:
-        """Whether candidates are drawn for this sequence, not chosen."""
+        """True if candidates are drawn for this sequence, not chosen."""
         if sequence.params.greedy or self.noise == "greedy":
             return False
         return self.independent or self._shares(sequence)
@@ -103,11 +104,11 @@ class Draws:
     def sampled(self, sequence: Sequence, scores: Tensor, depth: int, first: int, count: int) -> Children:
         """Candidates drawn from processed scores, shape [vocabulary].
 
-        With the target's own noise they are drawn without replacement: the first is what the target says if
-        the two models agree, the next what it says if they nearly do.
+        With the target's own noise they are drawn without replacement: the first is the target's token if the
+        two models agree, the next ones are if they nearly do.
 
         Args:
-            depth: of the candidates in the draft.
+            depth: depth of the candidates in the draft.
             first: the node that the first of them becomes.
         """
         scores = warp(scores, sequence.params).double()
@@ -125,13 +126,13 @@ class Draws:
         except NoTokenLeft:
             return NOTHING
         p = scores.softmax(dim=-1)
-        # A probability may round to 0; no verifier takes such a token, and p does not draw it.
+        # A probability may round to 0; no verifier accepts such a token, and p never draws it.
         kept = [place for place, token in enumerate(tokens) if p[token] > 0]
         tokens = [tokens[place] for place in kept]
         if not self.weigh:
             return Children(tokens, [0.0] * len(tokens), distribution=p)
         if shares:
-            # The target adds the same noise, so what counts is how clearly a token leads with it.
+            # The target adds the same noise, so a token's lead with the noise counts.
             weights = [min(clear[place], 0.0) for place in kept]
             return Children(tokens, weights, weights[0] if weights else 0.0, p)
         return Children(

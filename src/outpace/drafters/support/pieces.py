@@ -9,11 +9,10 @@ _SPACES = {"\u2581": " "}  # how sentencepiece writes a space
 
 
 def pieces(tokenizer: Any) -> dict[bytes | str, int]:
-    """The id of each token of a tokenizer, by its bytes; of special tokens, by their name, a string.
+    """The id of each token of a tokenizer by its bytes, and of special tokens by their name, a string.
 
-    Knows the two ways of writing tokens that are common: GPT-2's, a character for each byte, and
-    sentencepiece's, characters as they are with some tokens for bytes. Tokens written otherwise stand for
-    what is written.
+    Reads the two common ways of writing tokens: GPT-2's, a character per byte, and sentencepiece's,
+    characters as they are with some tokens for bytes. Tokens written in another way are taken literally.
     """
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     special = special_tokens(tokenizer)
@@ -38,7 +37,7 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
 
 
 def disagreement(first: Any, second: Any) -> tuple[int, str, str] | None:
-    """The first id under which two tokenizers have different tokens, and those; None where there is none.
+    """The first id for which two tokenizers have different tokens, and those; None if there is none.
 
     One may have tokens that the other lacks: special ones are often added later.
     """
@@ -50,7 +49,7 @@ def disagreement(first: Any, second: Any) -> tuple[int, str, str] | None:
 
 
 def _writes_bytes(vocabulary: dict[str, int]) -> bool:
-    """Whether tokens are written with a character for each byte: a space is then never there as such."""
+    """True if tokens are written with a character per byte: then no space appears as such."""
     letters = _letters()
     marked = any(token.startswith("\u0120") for token in vocabulary)
     return marked and sum(all(c in letters for c in token) for token in vocabulary) > len(vocabulary) // 2
@@ -72,8 +71,8 @@ def _bytes(token: str, by_byte: bool) -> bytes:
 
 @lru_cache(maxsize=1)
 def _letters() -> dict[str, int]:
-    """The byte that each character stands for in GPT-2's vocabulary: printable ones stand for themselves, the
-    others are counted from 256 on."""
+    """The byte that each character represents in GPT-2's vocabulary: printable ones represent themselves, the
+    others are numbered from 256 on."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}

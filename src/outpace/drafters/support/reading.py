@@ -16,15 +16,15 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """Tokens of a text, without what a tokenizer puts around it."""
+    """Tokens of a text, without special tokens around it."""
     return list(tokenizer(text, add_special_tokens=False).input_ids) if text else []
 
 
 class Encoding:
     """Tokens of a text that grows at its end.
 
-    What is added may change the tokens before it: "wal" becomes "walking". So the end of the text is encoded
-    again. Earlier tokens are settled where it has been seen that the rest is encoded the same without them.
+    New text may change the tokens before it: "wal" becomes "walking". So the end of the text is encoded
+    again. Earlier tokens are settled once the rest has been seen to be encoded the same without them.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -33,7 +33,7 @@ class Encoding:
         self._begin = 0  # character at which the tokens that are not settled begin
 
     def __call__(self, text: str) -> tuple[list[int], int]:
-        """Tokens of the whole text, and how many of the first will never change."""
+        """Tokens of the whole text, and the number of first tokens that will never change."""
         settled = len(self._settled)
         rest = text[self._begin :]
         tokens = encode(self._tokenizer, rest)
@@ -59,7 +59,7 @@ class TextReader:
     out. The text between two of them is decoded and encoded again.
 
     Args:
-        sequence: whose text.
+        sequence: the sequence to read.
         own: the draft model's tokenizer.
         target: the target's.
     """
@@ -74,7 +74,7 @@ class TextReader:
         self.revise(0)
 
     def revise(self, unchanged: int) -> None:
-        """Read anew; a text that is cut back is rare, and its tokens may change from anywhere."""
+        """Read the whole text again: it is rarely cut back, and then any of its tokens may change."""
         self._seen = 0
         self._closed = list(self._lead)
         self._tokens: list[int] = []
@@ -92,7 +92,7 @@ class TextReader:
             if token not in self._special:
                 self._stream.push(token)
                 continue
-            # A stretch ends: its tokens are what they were.
+            # A stretch of text ends: its tokens no longer change.
             self._closed += self._encoding(self._stream.text)[0]
             own = self._special[token]
             if own is not None and self._closed != [own]:
@@ -104,9 +104,9 @@ class TextReader:
         return self._tokens, unchanged
 
     def translate(self, tokens: Seq[int]) -> list[int]:
-        """Tokens drafted after the text as last read, in the target's.
+        """Translate tokens drafted after the text as last read into the target's.
 
-        Empty where the text ends within a character, or where no tokens of the target say just that text
+        Empty if the text ends within a character, or if no tokens of the target spell exactly that text
         after those committed.
         """
         if self._stream.pending:
@@ -116,16 +116,16 @@ class TextReader:
         new = self._own.decode([*before, *tokens], skip_special_tokens=True).rstrip(_INCOMPLETE)
         if not new.startswith(old) or new == old:
             return []
-        said = new[len(old) :]
+        drafted = new[len(old) :]
         committed = self._sequence.tokens[max(self._start, self._seen - _CONTEXT) : self._seen]
         text = self._target.decode(committed, skip_special_tokens=True)
-        whole = encode(self._target, text + said)
+        whole = encode(self._target, text + drafted)
         if whole[: len(committed)] == committed:
             return whole[len(committed) :]
-        # The target's tokenizer would have put more into the last committed token: go on behind it.
-        rest = encode(self._target, said)
+        # The target's tokenizer would merge text into the last committed token: continue behind it.
+        rest = encode(self._target, drafted)
         spelt = self._target.decode([*committed, *rest], skip_special_tokens=True)
-        return rest if spelt == text + said else []
+        return rest if spelt == text + drafted else []
 
 
 def _shared_special(own: Any, target: Any) -> dict[int, int | None]:

@@ -1,4 +1,4 @@
-"""What a draft model's token ids mean to the target: the same, partly the same, or nothing but text.
+"""The meaning of a draft model's token ids to the target: the same, partly the same, or text alone.
 
 Timor et al. 2025, Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous
 Vocabularies, arXiv 2502.05202. A draft is verified like any other, so it is exact whatever the vocabularies.
@@ -29,18 +29,18 @@ class Reader(Protocol):
     """One sequence's committed text, as the draft model reads it."""
 
     def read(self) -> tuple[Seq[int], int]:
-        """The text in the draft model's tokens, and how many of the first are those of the last reading."""
+        """The text in the draft model's tokens, and the number of first ones equal to the last reading's."""
 
     def revise(self, unchanged: int) -> None:
-        """The sequence was cut back to its first ``unchanged`` tokens, and may have grown since."""
+        """Note that the sequence was cut back to its first ``unchanged`` tokens, and may have grown since."""
 
 
 class Vocabulary:
-    """The same ids: what is drafted needs no translation.
+    """The same ids: drafts need no translation.
 
     Attributes:
-        late: tokens that a text may have grown by in a step, the root's included.
-        text: whether what is drafted are the draft model's own tokens, and only their text counts.
+        late: tokens that a text may have grown by in a step, including the root.
+        text: whether drafts are of the draft model's own tokens, and only their text counts.
     """
 
     late = 2
@@ -58,7 +58,7 @@ class Vocabulary:
         return tokens
 
     def draft(self, reader: Reader, draft: Draft) -> Draft:
-        """What a tree of drafted tokens says to the target."""
+        """A tree of drafted tokens in the target's ids."""
         return draft
 
 
@@ -79,9 +79,9 @@ class _SameReader:
 class Intersection(Vocabulary):
     """Token-level intersection (TLI, Timor et al. 2025): only tokens that both have are drafted.
 
-    The draft model's distribution is restricted to those and normalised again, in the target's ids; so every
-    way to draw and every verifier works as with one vocabulary. Tokens are the same if they are of the same
-    bytes, however each tokenizer writes a space.
+    The draft model's distribution is restricted to those and normalised again, in the target's ids, so every
+    way to draw and every verifier works as with one vocabulary. Tokens are the same if their bytes are,
+    however each tokenizer writes a space.
 
     Raises:
         OutpaceError: no token is in both.
@@ -121,7 +121,7 @@ class Intersection(Vocabulary):
 class TextOnly(Vocabulary):
     """String-level matching (SLEM, Timor et al. 2025): the drafted text, in the target's own tokens.
 
-    The draft is a chain of point masses, so that it is exact under every verifier.
+    The draft is a chain of point masses, so it is exact under every verifier.
     """
 
     late = 8
@@ -142,14 +142,14 @@ class TextOnly(Vocabulary):
 
 
 def vocabulary_of(kind: Kind, model: TargetModel, target: TargetModel, own: Any, theirs: Any) -> Vocabulary:
-    """How a draft model's tokens are understood.
+    """The translation of a draft model's tokens.
 
     Args:
         own: the draft model's tokenizer, None if it is not known.
         theirs: the target's.
 
     Raises:
-        OutpaceError: the vocabularies differ and are taken to be the same, or a tokenizer is missing.
+        OutpaceError: the kind is "same" and the vocabularies differ, or a tokenizer is missing.
     """
     if kind == "same":
         _check_same(model, target, own, theirs)
