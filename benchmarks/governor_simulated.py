@@ -64,21 +64,20 @@ def decode(policy: Policy, text: Sequence[Place], noise: random.Random, arithmet
     """Milliseconds of each part: a quarter, half, a quarter."""
     parts, place = [0.0, 0.0, 0.0], 0
     while place < len(text):
-        began = time.perf_counter()
+        began = time.thread_time()
         plan = policy.plan(1)
-        thought = 1e3 * arithmetic * (time.perf_counter() - began) if policy.timed else 0.0
+        thought = 1e3 * arithmetic * (time.thread_time() - began) if policy.timed else 0.0
         size, right = text[place]
         size = min(size, plan.nodes)
         path = right[: next((i for i, node in enumerate(right) if node >= size), None)]
         draft = thought + (IDLE if not plan.nodes else FOUND + NODE * size if size else LOOK)
-        verify = VERIFY[size if plan.verified else 0] * max(0.85, 1 + JITTER * noise.gauss(0, 1))
+        verify = VERIFY[size] * max(0.85, 1 + JITTER * noise.gauss(0, 1))
         verify *= noise.choice((1.3, 1.5, 2)) if noise.random() < SLOW else 1
-        heard = path if plan.verified else [0] if path[:1] == [0] else []
-        began = time.perf_counter()
-        policy.learn(Outcome(plan, [size], [heard], draft / 1e3, verify / 1e3))
-        thought = 1e3 * arithmetic * (time.perf_counter() - began) if policy.timed else 0.0
+        began = time.thread_time()
+        policy.learn(Outcome(plan, [size], [path], draft / 1e3, verify / 1e3))
+        thought = 1e3 * arithmetic * (time.thread_time() - began) if policy.timed else 0.0
         parts[min(2, (place // QUARTER + 1) // 2)] += draft + verify + thought
-        place += 1 + (len(path) if plan.verified else 0)
+        place += 1 + len(path)
     return parts
 
 

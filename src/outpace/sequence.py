@@ -81,6 +81,8 @@ class Sequence:
         self.references = (source.tokens, *references) if source is not None and source.tokens else references
         # Nodes taken at most of the next draft, where that is known: a drafter may save the rest.
         self.budget: int | None = None
+        # The share of a plain step that each further node of a draft takes, where that was measured.
+        self.row_cost: float | None = None
         # Where the target keeps its rows, while it is decoded: for drafters that draft with the target.
         self.place: Place | None = None
         self.processor = Processor(params, prompt)

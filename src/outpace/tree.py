@@ -136,3 +136,18 @@ def select(draft: Draft, kept: Sequence[int]) -> Draft:
     riders = sum(node >= len(draft) - draft.riders for node in kept)
     chances = None if draft.chances is None else tuple(draft.chances[node] for node in kept)
     return Draft(tokens, parents, distributions, draft.replacement, riders, chances)
+
+
+def worthwhile(chances: Sequence[float], row_cost: float) -> int:
+    """How many nodes give the most tokens per time, where each takes ``row_cost`` of a plain step.
+
+    Args:
+        chances: that each node is accepted, the likeliest first.
+    """
+    tokens, seconds = 1.0, 1.0
+    for nodes, chance in enumerate(chances):
+        if chance * seconds <= row_cost * tokens:
+            return nodes
+        tokens += chance
+        seconds += row_cost
+    return len(chances)

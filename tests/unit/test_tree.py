@@ -18,6 +18,7 @@ from outpace.tree import (
     path_to,
     select,
     trim,
+    worthwhile,
 )
 
 
@@ -100,3 +101,15 @@ def test_chances_stay_with_their_nodes() -> None:
     draft = Draft([1, 2, 3, 4], [-1, 0, -1, 2], riders=1, chances=[0.6, 0.3, 0.2, 0.1])
     assert select(draft, [2, 0, 3]).chances == (0.2, 0.6, 0.1)
     assert draft.guesses.chances == [0.6, 0.3, 0.2]
+
+
+@given(
+    st.lists(st.floats(0, 1), max_size=12).map(lambda chances: sorted(chances, reverse=True)),
+    st.sampled_from([0.0, 0.02, 0.1, 1.0]),
+)
+def test_as_many_nodes_as_give_most_tokens_for_the_time(chances: list[float], row_cost: float) -> None:
+    def rate(nodes: int) -> float:
+        return (1 + sum(chances[:nodes])) / (1 + row_cost * nodes)
+
+    best = max(map(rate, range(len(chances) + 1)))
+    assert rate(worthwhile(chances, row_cost)) == pytest.approx(best)

@@ -134,8 +134,8 @@ class Drafter(ABC, Generic[State]):
     def propose(self, states: Seq[State]) -> list[Draft]:
         """One draft for each sequence, maybe empty.
 
-        Not called in plain steps. Of a draft, the first ``sequence.budget`` nodes are verified; occasionally
-        none are, when the governor only measures what would have been drafted.
+        Not called in plain steps. Of a draft, at most the first ``sequence.budget`` nodes are verified, and
+        of one that states chances as many as pay, perhaps none.
         """
 
     @abstractmethod

@@ -274,7 +274,8 @@ class Engine:
         self._observe(steps)
         learnt = self._clock()
         if self.governor is not None and plan is not None and steps:
-            sizes, paths = _judged(plan, [proposals[a] for a in steps], list(steps.values()))
+            sizes = [len(step.draft) for step in steps.values()]
+            paths = [step.path for step in steps.values()]
             drafting, verifying = drafted - began + learnt - kept, None if ahead else kept - drafted
             self.governor.learn(Outcome(plan, sizes, paths, drafting, verifying))
         self._leave([sequence for sequence in took_part if sequence.finish_reason is not None])
@@ -294,11 +295,12 @@ class Engine:
         plan = None if self.governor is None else self.governor.plan(len(self._active))
         for active in self._active:
             active.sequence.budget = None if plan is None else plan.nodes
+            active.sequence.row_cost = None if plan is None else plan.row_cost
         return plan
 
-    def _nodes_left(self, active: _Active, plan: Plan | None) -> int | None:
-        """Nodes that are planned, and that the sequence's slot has room for where the cache cannot grow."""
-        budget = None if plan is None else plan.nodes if plan.verified else 0
+    def _nodes_left(self, active: _Active, plan: Plan | None, draft: Draft) -> int | None:
+        """Nodes that pay by the plan, within the room of the sequence's slot where the cache cannot grow."""
+        budget = None if plan is None else plan.take(draft)
         if not self._cache.static:
             return budget
         room = self._cache.room(active.slot) - len(active.sequence.tokens)
@@ -331,7 +333,7 @@ class Engine:
         for active, draft in proposals.items():
             try:
                 # A path of n nodes emits n + 1 tokens, so deeper nodes than the room less one are of no use.
-                trimmed[active] = trim(draft, active.sequence.room - 1, self._nodes_left(active, plan))
+                trimmed[active] = trim(draft, active.sequence.room - 1, self._nodes_left(active, plan, draft))
                 check_draft(draft, self.target)
             except Exception as error:
                 active.sequence.fail(error)
@@ -578,15 +580,6 @@ def _fail(members: Iterable[_Active], error: Exception) -> None:
 def _rows_kept(step: Step, ahead: int) -> list[int]:
     """Rows that a step commits: 0 .. ahead - 1 of the prompt, the root's, and those of the accepted nodes."""
     return [*range(ahead + 1), *(ahead + 1 + node for node in step.path)]
-
-
-def _judged(plan: Plan, proposals: Seq[Draft], steps: Seq[Step]) -> tuple[list[int], list[list[int]]]:
-    """Each sequence's nodes, and those of them that were right: what a policy hears of a step."""
-    if plan.verified:
-        return [len(step.draft) for step in steps], [step.path for step in steps]
-    first = [list(draft.tokens[: plan.nodes]) for draft in proposals]
-    right = [own[:1] == step.tokens[:1] for own, step in zip(first, steps, strict=True)]
-    return [len(own) for own in first], [[0] if own else [] for own in right]
 
 
 def _committed(hidden: Mapping[int, Tensor], path: Seq[int]) -> dict[int, Tensor]:

@@ -1,8 +1,8 @@
-"""What steps cost: seconds over the rows of a forward, measured while decoding, kept and forgotten.
+"""Costs of forwards: seconds by the number of sequences and rows, measured while decoding.
 
-Step times jitter, drift with the length of the text, and the first one of a shape is slow. So a width's first
-step counts until the next, a width keeps its latest few measurements and answers with their median, widths
-between two measured ones are interpolated, wider never counts as cheaper, and what was not seen for long is
+Step times jitter, drift with the length of the text, and the first one of a shape is slow. So a width counts
+from its second measurement on, keeps its latest few and answers with their median; widths between two
+measured ones are interpolated, wider never counts as cheaper, and what was not measured for long is
 forgotten.
 """
 
@@ -13,6 +13,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,10 @@ from outpace.core import OutpaceError
 
 FORMAT, VERSION = "outpace-costs", 1
 _KEPT = 9  # measurements of one width
-_SAMPLE = 4  # steps from one measurement to the next of a width that has them all: it would tell little
-_HOPE = 0.5  # of what a line between two widths says, a width between them is taken to cost until it is tried
-_TRUSTED = 3  # measurements from which on a median is believed, however high
-_SURPRISE = 1.5  # times what was expected, that an earlier one may be at most
-# Steps after which a width not seen any more is forgotten: trusted, not trusted, seen once.
-_LIFE, _DOUBTFUL_LIFE, _FIRST_LIFE = 512, 96, 8
+_LIFE = 512  # measurements of a curve after which a width that had none of them is forgotten
+_HOPE = 0.5  # of the rise between two widths, that a width between them is taken to have until it is tried
+_SWEEP = 64  # measurements from one clearing out to the next
 _SLOPE = 0.1  # of the narrowest width's seconds, that as many rows more are taken to cost at first
-_SPAN = 8  # times as wide as the narrowest, that a width must be to tell how steep the curve is
 
 
 def bucket(number: int) -> int:
@@ -38,103 +35,102 @@ def bucket(number: int) -> int:
     return number // step * step
 
 
-class Cell:
+@dataclass
+class _Cell:
     """The latest measurements of one width.
 
     Attributes:
-        rows: mean rows of the measurements.
-        seconds: their median, the lower of two.
-        last: the step of the latest.
-        borrowed: nothing was measured here yet; the first measurement replaces what stands.
+        rows: those of the first measurement.
+        known: seconds taken over from elsewhere.
+        seconds: the lower median of the measurements; None before the second.
+        last: the curve's measurement that was the cell's latest.
     """
 
-    __slots__ = ("_samples", "borrowed", "last", "rows", "seconds")
+    rows: float
+    known: float | None = None
+    seconds: float | None = None
+    last: int = 0
+    samples: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
-    def __init__(self, rows: float, seconds: float, last: int, borrowed: bool) -> None:
-        self.rows = rows
-        self.seconds = seconds
-        self.last = last
-        self.borrowed = borrowed
-        self._samples: deque[float] = deque([] if borrowed else [seconds], _KEPT)
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def add(self, rows: int, seconds: float, last: int) -> None:
-        self._samples.append(seconds)
-        count = len(self._samples)
-        self.rows += (rows - self.rows) / count
-        self.seconds = sorted(self._samples)[(count - 1) // 2]
-        self.last = last
-        self.borrowed = False
+    def add(self, seconds: float) -> bool:
+        """Take in a measurement; whether the answer is another now."""
+        before, samples = self.seconds, self.samples
+        samples.append(seconds)
+        if len(samples) > 1:
+            self.seconds = sorted(samples)[(len(samples) - 1) // 2]
+        return self.seconds != before
 
 
 class Curve:
-    """Seconds over rows: measured, smoothed, interpolated.
+    """Seconds over rows for one number of sequences: measured, smoothed, interpolated.
 
     Args:
-        slope: how much of the narrowest width's seconds each further such width is taken to cost, where no
-            other width is known; of widths that were known and are forgotten, that is remembered.
+        slope: the share of the narrowest width's seconds that each further such width is taken to cost where
+            no other width is known.
     """
 
     def __init__(self, slope: float = _SLOPE) -> None:
         self.slope = slope
-        self._cells: dict[int, Cell] = {}
-        self._warm: set[int] = set()
+        self._cells: dict[int, _Cell] = {}
+        self._count = 0
         self._rows: list[float] = []
         self._seconds: list[float] = []
         self._answers: dict[float, float] = {}
         self._stale = True
 
     def __bool__(self) -> bool:
-        return bool(self._cells)
+        """Whether it knows any width."""
+        return any(cell.seconds or cell.known for cell in self._cells.values())
 
-    def cell(self, rows: int) -> Cell | None:
-        return self._cells.get(bucket(rows))
+    def age(self, rows: int) -> float:
+        """Measurements of the curve since the latest one of a width; inf where it has none."""
+        cell = self._cells.get(bucket(rows))
+        return self._count - cell.last if cell is not None and len(cell.samples) > 1 else math.inf
 
     def points(self) -> list[tuple[float, float]]:
-        """Rows and seconds of each width, narrow to wide, as measured."""
-        return sorted((cell.rows, cell.seconds) for cell in self._cells.values())
+        """Rows and seconds of each width, narrow to wide.
 
-    def add(self, rows: int, seconds: float, step: int, borrowed: bool = False) -> None:
-        """Take in a measurement; a borrowed one only where there is none.
-
-        The first of a width, which includes whatever is done once (kernels chosen, memory found), stands
-        until the next. Until there are a few, none counts as much slower than what the other widths say.
-        Once there are many, those that come close upon each other are left out.
+        Seconds from elsewhere tell what widths cost beside each other: all are scaled as those measured here.
         """
+        cells = list(self._cells.values())
+        ratios = sorted(cell.seconds / cell.known for cell in cells if cell.seconds and cell.known)
+        scale = ratios[len(ratios) // 2] if ratios else 1.0
+        return sorted(
+            (cell.rows, cell.seconds or scale * (cell.known or 0.0))
+            for cell in cells
+            if cell.seconds or cell.known
+        )
+
+    def add(self, rows: int, seconds: float) -> None:
+        """Take in a measurement, but nothing from a clock that stopped or jumped back."""
+        if not 0 < seconds < math.inf:
+            return
         place = bucket(rows)
         cell = self._cells.get(place)
-        if cell is not None and len(cell) == _KEPT and 0 <= step - cell.last < _SAMPLE:
-            return
-        if not borrowed and self._cells and (cell is None or len(cell) < _TRUSTED):
-            seconds = min(seconds, _SURPRISE * self.at(rows))
-        if cell is None and place not in self._warm:
-            self._warm.add(place)
-            borrowed = True
         if cell is None:
-            self._cells[place] = Cell(rows, seconds, step, borrowed)
-        elif not borrowed:
-            cell.add(rows, seconds, step)
+            cell = self._cells[place] = _Cell(rows)
+        self._count += 1
+        cell.last = self._count
+        if cell.add(seconds):
+            self._stale = True
+        if self._count % _SWEEP == 0:
+            self._forget()
+
+    def take_over(self, points: Iterable[tuple[float, float]]) -> None:
+        """Take seconds of widths for known, until the widths are measured here."""
+        for rows, seconds in points:
+            self._cells.setdefault(bucket(round(rows)), _Cell(rows)).known = seconds
         self._stale = True
 
-    def forget(self, step: int, keep: int) -> None:
-        """Drop the widths not seen for long, but for that of ``keep`` rows; the less known the sooner.
-
-        What came from elsewhere, at step 0, stays until it is measured.
-        """
-        spared = bucket(keep)
+    def _forget(self) -> None:
+        """Drop the widths that were measured, but not for long."""
         for place, cell in list(self._cells.items()):
-            life = _LIFE if len(cell) >= _TRUSTED else _DOUBTFUL_LIFE if len(cell) else _FIRST_LIFE
-            if place != spared and 0 < cell.last < step - life:
+            if cell.samples and cell.last < self._count - _LIFE:
                 del self._cells[place]
                 self._stale = True
 
     def at(self, rows: float) -> float:
-        """Seconds of a forward over so many rows; nan where nothing was measured.
-
-        Steps of the curve (tiles of rows) are found by trying only, so a width not tried yet gets credit.
-        """
+        """Seconds of a forward over a number of rows; nan where nothing is known."""
         if self._stale:
             self._smooth()
         if rows not in self._answers:
@@ -143,35 +139,35 @@ class Curve:
 
     def _between(self, rows: float) -> float:
         known = self._rows
-        place = bisect_left(known, rows)
         if rows < known[0] or rows > known[-1]:
             return self._beyond(rows)
+        place = bisect_left(known, rows)
         if known[place] == rows:
             return self._seconds[place]
         share = (rows - known[place - 1]) / (known[place] - known[place - 1])
         if bucket(round(rows)) not in self._cells:
-            share *= _HOPE
+            share *= _HOPE  # steps of the curve (tiles of rows) are found by trying only
         low = self._seconds[place - 1]
         return low + share * (self._seconds[place] - low)
 
     def _beyond(self, rows: float) -> float:
-        """Past the widest width measured, or short of the narrowest: on, by the mean slope of them all.
+        """Past the widest width known, or short of the narrowest: on, by the mean slope of them all.
 
-        Of widths alike that says nothing; there the usual slope is taken.
+        Widths alike tell nothing of the slope; there the usual one is taken.
         """
         first, last = self._rows[0], self._rows[-1]
-        slope = self.slope * self._seconds[0] / first
-        if last >= 2 * first:
+        slope = self.slope * self._seconds[0] / max(1.0, first)
+        if last > first and last >= 2 * first:
             slope = (self._seconds[-1] - self._seconds[0]) / (last - first)
         if rows > last:
             return self._seconds[-1] + slope * (rows - last)
         return max(self._seconds[0] / 2, self._seconds[0] - slope * (first - rows))
 
     def _smooth(self) -> None:
-        """The closest curve that never falls (pool adjacent violators), each width by its measurements."""
-        pools: list[tuple[float, int, list[float]]] = []
-        for cell in sorted(self._cells.values(), key=lambda cell: cell.rows):
-            seconds, weight, rows = cell.seconds, max(1, len(cell)), [cell.rows]
+        """Fit the closest curve that never falls (pool adjacent violators), weighed by measurements."""
+        pools: list[tuple[float, int, list[float]]] = []  # mean seconds, weight, rows
+        for width, seconds in self.points():
+            weight, rows = max(1, len(self._cells[bucket(round(width))].samples)), [width]
             while pools and pools[-1][0] > seconds:
                 above, heavy, wider = pools.pop()
                 seconds = (above * heavy + seconds * weight) / (heavy + weight)
@@ -179,60 +175,57 @@ class Curve:
             pools.append((seconds, weight, rows))
         self._rows = [place for _, _, rows in pools for place in rows]
         self._seconds = [seconds for seconds, _, rows in pools for _ in rows]
-        self._stale = False
         self._answers = {}
-        if self._rows and self._seconds[0] > 0 and self._rows[-1] >= _SPAN * self._rows[0]:
-            more = self._rows[-1] / self._rows[0] - 1
-            self.slope = (self._seconds[-1] / self._seconds[0] - 1) / more
+        self._stale = False
 
 
 class Costs:
-    """Curves by the number of sequences in a batch, since each sequence costs something of its own."""
+    """Seconds of forwards by sequences and rows: one curve per number of sequences.
+
+    An engine's scheduler and the governors of its drafters share one. ``slope`` as for ``Curve``.
+    """
 
     def __init__(self, slope: float = _SLOPE) -> None:
         self._slope = slope
         self._curves: dict[int, Curve] = {}
 
+    def seconds(self, batch: int, rows: int) -> float:
+        """Seconds of a forward of ``batch`` sequences over ``rows`` rows in all; nan where unknown."""
+        return self.curve(batch).at(rows)
+
+    def add(self, batch: int, rows: int, seconds: float) -> None:
+        """Take in a measured forward of ``batch`` sequences over ``rows`` rows in all."""
+        self.curve(batch).add(rows, seconds)
+
     def curve(self, batch: int) -> Curve:
-        """The curve of a batch; a new one borrows the nearest batch's until it is measured itself."""
+        """The curve of a batch; a new one borrows the nearest batch's points until it is measured itself."""
         place = bucket(batch)
         if place not in self._curves:
-            self._curves[place] = self._borrowed(place)
+            known = [other for other, curve in self._curves.items() if curve]
+            made = self._curves[place] = Curve(self._slope)
+            if known:
+                nearest = min(known, key=lambda other: abs(math.log(other / place)))
+                made.take_over(self._curves[nearest].points())
         return self._curves[place]
 
-    def _borrowed(self, place: int) -> Curve:
-        known = [batch for batch, other in self._curves.items() if other]
-        if not known:
-            return Curve(self._slope)
-        nearest = min(known, key=lambda batch: abs(math.log(batch / place)))
-        curve = Curve(self._curves[nearest].slope)
-        for rows, seconds in self._curves[nearest].points():
-            curve.add(max(1, round(rows)), seconds, 0, borrowed=True)
-        return curve
-
     def dump(self) -> dict[str, list[tuple[float, float]]]:
-        """Batch -> rows and seconds, for JSON."""
+        """Batch -> rows and seconds of each width, for a file."""
         return {str(batch): curve.points() for batch, curve in sorted(self._curves.items()) if curve}
 
     def fill(self, table: Mapping[str, Iterable[tuple[float, float]]]) -> None:
-        """Take in what ``dump`` gave, until the same is measured anew.
+        """Take in what ``dump`` gave, until the same is measured here.
 
         Raises:
             ValueError, TypeError, AttributeError: it is no such table.
         """
         for batch, points in table.items():
-            curve = self._curves.setdefault(bucket(_count(batch)), Curve(self._slope))
-            for rows, seconds in points:
-                if not 0 < seconds < math.inf or not 1 <= rows < math.inf:
+            if int(batch) < 1:
+                raise ValueError(f"a batch of {batch}")
+            taken = [(float(rows), float(seconds)) for rows, seconds in points]
+            for rows, seconds in taken:
+                if not 0 < seconds < math.inf or not 0 <= rows < math.inf:
                     raise ValueError(f"{seconds} seconds for {rows} rows")
-                curve.add(round(rows), float(seconds), 0, borrowed=True)
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(f"a batch of {number}")
-    return number
+            self._curves.setdefault(bucket(int(batch)), Curve(self._slope)).take_over(taken)
 
 
 def save_costs(path: str | Path, identity: str, entry: Mapping[str, Any]) -> None:

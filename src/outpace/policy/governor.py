@@ -1,21 +1,20 @@
 """How many nodes to draft: pure policy over measured seconds and measured acceptance.
 
-A drafted node is worth its row only if the time it saves by being accepted is more than the time it takes.
-With B sequences in a batch, a_i the chance that node i of a draft stands, e_i the chance that there is such
-a node, V(r) the seconds of a forward over r rows and D(n) those of drafting n nodes for each sequence, the
-governor takes the n with the most tokens per second,
+With B sequences in a batch, a_i the chance that node i of a draft is accepted, e_i the chance that there is
+such a node, V(r) the seconds of a forward over r rows and D(n) those of drafting n nodes for each sequence,
+the governor takes the n with the most tokens per second,
 
     B (1 + a_1 + ... + a_n) / (V(B) + sum_i e_i (V(B (1 + i)) - V(B i)) + D(n)),
 
-or none where plain decoding, B / V(B), is faster: Leviathan et al. 2023 (arXiv 2211.17192), theorem 3.8, with
-measured quantities for assumed ones, and for trees. A drafter is on while its drafts pay, and a little
-longer: some of the time that it has gained may be lost again before it is turned off, for many texts are easy
-in places. It is off else, and then tried for a step or a few from time to time: later and later while that is
-in vain, and, once what it had gained is spent, never so often that the trials take more than a hundredth of
-the time. A drafter that costs little is asked more often for a draft that nobody verifies: the plain step
-tells whether its first token was right. So it comes back when the text changes.
+or none where plain decoding, B / (V(B) + D(0)), is faster: Leviathan et al. 2023 (arXiv 2211.17192), theorem
+3.8, with measured quantities for assumed ones, and for trees.
 
-Nothing here knows a model, an engine or a clock: whoever steps asks for a plan and tells the outcome.
+What is not drafted is not measured, and texts change. So drafting has an account, in plain steps of time: a
+hundredth of all time is paid in, and what drafting gains, up to a limit; what it loses is paid out. While
+drafts do not pay, they go on as long as the account lasts, and are tried again when it has enough for a
+trial: many texts are easy in places, and hopeless ones lose a hundredth of the time.
+
+Nothing here knows a model, an engine or a clock: the engine asks for a plan and reports the outcome.
 """
 
 from __future__ import annotations
@@ -24,27 +23,22 @@ import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from outpace.core import OutpaceError
+from outpace.core import Draft, OutpaceError
 from outpace.policy.acceptance import Acceptance
-from outpace.policy.costs import Costs, Curve
+from outpace.policy.costs import Costs
+from outpace.tree import worthwhile
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
-_FIRST, _CEILING = 4, 64  # steps from a vain trial to the next, at first and at most
-_SHARE, _PEEKED_SHARE = 0.01, 0.005  # of the time, that vain trials may take; where there are peeks
-_ALLOWANCE = 10.0  # plain steps that one trial may lose
-_SAVINGS = 5.0  # plain steps of the time gained that may be lost again, half of them before it is turned off
-_BARREN, _GLANCE = 8, 2  # steps of a trial without any draft, after which it is over; where there are peeks
-_PAYS = 1.05  # speed over plain decoding from which on drafting is worth it: measurements are never exact
-_RETURN = 1.1  # speed over plain decoding, measured before, at which a drafter that is off is tried at once
-_REFRESH = 128  # steps after which plain decoding is measured anew
+_MARGIN = 1.05  # times its measured seconds that a drafted step is charged: measurements are never exact
+_SHARE = 0.01  # of the time that drafting may lose
+_SAVINGS = 5.0  # plain steps that the account holds at most, and at first
+_REFRESH = 128  # steps after which plain decoding is measured anew while drafts pay
 _REVIEW = 16  # steps without a draft after which the best width is worked out again all the same
-_SWEEP = 8  # steps from one clearing out of old measurements to the next
-_SAMPLE = 4  # plain steps between trials, of which one is measured
-_PEEK, _PEEKS = 0.004, 4  # of the time, that drafts not verified may take; steps between them at least
+_SPAN = 16  # nodes over which the cost of a further one is taken
+_SAMPLE = 4  # plain steps while drafts are off, of which one is measured
 
 
 @dataclass(frozen=True)
@@ -52,13 +46,18 @@ class Plan:
     """What a step drafts.
 
     Attributes:
-        nodes: for each sequence; 0 for a plain step.
-        verified: False to ask for drafts, compare their first tokens with what a plain step emits, and do no
-            more with them.
+        nodes: for each sequence at most; 0 for a plain step.
+        row_cost: the share of a plain step that each further node takes; None where it was not measured.
     """
 
     nodes: int
-    verified: bool = True
+    row_cost: float | None = None
+
+    def take(self, draft: Draft) -> int:
+        """The number of nodes of a draft to verify: of one that states chances, as many as pay."""
+        if self.row_cost is None or draft.chances is None:
+            return self.nodes
+        return worthwhile(draft.chances[: self.nodes], self.row_cost)
 
 
 class Policy(Protocol):
@@ -85,7 +84,7 @@ class Outcome:
     Attributes:
         plan: what was planned.
         drafted: nodes of each sequence's draft, at most as many as planned.
-        paths: accepted nodes of each sequence's draft; of one not verified, its first node if it was right.
+        paths: accepted nodes of each sequence's draft.
         draft_seconds: of the drafter: proposing, and learning from the step.
         verify_seconds: of the forward, the verifier and the cache; None where the step did something else
             besides (a prompt's rows went along), so that its seconds say nothing about others.
@@ -100,7 +99,7 @@ class Outcome:
     @property
     def rows(self) -> int:
         """Of the forward, which is as wide as the longest draft of the batch."""
-        return len(self.paths) * (1 + (max(self.drafted) if self.plan.verified else 0))
+        return len(self.paths) * (1 + max(self.drafted))
 
 
 @dataclass(frozen=True)
@@ -125,10 +124,23 @@ class Pinned:
         pass
 
 
-class _Mode(Enum):
-    OFF = "plain steps; the next trial in so many of them"
-    TRIAL = "drafting, to see whether it pays"
-    ON = "drafting, because it pays"
+class _View(NamedTuple):
+    """What is known of drafts.
+
+    Attributes:
+        plain: seconds of a plain step; nan where it was not measured yet.
+        width, gain: the width above 0 with the most tokens per second, and that speed over plain decoding's.
+        trial: nodes of a step in a trial.
+        price: plain steps that it loses if nothing is accepted.
+        row_cost: plain steps that a further node takes.
+    """
+
+    plain: float = math.nan
+    width: int = 0
+    gain: float = 0.0
+    trial: int = 0
+    price: float = 0.0
+    row_cost: float = 0.0
 
 
 class Governor:
@@ -138,12 +150,19 @@ class Governor:
         widths: the numbers of nodes that make sense for the drafter, ascending; None for any. Where they are
             given, a trial is as wide as they go, for they are few and one wide step tells of all.
         ramp: steps in a row from which on the drafter shows what it can do, at least 1.
-        drafter: what its drafting times are saved under.
+        drafter: the name that its drafting times are saved under.
+        costs: measured forwards, shared with other governors; new ones by default.
     """
 
     timed = True
 
-    def __init__(self, widths: Seq[int] | None = None, ramp: int = 1, drafter: str = "") -> None:
+    def __init__(
+        self,
+        widths: Seq[int] | None = None,
+        ramp: int = 1,
+        drafter: str = "",
+        costs: Costs | None = None,
+    ) -> None:
         self.widths = WIDTHS if widths is None else tuple(widths)
         if not self.widths or list(self.widths) != sorted({*self.widths} - {0}) or self.widths[0] < 1:
             raise OutpaceError(f"widths are at least one number above 0, ascending, not {self.widths}")
@@ -153,194 +172,103 @@ class Governor:
         self.ramp = ramp
         self.drafter = drafter
         self.acceptance = Acceptance(self.widths)
-        self._verify = Costs()
-        self._draft = Costs(slope=0.0)
-        self._idle = Curve(slope=0.0)  # of the drafter in steps it does not draft for, over sequences
-        self._step = 0
-        self._rows = 0  # of the latest forward
-        self._batch, self._entered = 0, 0  # sequences, and the step from which on there were as many
-        self._mode = _Mode.OFF
-        self._wait, self._pause = 0, _FIRST  # steps to the next trial, and between trials
-        self._waits: dict[int, int] = {}  # steps to the next trial of other batches, by their octave
-        self._left, self._barren, self._lost = 0, 0, 0.0  # of a trial: steps, those without a draft, seconds
-        self._tried = 0  # sequences that the latest began with
-        self._saved = 0.0  # plain steps of the time gained that may be lost again
-        # The best width and its gain, whether a draft has told more of them since, and when they were found.
-        self._choice, self._told, self._reviewed = (self.widths[0], 0.0), True, 0
-        self._measured = False  # whether a plain step was, not counting the first
+        self.forwards = Costs() if costs is None else costs
+        self.drafting = Costs(slope=0.0)  # of the drafter, over the nodes of all sequences; 0 without a draft
+        self._batch, self._step, self._rows = 0, 0, 0  # sequences; steps so far; rows of the latest forward
+        self._accounts: dict[int, float] = {}  # octave of the batch -> plain steps
+        self._on = False
+        self._view, self._viewed = _View(), -_REVIEW  # what is known, and the step that it is of
         self._refresh = 0  # plain steps to come, to measure them
-        # While off: steps from one look to the next, and whether drafts are asked for then.
-        self._every, self._peeks = _SWEEP, False
 
     # -- before a step -----------------------------------------------------------------------------------
 
     def plan(self, batch: int) -> Plan:
         if batch != self._batch:
-            self._enter(batch)
-        elif self._mode is _Mode.OFF and self._wait > 0 and self._step % self._every:
-            return Plan(0)  # between trials little changes: not worth the arithmetic in every step
-        if not self._known(batch):
+            self._on = self._on and batch.bit_length() == self._batch.bit_length()
+            self._batch, self._viewed = batch, -_REVIEW
+        if self._step - self._viewed >= _REVIEW or not self._view.plain > 0:
+            self._view, self._viewed = self.view(batch), self._step
+        view = self._view
+        if not view.plain > 0:
             return Plan(0)
-        if self._undecided():
-            self._choice, self._told, self._reviewed = self.best(batch), False, self._step
-        width, gain = self._choice
-        self._turn(gain)
-        if self._mode is _Mode.OFF:
-            return Plan(1, verified=False) if self._peeks else Plan(0)
-        if self._mode is _Mode.ON and self._outdated(batch):
+        self._turn(view)
+        if not self._on:
+            return Plan(0)
+        if self._refresh == 0 and self.forwards.curve(batch).age(batch) > _REFRESH * self.ramp:
             # The first plain step after wide ones is slower than those that follow: only the second counts.
             self._refresh = 2
         if self._refresh:
             self._refresh -= 1
             return Plan(0)
-        return Plan(self._widest or width if self._mode is _Mode.TRIAL else width)
+        return Plan(view.width if view.gain > 1 else view.trial, view.row_cost)
 
-    def _undecided(self) -> bool:
-        """Whether the best width has to be worked out again: it may be another by now."""
-        ends = self._mode is _Mode.TRIAL and self._over()
-        return self._told or ends or self._step - self._reviewed >= _REVIEW
+    def _turn(self, view: _View) -> None:
+        """On while drafts pay or the account lasts; off until it has enough for a trial."""
+        account = self._accounts.setdefault(self._batch.bit_length(), _SAVINGS)
+        if view.gain > 1:
+            self._on = True
+        elif self._on:
+            self._on = account > 0
+        else:
+            self._on = account >= min(max(_SAVINGS, view.price), self.ramp * view.price)
 
-    def _enter(self, batch: int) -> None:
-        """Other sequences than before. What was in vain with many may pay with few, so they wait apart."""
-        before, now = self._batch.bit_length(), batch.bit_length()
-        if now != before:
-            self._waits[before] = self._wait
-            self._wait = self._waits.get(now, min(self._wait, self._pause))
-        self._batch, self._entered, self._told = batch, self._step, True
-
-    def best(self, batch: int) -> tuple[int, float]:
-        """The width above 0 with the most tokens per second, and that speed over plain decoding's."""
-        verify, draft = self._verify.curve(batch), self._draft.curve(batch)
-        before = verified = verify.at(batch)
-        plain = before + self._idling(batch)
+    def view(self, batch: int) -> _View:
+        """What drafts promise a batch, by all that was measured."""
+        forwards, drafting = self.forwards.curve(batch), self.drafting.curve(batch)
+        before = verified = forwards.at(batch)
+        knows = bool(drafting)
+        idle = drafting.at(0) if knows else 0.0
+        plain = before + idle
         best, most = self.widths[0], 0.0
-        for width, stand, there in self.acceptance.expected():
-            wide = verify.at(batch * (1 + width))
+        for width, accepted, there in self.acceptance.expected():
+            wide = forwards.at(batch * (1 + width))
             verified += there * (wide - before)
             before = wide
-            seconds = verified + (draft.at(batch * width) if draft else 0.0)
-            gain = (1 + stand) * plain / seconds
+            seconds = verified + (drafting.at(batch * width) if knows else 0.0)
+            gain = (1 + accepted) * plain / (_MARGIN * seconds)
             if gain > most:
                 best, most = width, gain
             if there < 0.01:
                 break
-        return best, most
-
-    def _known(self, batch: int) -> bool:
-        """Whether a plain step's seconds are: measured twice, for the first is slow, or borrowed then."""
-        curve = self._verify.curve(batch)
-        cell = curve.cell(batch)
-        if cell is not None and len(cell):
-            self._measured = True
-        return self._measured and bool(curve)
-
-    def _outdated(self, batch: int) -> bool:
-        cell = self._verify.curve(batch).cell(batch)
-        measured = max(self._entered, cell.last if cell is not None else 0)
-        return not self._refresh and self._step - measured > _REFRESH * self.ramp
-
-    def _idling(self, batch: int) -> float:
-        return self._idle.at(batch) if self._idle else 0.0
-
-    def _turn(self, gain: float) -> None:
-        """On, off, or to a trial, by the speed over plain decoding that drafting promises."""
-        if self._mode is _Mode.ON and gain <= 1 and self._saved <= _SAVINGS / 2:
-            self._stop()
-        elif self._mode is _Mode.TRIAL and self._over():
-            if gain > _PAYS:
-                self._mode = _Mode.ON
-            elif gain > 1 or self._lost >= 0:
-                self._stop()
-        if self._mode is _Mode.OFF and (self._wait <= 0 or gain > _RETURN):
-            self._mode, self._tried = _Mode.TRIAL, self._batch
-            # The more trials were in vain, the shorter they are.
-            self._left = max(self.ramp, _FIRST * _FIRST // self._pause)
-            # Where nobody looks between trials, a trial waits longer for a draft.
-            self._barren, self._lost = _GLANCE if self._peeks else _BARREN, 0.0
-
-    def _over(self) -> bool:
-        plain = self._verify.curve(self._batch).at(self._batch)
-        # A trial that few sequences began would cost many too much.
-        crowded = self._batch > 2 * self._tried
-        return crowded or self._left <= 0 or self._barren <= 0 or self._lost > _ALLOWANCE * plain
-
-    def _stop(self) -> None:
-        """Off. The next trial is soon if drafting paid until now, else later than the last."""
-        if self._mode is _Mode.ON and self._lost < 0:
-            self._wait = self._pause = _FIRST
-        else:
-            plain = self._verify.curve(self._batch).at(self._batch)
-            if self._barren > 0:
-                self._pause = min(2 * self._pause, _CEILING)
-            self._wait = self._pause
-            if self._saved <= 0:
-                share = _PEEKED_SHARE if self._peeks else _SHARE
-                self._wait = max(self._pause, math.ceil(self._lost / (share * plain)))
-        self._mode = _Mode.OFF
-        self.acceptance.loosen()
-        self._look()
-
-    def _look(self) -> None:
-        """How often to look at what is off: as often as asking for a draft costs next to nothing."""
-        draft = self._draft.curve(self._batch)
-        plain = self._verify.curve(self._batch).at(self._batch)
-        self._every, self._peeks = _SWEEP, False
-        if self._widest is None and self.ramp == 1 and draft:
-            every = math.ceil((draft.at(self._batch) - self._idling(self._batch)) / (_PEEK * plain))
-            if every <= _CEILING:
-                self._every, self._peeks = max(_PEEKS, every), True
+        trial = self._widest or best
+        seconds = forwards.at(batch * (1 + trial)) + (drafting.at(batch * trial) if knows else 0.0)
+        price = _MARGIN * seconds / plain - 1
+        row_cost = (forwards.at(batch * (1 + _SPAN)) - forwards.at(batch)) / (_SPAN * plain)
+        return _View(plain, best, most, trial, price, row_cost)
 
     # -- after a step ------------------------------------------------------------------------------------
 
     def learn(self, outcome: Outcome) -> None:
         self._step += 1
-        self._told = self._told or max(outcome.drafted) > 0
-        batch, rows = len(outcome.paths), outcome.rows
-        if self._resting(outcome):
-            self._wait -= 1
-            self._rows = rows
-            return
-        if outcome.verify_seconds is not None:
-            # After one twice as wide the caches of the machine are cold: not what such steps take in a row.
-            after_wide = self._rows >= 2 * rows
-            self._verify.curve(batch).add(rows, outcome.verify_seconds, self._step, borrowed=after_wide)
-            if outcome.plan.nodes:
-                self._draft.curve(batch).add(batch * outcome.plan.nodes, outcome.draft_seconds, self._step)
-            else:
-                self._idle.add(batch, outcome.draft_seconds, self._step)
+        batch, rows, nodes = len(outcome.paths), outcome.rows, outcome.plan.nodes
+        # Of plain steps in a row, which tell next to nothing new, one in a few is measured.
+        if nodes or self._on or not self._view.plain > 0 or not self._step % _SAMPLE:
+            # After a forward twice as wide the caches of the machine are cold: such a step is no measure.
+            if outcome.verify_seconds is not None and self._rows < 2 * rows:
+                self.forwards.add(batch, rows, outcome.verify_seconds)
+            self.drafting.add(batch, batch * nodes, outcome.draft_seconds)
         self._rows = rows
-        if outcome.plan.nodes:
-            self.acceptance.observe(outcome.plan.nodes, outcome.drafted, outcome.paths)
-        if outcome.plan.nodes and outcome.plan.verified:
-            self._account(outcome, batch)
-        elif self._mode is _Mode.OFF:
-            self._wait -= 1
-        if self._step % _SWEEP == 0:
-            self._verify.curve(batch).forget(self._step, keep=batch)
-            self._draft.curve(batch).forget(self._step, keep=batch * outcome.plan.nodes)
+        gained = _SHARE
+        if nodes:
+            if max(outcome.drafted):
+                self._viewed = -_REVIEW
+            self.acceptance.observe(nodes, outcome.drafted, outcome.paths)
+            gained += self._gained(outcome, batch)
+        octave = batch.bit_length()
+        account = self._accounts.get(octave, _SAVINGS) + gained
+        self._accounts[octave] = max(-_SAVINGS, min(_SAVINGS, account))
 
-    def _resting(self, outcome: Outcome) -> bool:
-        """Whether a step tells next to nothing: a plain one among many such. The arithmetic takes longer."""
-        if self._mode is not _Mode.OFF or outcome.plan.nodes or not self._step % _SAMPLE:
-            return False
-        return self._measured and self._step - self._entered > _SWEEP
-
-    def _account(self, outcome: Outcome, batch: int) -> None:
-        """What drafting has lost since it was last turned on, against plain steps to the same tokens."""
-        if max(outcome.drafted):
-            self._left -= 1
-        else:
-            self._barren -= 1
-        verify, draft = self._verify.curve(batch), self._draft.curve(batch)
-        plain = verify.at(batch) + self._idling(batch)
-        if not math.isnan(plain):
-            # Seconds as such steps take, not as this one took: it may have been interrupted.
-            seconds = verify.at(outcome.rows)
-            if draft:
-                seconds += draft.at(batch * outcome.plan.nodes)
-            lost = seconds - plain * (1 + sum(map(len, outcome.paths)) / batch)
-            self._lost += lost
-            self._saved = min(_SAVINGS, max(0.0, self._saved - lost / plain))
+    def _gained(self, outcome: Outcome, batch: int) -> float:
+        """Plain steps that a drafted step has saved, by the seconds that such steps take: this one may have
+        been interrupted."""
+        plain = self._view.plain
+        if not plain > 0:
+            return 0.0
+        seconds = self.forwards.seconds(batch, outcome.rows)
+        seconds += self.drafting.seconds(batch, batch * outcome.plan.nodes)
+        if math.isnan(seconds):
+            return 0.0
+        return 1 + sum(map(len, outcome.paths)) / batch - _MARGIN * seconds / plain
 
     # -- measured costs ----------------------------------------------------------------------------------
 
@@ -351,17 +279,17 @@ class Governor:
         return found
 
     def costs(self) -> dict[str, Any]:
-        """What was measured, for ``save_costs``: seconds over rows, by the number of sequences."""
-        return {"verify": self._verify.dump(), f"draft, {self.drafter}": self._draft.dump()}
+        """What was measured, for a file: seconds over rows, by the number of sequences."""
+        return {"verify": self.forwards.dump(), f"draft, {self.drafter}": self.drafting.dump()}
 
     def begin_with(self, costs: Mapping[str, Any]) -> None:
-        """Take measured costs for known, until the same is measured anew.
+        """Take measured costs for known, until the same is measured here.
 
         Raises:
             OutpaceError: they are not what ``costs`` gave.
         """
         try:
-            self._verify.fill(costs["verify"])
-            self._draft.fill(costs.get(f"draft, {self.drafter}", {}))
+            self.forwards.fill(costs["verify"])
+            self.drafting.fill(costs.get(f"draft, {self.drafter}", {}))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise OutpaceError(f"these are no costs of steps ({error!r}); delete the file") from error

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.core import Generation, SamplingParams
+from outpace.core import Draft, Generation, SamplingParams
 from outpace.drafters.base import Drafter
 from outpace.engine.engine import Engine
 from outpace.policy.governor import Outcome, Plan
@@ -284,16 +284,23 @@ def _compare(tokens: Seq[int], expected: Tensor, what: str) -> None:
     )
 
 
+class _Untaken(Plan):
+    """A plan whose drafts do not pay once they are seen."""
+
+    def take(self, draft: Draft) -> int:
+        return 0
+
+
 @dataclasses.dataclass(frozen=True)
 class _Budgets:
-    """A policy that plans given numbers of nodes; -1 is a draft of one node that is not verified."""
+    """A policy that plans given numbers of nodes; -1 is a draft of one node that is not taken."""
 
     budgets: Iterator[int]
     timed: bool = False
 
     def plan(self, batch: int) -> Plan:
         nodes = next(self.budgets)
-        return Plan(abs(nodes), verified=nodes >= 0)
+        return Plan(nodes) if nodes >= 0 else _Untaken(1)
 
     def learn(self, outcome: Outcome) -> None:
         pass

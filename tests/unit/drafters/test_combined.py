@@ -334,7 +334,7 @@ def test_measurements_are_shared_by_the_sequences_of_an_engine_or_not() -> None:
     for share in (True, False):
         parts = (Oracle(text), Other(text, right=(0, 0)))
         engine = Engine(ToyTarget(context=None), Combined(parts, minimum=0, share=share), adaptive=False)
-        one, other = (engine.generate([[5]], LONG)[0].stats.extra["Other drafted"] for _ in range(2))
+        one, other = (engine.generate([[5]], LONG)[0].stats.extra["other_drafted"] for _ in range(2))
         assert one > 0
         drafted[share] = other == one
     assert drafted == {True: False, False: True}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outpace.core import Draft
-from outpace.drafters.combined.ledger import Guesses, Ledger, worthwhile
+from outpace.drafters.combined.ledger import Guesses, Ledger
 from outpace.tree import path_to
 from unit.test_tree import trees
 
@@ -137,15 +137,3 @@ def test_the_highest_chance_that_is_stated_counts_and_is_that_under_its_parent()
 def test_a_sampled_draft_is_not_merged() -> None:
     with pytest.raises(ValueError, match="separate draws"):
         Guesses.merged([Draft([1], [-1], distributions={})])
-
-
-@given(
-    st.lists(st.floats(0, 1), max_size=12).map(lambda chances: sorted(chances, reverse=True)),
-    st.sampled_from([0.0, 0.02, 0.1, 1.0]),
-)
-def test_as_many_nodes_as_give_most_tokens_for_the_time(chances: list[float], row_cost: float) -> None:
-    def rate(nodes: int) -> float:
-        return (1 + sum(chances[:nodes])) / (1 + row_cost * nodes)
-
-    best = max(map(rate, range(len(chances) + 1)))
-    assert rate(worthwhile(chances, row_cost)) == pytest.approx(best)

@@ -115,7 +115,7 @@ class Erratic:
 
     def plan(self, batch: int) -> Plan:
         nodes = self._random.choice([0, 0, 0, 1, 2, 5, 40, 40])
-        self.planned.append(Plan(nodes, verified=self._random.random() < 0.8))
+        self.planned.append(Plan(nodes))
         return self.planned[-1]
 
     def learn(self, outcome: Outcome) -> None:
@@ -132,8 +132,7 @@ def test_a_drafter_copes_with_any_budget(drafter: Drafter[Any], params: Sampling
     found = engine.generate(PROMPTS, params)
     assert [g.tokens for g in found] == plain(PROMPTS, params)
     assert sum(g.stats.accepted for g in found) > 0
-    assert {0, 1, 40} <= {plan.nodes for plan in policy.planned if plan.verified}
-    assert any(plan.nodes and not plan.verified for plan in policy.planned)
+    assert {0, 1, 40} <= {plan.nodes for plan in policy.planned}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +164,8 @@ def test_drafts_are_as_wide_as_they_pay_and_none_where_they_do_not() -> None:
             assert tuple(engine.generate([PROMPTS[1]], params)[0].tokens) == text
     assert sum(wide.widths) / len(wide.widths) > 8
     assert sum(narrow.widths) / len(narrow.widths) < 1.5
-    assert sum(none.widths) / len(none.widths) < 1.2
+    wasted = sum(0.01 * (width - 1) for width in none.widths)
+    assert wasted < 0.02 * len(none.widths)  # of the time
 
 
 def test_a_run_by_a_fake_clock_is_the_same_again() -> None:
@@ -177,32 +177,36 @@ def test_a_run_by_a_fake_clock_is_the_same_again() -> None:
     assert seen[0] == seen[1]
 
 
-class Peeking(Erratic):
-    """Asks for a draft in every step, and has none verified."""
+@dataclasses.dataclass(frozen=True)
+class Says(Oracle):
+    """States a chance with each token."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.right: list[int] = []
+    chance: float = 0.5
+
+    def draft(self, state: Sequence) -> Draft:
+        draft = super().draft(state)
+        chances = [self.chance ** (node + 1) for node in range(len(draft))]
+        return Draft(draft.tokens, draft.parents, chances=chances)
+
+
+@dataclasses.dataclass(frozen=True)
+class Costly(Pinned):
+    """Plans 12 nodes that cost something."""
+
+    row_cost: float = 0.0
 
     def plan(self, batch: int) -> Plan:
-        self.planned.append(Plan(1, verified=False))
-        return self.planned[-1]
-
-    def learn(self, outcome: Outcome) -> None:
-        super().learn(outcome)
-        self.right.append(len(outcome.paths[0]))
+        return Plan(self.nodes, self.row_cost)
 
 
-def test_a_draft_that_is_not_verified_is_compared_with_the_text() -> None:
+def test_a_draft_that_states_chances_is_cut_to_what_pays() -> None:
     text = tuple(plain([PROMPTS[1]], GREEDY)[0])
-    for drafter, right in ((Oracle(text), 1), (Oracle(text, wrong=True), 0)):
-        policy = Peeking()
-        engine, target = governed(drafter, adaptive=policy)
-        found = engine.generate([PROMPTS[1]], GREEDY)[0]
-        assert tuple(found.tokens) == text
-        assert (found.stats.steps, found.stats.drafted) == (len(text), 0)
-        assert set(target.widths[1:]) == {1}
-        assert policy.right == [right] * len(text)
+    widths = []
+    for row_cost in (0.0, 0.2, 0.6):
+        engine, target = governed(Says(text), adaptive=Costly(12, row_cost=row_cost))
+        assert tuple(engine.generate([PROMPTS[1]], GREEDY)[0].tokens) == text
+        widths.append(max(target.widths[1:]))
+    assert widths == [13, 2, 1]  # at 0.2 a node the second, 0.25, breaks even; at 0.6 the first does not
 
 
 def test_a_pinned_width_is_kept() -> None:

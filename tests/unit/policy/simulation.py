@@ -128,11 +128,9 @@ def simulate(
             drafted.append(size)
             paths.append(range(length))
         drafting = (machine.draft[0] + machine.draft[1] * max(drafted)) * machine.noise() if budget else 1e-6
-        if not plan.verified:
-            paths = [path[:1] for path in paths]
         outcome = Outcome(plan, drafted, paths, drafting, 0.0)
         verifying = machine.forward(outcome.rows)
         seconds += drafting + verifying
-        done += 1 + (sum(map(len, paths)) / batch if plan.verified else 0)
+        done += 1 + sum(map(len, paths)) / batch
         policy.learn(replace(outcome, verify_seconds=verifying))
     return seconds

@@ -14,44 +14,35 @@ from outpace.policy.costs import Costs, Curve, bucket, load_costs, save_costs
 
 def curve(points: dict[int, float], times: int = 5) -> Curve:
     made = Curve()
-    for step in range(times):
+    for _ in range(times):
         for rows, seconds in points.items():
-            made.add(rows, seconds, step)
+            made.add(rows, seconds)
     return made
 
 
 def test_a_width_answers_with_the_median_of_its_latest_measurements() -> None:
     made = curve({1: 1.0})
-    for step, seconds in enumerate([9.0, 1.1, 1.2, 50.0, 1.0, 1.1, 1.2]):
-        made.add(1, seconds, step)
+    for seconds in [9.0, 1.1, 1.2, 50.0, 1.0, 1.1, 1.2]:
+        made.add(1, seconds)
     assert 1.0 <= made.at(1) <= 1.2
-    for step in range(36):
-        made.add(1, 3.0, step)
+    for _ in range(36):
+        made.add(1, 3.0)
     assert made.at(1) == 3.0
 
 
-def test_of_a_width_measured_often_one_step_in_four_counts() -> None:
-    made = curve({1: 1.0}, times=10)
-    for step in range(10, 10 + 4 * 4):
-        made.add(1, 3.0, step)
-    assert made.at(1) == 1.0  # four of nine
-    for step in range(26, 26 + 4):
-        made.add(1, 3.0, step)
-    assert made.at(1) == 3.0
-
-
-def test_what_is_measured_seldom_counts_each_time() -> None:
-    made = curve({1: 1.0}, times=10)
-    for step in range(13, 13 + 5 * 5, 5):
-        made.add(1, 3.0, step)
-    assert made.at(1) == 3.0
-
-
-def test_the_slow_first_measurement_stands_until_the_second() -> None:
+def test_the_slow_first_measurement_does_not_count_alone() -> None:
     made = Curve()
-    made.add(1, 10.0, 0)
-    assert made.at(1) == 10.0
-    made.add(1, 1.0, 1)
+    made.add(1, 10.0)
+    assert not made and math.isnan(made.at(1)) and made.age(1) == math.inf
+    made.add(1, 1.0)
+    assert made and made.at(1) == 1.0 and made.age(1) == 0
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, 0.0, -1.0])
+def test_no_time_at_all_is_not_a_measurement(seconds: float) -> None:
+    made = curve({1: 1.0})
+    for _ in range(20):
+        made.add(1, seconds)
     assert made.at(1) == 1.0
 
 
@@ -80,19 +71,6 @@ def test_widths_alike_say_nothing_of_the_slope() -> None:
     assert made.at(140) == pytest.approx(1.0 + made.slope * (140 - 16) / 14)
 
 
-def test_the_slope_of_widths_that_are_forgotten_is_remembered() -> None:
-    costs = Costs()
-    for step in range(5):
-        for rows, seconds in ((16, 1.0), (160, 4.6)):
-            costs.curve(16).add(rows, seconds, step)
-    known = costs.curve(16)
-    assert known.at(160) == 4.6
-    known.forget(1000, keep=16)
-    assert known.cell(160) is None
-    assert known.at(64) == pytest.approx(1.0 + 0.4 * (64 - 16) / 16)
-    assert costs.curve(8).at(80) == known.at(80)  # and what is borrowed is as steep
-
-
 def test_wider_never_counts_as_cheaper() -> None:
     made = curve({1: 1.0, 2: 1.4, 3: 1.2, 5: 2.0})
     seconds = [made.at(rows) for rows in range(1, 9)]
@@ -102,21 +80,22 @@ def test_wider_never_counts_as_cheaper() -> None:
 
 def test_one_outlier_does_not_make_a_width_look_dear() -> None:
     made = curve({1: 1.0, 2: 1.1, 4: 1.2})
-    made.add(8, 40.0, 5)
+    made.add(8, 40.0)
     assert made.at(8) < 2.5
-    for step in range(6, 16):
-        made.add(8, 40.0, step)
+    for _ in range(6, 16):
+        made.add(8, 40.0)
     assert made.at(8) == 40.0
 
 
-def test_a_width_not_seen_any_more_is_forgotten_the_less_known_first() -> None:
+def test_a_width_not_measured_any_more_is_forgotten() -> None:
     made = curve({1: 1.0, 4: 2.0})
-    made.add(8, 3.0, 5)
-    made.add(8, 3.0, 6)
-    made.forget(120, keep=1)
-    assert [rows for rows, _ in made.points()] == [1, 4]
-    made.forget(1000, keep=1)
-    assert [rows for rows, _ in made.points()] == [1]
+    made.take_over([(16, 5.0)])
+    for _ in range(400):
+        made.add(1, 1.0)
+    assert [rows for rows, _ in made.points()] == [1, 4, 16]
+    for _ in range(200):
+        made.add(1, 1.0)
+    assert [rows for rows, _ in made.points()] == [1, 16]  # what came from elsewhere stays
 
 
 def test_buckets_are_an_eighth_of_an_octave_at_most() -> None:
@@ -127,17 +106,18 @@ def test_buckets_are_an_eighth_of_an_octave_at_most() -> None:
 
 def test_a_new_batch_borrows_from_the_nearest_and_is_then_itself() -> None:
     costs = Costs()
-    for step in range(3):
-        costs.curve(4).add(4, 1.0, step)
-        costs.curve(4).add(8, 2.0, step)
-        costs.curve(64).add(64, 9.0, step)
-    assert costs.curve(5).at(8) == 2.0
-    cell = costs.curve(5).cell(4)
-    assert cell is not None and cell.borrowed
-    costs.curve(5).add(8, 2.5, 3)
-    costs.curve(5).add(8, 2.5, 4)
-    assert costs.curve(5).at(8) == 2.5
-    assert costs.curve(4).at(8) == 2.0
+    for _ in range(3):
+        costs.add(4, 4, 1.0)
+        costs.add(4, 8, 2.0)
+        costs.add(64, 64, 9.0)
+    assert costs.seconds(5, 8) == 2.0
+    assert costs.curve(5).age(8) == math.inf
+    costs.add(5, 8, 3.0)
+    costs.add(5, 8, 3.0)
+    assert costs.seconds(5, 8) == 3.0
+    assert costs.seconds(5, 4) == 1.5  # scaled as the width that was measured
+    assert costs.seconds(4, 8) == 2.0
+    assert math.isnan(Costs().seconds(1, 1))
 
 
 # -- the file --------------------------------------------------------------------------------------------
@@ -155,9 +135,9 @@ def test_what_is_saved_is_loaded_and_others_are_kept(tmp_path: Path) -> None:
 
 def test_curves_survive_the_file() -> None:
     costs = Costs()
-    for step in range(4):
+    for _ in range(4):
         for rows, seconds in ((1, 1.0), (2, 1.5), (40, 9.0)):
-            costs.curve(1).add(rows, seconds, step)
+            costs.curve(1).add(rows, seconds)
     again = Costs()
     again.fill(json.loads(json.dumps(costs.dump())))
     assert again.dump() == costs.dump() == {"1": [(1, 1.0), (2, 1.5), (40, 9.0)]}
@@ -198,7 +178,7 @@ def test_no_file_is_refused_with_the_way_to_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "table",
-    [{"0": [[1, 1.0]]}, {"x": []}, {"1": [[1, -1.0]]}, {"1": [[0, 1.0]]}, {"1": [[1, "a"]]}, {"1": 3}],
+    [{"0": [[1, 1.0]]}, {"x": []}, {"1": [[1, -1.0]]}, {"1": [[-1, 1.0]]}, {"1": [[1, "a"]]}, {"1": 3}],
 )
 def test_a_table_of_nonsense_is_an_error(table: dict[str, list[tuple[float, float]]]) -> None:
     with pytest.raises((ValueError, TypeError)):

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from outpace.core import OutpaceError
+from outpace.core import Draft, OutpaceError
 from outpace.policy.acceptance import Acceptance
-from outpace.policy.costs import Curve
+from outpace.policy.costs import Costs, Curve
 from outpace.policy.governor import WIDTHS, Governor, Outcome, Pinned, Plan, Policy
-from unit.policy.simulation import CURVES, Machine, Text, constant, flat, linear, recorded, simulate, steep
+from unit.policy.simulation import (
+    CURVES,
+    Machine,
+    Seconds,
+    Text,
+    constant,
+    flat,
+    linear,
+    recorded,
+    simulate,
+    steep,
+)
 
 NOISY = {"jitter": 0.1, "outliers": 0.01, "warm_up": 3.0}
 CANDIDATES = (0, 1, 2, 4, 6, 8, 16, 64)
@@ -98,7 +111,7 @@ def test_a_drafter_that_must_warm_up_is_given_the_time() -> None:
 
 
 def plans(policy: Policy, machine: Machine, text: Text, tokens: int, batch: int = 1) -> list[int]:
-    """Nodes verified in each step of a simulation, 0 where it only peeked."""
+    """Nodes planned for each step of a simulation."""
     noted: list[int] = []
 
     class Noting:
@@ -106,7 +119,7 @@ def plans(policy: Policy, machine: Machine, text: Text, tokens: int, batch: int 
 
         def plan(self, batch: int) -> Plan:
             plan = policy.plan(batch)
-            noted.append(plan.nodes if plan.verified else 0)
+            noted.append(plan.nodes)
             return plan
 
         def learn(self, outcome: Outcome) -> None:
@@ -128,34 +141,33 @@ def test_nothing_is_drafted_before_a_plain_step_was_measured() -> None:
 
 
 def test_plain_steps_between_trials_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a drafter too dear for peeks: enough to follow a machine that becomes slower."""
+    """Enough to follow a machine that becomes slower."""
     measured: list[int] = []
     add = Curve.add
     monkeypatch.setattr(Curve, "add", lambda *args, **named: (measured.append(1), add(*args, **named)))
     governor = Governor()
     costs = []
-    for seconds, steps in ((0.1, 300), (0.2, 30)):
+    for seconds, steps in ((0.1, 300), (0.2, 40)):
         for _ in range(steps):
             plan = governor.plan(1)
-            width = plan.nodes if plan.verified else 0
-            drafting = seconds if plan.nodes else 0.0
-            governor.learn(Outcome(plan, [plan.nodes], [[]], drafting, seconds * (1 + width)))
+            drafting = seconds if plan.nodes else 1e-6
+            governor.learn(Outcome(plan, [plan.nodes], [[]], drafting, seconds * (1 + plan.nodes)))
         costs.append(governor.costs()["verify"]["1"][0])
         measured, last = [], measured
     assert costs == [(1.0, 0.1), (1.0, 0.2)]
-    assert len(last) < 2 * 30 / 3  # the forward's curve and the idle drafter's, of one step in four
+    assert len(last) < 2 * 40 / 3  # the forward's curve and the drafter's, of one step in four
 
 
 def counted(governor: Governor) -> list[int]:
     """The batches that the governor works out the best width for, as it does."""
     batches: list[int] = []
-    best = governor.best
+    view = governor.view
 
-    def counting(batch: int) -> tuple[int, float]:
+    def counting(batch: int) -> Any:
         batches.append(batch)
-        return best(batch)
+        return view(batch)
 
-    governor.best = counting  # type: ignore[method-assign]
+    governor.view = counting  # type: ignore[method-assign]
     return batches
 
 
@@ -183,23 +195,9 @@ def test_and_for_another_batch() -> None:
 
 def test_a_trial_that_finds_nothing_to_draft_turns_nothing_on() -> None:
     """A dear drafter, and all that is known is the chance that nodes are taken to have at first."""
-    noted = plans(Governor(), Machine(flat, draft=(0.3 * 20e-3, 0.0)), Text(constant(0.9), found=0.0), 60)
-    first = next(step for step, nodes in enumerate(noted) if nodes)
-    assert sum(map(bool, noted[first : first + 16])) == 8
-
-
-def test_drafts_that_become_dear_while_nothing_is_verified_are_noticed() -> None:
-    governor = Governor()
-    plans(governor, Machine(recorded, draft=(20e-6, 0.0)), Text(constant(0.0)), 600)
-    machine, asked = Machine(recorded, draft=(2e-3, 0.0)), 0
-    for _ in range(60):
-        plan = governor.plan(1)
-        asked += plan.nodes > 0
-        drafting = machine.draft[0] if plan.nodes else 1e-6
-        size = plan.nodes
-        rows = 1 + size if plan.verified else 1
-        governor.learn(Outcome(plan, [size], [[]], drafting, recorded(rows)))
-    assert asked < 15
+    noted = plans(Governor(), Machine(flat, draft=(0.3 * 20e-3, 0.0)), Text(constant(0.9), found=0.0), 400)
+    assert sum(map(bool, noted[:100])) <= 5 / 0.3 + 3  # what the account holds at first
+    assert sum(map(bool, noted[100:])) < 0.05 * 300
 
 
 def test_plain_decoding_that_becomes_dear_is_noticed_while_drafts_pay() -> None:
@@ -225,15 +223,68 @@ def test_trials_in_vain_become_rare_but_do_not_end() -> None:
     assert 20 <= statistics.median(gaps) < 300
 
 
-def test_between_trials_a_cheap_drafter_is_asked_and_a_costly_one_is_not() -> None:
-    """Guesses begin to be right while the next trial is far: who asks for drafts notices sooner."""
-    late = {}
-    for draft in (20e-6, 5e-3):
-        text = Text(lambda token: 0.9 if token > 300 else 0.0)
-        noted = plans(Governor(), Machine(recorded, draft=(draft, 0.0)), text, 600)
-        drafted = (step for step, nodes in enumerate(noted) if nodes and step > 300)
-        late[draft] = next(drafted, len(noted)) - 300
-    assert late[20e-6] < 30 < late[5e-3]
+def test_guesses_that_begin_to_be_right_are_noticed() -> None:
+    text = Text(lambda token: 0.9 if token > 300 else 0.0)
+    for cost, late in ((flat, 16), (recorded, 60)):
+        noted = plans(Governor(), Machine(cost, draft=(20e-6, 0.0)), text, 700)
+        drafted = (step for step, nodes in enumerate(noted) if nodes > 1 and step > 300)
+        assert next(drafted, len(noted)) - 300 < late
+        assert statistics.mean(map(bool, noted[-20:])) > 0.9
+
+
+@pytest.mark.parametrize("cost", [flat, lambda rows: 20e-3 + 0.1e-3 * rows])
+def test_what_pays_is_found_within_64_tokens(cost: Seconds) -> None:
+    """Rows nearly free, and a drafter that has little to say: 1.2 tokens per step."""
+    for seed in range(5):
+        text = Text(constant(0.4), found=0.35)
+        whole = simulate(Governor(), Machine(cost, draft=(100e-6, 0.0)), text, 64, seed=seed)
+        fixed = simulate(Pinned(8), Machine(cost, draft=(100e-6, 0.0)), text, 64, seed=seed)
+        assert whole < 1.1 * fixed
+        noted = plans(Governor(), Machine(cost, draft=(100e-6, 0.0)), text, 200)
+        assert statistics.mean(map(bool, noted[5:])) > 0.9
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0, 0.0, 1e9])
+def test_a_clock_that_jumps_or_stops_changes_nothing(wrong: float) -> None:
+    """One measurement in ten is nonsense; and a clock that shows nothing else decodes plainly."""
+
+    class Erratic(Machine):
+        def forward(self, rows: int) -> float:
+            return wrong if self._random.random() < 0.1 else super().forward(rows)
+
+    governor = Governor()
+    plans(governor, Erratic(recorded), Text(constant(0.9)), 600)
+    noted = plans(governor, Erratic(recorded), Text(constant(0.9)), 200)
+    assert statistics.mean(map(bool, noted)) > 0.9
+    if not 0 < wrong < math.inf:
+        broken = Governor()
+        for _ in range(50):
+            assert broken.plan(1) == Plan(0)
+            broken.learn(Outcome(Plan(0), [0], [[]], wrong, wrong))
+
+
+def test_governors_share_what_forwards_cost_and_not_what_is_accepted() -> None:
+    costs = Costs()
+    one, other = (Governor(drafter=name, costs=costs) for name in ("one", "other"))
+    simulate(one, Machine(recorded), Text(constant(0.9)), 300)
+    assert costs.seconds(1, 5) == pytest.approx(recorded(5), rel=0.1)
+    assert other.plan(1).nodes > 0  # plain steps are known
+    assert other.acceptance.expected() == Governor().acceptance.expected()
+    assert one.costs()["verify"] == other.costs()["verify"]
+
+
+def test_a_plan_takes_the_nodes_that_pay() -> None:
+    draft = Draft([1, 2, 3], [-1, 0, 1], chances=[0.5, 0.2, 0.05])
+    assert Plan(2).take(draft) == 2
+    assert [Plan(64, cost).take(draft) for cost in (0.0, 0.1, 0.3, 0.6)] == [3, 2, 1, 0]
+    assert Plan(1, 0.0).take(draft) == 1
+    assert Plan(64, 0.6).take(Draft([1, 2, 3], [-1, 0, 1])) == 64
+
+
+def test_the_cost_of_a_row_is_measured() -> None:
+    governor = Governor()
+    simulate(governor, Machine(linear), Text(constant(0.9)), 300)
+    assert governor.plan(1).row_cost == pytest.approx(0.1, abs=0.02)
 
 
 def test_high_load_turns_drafting_down() -> None:
@@ -259,18 +310,6 @@ def test_what_was_in_vain_with_many_is_tried_with_few() -> None:
     assert sum(map(bool, plans(governor, machine, easy, 200, batch=2))) > 40
 
 
-def test_a_trial_that_few_began_does_not_go_on_with_many() -> None:
-    governor = Governor(widths=(32,), ramp=20)
-    # Plain steps of both, then a trial of one that is to last twenty steps.
-    for batch in (16, 1):
-        for _ in range(3):
-            governor.learn(Outcome(Plan(0), [0] * batch, [[]] * batch, 0.0, linear(batch)))
-    assert governor.plan(1).nodes == 32
-    governor.learn(Outcome(Plan(32), [32], [[]], 1e-6, linear(33)))
-    assert governor.plan(1).nodes == 32
-    assert governor.plan(16) == Plan(0)
-
-
 def test_what_hardly_pays_is_left() -> None:
     """Drafts that would gain two in a hundred, if all was measured exactly."""
     text = Text(constant(1.0), longest=1)
@@ -280,7 +319,8 @@ def test_what_hardly_pays_is_left() -> None:
 
     governor = Governor(widths=(1,))
     found = plans(governor, Machine(seconds_of, draft=(0.0, 0.0)), text, 600)
-    assert sum(map(bool, found)) < 0.2 * len(found)
+    late = found[len(found) // 2 :]
+    assert sum(map(bool, late)) < 0.25 * len(late)
 
 
 def test_a_busy_machine_that_becomes_idle_is_noticed() -> None:
@@ -342,7 +382,7 @@ def test_costs_that_were_saved_are_known_at_once() -> None:
         steeper = Governor()
         steeper.begin_with({"verify": {"1": [[rows, scale * rows] for rows in range(1, 20)]}})
         noted = plans(steeper, Machine(steep), text, 400)
-        assert sum(noted) < 40, scale
+        assert sum(noted) < 60, scale
 
 
 @pytest.mark.parametrize("costs", [{}, {"verify": 3}, {"verify": {"1": [[1]]}}, {"verify": {"a": []}}])

@@ -23,12 +23,13 @@ from torch import Tensor
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
-from outpace.drafters.combined.ledger import Guesses, Ledger, worthwhile
+from outpace.drafters.combined.ledger import Guesses, Ledger
 from outpace.drafters.combined.share import Share
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
+from outpace.tree import worthwhile
 
-_CPU_ROW, _ROW = 0.06, 0.01  # steps that a row costs, on a CPU and elsewhere
+_CPU_ROW, _ROW = 0.06, 0.01  # plain steps that a row takes where it was not measured, on a CPU and elsewhere
 _ROUND = 16  # steps after which each part has had its minimum
 _NOTHING, _NO_GUESSES = Draft(), Guesses()
 
@@ -73,9 +74,9 @@ class Combined(Drafter[CombinedState]):
     Attributes:
         parts: the drafters, all different, as in ``combined:(lookahead:window=5)+(prompt_lookup)``.
         max_nodes: tokens drafted in a step at most, at least 1.
-        row_cost: steps of plain decoding that a further row of a forward is taken to cost, at least 0. The
-            likeliest nodes are drafted, while one more means more tokens for the time. 0: all of them. None:
-            0.06 on a CPU, as measured with a small model; taken to be 0.01 elsewhere.
+        row_cost: the share of a plain step that a further row takes, at least 0. The likeliest nodes are
+            drafted, while one more means more tokens per time. 0: all of them. None: as the governor
+            measures it; without one 0.06 on a CPU, as measured with a small model, and 0.01 elsewhere.
         minimum: nodes that each part gets every sixteenth step in any case, so that one that learns from its
             rows can come back.
         share: measure all sequences of an engine together; otherwise each starts knowing nothing. (Under
@@ -229,7 +230,9 @@ class Combined(Drafter[CombinedState]):
             self.max_nodes if state.sequence.budget is None else min(self.max_nodes, state.sequence.budget)
         )
         order = sorted(range(len(worth)), key=worth.__getitem__, reverse=True)  # equals in their order
-        wanted = order[: worthwhile([worth[node] for node in order], state.row_cost)]
+        measured = state.sequence.row_cost if self.row_cost is None else None
+        row_cost = state.row_cost if measured is None else measured
+        wanted = order[: worthwhile([worth[node] for node in order], row_cost)]
         turn = state.steps % _ROUND
         if turn >= len(maps):
             return wanted[:budget]

@@ -132,18 +132,3 @@ class Ledger:
         if cell is None:
             cell = self._cells[place] = [_DOUBT * (stated or 1 / (2 + rank)), _DOUBT]
         return cell
-
-
-def worthwhile(chances: Seq[float], row_cost: float) -> int:
-    """How many nodes give most tokens for the time, which is 1 + row_cost for each of them.
-
-    Args:
-        chances: of each node that it is right, the likeliest first.
-    """
-    tokens, seconds = 1.0, 1.0
-    for nodes, chance in enumerate(chances):
-        if chance * seconds <= row_cost * tokens:
-            return nodes
-        tokens += chance
-        seconds += row_cost
-    return len(chances)
