@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from outpace.bench.subject import encode, fitting
 from outpace.bench.suites import load_suite
-from outpace.console.models import load
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
+from outpace.loading import load
 
 Steps = NDArray[np.int64]
 

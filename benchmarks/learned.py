@@ -34,9 +34,9 @@ from outpace.bench.rows import Row, rows_of
 from outpace.bench.run import Measured, Settings, measure
 from outpace.bench.subject import fitting
 from outpace.bench.suites import load_suite
-from outpace.console.models import Loaded, load
 from outpace.drafters import LEARNED
 from outpace.learned.learned import CONFIG, Learned
+from outpace.loading import Loaded, load
 from outpace.targets import TargetModel
 from outpace.targets.drift import margin
 from outpace.train.data import Document

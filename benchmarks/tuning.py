@@ -34,8 +34,8 @@ from outpace.bench.subject import fitting
 from outpace.bench.suites import load_suite
 from outpace.bench.tuning import tune
 from outpace.bench.ways import Goal, Rounds, Way, method_of
-from outpace.console.models import Loaded, load
-from outpace.console.tune import DRAFTERS
+from outpace.cli.tune_run import DRAFTERS
+from outpace.loading import Loaded, load
 
 
 def told(text: str) -> None:

@@ -31,7 +31,6 @@ LAYERS: list[set[str]] = [
     {"loading"},
     {"hf", "bench", "train", "ralm", "testing"},
     {"serve"},
-    {"console"},
     {"cli"},
     {"__main__"},
 ]

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from card_nano import prompt_of
 from corpus import END_OF_TEXT, Corpus, build_corpus
-from outpace.console.models import Loaded, load
 from outpace.core import SamplingParams
+from outpace.loading import Loaded, load
 from outpace.train import data
 from outpace.train.data import Document
 from outpace.train.distil import answer

@@ -24,8 +24,8 @@ from pathlib import Path
 import answers
 import card_drafters
 from outpace import nano_draft_path
-from outpace.console.models import load
 from outpace.core import SamplingParams
+from outpace.loading import load
 from outpace.train.data import read
 from outpace.train.provenance import PROVENANCE
 from outpace.train.skipping import find_skipped_layers

@@ -16,8 +16,8 @@ from lossless.prompts import PROMPTS
 from lossless.trained import tuned, with_trained
 from outpace.core import Generation, SamplingParams
 from outpace.targets import TargetModel
+from outpace.targets.adapters import merge
 from outpace.train.joint import TARGET
-from outpace.train.lora import merge
 
 SAMPLINGS = {
     "greedy": SamplingParams(max_new_tokens=64),

@@ -1,4 +1,4 @@
-"""The command line. Thin: it parses, calls ``outpace.console`` and says how it went.
+"""The command line. Thin: it parses, calls ``outpace.cli`` and says how it went.
 
 torch and transformers are imported inside the commands only, so that ``--help`` is quick.
 """

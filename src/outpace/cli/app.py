@@ -13,7 +13,7 @@ from typing import Annotated, Any, ParamSpec
 import typer
 
 from outpace._version import __version__
-from outpace.console import screen
+from outpace.cli import screen
 from outpace.core import OutpaceError, out_of_memory
 
 P = ParamSpec("P")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from outpace.cli import screen
 from outpace.cli.app import datastores, guarded, show
 from outpace.cli.options import datastores as own
 from outpace.cli.options import shared as o
-from outpace.console import screen
-from outpace.console.writer import check_out
+from outpace.cli.writer import check_out
 from outpace.core import OutpaceError
 
 
@@ -35,7 +35,7 @@ def build_datastore(
     """
     if model is not None and vocabulary is not None:
         raise OutpaceError("give --model or --vocabulary, not both")
-    from outpace.console import datastore
+    from outpace.cli import datastore
 
     check_out(out, overwrite)
     found = datastore.sources(sources, field, end_token)
@@ -52,6 +52,6 @@ def build_datastore(
 @guarded
 def datastore_info(file: own.DatastoreFile, verify: own.VerifyAll = False, as_json: o.AsJson = False) -> None:
     """What a datastore holds."""
-    from outpace.console import datastore
+    from outpace.cli import datastore
 
     show(datastore.describe(file, verify), as_json, datastore.table)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import typer
 
+from outpace.cli import prompts, screen
 from outpace.cli.app import app, finish, guarded
-from outpace.cli.loading import labelled, profiled, sampling
 from outpace.cli.options import decoding as own
 from outpace.cli.options import shared as o
-from outpace.console import prompts, screen
-from outpace.console.writer import Writer
+from outpace.cli.parts import labelled, profiled, sampling
+from outpace.cli.writer import Writer
 from outpace.core import OutpaceError, SamplingParams
 
 DEMO_DRAFTER = "lookahead:window=4,ngram=4,guesses=4"  # on a CPU a wide forward costs more
@@ -47,9 +47,10 @@ def demo(
     if profile is None:
         drafter = drafter or DEMO_DRAFTER
     loaded, spec = profiled(drafter, profile, verifier, model, device, dtype, trust_remote_code)
-    from outpace.console import race
+    from outpace.cli import demo as race
+    from outpace.cli.online import engine_of
 
-    engines = (loaded.engine(), loaded.engine(spec, verifier, adaptive=adaptive))
+    engines = (loaded.engine(), engine_of(loaded, spec, verifier, 1, adaptive, None))
     label = labelled(spec, engines[1])
     equal, whole = race.demo(loaded, engines, label, prompt or race.DEMO_PROMPT, params, once)
     finish(whole, equal)
@@ -106,13 +107,13 @@ def generate(
     loading = (drafter, profile, verifier, model, device, dtype, trust_remote_code)
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
         loaded, spec = profiled(*loading, references=copied, at_once=(together,))
-        from outpace.console import generate as runner
-        from outpace.console.online import learning
-        from outpace.console.runs import prepare
+        from outpace.cli import generate as runner
+        from outpace.cli.online import engine_of, learning
+        from outpace.cli.running import prepare
 
         jobs = prepare(found, loaded, chat)
         with learning(loaded, spec, online, online_options, online_out) as learner:
-            engine = loaded.engine(spec, verifier, together, adaptive, learner)
+            engine = engine_of(loaded, spec, verifier, together, adaptive, learner)
             if compare:
                 label = labelled(spec, engine)
                 ended = runner.compare(loaded, engine, label, jobs, params, repeats, writer)
@@ -187,11 +188,11 @@ def chat(
         seed=seed,
     )
     loaded, spec = profiled(drafter, profile, verifier, model, device, dtype, trust_remote_code)
-    from outpace.console.chat import Chat, talk
-    from outpace.console.online import learning
+    from outpace.cli.chat import Chat, talk
+    from outpace.cli.online import engine_of, learning
 
     with learning(loaded, spec, online, online_options, online_out) as learner:
-        engine = loaded.engine(spec, verifier, adaptive=adaptive, online=learner)
+        engine = engine_of(loaded, spec, verifier, 1, adaptive, learner)
         talk(Chat(loaded, engine, params))
 
 
@@ -199,7 +200,7 @@ def chat(
 @guarded
 def drafters(as_json: o.AsJson = False) -> None:
     """The drafting methods, their options and defaults, and their papers."""
-    from outpace.console import catalogue
+    from outpace.cli import drafters as catalogue
 
     if as_json:
         typer.echo(json.dumps(catalogue.catalogue(), indent=2))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import typer
 
+from outpace.cli import screen
 from outpace.cli.app import app, benchmarks, finish, guarded, show
-from outpace.cli.loading import parts, profiled, sampling
 from outpace.cli.options import measuring as own
 from outpace.cli.options import shared as o
-from outpace.console import screen
+from outpace.cli.parts import parts, profiled, sampling
 from outpace.core import OutpaceError
 
 
@@ -38,7 +38,7 @@ def grow_model(
     times of the large one. Ctrl-C leaves nothing behind.
     """
     with screen.busy(f"loading {model or 'the embedded model'} ..."):
-        from outpace.console import grow
+        from outpace.cli import grow
     found = grow.run(model, like, out, dtype, seed, trust_remote_code)
     show(found, as_json, grow.table)
 
@@ -85,7 +85,7 @@ def bench(
     check_length(max_new_tokens)
     with screen.busy("reading the prompts ..."):
         from outpace.bench.run import Settings
-        from outpace.console import bench as runner
+        from outpace.cli import bench_run as runner
 
         runner.check_outputs(json_to, html)
         settings = Settings(max_new_tokens, temperature, seed, repeats, eos)
@@ -135,8 +135,8 @@ def tune_drafter(
     check_length(max_new_tokens)
     with screen.busy("reading the prompts ..."):
         from outpace.bench.run import Settings
-        from outpace.console import bench as runner
-        from outpace.console import tune
+        from outpace.cli import bench_run as runner
+        from outpace.cli import tune_run as tune
 
         settings = Settings(max_new_tokens, temperature, seed, ends=eos)
         batches = runner.batch_sizes(batch)
@@ -194,8 +194,8 @@ def scaling_law(
     with screen.busy("reading the prompts ..."):
         from outpace.bench.run import Settings
         from outpace.bench.suites import load_suite
-        from outpace.console import bench as runner
-        from outpace.console import scaling
+        from outpace.cli import bench_run as runner
+        from outpace.cli import scaling
 
         grid = scaling.grid_of(windows, ngrams)
         runner.check_outputs(json_to, html)
@@ -212,7 +212,7 @@ def compare_benchmarks(first: own.FirstResult, second: own.SecondResult, as_json
     with screen.busy("reading ..."):
         from outpace.bench import comparison
         from outpace.bench.record import read_rows
-        from outpace.console import bench_report
+        from outpace.cli import bench_tables as bench_report
 
         (one, rows), (two, others) = read_rows(first), read_rows(second)
         found = comparison.compare(one, two, (rows, others))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from outpace.cli import screen
 from outpace.cli.app import app, finish, guarded, show
-from outpace.cli.loading import sampling
 from outpace.cli.options import shared as o
 from outpace.cli.options import training as own
-from outpace.console import screen
-from outpace.console.writer import check_out
+from outpace.cli.parts import sampling
+from outpace.cli.writer import check_out
 from outpace.core import OutpaceError
 
 
@@ -58,8 +58,9 @@ def train_drafter(
     """
     with screen.of_the_first():
         with screen.busy(f"loading {model or 'the embedded model'} ..."):
-            from outpace.console import texts, train
-            from outpace.console.models import load
+            from outpace.cli import train_run as train
+            from outpace.cli import train_texts as texts
+            from outpace.loading import load
             from outpace.train.loop import Training
             from outpace.train.processes import own_device
 
@@ -75,7 +76,7 @@ def train_drafter(
                 seed=seed,
                 on_policy=on_policy,
             )
-            loaded = load(model, own_device(device), dtype, trust_remote_code)
+            loaded = load(model, dtype, own_device(device), trust_remote_code=trust_remote_code)
         corpus = texts.Corpus(data, chat, distil, max_new_tokens, temperature, length, held_out)
         earlier = [folder.strip() for folder in (boost_after or "").split(",") if folder.strip()]
         try:
@@ -119,12 +120,12 @@ def search(
             raise OutpaceError(f"--out must end in .json, as layers are told from files by it; not {out}")
         check_out(out, overwrite)
     with screen.busy(f"loading {model or 'the embedded model'} ..."):
-        from outpace.console import search as runner
-        from outpace.console.models import load
-        from outpace.console.train import table
+        from outpace.cli import search as runner
+        from outpace.cli.train_run import table
+        from outpace.loading import load
 
         settings = runner.Search(trials, num_speculative_tokens, measure, prompts, seed)
-        loaded = load(model, device, dtype, trust_remote_code)
+        loaded = load(model, dtype, device, trust_remote_code=trust_remote_code)
     found, whole = runner.run(loaded, data, chat, params, settings, out)
     show(found, as_json, table)
     finish(whole)

@@ -6,10 +6,7 @@ trained are kept apart and passed to ``target.through``. They are saved as a fol
 
 from __future__ import annotations
 
-import contextlib
-import json
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +15,8 @@ from torch import Tensor, nn
 
 from outpace.core import OutpaceError
 from outpace.drafters.support.shapes import numbers
+from outpace.targets.adapters import import_peft, without_advice
 
-ADAPTER = "adapter_config.json"  # as peft names it
-_WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # before the model's own names, in peft's files
 
 
@@ -96,7 +92,7 @@ class Updates:
     """
 
     def __init__(self, model: Any, options: LoRA) -> None:
-        peft = _peft("to train a model is")
+        peft = import_peft("training a model")
         config = peft.LoraConfig(
             r=options.rank,
             lora_alpha=options.alpha,
@@ -105,7 +101,7 @@ class Updates:
         )
         if any("lora_" in name for name, _ in model.named_parameters()):
             raise OutpaceError("lora: this model contains low-rank updates already; load it again")
-        with _quiet():
+        with without_advice():
             self._peft = peft.get_peft_model(model, config)
         self._own = {name: weight for name, weight in model.named_parameters() if "lora_" in name}
         self.names = tuple(self._own)
@@ -117,63 +113,5 @@ class Updates:
     def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
         """Write the updates as a folder of peft's."""
         held = {_PREFIX + name: weight.detach() for name, weight in weights.items()}
-        with _quiet():
+        with without_advice():
             self._peft.save_pretrained(folder, state_dict=held, save_embedding_layers=False)
-
-
-def base_of(folder: str | Path) -> str:
-    """The name or folder of the base model of a folder of peft's.
-
-    Raises:
-        OutpaceError: the folder does not name it.
-    """
-    file = Path(folder) / ADAPTER
-    try:
-        base = json.loads(file.read_text("utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError) as error:
-        raise OutpaceError(f"{file} cannot be read: {error}") from error
-    if not (isinstance(base, str) and base):
-        raise OutpaceError(f"{file} does not name its model: add it as base_model_name_or_path")
-    return base
-
-
-def merge(model: Any, folder: str | Path) -> Any:
-    """Add the updates in a folder of peft's to a model's weights, in place, and return the model.
-
-    Raises:
-        OutpaceError: peft is missing, or the updates do not fit the model; the message names a tensor.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    peft = _peft(f"to read {folder} is")
-    try:
-        with safe_open(Path(folder) / _WEIGHTS, "pt") as file:
-            held = set(file.keys())
-        with _quiet():
-            found = peft.PeftModel.from_pretrained(model, str(folder))
-    except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise OutpaceError(f"{folder} does not fit {type(model).__name__}: {reason}") from error
-    # peft ignores missing and unexpected tensors, or only warns about them.
-    odd = sorted(held ^ set(peft.get_peft_model_state_dict(found, save_embedding_layers=False)))
-    if odd:
-        raise OutpaceError(f"{folder} does not fit {type(model).__name__}: tensor {odd[0]!r}")
-    merged = found.merge_and_unload().eval()
-    merged.name_or_path = str(folder)  # updates trained on it later belong to the merged model
-    return merged
-
-
-def _peft(what: str) -> Any:
-    try:
-        import peft
-    except ImportError as error:
-        raise OutpaceError(f"{what} done with peft: pip install 'outpace[lora]'") from error
-    return peft
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress peft's warnings."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

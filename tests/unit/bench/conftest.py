@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from folders import save_llama
-from outpace.console.models import Loaded, load
 from outpace.core import SamplingParams
+from outpace.loading import Loaded, load
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,9 @@ from outpace.bench.methods import Peer, PeerOptions, make_methods, split_drafter
 from outpace.bench.ours import Ours
 from outpace.bench.runs import Request, Run
 from outpace.bench.stock import Stock
-from outpace.console.models import Loaded
 from outpace.core import OutpaceError, SamplingParams
 from outpace.engine.parts import Adaptive
+from outpace.loading import Loaded
 from outpace.policy.governor import Governor
 
 TEXTS = ("abcabcabcabc", "xyz", "aaaaaaab")

@@ -18,8 +18,8 @@ from outpace.bench.methods import LIBRARIES
 from outpace.bench.ours import Ours
 from outpace.bench.peers import Failed, Worker, python_of, versions_of, worker_of
 from outpace.bench.runs import Request
-from outpace.console.models import load
 from outpace.core import OutpaceError
+from outpace.loading import load
 
 LOAD = {"model": "m", "dtype": "float32", "device": "cpu", "length": 64, "threads": 1, "eos": [0]}
 

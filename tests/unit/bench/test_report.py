@@ -25,7 +25,7 @@ from outpace.bench.record import Record, as_json, read_rows
 from outpace.bench.remarks import totals
 from outpace.bench.rows import Difference, PerStep, Reached, Row
 from outpace.bench.speed import Speed
-from outpace.console import bench_report
+from outpace.cli import bench_tables as bench_report
 from outpace.core import OutpaceError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")

@@ -12,8 +12,8 @@ from outpace.bench.items import Item, Suite
 from outpace.bench.run import Settings, measure
 from outpace.bench.runs import Request, Run
 from outpace.bench.subject import encode, fitting, spoken
-from outpace.console.models import Loaded
 from outpace.core import OutpaceError
+from outpace.loading import Loaded
 from unit.bench.told import Told
 
 

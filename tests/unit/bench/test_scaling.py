@@ -23,8 +23,8 @@ from outpace.bench.lab.scaling import (
 from outpace.bench.lab.scaling_page import as_json, page, verdict
 from outpace.bench.run import Settings
 from outpace.cli import app
-from outpace.console.models import Loaded
 from outpace.core import OutpaceError
+from outpace.loading import Loaded
 
 GRID = [Setting(window, ngram) for ngram in (3, 4, 5) for window in (1, 2, 4, 8)]
 

@@ -15,7 +15,7 @@ from outpace.bench.run import Settings
 from outpace.bench.runs import Request
 from outpace.bench.ways import Frugal, Goal, Rounds, Way, method_of
 from outpace.cache import _Lane
-from outpace.console.models import Loaded
+from outpace.loading import Loaded
 
 SPECS = [
     "none",

@@ -23,12 +23,13 @@ from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads
 from outpace.engine.engine import Engine
 from outpace.learned.learned import Learned
 from outpace.targets import Target, TargetModel
+from outpace.targets.adapters import base_of, merge
 from outpace.targets.base import Rows
 from outpace.testing import ToyTarget
 from outpace.train.data import Document
 from outpace.train.joint import TARGET, Joint
 from outpace.train.loop import Training, train
-from outpace.train.lora import LoRA, base_of, merge
+from outpace.train.lora import LoRA
 from outpace.train.metric import Replay
 from outpace.train.reading import read_batch
 

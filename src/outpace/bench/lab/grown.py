@@ -1,0 +1,44 @@
+"""A model by name, grown to a larger shape in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outpace.bench.lab.growth import grow
+from outpace.bench.lab.llama_shapes import load_shape
+from outpace.loading import Loaded, device_of, dtype_of, load_weights, made
+
+
+@dataclass(frozen=True)
+class Grown(Loaded):
+    """A model that was grown in memory, so that no other process can load it.
+
+    Attributes:
+        like: the name of its shape.
+    """
+
+    like: str = ""
+
+
+def load_grown(
+    name: str | None,
+    like: str,
+    dtype: str = "auto",
+    device: str | None = None,
+    *,
+    trust_remote_code: bool = False,
+) -> Grown:
+    """Load a model and grow it on the device itself.
+
+    Args:
+        like: the name of a shape, see ``outpace.bench.lab.llama_shapes``.
+        name, dtype, device, trust_remote_code: as ``outpace.loading.load`` takes them.
+
+    Raises:
+        OutpaceError: there is no such shape, or as ``load``.
+        UnsupportedModel: the model cannot be grown to it, or as ``load``.
+    """
+    place, shape = device_of(device), load_shape(like)
+    shown, model, tokenizer = load_weights(name, dtype_of(dtype, place), trust_remote_code)
+    loaded = made(f"{shown} grown to {like}", grow(model, shape, place), tokenizer)
+    return Grown(**vars(loaded), like=like)

@@ -1,0 +1,320 @@
+"""``outpace bench``: a table of methods for a user's model, hardware and prompts."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from outpace.bench import record as records
+from outpace.bench.items import Suite, counted
+from outpace.bench.lab.gguf import write_gguf
+from outpace.bench.lab.grown import Grown
+from outpace.bench.lab.growth import vocabulary_note
+from outpace.bench.lab.growth_folder import shape_of
+from outpace.bench.lab.roof import EXPERTS, Roof, measure_roof
+from outpace.bench.machine import machine
+from outpace.bench.methods import (
+    Peer,
+    PeerOptions,
+    close_all,
+    make_methods,
+    split_drafters,
+    split_peers,
+)
+from outpace.bench.peers import versions_of
+from outpace.bench.record import Record
+from outpace.bench.rows import rows_of
+from outpace.bench.run import Settings, measure, said
+from outpace.bench.runs import Method
+from outpace.bench.subject import fitting
+from outpace.bench.suites import load_suite
+from outpace.cli import screen
+from outpace.cli.interrupt import Interrupt
+from outpace.cli.progress import Bar, bar
+from outpace.cli.writer import STANDARD_OUTPUT, check_out, write_results
+from outpace.core import OutpaceError, out_of_memory
+from outpace.drafters import load_drafter
+from outpace.embedded import nano_draft_path, nano_path
+from outpace.loading import Loaded
+from outpace.targets.drift import margin
+from outpace.verify import load_verifier
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured, as far as it is known without the model."""
+
+    suites: tuple[Suite, ...]
+    limit: int | None
+    drafters: tuple[str, ...]
+    verifier: str
+    adaptive: bool | None
+    peers: tuple[Peer, ...]
+    assistant: str | None
+    gguf: Path | None
+    batches: tuple[int, ...]
+    settings: Settings
+    notes: tuple[str, ...] = ()
+
+    def with_drafter(self, spec: str, notes: Seq[str] = ()) -> Plan:
+        """The same with one drafter more, that of a profile, and with what a reader must know of it."""
+        drafters = self.drafters if spec in self.drafters else (*self.drafters, spec)
+        return replace(self, drafters=drafters, notes=tuple(notes))
+
+    def facts(self) -> dict[str, object]:
+        """What figures depend on, for the record."""
+        return {
+            **asdict(self.settings),
+            "suites": {suite.name: suite.source for suite in self.suites},
+            "limit": self.limit,
+            "drafters": list(self.drafters),
+            "verifier": self.verifier,
+            "adaptive": self.adaptive,
+            "peers": [peer.name for peer in self.peers],
+            "assistant": self.assistant,
+            "batches": list(self.batches),
+        }
+
+
+def plan(
+    suites: str,
+    data: Path | None,
+    limit: int | None,
+    drafters: str,
+    verifier: str,
+    adaptive: bool | None,
+    peers: str,
+    assistant: str | None,
+    gguf: Path | None,
+    batches: str,
+    settings: Settings,
+) -> Plan:
+    """Read the lists of the command line.
+
+    Raises:
+        OutpaceError: a list has something that is not there.
+    """
+    names = [name.strip() for name in suites.split(",")]
+    if len(set(names)) < len(names):
+        raise OutpaceError(f"--suite has a suite twice in {suites!r}")
+    specs = split_drafters(drafters)
+    for spec in specs:
+        load_drafter(spec)
+    load_verifier(verifier)
+    chosen_peers = split_peers(peers)
+    _refuse_unread(chosen_peers, assistant, gguf)
+    return Plan(
+        suites=tuple(load_suite(name, data) for name in names),
+        limit=limit,
+        drafters=tuple(specs),
+        verifier=verifier,
+        adaptive=adaptive,
+        peers=tuple(chosen_peers),
+        assistant=assistant,
+        gguf=gguf,
+        batches=batch_sizes(batches),
+        settings=settings,
+    )
+
+
+def _refuse_unread(peers: Seq[Peer], assistant: str | None, gguf: Path | None) -> None:
+    """Refuse options of peers that were not asked for."""
+    if assistant is not None and not any(peer.name == "transformers:assisted" for peer in peers):
+        raise OutpaceError(
+            "--assistant is the draft model of transformers:assisted; add that to --peers, or leave it out"
+        )
+    if gguf is not None and not any(peer.library == "llama.cpp" for peer in peers):
+        raise OutpaceError(
+            "--gguf is the model's weights for llama.cpp; add llama.cpp=VENV to --peers, or leave it out"
+        )
+
+
+def batch_sizes(text: str) -> tuple[int, ...]:
+    """Numbers of prompts decoded at once.
+
+    Raises:
+        OutpaceError: not different numbers of at least 1.
+    """
+    try:
+        sizes = tuple(int(size) for size in text.split(","))
+    except ValueError:
+        raise OutpaceError(f"--batch takes numbers, as in 1,4,16; not {text!r}") from None
+    if min(sizes) < 1 or len(set(sizes)) < len(sizes):
+        raise OutpaceError(f"--batch takes different numbers of at least 1; not {text!r}")
+    return sizes
+
+
+def check_outputs(as_json: str | None, html: Path | None) -> None:
+    """Refuse, before anything is measured, files that could not be written in the end.
+
+    Raises:
+        OutpaceError: a file cannot be written, or the plots' library is missing.
+    """
+    if as_json is not None and as_json != STANDARD_OUTPUT:
+        check_out(Path(as_json), overwrite=True)
+    if html is not None:
+        check_out(html, overwrite=True)
+        from outpace.bench.html import check_installed
+
+        check_installed()
+
+
+def run(chosen: Plan, model: Loaded, as_json: str | None, html: Path | None) -> Record:
+    """Measure, and write the table and the files that were asked for.
+
+    Raises:
+        OutpaceError: a method cannot be made, no prompt fits, or plain decoding failed.
+    """
+    with TemporaryDirectory(prefix="outpace-") as folder:
+        found = _measure_all(replace(chosen, gguf=_gguf(chosen, model, Path(folder))), model)
+    from outpace.cli import bench_tables as report
+
+    if found.rows:
+        screen_of = screen.err() if as_json == STANDARD_OUTPUT else screen.out()
+        report.show(found, screen_of)
+    from outpace.bench.html import page
+
+    drawn = html if found.rows else None
+    write_results(json.dumps(records.as_json(found)), as_json, lambda: page(found), drawn)
+    return found
+
+
+def _gguf(chosen: Plan, model: Loaded, folder: Path) -> Path | None:
+    """The model's weights for llama.cpp: the file given, or one made from the model where it is asked for.
+
+    Raises:
+        OutpaceError: the model cannot be written for llama.cpp.
+    """
+    if chosen.gguf is not None or not any(peer.library == "llama.cpp" for peer in chosen.peers):
+        return chosen.gguf
+    weights = model.target.model
+    if weights is None:
+        raise OutpaceError("llama.cpp as a peer needs a transformers model; use --peers none")
+    file = folder / "model.gguf"
+    with screen.busy("writing the model for llama.cpp ..."):
+        try:
+            write_gguf(weights, file, model.dtype)
+        except OutpaceError as error:
+            raise type(error)(f"{error}; or give --gguf FILE, of the same model") from None
+    return file
+
+
+def _measure_all(chosen: Plan, model: Loaded) -> Record:
+    tokens = chosen.settings.max_new_tokens
+    notes = list(chosen.notes)
+    grown = model.like if isinstance(model, Grown) else shape_of(model.source)
+    if grown is not None:
+        weights: Any = model.target.model
+        told = vocabulary_note(weights.config, getattr(torch, model.dtype).itemsize)
+        notes.append(f"the vocabulary of this growth to {grown} is {told}")
+    suites = []
+    for suite in chosen.suites:
+        fits = fitting(model, suite, tokens)
+        if fits.left_out:
+            notes.append(
+                f"{suite.name}: {counted(fits.left_out)} left out, too long for the model or not there"
+            )
+        suites.append(fits.first(chosen.limit))
+    assistant = chosen.assistant
+    if assistant is None and model.source == str(nano_path()):
+        assistant = str(nano_draft_path())
+    options = PeerOptions(
+        assistant, chosen.gguf, model.target.context or PeerOptions.length, chosen.settings.temperature
+    )
+    with screen.busy("making the methods ready ..."):
+        methods = make_methods(
+            model,
+            chosen.drafters,
+            chosen.verifier,
+            "auto" if chosen.adaptive is None else chosen.adaptive,
+            chosen.peers,
+            options,
+        )
+    found = Record(
+        machine=machine(model.device),
+        model={"name": model.name, "dtype": model.dtype, "device": model.device},
+        settings=chosen.facts(),
+        command=shlex.join(["outpace", *sys.argv[1:]]),
+        notes=notes,
+        peers=versions_of(methods),
+    )
+    try:
+        found.roof = _roof(model, notes)
+        _measure(chosen, model, suites, methods, found)
+    finally:
+        close_all(methods)
+    return found
+
+
+def _measure(chosen: Plan, model: Loaded, suites: Seq[Suite], methods: Seq[Method], found: Record) -> None:
+    """A row for each method, suite and batch, into the record.
+
+    Where plain decoding fails on a suite at a batch, a note stands for its rows.
+
+    Raises:
+        OutpaceError: it failed on all.
+    """
+    groups = [-(-len(suite.items) // batch) for suite in suites for batch in chosen.batches]
+    failures: list[str] = []
+    with Interrupt() as interrupt, bar(chosen.settings.repeats * sum(groups), "prompts") as progress:
+        for suite, batch in product(suites, chosen.batches):
+            name = suite.name if batch == 1 else f"{suite.name}, {batch} at once"
+            asked = (model, _of_batch(methods, batch, found.notes), suite, batch, chosen.settings)
+            try:
+                measured = measure(*asked, _advance(progress, name), lambda: interrupt.raised)
+                if measured.groups:
+                    found.rows += rows_of(measured, partial(margin, model.target), found.roof)
+            except (OutpaceError, MemoryError, RuntimeError) as error:
+                if not isinstance(error, OutpaceError) and not out_of_memory(error):
+                    raise
+                failures.append(f"{name}: {said(error)}")
+            found.interrupted = interrupt.raised
+            if found.interrupted:
+                break
+    if failures and not found.rows and not found.interrupted:
+        raise OutpaceError("; ".join(failures))
+    found.notes += failures
+    found.whole = not failures and not found.interrupted
+
+
+def _advance(progress: Bar, name: str) -> Callable[[], None]:
+    return lambda: progress.advance(name)
+
+
+def _of_batch(methods: Seq[Method], batch: int, notes: list[str]) -> list[Method]:
+    """Those that can decode so many prompts at once."""
+    if batch == 1:
+        return list(methods)
+    for method in methods:
+        note = f"{method.name}: not with --batch above 1, it takes one prompt at a time"
+        if method.lone and note not in notes:
+            notes.append(note)
+    return [method for method in methods if not method.lone]
+
+
+def _roof(model: Loaded, notes: list[str]) -> Roof | None:
+    with screen.busy("measuring the machine ..."):
+        try:
+            found = measure_roof(model.target, 128, model.device, getattr(torch, model.dtype))
+        except OutpaceError as error:
+            notes.append(str(error))
+            return None
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            notes.append("no roof was measured: out of memory")
+            return None
+    if found.work is None:
+        notes.append(EXPERTS)
+    return found

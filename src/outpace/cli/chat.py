@@ -1,0 +1,154 @@
+"""``outpace chat``: a conversation in the terminal, or over a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+from outpace.bench.subject import conversation
+from outpace.cli import screen
+from outpace.cli.interrupt import Interrupt
+from outpace.cli.running import lossy_note, rate, run_one
+from outpace.core import Generation, OutpaceError, SamplingParams
+from outpace.engine.engine import Engine
+from outpace.loading import Loaded
+
+_STOP = "\nUser:"
+_HELP = "/exit or Ctrl-D ends, /reset forgets the conversation, Ctrl-C stops an answer"
+
+
+class Chat:
+    """A conversation: its messages, and the prompt that they make.
+
+    Attributes:
+        messages: as chat templates take them, user and assistant in turns.
+    """
+
+    def __init__(self, model: Loaded, engine: Engine, params: SamplingParams) -> None:
+        self.model = model
+        self.engine = engine
+        if not model.has_template:
+            params = replace(params, stop=(*params.stop, _STOP))
+        self.params = params
+        self.messages: list[dict[str, str]] = []
+
+    def encode(self) -> list[int]:
+        """The conversation as token ids, up to where the answer begins."""
+        return conversation(self.model, self.messages)
+
+    def fit(self) -> tuple[list[int], int]:
+        """The prompt's token ids, after dropping the oldest turns that the context has no room for.
+
+        Also returns the number of turns dropped; a turn is a question and its answer.
+
+        Raises:
+            OutpaceError: the last message alone is too long.
+        """
+        context = self.model.target.context
+        ids = self.encode()
+        if context is None:
+            return ids, 0
+        room = min(self.params.max_new_tokens, context // 4)
+        dropped = 0
+        while len(ids) + room > context and len(self.messages) > 1:
+            del self.messages[:2]
+            dropped += 1
+            ids = self.encode()
+        if len(ids) >= context:
+            raise OutpaceError(f"that message does not fit in the model's context of {context} tokens")
+        return ids, dropped
+
+    def ask(
+        self,
+        message: str,
+        show: Callable[[str], None],
+        interrupt: Interrupt,
+        notice: Callable[[str], None] = screen.note,
+    ) -> Generation:
+        """One turn: the answer streams to ``show`` and is remembered, all of it or what was not cut off.
+
+        Raises:
+            OutpaceError: the message does not fit; the conversation is as it was, less dropped turns.
+        """
+        self.messages.append({"role": "user", "content": message})
+        try:
+            ids, dropped = self.fit()
+            if dropped:
+                turns = "turn" if dropped == 1 else f"{dropped} turns"
+                notice(f"(the context is full: the oldest {turns} dropped)")
+            generation = run_one(self.engine, ids, self.params, interrupt, show)
+        except OutpaceError:
+            self.messages.pop()
+            raise
+        self.messages.append({"role": "assistant", "content": (generation.text or "").strip()})
+        return generation
+
+
+def talk(chat: Chat) -> None:
+    """Read, answer, until /exit or the end of input."""
+    interactive = sys.stdin.isatty()
+    if interactive:
+        _line_editing()
+        screen.note(f"{chat.model}. {_HELP}")
+    while (message := _read(interactive)) is not None:
+        message = message.strip()
+        if message in ("/exit", "/quit"):
+            return
+        if message == "/reset":
+            chat.messages.clear()
+            screen.note("(the conversation is forgotten)")
+        elif message.startswith("/") and message[1:].isalpha():
+            screen.note(f"(no command {message}: {_HELP})")
+        elif message:
+            _turn(chat, message)
+
+
+def _turn(chat: Chat, message: str) -> None:
+    """Ask, show the answer as it comes, and say how fast it was."""
+    first = True
+
+    def show(text: str) -> None:
+        nonlocal first
+        screen.write(text.lstrip() if first else text)
+        first = first and not text.strip()
+
+    try:
+        with Interrupt() as interrupt:
+            generation = chat.ask(message, show, interrupt)
+    except OutpaceError as error:
+        screen.note(f"Error: {error}", style="red")
+        return
+    screen.write("\n")
+    stats = generation.stats
+    speed = rate(stats.tokens, stats.seconds)
+    cut = "interrupted; " if interrupt.raised else ""
+    line = f"{cut}{stats.mean_accepted_length:.2f} tokens per step, {speed:.1f} tokens/s"
+    screen.note(f"({line}{lossy_note(chat.engine.verifier)})")
+
+
+def _read(interactive: bool) -> str | None:
+    """A line, or None at the end of input. Ctrl-C at the prompt drops the line."""
+    while True:
+        try:
+            return input("> " if interactive else "")
+        except EOFError:
+            if interactive:
+                screen.write("\n")
+            return None
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            screen.write("\n")
+            screen.note(f"({_HELP})")
+        except UnicodeDecodeError as error:
+            raise OutpaceError(f"standard input is not UTF-8 text: {error.reason}") from None
+
+
+def _line_editing() -> None:
+    """Arrow keys and history in ``input``, where the platform has readline."""
+    try:
+        import readline
+    except ImportError:
+        return
+    readline.set_auto_history(True)

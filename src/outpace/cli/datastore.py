@@ -1,0 +1,176 @@
+"""``outpace datastore``: build one from texts or token ids, and say what one holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from outpace.cli import corpus, progress, screen
+from outpace.cli.corpus import Piece
+from outpace.core import OutpaceError
+from outpace.drafters.retrieval.datastore import Datastore
+from outpace.drafters.retrieval.datastore_header import Header, fingerprint
+from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
+
+_TOGETHER = 1 << 20  # bytes of text that are tokenised in one call
+_UNIT = 1_000_000  # bytes of the sources to a step of the bar
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a datastore is built from: files, and how to read them."""
+
+    files: list[Path]
+    field: str
+    end_token: int | None
+
+    @property
+    def size(self) -> int:
+        return sum(file.stat().st_size for file in self.files)
+
+    def pieces(self) -> Iterator[Piece]:
+        for file in self.files:
+            yield from corpus.read(file, self.field, self.end_token)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Of the tokens: how many there are, and the tokenizer that makes them of text, where there is one."""
+
+    size: int
+    name: str = ""
+    fingerprint: str = ""
+    tokenizer: Callable[..., Any] | None = None
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of texts, without special tokens around them.
+
+        Raises:
+            OutpaceError: there is no tokenizer.
+        """
+        if self.tokenizer is None:
+            raise OutpaceError(
+                "there is text among the sources; give its tokenizer, --model, instead of --vocabulary"
+            )
+        found: list[list[int]] = self.tokenizer(texts, add_special_tokens=False).input_ids
+        return found
+
+
+def vocabulary_of(model: str | None, trust_remote_code: bool) -> Vocabulary:
+    """The vocabulary of a model's tokenizer; of the embedded model's by default."""
+    from outpace.loading import load_tokenizer
+
+    name, tokenizer = load_tokenizer(model, trust_remote_code)
+    entries = tokenizer.get_vocab()
+    return Vocabulary(max(entries.values()) + 1, name, fingerprint(entries), tokenizer)
+
+
+def sources(paths: list[Path], field: str, end_token: int | None) -> Sources:
+    """The sources as files; what is passed over is named.
+
+    Raises:
+        OutpaceError: one does not exist, or there is nothing in any.
+    """
+    files, passed = corpus.find(paths)
+    if passed:
+        screen.note(f"passed over, as no text: {len(passed)} files, such as {passed[0]}")
+    return Sources(files, field, end_token)
+
+
+def build(found: Sources, vocabulary: Vocabulary, out: Path, memory: int) -> dict[str, Any]:
+    """Build a datastore; what ``describe`` says of it, and the seconds it took.
+
+    Args:
+        memory: bytes that sorting may take.
+    """
+    began = time.perf_counter()
+    with progress.bar(-(-found.size // _UNIT) or 1, "MB read") as bar:
+        writer = DatastoreWriter(
+            out,
+            vocabulary.size,
+            memory,
+            vocabulary.name,
+            vocabulary.fingerprint,
+            sorting=lambda rows: bar.note(f"sorting {rows:,} tokens ..."),
+        )
+        with writer:
+            done = 0
+            for pieces in _batches(found.pieces()):
+                for tokens, piece in zip(_tokens(pieces, vocabulary), pieces, strict=True):
+                    writer.add(tokens, piece.last)
+                before, done = done, done + sum(piece.size for piece in pieces)
+                bar.advance(f"{writer.tokens:,} tokens", steps=done // _UNIT - before // _UNIT)
+    return describe(out) | {"seconds": time.perf_counter() - began}
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Pieces together, as many as are worth a call of the tokenizer."""
+    batch: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        batch.append(piece)
+        size += piece.size
+        if size >= _TOGETHER:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _tokens(pieces: list[Piece], vocabulary: Vocabulary) -> list[Any]:
+    """The token ids of each piece."""
+    texts = [piece.content for piece in pieces if isinstance(piece.content, str)]
+    encoded = iter(vocabulary.encode(texts) if texts else ())
+    return [next(encoded) if isinstance(piece.content, str) else piece.content for piece in pieces]
+
+
+def describe(file: Path, verify: bool = False) -> dict[str, Any]:
+    """What a datastore holds, as JSON values.
+
+    Args:
+        verify: read all of it, and compare it with its checksums.
+
+    Raises:
+        OutpaceError: it is none, or it is damaged.
+    """
+    datastore = Datastore(file)
+    if verify:
+        datastore.verify()
+    header: Header = datastore.header
+    return {
+        "file": str(file),
+        "bytes": header.file_bytes,
+        "tokens": header.tokens,
+        "documents": header.documents,
+        "vocabulary": header.vocabulary,
+        "bytes_per_token": header.width,
+        "tokenizer": header.tokenizer,
+        "fingerprint": header.fingerprint,
+        "shards": [shard.rows for shard in header.shards],
+        "verified": verify,
+    }
+
+
+def table(found: dict[str, Any]) -> Table:
+    """The same for people."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    rows = {
+        "file": screen.printable(found["file"]),
+        "size": f"{found['bytes']:,} bytes",
+        "tokens": f"{found['tokens']:,} in {found['documents']:,} documents",
+        "vocabulary": f"{found['vocabulary']:,} tokens, {found['bytes_per_token']} bytes each",
+        "tokenizer": screen.printable(found["tokenizer"]) or "none: the tokens came as numbers",
+        "fingerprint": found["fingerprint"] or "none",
+        "shards": str(len(found["shards"])),
+        "checksums": "all match" if found["verified"] else "not compared (--verify)",
+    }
+    if "seconds" in found:
+        rows["built in"] = f"{found['seconds']:.1f} s"
+    for name, value in rows.items():
+        grid.add_row(name, value)
+    return grid

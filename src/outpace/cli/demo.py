@@ -1,0 +1,223 @@
+"""The demo: plain and accelerated decoding of one prompt, side by side.
+
+One machine runs both, so they take turns, and each has a clock that counts only its own seconds of prefill
+and decoding. Whichever clock is behind goes next; so both have always used about the same time, and the one
+that is faster is ahead on the screen. Drawing costs neither of them anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from outpace.cli import screen
+from outpace.cli.comparing import first_difference, kept, promises, warm_up
+from outpace.cli.interrupt import Interrupt
+from outpace.cli.prompts import Prompt
+from outpace.cli.running import Job, rate
+from outpace.core import SamplingParams
+from outpace.engine.engine import Engine
+from outpace.loading import Loaded
+from outpace.targets.drift import margin
+from outpace.text import TextStream
+
+DEMO_PROMPT = (
+    "Question: A bakery fills 6 trays with 12 rolls each. It sells 45 rolls in the morning and half of the "
+    "rest in the afternoon. Each roll costs 2 dollars. How many dollars does the bakery take in that day?\n"
+    "Answer:"
+)
+
+# Steps take turns with these, so that neighbours can be told apart.
+COLOURS = ("bold green", "bold magenta", "bold cyan")
+_REDRAW_SECONDS = 1 / 15
+_NARROW = 60  # below this many columns the panels go one under the other
+_ROWS_AROUND = 10  # rows of the screen that the panels' text cannot have
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The text of one token, and the step that accepted it as drafted; None if it is the target's own."""
+
+    text: str
+    step: int | None
+
+
+class Lane:
+    """One decoder in the race, with its clock and the text so far."""
+
+    def __init__(self, label: str, engine: Engine, ids: Seq[int], params: SamplingParams) -> None:
+        self.label = label
+        self.engine = engine
+        self.sequence = engine.add(ids, params)
+        self.pieces: list[Piece] = []
+        assert engine.tokenizer is not None
+        self._text = TextStream(engine.tokenizer)
+
+    @property
+    def clock(self) -> float:
+        """Its own seconds."""
+        return self.sequence.stats.seconds
+
+    @property
+    def done(self) -> bool:
+        return self.sequence.finish_reason is not None
+
+    def advance(self) -> None:
+        """One step."""
+        stats = self.sequence.stats
+        tokens, accepted = stats.tokens, stats.accepted
+        self.engine.step()
+        self.sequence.check()
+        new = self.sequence.output[tokens:]
+        drafted = stats.accepted - accepted
+        for place, token in enumerate(new):
+            self._text.push(token)
+            text = self._text.release(final=self.done and place == len(new) - 1)
+            self.pieces.append(Piece(screen.printable(text), stats.steps if place < drafted else None))
+
+    def text(self) -> Text:
+        """Drafted tokens in the colour of their step, the target's own plain."""
+        found = Text(no_wrap=False, overflow="fold")
+        colour, last = -1, None
+        for piece in self.pieces:
+            if piece.step is not None and piece.step != last:
+                colour, last = (colour + 1) % len(COLOURS), piece.step
+            found.append(piece.text, COLOURS[colour] if piece.step is not None else "")
+        if found.plain.startswith(" "):
+            found = found[1:]
+        return found
+
+    def numbers(self) -> Text:
+        """The two lines under the panel."""
+        stats = self.sequence.stats
+        text = Text(f"{rate(stats.tokens, self.clock):.1f} tokens/s, {stats.steps} steps", style="bold")
+        rest = f"\n{stats.tokens} tokens, {self.clock:.2f} s" + (", done" if self.done else "")
+        return text.append(rest, style="not bold")
+
+
+def race(lanes: Seq[Lane]) -> Iterator[Lane]:
+    """Advance the lane whose clock is behind until all are done; yields it after each step."""
+    while running := [lane for lane in lanes if not lane.done]:
+        lane = min(running, key=lambda lane: lane.clock)
+        lane.advance()
+        yield lane
+
+
+# -- drawing ---------------------------------------------------------------------------------------------
+
+
+def frame(lanes: Seq[Lane], console: Console, rows: int | None = None) -> RenderableType:
+    """The lanes' panels with their numbers; of longer texts only the last ``rows`` rows."""
+    beside = console.width >= _NARROW
+    width = (console.width - 1) // 2 if beside else console.width
+    if rows is not None and not beside:
+        rows = rows // 2 - 3
+    texts = [list(lane.text().wrap(console, width - 4)) for lane in lanes]
+    if rows is not None:
+        texts = [lines[-max(rows, 3) :] for lines in texts]
+    height = max(map(len, texts)) if beside else 0
+    blocks = [
+        Group(
+            Panel(
+                Text("\n").join(lines),
+                title=Text(lane.label),
+                title_align="left",
+                width=width,
+                height=max(height or len(lines), 1) + 2,
+            ),
+            Padding(lane.numbers(), (0, 0, 0, 2)),
+        )
+        for lane, lines in zip(lanes, texts, strict=True)
+    ]
+    if not beside:
+        return Group(*blocks)
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_row(*blocks)
+    return grid
+
+
+def heading(model: Loaded, prompt: str, console: Console) -> Text:
+    """What is decoded by what, and how to read it."""
+    text = Text(f"{model}. Both take turns, each on its own clock.\n", style="dim")
+    text.append(screen.printable(prompt.strip()), style="not dim")
+    if console.is_terminal:
+        text.append(f"\n{'bold' if console.no_color else 'coloured'}: tokens accepted from the draft")
+        if not console.no_color:
+            text.append(", one colour to a step")
+    return text
+
+
+def show(lanes: Seq[Lane], console: Console, once: bool, interrupt: Interrupt) -> None:
+    """Run the race on the screen; with ``once`` draw only its end."""
+    if once or not screen.live(console):
+        with screen.busy("both decode ..."):
+            for _ in race(lanes):
+                if interrupt.raised:
+                    break
+        console.print(frame(lanes, console))
+        return
+    rows = console.height - _ROWS_AROUND
+    with Live(frame(lanes, console, rows), console=console, auto_refresh=False) as live:
+        drawn = time.perf_counter()
+        for _ in race(lanes):
+            if interrupt.raised:
+                break
+            if time.perf_counter() - drawn >= _REDRAW_SECONDS:
+                live.update(frame(lanes, console, rows), refresh=True)
+                drawn = time.perf_counter()
+        # When it closes, a Live shows all of its last frame, however long.
+        live.update(frame(lanes, console))
+
+
+# -- the verdict -----------------------------------------------------------------------------------------
+
+
+def verdict(model: Loaded, job: Job, lanes: Seq[Lane]) -> tuple[str, bool]:
+    """The last line, and whether the outputs are as promised: equal, but for some verifiers."""
+    plain, other = (lane.sequence.generation() for lane in lanes)
+    different = first_difference(model, plain, other)
+    if different is None:
+        ratio = rate(1, other.stats.seconds) * plain.stats.seconds
+        return (
+            f"equal: yes, {len(other.tokens)} tokens in {other.stats.steps} steps instead of "
+            f"{plain.stats.steps}, {ratio:.2f} times as fast"
+        ), True
+    if plain.stats.tokens and different.plain is not None and lanes[0].sequence.params.greedy:
+        text = [*job.ids, *plain.tokens[: different.index]]
+        different = replace(different, margin=margin(model.target, text))
+    if not promises(lanes[1].engine, lanes[1].sequence.params):
+        return f"equal: no, {different} ({kept(lanes[1].engine)})", True
+    return f"equal: no, {different}", False
+
+
+def demo(
+    model: Loaded, engines: tuple[Engine, Engine], label: str, prompt: str, params: SamplingParams, once: bool
+) -> tuple[bool, bool]:
+    """The whole demo; says whether the outputs are as promised, and whether the race was run to its end."""
+    console = screen.out()
+    job = Job(0, Prompt(prompt), model.encode(prompt))
+    console.print(heading(model, prompt, console))
+    with Interrupt() as interrupt:
+        with screen.busy("warming up ..."):
+            warm_up(engines, job, params, interrupt)
+        lanes = [
+            Lane(name, engine, job.ids, params)
+            for name, engine in zip(("plain", label), engines, strict=True)
+        ]
+        show(lanes, console, once, interrupt)
+    for lane in lanes:
+        lane.engine.remove(lane.sequence)
+    if interrupt.raised:
+        return True, False
+    line, equal = verdict(model, job, lanes)
+    console.print(Text(line, style="bold green" if equal else "bold red"), soft_wrap=True)
+    return equal, True

@@ -1,0 +1,66 @@
+"""``outpace grow``: a model that says what a small one says, at the cost of a larger shape."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from outpace.bench.lab.growth import Growth, vocabulary_note
+from outpace.bench.lab.growth_folder import check_folder, save
+from outpace.bench.lab.llama_shapes import load_shape
+from outpace.cli import progress
+from outpace.core import OutpaceError
+from outpace.loading import DTYPES, load_weights
+
+
+def run(
+    model: str | None, like: str, out: Path, dtype: str, seed: int, trust_remote_code: bool
+) -> dict[str, Any]:
+    """Grow a model into a folder; what it then is.
+
+    Raises:
+        OutpaceError: no such model, shape or dtype, a model that cannot be grown to the shape, or a folder
+            that cannot be written.
+    """
+    began = time.perf_counter()
+    shape = load_shape(like)
+    if dtype not in DTYPES:
+        raise OutpaceError(f"unknown dtype {dtype!r}; there are: {', '.join(DTYPES)}")
+    check_folder(out)
+    name, source, tokenizer = load_weights(model, "auto", trust_remote_code)
+    growth = Growth(source, shape, getattr(torch, dtype), seed)
+    found = {
+        "model": name,
+        "like": like,
+        "shape": asdict(shape),
+        "parameters": growth.parameters,
+        "model_parameters": sum(weight.numel() for weight in source.parameters()),
+        "bytes": growth.parameters * growth.dtype.itemsize,
+        "dtype": dtype,
+        "vocabulary": growth.config.vocab_size,
+        "vocabulary_note": vocabulary_note(growth.config, growth.dtype.itemsize),
+        "context": growth.config.max_position_embeddings,
+        "seed": seed,
+    }
+    with progress.bar(len(growth.names), "tensors") as bar:
+        shards = save(growth, tokenizer, out, found, report=bar.advance)
+    return {**found, "shards": shards, "seconds": time.perf_counter() - began, "out": str(out)}
+
+
+def table(found: dict[str, Any]) -> Table:
+    """What was grown, for a person."""
+    made = Table(show_header=False, box=None)
+    sizes = ", ".join(f"{size} {name.replace('_', ' ')}" for name, size in found["shape"].items())
+    grown, own = found["parameters"], found["model_parameters"]
+    made.add_row("model", f"{found['model']}, {own:,} parameters")
+    made.add_row("like", f"{found['like']}: {sizes}")
+    made.add_row("parameters", f"{grown:,}, {found['bytes'] / 1e9:.2f} GB in {found['dtype']}")
+    made.add_row("vocabulary", f"{found['vocabulary']}: {found['vocabulary_note']}")
+    made.add_row("context", str(found["context"]))
+    made.add_row("written", f"{found['out']}, {found['shards']} file" + "s" * (found["shards"] > 1))
+    return made

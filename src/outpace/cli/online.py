@@ -1,0 +1,69 @@
+"""``--online``: the drafter of ``generate`` and ``chat`` learns while it is used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from outpace.cli import screen
+from outpace.engine.engine import Engine
+from outpace.loading import Loaded
+from outpace.spec import load
+from outpace.train import Learning, Online
+
+
+@contextmanager
+def learning(
+    model: Loaded, drafter: str, wanted: bool, options: str, out: Path | None
+) -> Iterator[Online | None]:
+    """While this is open a drafter learns in the background; at the end, what came of it.
+
+    Args:
+        options: of ``Learning``, as in ``every=512,learning_rate=3e-5``.
+        out: a folder to write the drafter to.
+
+    Raises:
+        OutpaceError: an option that there is not, a value that does not fit, or a drafter that cannot learn.
+    """
+    if not wanted:
+        yield None
+        return
+    online = Online(model.target, drafter, load("way to learn", {"online": Learning}, f"online:{options}"))
+    try:
+        with online:
+            yield online
+    finally:
+        screen.note(summary(online))
+    if out is not None:
+        online.save(out, model.tokenizer)
+        screen.note(f"the drafter, as it has learnt, is in {out}")
+
+
+def engine_of(
+    model: Loaded, spec: str, verifier: str, slots: int, adaptive: bool | None, learner: Online | None
+) -> Engine:
+    """An engine with a drafter, or with the one that learns in its place."""
+    return model.engine(
+        spec if learner is None else learner.drafter,
+        verifier,
+        slots,
+        "auto" if adaptive is None else adaptive,
+        learner,
+    )
+
+
+def summary(online: Online) -> str:
+    """What a drafter has learnt, in a line."""
+    rounds = online.rounds
+    if not rounds:
+        return (
+            f"online: nothing was learnt; a round begins every {online.learning.every} tokens, "
+            f"once {online.learning.held_back * online.learning.measured} were decoded"
+        )
+    kept = Counter(found.kept for found in rounds)
+    last = rounds[-1].expected_length
+    best = last[rounds[-1].kept]
+    line = f"online: {sum(kept.values())} rounds, {kept['learnt']} kept; {best:.2f} tokens a step expected"
+    return line + (f", {last['first']:.2f} by the weights it began with" if "first" in last else "")

@@ -1,0 +1,101 @@
+"""What commands make of their options: sampling parameters, the model, the drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outpace.cli import screen
+from outpace.core import OutpaceError, SamplingParams
+
+if TYPE_CHECKING:
+    from outpace.engine.engine import Engine
+    from outpace.loading import Loaded
+
+DEFAULT_DRAFTER = "lookahead"
+
+
+def sampling(**values: Any) -> SamplingParams:
+    """SamplingParams of command line options; an error names the option as the user wrote it."""
+    try:
+        return SamplingParams(**values)
+    except OutpaceError as error:
+        name, _, rest = str(error).partition(" ")
+        raise OutpaceError(f"--{name.replace('_', '-')} {rest}" if name in values else str(error)) from None
+
+
+def parts(
+    drafter: str,
+    verifier: str,
+    model: str | None,
+    device: str | None,
+    dtype: str,
+    trust_remote_code: bool,
+    references: bool = False,
+    like: str | None = None,
+) -> Loaded:
+    """The model asked for. What can be wrong with the drafter and the verifier is said before it loads."""
+    with screen.busy(f"loading {model or 'the embedded model'} ..."):
+        from outpace.loading import load
+        from outpace.verify import load_verifier
+
+        check_drafter(drafter, references)
+        load_verifier(verifier)
+        if like is None:
+            return load(model, dtype, device, trust_remote_code=trust_remote_code)
+        from outpace.bench.lab.grown import load_grown
+
+        return load_grown(model, like, dtype, device, trust_remote_code=trust_remote_code)
+
+
+def profiled(
+    drafter: str,
+    profile: Path | None,
+    verifier: str,
+    model: str | None,
+    device: str | None,
+    dtype: str,
+    trust_remote_code: bool,
+    references: bool = False,
+    like: str | None = None,
+    at_once: Iterable[int] = (1,),
+    remark: Callable[[str], None] = screen.note,
+) -> tuple[Loaded, str]:
+    """The model asked for, and the drafter: the one given, or that of a profile, or the default.
+
+    Args:
+        at_once: numbers of prompts that will be decoded together.
+        remark: is told where the profile was tuned for another number.
+    """
+    loading = (verifier, model, device, dtype, trust_remote_code)
+    if profile is None:
+        spec = drafter or DEFAULT_DRAFTER
+        return parts(spec, *loading, references=references, like=like), spec
+    if drafter:
+        raise OutpaceError("give --drafter or --profile, not both: a profile names a drafter")
+    from outpace.engine.profile import load_profile, other_batch, read_profiles
+
+    read_profiles(profile)  # what is wrong with the file is said before the model loads
+    loaded = parts("none", *loading, like=like)
+    known = load_profile(profile, loaded.target)
+    check_drafter(known.drafter, references)
+    if (told := other_batch(known, at_once)) is not None:
+        remark(told)
+    return loaded, known.drafter
+
+
+def check_drafter(spec: str, references: bool) -> None:
+    """Refuse a drafter that there is not, or that does not read the references that were given."""
+    from outpace.drafters import load_drafter
+
+    if references and not load_drafter(spec).reads_references:
+        raise OutpaceError(
+            f"--drafter {spec} reads no references; use --drafter reference, or leave them out"
+        )
+    load_drafter(spec)
+
+
+def labelled(drafter: str, engine: Engine) -> str:
+    """What an engine is called beside plain decoding: its drafter, and a verifier that changes the tokens."""
+    return drafter if engine.verifier.invariant else f"{drafter}, {engine.verifier}"

@@ -1,0 +1,144 @@
+"""The target's answers to prompts, kept in the drafter's folder as they are made."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from outpace.cli import progress, screen
+from outpace.core import OutpaceError, SamplingParams
+from outpace.learned.learned import Fit
+from outpace.loading import Loaded
+from outpace.train import data
+from outpace.train.data import Document
+from outpace.train.distil import answer
+from outpace.train.processes import Processes
+
+ANSWERS, HELD_OUT = "answers", "held_out"
+"""Files by what the answers are for: to be learnt, or to be measured on where others wrote the rest."""
+
+_SHOWN = {ANSWERS: "prompts answered", HELD_OUT: "held-out prompts answered"}
+_TOGETHER = 64  # prompts of each process between two writings
+
+
+def answered(
+    model: Loaded,
+    prompts: list[Document],
+    params: SamplingParams,
+    out: Path,
+    processes: Processes,
+    name: str = ANSWERS,
+) -> list[Document]:
+    """The target's answers, each process's share of them; only those that ``out`` does not hold are made.
+
+    Args:
+        params: with a seed.
+        name: of their files in ``out``: ``ANSWERS`` or ``HELD_OUT``.
+
+    Raises:
+        OutpaceError: those in ``out`` are to other prompts, or were made with other options.
+    """
+    facts = {
+        "target": Fit.of(model.target).name,
+        "prompts": data.digest(prompts),
+        "max_new_tokens": params.max_new_tokens,
+        "temperature": params.temperature,
+    }
+    kept = _Kept(out, name, facts, len(prompts))
+    done, found = kept.read(model)
+    processes.wait()  # until all have read
+    if done == len(prompts):
+        screen.note(f"the target's answers are in {kept.file} already")
+        return found
+    if processes.first:
+        kept.begin(done, found)
+    with progress.bar(len(prompts), _SHOWN[name]) as bar:
+        bar.advance(steps=done)
+        while done < len(prompts):
+            began = time.perf_counter()
+            part = prompts[done : done + _TOGETHER * processes.count]
+            start, own = processes.share(part)
+            made = processes.gather(answer(model.target, own, _seeded(params, done + start)))
+            done += len(part)
+            found += made
+            if processes.first:
+                kept.add(made, done, len(found), time.perf_counter() - began)
+            bar.advance(steps=len(part))
+    processes.wait()
+    return found
+
+
+def seconds(out: Path) -> float:
+    """How long the answers took that a folder keeps, all runs that made them together."""
+    notes = [out / f"{name}.json" for name in _SHOWN]
+    kept = [json.loads(note.read_text("utf-8")) for note in notes if note.is_file()]
+    return sum(float(noted.get("seconds", 0.0)) for noted in kept)
+
+
+def _seeded(params: SamplingParams, start: int) -> SamplingParams:
+    """For prompts from there on: the seed of each is one more than that of the one before."""
+    return replace(params, seed=((params.seed or 0) + start) % 2**64)
+
+
+class _Kept:
+    """Answers on disk, and beside them what they were made from, how many there are and how long they took.
+
+    Args:
+        name: of both files.
+        facts: what they are made from.
+        prompts: how many there are.
+
+    Raises:
+        OutpaceError: there are others.
+    """
+
+    def __init__(self, out: Path, name: str, facts: dict[str, Any], prompts: int) -> None:
+        self.file, self._note = out / f"{name}.jsonl", out / f"{name}.json"
+        self._facts = facts
+        self._prompts = prompts
+        self._seconds = 0.0
+
+    def read(self, model: Loaded) -> tuple[int, list[Document]]:
+        """To how many prompts there are answers, and the answers."""
+        if not self._note.is_file():
+            if self.file.exists():
+                raise OutpaceError(f"{self.file} would be written over; give another --out")
+            return 0, []
+        try:
+            noted: dict[str, Any] = json.loads(self._note.read_text("utf-8"))
+            done, lines = noted.pop("answered", self._prompts), noted.pop("lines", None)
+            self._seconds = noted.pop("seconds", 0.0)
+        except (OSError, ValueError, AttributeError) as error:
+            raise OutpaceError(f"{self._note} cannot be read: {error}; give another --out") from error
+        if noted != self._facts:
+            raise OutpaceError(
+                f"{self.file} has other prompts' answers, or with other options; give another --out"
+            )
+        try:
+            held = self.file.read_text("utf-8").splitlines()[:lines]
+            found = [data.parse(json.loads(line), model) for line in held]
+        except (OSError, ValueError, OutpaceError) as error:
+            raise OutpaceError(f"{self.file} cannot be read: {error}; give another --out") from error
+        return done, found
+
+    def begin(self, done: int, found: list[Document]) -> None:
+        """Write no more than was noted: more answers may have been written before an interruption."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self._write_note(done, len(found))
+        data.write(found, self.file)
+
+    def add(self, made: list[Document], done: int, lines: int, seconds: float) -> None:
+        self._seconds += seconds
+        data.write(made, self.file, append=True)
+        self._write_note(done, lines)
+
+    def _write_note(self, done: int, lines: int) -> None:
+        new = self._note.with_suffix(".part")
+        text = json.dumps(
+            self._facts | {"answered": done, "lines": lines, "seconds": self._seconds}, indent=2
+        )
+        new.write_text(text + "\n", "utf-8")
+        new.replace(self._note)

@@ -1,0 +1,199 @@
+"""``outpace train``: a learned drafter for a user's own model and data."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from outpace.cli import progress, screen
+from outpace.cli import train_answers as answers
+from outpace.cli.train_texts import Corpus, Texts, prepare
+from outpace.core import OutpaceError
+from outpace.drafters import LEARNED
+from outpace.learned.learned import CONFIG, WEIGHTS, Fit, Learned
+from outpace.loading import Loaded
+from outpace.spec import load
+from outpace.targets.base import TargetModel
+from outpace.train import data, provenance
+from outpace.train.boosting import load_earlier
+from outpace.train.checkpoint import CHECKPOINT, OLD
+from outpace.train.feed import Feed, Row
+from outpace.train.joint import TARGET, Joint
+from outpace.train.log import LOG
+from outpace.train.loop import Training, train
+from outpace.train.lora import LoRA
+from outpace.train.metric import replay
+from outpace.train.processes import Processes
+
+
+def module_of(method: str, target: TargetModel, draft: str | None = None) -> Learned:
+    """A module of a method that is to be trained, the method given as in ``medusa:heads=5``.
+
+    Args:
+        draft: a model to go on from, where the method begins with one.
+
+    Raises:
+        OutpaceError: no such method or option, or a target that it does not fit.
+    """
+    if method.partition(":")[0].strip() == "self_speculative":
+        raise OutpaceError("self_speculative is not trained; `outpace search` finds the layers it skips")
+    begins = {name: cls.checkpoint_type or cls.config_type for name, cls in LEARNED.items()}
+    types = {name: cls.config_type for name, cls in LEARNED.items()} if draft is None else begins
+    options, cls = load("method", types, method), LEARNED[method.partition(":")[0].strip()]
+    return cls.new(options, target) if draft is None else cls.begin(draft, options, target)
+
+
+def run(
+    method: str,
+    model: Loaded,
+    corpus: Corpus,
+    settings: Training,
+    out: Path,
+    draft: str | None = None,
+    boost_after: Seq[str] = (),
+    tune: str = "",
+) -> dict[str, Any]:
+    """Train, and write the drafter and its provenance; what came of it.
+
+    Args:
+        draft: a model to go on from.
+        boost_after: folders of drafters whose mistakes are to be learnt.
+        tune: how the model itself is trained too, as in ``lora:rank=16``; empty leaves it as it is.
+    """
+    processes = Processes(model.target.hidden.device)
+    _check_places(out, [draft, *boost_after])
+    finished = provenance.read(out)
+    torch_seed(settings.seed)
+    module = module_of(method, model.target, draft)
+    if tune:
+        module = Joint(module, load("way to train a model", {"lora": LoRA}, tune))
+    earlier = [load_earlier(folder, model.target) for folder in boost_after]
+    texts = prepare(model, corpus, out, processes)
+    if processes.first:
+        module.accompany(out, model.tokenizer)
+    with progress.bar(settings.steps, "steps") as bar:
+        shown = _Shown(bar)
+        reached = train(
+            module, texts.learnt, texts.held_out, settings, out, shown, earlier, texts.calibration
+        )
+    tuned = {"tuned_model": str(out / TARGET)} if tune else {}
+    if finished and not shown.step:
+        screen.note(f"finished already: {out / provenance.PROVENANCE} says how")
+        return {**finished["result"], "out": str(out), **tuned}
+    found = {
+        "method": method.partition(":")[0].strip(),
+        "target": dataclasses.asdict(Fit.of(model.target)),
+        "parameters": sum(weight.numel() for weight in module.parameters()),
+        **_amounts(texts),
+        "steps": reached.step,
+        "processes": processes.count,
+        "tokens_seen": _seen(texts.learnt, settings, reached.step * processes.count),
+        "measured_on": f"the target's own text at temperature {corpus.temperature:g}",
+        **reached.measured,
+        "seconds": reached.seconds,
+        "cpu_seconds": reached.cpu_seconds,
+        "answering_seconds": answers.seconds(out),
+    }
+    if earlier:
+        feed = Feed(earlier[0], texts.held_out, settings.rows, settings.seed, earlier=earlier[1:])
+        found["earlier_expected_length"] = replay(earlier, feed.each(texts.held_out)).expected_length
+    facts = {
+        "command": sys.argv,
+        "config": dataclasses.asdict(module.config),
+        "boost_after": list(boost_after),
+        "data": {"source": corpus.source, "sha256": data.digest(texts.documents)},
+        "corpus": {name: value for name, value in vars(corpus).items() if name != "source"},
+        "settings": dataclasses.asdict(settings) | {"tune": tune},
+        "result": found,
+    }
+    if processes.first:
+        provenance.write(out, facts)
+    return {**found, "out": str(out), **tuned}
+
+
+class _Shown:
+    """Shows entries of a run's log on a bar.
+
+    Attributes:
+        step: the last that was made; 0 where there was none to make.
+    """
+
+    def __init__(self, bar: progress.Bar) -> None:
+        self._bar = bar
+        self._length = ""
+        self.step = 0
+
+    def __call__(self, entry: Mapping[str, Any]) -> None:
+        if "loss" in entry:
+            # The first one is not step 1 where a run goes on.
+            self._bar.advance(f"loss {entry['loss']:.3f}{self._length}", entry["step"] - self.step)
+            self.step = entry["step"]
+        else:
+            self._length = f", {entry['expected_length']:.2f} tokens a step"
+
+
+def _amounts(texts: Texts) -> dict[str, int]:
+    """How much there is to learn and to measure on."""
+    return {
+        "documents": len(texts.parts.learnt),
+        "calibration_documents": len(texts.parts.calibration),
+        "held_out_documents": len(texts.parts.held_out),
+        "tokens": _tokens(texts.learnt),
+        "cut_documents": len(texts.lost),
+        "cut_tokens": sum(texts.lost),
+    }
+
+
+def _tokens(rows: Seq[Row]) -> int:
+    return sum(len(document.tokens) for row in rows for document in row)
+
+
+def _seen(rows: Seq[Row], settings: Training, steps: int) -> int:
+    """Tokens that so many steps of a process read, prompts included: whole passes and a share of one."""
+    return round(_tokens(rows) * steps * settings.rows * settings.accumulate / len(rows))
+
+
+def _check_places(out: Path, read: Seq[str | None]) -> None:
+    """Refuse to write over what is read, or over what is no run to go on with."""
+    for folder in read:
+        if folder is not None and Path(folder).resolve() == out.resolve():
+            raise OutpaceError(f"{out} is read and would be written over; give another --out")
+    if out.exists() and not out.is_dir():
+        raise OutpaceError(f"{out} is a file, and --out a folder")
+    goes_on = any((out / name).exists() for name in (CHECKPOINT, OLD)) or (
+        (out / LOG).exists() and not (out / provenance.PROVENANCE).exists()
+    )
+    there = [name for name in (CONFIG, WEIGHTS, provenance.PROVENANCE) if (out / name).exists()]
+    if there and not goes_on:
+        raise OutpaceError(
+            f"{out} holds a model already, and {there[0]} would be written over; give another --out"
+        )
+
+
+def torch_seed(seed: int) -> None:
+    """Let the first weights depend on the seed alone."""
+    import torch
+
+    torch.manual_seed(seed % 2**63)
+
+
+def table(found: Mapping[str, Any]) -> Table:
+    """What came of a training, for a person."""
+    made = Table("", "", show_header=False, box=None)
+    made.columns[1].overflow = "fold"  # a path is there to be copied
+    for name, value in found.items():
+        shown = value
+        if isinstance(value, float):
+            shown = f"{value:.3f}"
+        elif isinstance(value, list | tuple):
+            shown = " ".join(f"{part:.3f}" if isinstance(part, float) else str(part) for part in value)
+        elif isinstance(value, dict):
+            shown = value.get("name", "")
+        made.add_row(name.replace("_", " "), str(shown))
+    return made

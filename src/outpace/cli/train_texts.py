@@ -1,0 +1,124 @@
+"""The texts of a training: to learn, to measure heads on, and to report on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+
+from outpace.cli import screen
+from outpace.cli.train_answers import ANSWERS, HELD_OUT, answered
+from outpace.core import OutpaceError, SamplingParams
+from outpace.loading import Loaded
+from outpace.train import data, hub
+from outpace.train.data import Document, Split
+from outpace.train.feed import Row
+from outpace.train.processes import Processes
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What is learnt from.
+
+    Attributes:
+        source: a JSONL file, a folder of them, or a data set of the hub, as ``outpace.train.hub`` reads it.
+        chat: prompts are turns of a chat.
+        distil: the target answers every prompt, also those whose answer is there.
+        max_new_tokens, temperature: of the target's answers.
+        length: tokens of a packed row.
+        held_out: the share of the documents that is reported on; half as many more are for calibration.
+    """
+
+    source: str
+    chat: bool
+    distil: bool
+    max_new_tokens: int
+    temperature: float
+    length: int
+    held_out: float
+
+    @property
+    def params(self) -> SamplingParams:
+        """How the target answers."""
+        return SamplingParams(max_new_tokens=self.max_new_tokens, temperature=self.temperature, seed=0)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Packed rows.
+
+    Attributes:
+        documents: all of the data, the target's answers among them.
+        parts: the same, by what they are for.
+        learnt, calibration: rows of those parts.
+        held_out: rows of the target's own text after the prompts of that part.
+        lost: of each answer to be learnt that does not fit a row, how many tokens are cut off.
+    """
+
+    documents: list[Document]
+    parts: Split
+    learnt: Seq[Row]
+    calibration: Seq[Row]
+    held_out: Seq[Row]
+    lost: list[int]
+
+
+def prepare(model: Loaded, corpus: Corpus, out: Path, processes: Processes) -> Texts:
+    """Read, let the target answer what it is to answer, split and pack.
+
+    Args:
+        out: the drafter's folder, which keeps the answers.
+
+    Raises:
+        OutpaceError: the data cannot be read or leave nothing to learn; or rows longer than the context.
+    """
+    context = model.target.context
+    if context is not None and corpus.length > context:
+        raise OutpaceError(f"the model's context is {context}; give --length {context} or less")
+    read = hub.read if corpus.source.startswith(hub.PREFIX) else data.read
+    documents = read(corpus.source, model, corpus.chat)
+    given = [document for document in documents if not (corpus.distil or document.open)]
+    asked = [document for document in documents if corpus.distil or document.open]
+    answers = _answers(model, corpus, asked, out, processes) if asked else []
+    parts = data.split([*given, *answers], corpus.held_out)
+    theirs = set(given)
+    own = [document for document in parts.held_out if document not in theirs]
+    own += _in_own_words(model, corpus, [d for d in parts.held_out if d in theirs], out, processes)
+    lost = data.lost(parts.learnt, corpus.length)
+    if lost:
+        screen.note(
+            f"{len(lost)} answers do not fit into --length {corpus.length} with their prompts; "
+            f"{sum(lost)} of their tokens are not learnt"
+        )
+    learnt, calibration, held_out = (
+        data.pack(part, corpus.length) for part in (parts.learnt, parts.calibration, own)
+    )
+    return Texts([*given, *answers], parts, learnt, calibration, held_out, lost)
+
+
+def _answers(
+    model: Loaded, corpus: Corpus, asked: list[Document], out: Path, processes: Processes
+) -> list[Document]:
+    """The target's answers to prompts, those that leave it no room left out."""
+    fits = [d for d in asked if d.prompt < corpus.length and len(d.tokens) < corpus.length]
+    if len(fits) < len(asked):
+        screen.note(f"left out, as longer than {corpus.length} tokens: {len(asked) - len(fits)} prompts")
+    return answered(model, fits, corpus.params, out, processes, ANSWERS) if fits else []
+
+
+def _in_own_words(
+    model: Loaded, corpus: Corpus, held_out: Seq[Document], out: Path, processes: Processes
+) -> list[Document]:
+    """What the target says after the prompts of documents that others wrote.
+
+    A draft is accepted where the target would say it, so another's words cannot tell how many tokens a step
+    decoding would make.
+    """
+    pieces = [data.cut(document, corpus.length) for document in held_out]
+    if not all(pieces):
+        screen.note(
+            f"not measured on, as --length {corpus.length} leaves no room for an answer: {pieces.count([])}"
+        )
+    asked = dict.fromkeys(piece.asked for found in pieces for piece in found)
+    prompts = [Document(tokens, len(tokens), open=True) for tokens in asked]
+    return answered(model, prompts, corpus.params, out, processes, HELD_OUT) if prompts else []

@@ -1,0 +1,316 @@
+"""``outpace tune``: the fastest drafter and its options for a user's model, machine and prompts."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from outpace._version import __version__
+from outpace.bench.items import Suite, counted
+from outpace.bench.methods import split_drafters
+from outpace.bench.remarks import told
+from outpace.bench.rows import number
+from outpace.bench.run import Settings
+from outpace.bench.runs import BASELINE
+from outpace.bench.subject import fitting
+from outpace.bench.suites import load_suite
+from outpace.bench.tuning import Tuned, Verified, tune, verify
+from outpace.bench.ways import Goal, WaySpeed
+from outpace.cli import screen
+from outpace.cli.interrupt import Interrupt
+from outpace.cli.progress import Bar, bar
+from outpace.cli.writer import check_out
+from outpace.core import OutpaceError
+from outpace.drafters import load_drafter
+from outpace.engine.profile import Profile, draft_of, read_profiles, save_profile
+from outpace.loading import Loaded
+
+DRAFTERS = (
+    "lookahead,prompt_lookup,suffix,token_recycling,jacobi,"
+    "combined:(suffix)+(token_recycling),max_nodes=8,combined:(suffix)+(token_recycling),max_nodes=16,"
+    "combined:(suffix)+(token_recycling),max_nodes=32"
+)
+_HELD_OUT = 4  # one prompt in so many is kept for --verify
+_SHOWN = 8  # candidates in the table
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be tuned, as far as it is known without the model."""
+
+    suite: Suite
+    limit: int | None
+    specs: tuple[str, ...]
+    goal: Goal
+    settings: Settings
+    budget: float
+    out: Path
+    verify: bool
+
+
+def plan(
+    suite: str,
+    data: Path | None,
+    limit: int | None,
+    drafters: str,
+    objective: str,
+    batches: tuple[int, ...],
+    settings: Settings,
+    budget: float,
+    out: Path,
+    check: bool,
+) -> Plan:
+    """Read what was asked for.
+
+    Raises:
+        OutpaceError: a suite, drafter, objective or place that there is not.
+    """
+    if not math.isfinite(budget):
+        raise OutpaceError(f"--budget is a number of seconds, not {budget}; give a large one for much time")
+    if out.exists():
+        read_profiles(out)  # another file would be lost
+    for file in (out, draft_of(out)):
+        check_out(file, overwrite=True)
+    goal = Goal(objective, batches)
+    specs = tuple(spec for spec in split_drafters(drafters) if spec != BASELINE)
+    for spec in specs:
+        load_drafter(spec)
+    prompts = load_suite(suite, data)
+    shuffled = list(prompts.items)
+    random.Random(settings.seed).shuffle(shuffled)  # the first are then like the others
+    suited = replace(prompts, items=tuple(shuffled))
+    return Plan(suited, limit, specs, goal, settings, budget, out, check)
+
+
+@dataclass
+class Found:
+    """What came of it.
+
+    Attributes:
+        unseen: the prompts that were kept for verifying, if that was asked for.
+        saved: whether the profile was written.
+        verified: what the choice did on the prompts it has not seen; None before that.
+    """
+
+    tuned: Tuned
+    profile: Profile
+    unseen: Suite | None
+    saved: bool = False
+    verified: Verified | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all was done that was asked for."""
+        return self.saved and (self.unseen is None or self.verified is not None)
+
+    @property
+    def broken(self) -> bool:
+        """Whether outputs differ from plain decoding's that were promised to be equal."""
+        return self.verified is not None and self.verified.broken
+
+
+def run(chosen: Plan, model: Loaded) -> Found | None:
+    """Tune; None where it was interrupted.
+
+    Raises:
+        OutpaceError: nothing could be measured, or too few prompts are there.
+    """
+    fits = fitting(model, chosen.suite, chosen.settings.max_new_tokens)
+    if fits.left_out:
+        screen.note(f"{fits.name}: {counted(fits.left_out)} left out, too long for the model or not there")
+    seen, unseen = _apart(fits.first(chosen.limit), chosen)
+    with Interrupt() as interrupt, bar(max(1, round(chosen.budget)), "seconds") as progress:
+        clock = _Seconds(progress, round(chosen.budget))
+        tuned = tune(
+            model,
+            chosen.specs,
+            seen,
+            chosen.goal,
+            chosen.settings,
+            chosen.budget,
+            clock.report,
+            lambda: interrupt.raised,
+        )
+    return None if tuned is None else Found(tuned, _profile(tuned, chosen), unseen)
+
+
+def finish(found: Found, chosen: Plan, model: Loaded) -> None:
+    """Write the profile, and verify it, if that was asked for and nobody interrupts.
+
+    Raises:
+        OutpaceError: the profile cannot be written, or the choice fails on the other prompts.
+    """
+    save_profile(chosen.out, model.target, found.profile)
+    found.saved = True
+    if found.unseen is not None:
+        with Interrupt() as interrupt, screen.busy("verifying on other prompts ..."):
+            found.verified = verify(
+                model, found.tuned.way, found.unseen, chosen.goal, chosen.settings, lambda: interrupt.raised
+            )
+
+
+def _apart(suite: Suite, chosen: Plan) -> tuple[Suite, Suite | None]:
+    """The prompts to tune on, and those kept for verifying."""
+    if not chosen.verify:
+        return suite, None
+    count = max(chosen.goal.unit, len(suite.items) // _HELD_OUT)
+    if len(suite.items) < 2 * count:
+        raise OutpaceError(
+            f"--verify needs prompts that were not tuned on, and {suite.name} has {len(suite.items)} that "
+            f"fit; give at least {2 * chosen.goal.unit}, or leave --verify out"
+        )
+    return replace(suite, items=suite.items[count:]), replace(suite, items=suite.items[:count])
+
+
+class _Seconds:
+    """Moves a bar as time goes by."""
+
+    def __init__(self, progress: Bar, total: int) -> None:
+        self._bar = progress
+        self._total = total
+        self._began = time.perf_counter()
+        self._shown = 0
+        self._note = ""
+
+    def report(self, text: str) -> None:
+        self._note = text or self._note
+        now = min(self._total, int(time.perf_counter() - self._began))
+        if now > self._shown:
+            self._bar.advance(self._note, now - self._shown)
+            self._shown = now
+        elif text:
+            self._bar.note(text)
+
+
+def _profile(tuned: Tuned, chosen: Plan) -> Profile:
+    speed = tuned.speed
+    return Profile(
+        drafter=tuned.way.spec,
+        objective=chosen.goal.objective,
+        batch=tuned.way.batch,
+        tokens_per_second=speed.tokens_per_second,
+        speedup=speed.speedup,
+        mean_accepted_length=speed.mean_accepted_length,
+        prompts=speed.prompts,
+        suite=chosen.suite.name,
+        outpace=__version__,
+        step_seconds=[
+            [batch, rows, seconds]
+            for batch, by_rows in tuned.steps.items()
+            for rows, seconds in by_rows.items()
+        ],
+    )
+
+
+# -- showing ---------------------------------------------------------------------------------------------
+
+
+def as_json(found: Found, chosen: Plan) -> dict[str, Any]:
+    """All that was found, as JSON values."""
+    tuned, checked = found.tuned, found.verified
+    return {
+        "profile": asdict(found.profile),
+        "out": str(chosen.out) if found.saved else None,
+        "whole": found.whole,
+        "expected": asdict(tuned.speed),
+        "verified": None if checked is None else asdict(checked.speed),
+        "as_expected": None if checked is None else agrees(tuned.speed, checked.speed),
+        "differences": [] if checked is None else [asdict(one) for one in checked.differences],
+        "broken": found.broken,
+        "candidates": [
+            {
+                "name": one.name,
+                "tokens_per_second": one.speed,
+                "tau": tuned.taus.get(one.name),
+                "measured": one.measured,
+                "failed": one.failed,
+            }
+            for one in _ranked(tuned)
+        ],
+        "left_out": [str(way) for way in tuned.left_out],
+        "seconds": tuned.seconds,
+    }
+
+
+def agrees(expected: WaySpeed, verified: WaySpeed) -> bool:
+    """Whether the intervals of two speedups have something in common; a single prompt's is a point."""
+    low, high = expected.interval or (expected.speedup,) * 2
+    other_low, other_high = verified.interval or (verified.speedup,) * 2
+    return low <= other_high and other_low <= high
+
+
+def _ranked(tuned: Tuned) -> list[Any]:
+    """The candidates: those measured longest first, and of those the fastest."""
+    return sorted(tuned.halving.candidates.values(), key=lambda one: (-one.measured, -one.speed))
+
+
+def table(found: Found, chosen: Plan) -> Table:
+    """The candidates that were left longest."""
+    tuned = found.tuned
+    made = Table(
+        title=f"{len(tuned.halving.candidates)} candidates, {tuned.seconds:.0f} s", title_justify="left"
+    )
+    for name in ("drafter", "prompts", "tau", "tokens/s"):
+        made.add_column(name, justify="left" if name == "drafter" else "right")
+    ranked = [one for one in _ranked(tuned) if one.failed is None]
+    plain = [one for one in ranked[_SHOWN:] if one.name in tuned.halving.baselines]
+    for one in [*ranked[:_SHOWN], *plain]:
+        style = "bold green" if one.name == str(tuned.way) else ""
+        tau = number(tuned.taus.get(one.name))
+        made.add_row(one.name, str(one.measured * chosen.goal.unit), tau, f"{one.speed:.1f}", style=style)
+    return made
+
+
+def show(found: Found, chosen: Plan, console: Console) -> None:
+    """The table and the lines under it."""
+    console.print(table(found, chosen))
+    for line in lines(found, chosen):
+        console.print(Text(line), soft_wrap=True)
+
+
+def lines(found: Found, chosen: Plan) -> list[str]:
+    """The choice, what to expect of it, what failed, and what came of verifying."""
+    tuned, speed = found.tuned, found.tuned.speed
+    each = "" if chosen.goal.objective == "throughput" else " for each prompt"
+    said = [f"fastest: {tuned.way}"]
+    if tuned.way.spec == BASELINE:
+        said[0] += ", plain decoding: no drafter paid here"
+    said.append(
+        f"expected: {speed.tokens_per_second:.1f} tokens/s{each}, {_times(speed)} as fast as plain decoding"
+    )
+    if tuned.left_out:
+        said.append(f"left out, as wider than what may pay: {', '.join(map(str, tuned.left_out))}")
+    said += [f"failed: {one.failed}" for one in _ranked(tuned) if one.failed is not None]
+    if found.verified is not None:
+        said += _verified(found.verified, speed, each)
+    elif found.unseen is not None:
+        said.append("not verified")
+    said.append(f"profile: {chosen.out}" if found.saved else "no profile was written")
+    return said
+
+
+def _verified(checked: Verified, expected: WaySpeed, each: str) -> list[str]:
+    """What the choice did on other prompts, and where its outputs are not plain decoding's."""
+    speed = checked.speed
+    said = [
+        f"verified on {speed.prompts} other prompts: {speed.tokens_per_second:.1f} tokens/s{each}, "
+        f"{_times(speed)}, {speed.equal} of {speed.outputs} outputs equal to plain decoding's; "
+        + ("as expected" if agrees(expected, speed) else "not as expected")
+    ]
+    said += [f"  {told(one)}" for one in checked.differences]
+    if checked.differences and not checked.broken:
+        said.append("  no promise is broken: in float32 a near-tie may go either way, in smaller dtypes any")
+    return said
+
+
+def _times(speed: WaySpeed) -> str:
+    text = f"{speed.speedup:.2f} times"
+    return text if speed.interval is None else f"{text} ({speed.interval[0]:.2f} to {speed.interval[1]:.2f})"

@@ -1,0 +1,98 @@
+"""Where results go: standard output or a file, each written as it comes. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from outpace.cli import screen
+from outpace.core import OutpaceError
+
+STANDARD_OUTPUT = "-"
+
+
+def check_out(file: Path, overwrite: bool) -> None:
+    """Refuse to write where it is not possible, or where something would be lost.
+
+    Raises:
+        OutpaceError: the file cannot be written, or holds something already.
+    """
+    if file.is_dir() or not file.parent.is_dir():
+        why = "a folder" if file.is_dir() else f"no such folder: {file.parent}"
+        raise OutpaceError(f"cannot write {file}: {why}")
+    if file.is_file() and file.stat().st_size and not overwrite:
+        raise OutpaceError(f"{file} exists and would be lost; give another --out, or --overwrite")
+    if file.exists() and not file.is_file():
+        return  # a device or a pipe: opening it might be seen at its other end
+    new = not file.exists()
+    try:
+        file.open("a").close()
+        if new:
+            file.unlink()
+    except OSError as error:
+        raise OutpaceError(f"cannot write {file}: {error.strerror or error}") from None
+
+
+def write_results(text: str, to_json: str | None, page: Callable[[], str], html: Path | None) -> None:
+    """Results as JSON to a file or to standard output, and a report; the first is safe from the second.
+
+    Args:
+        text: the JSON object, on one line.
+        page: makes the report.
+    """
+    if to_json == STANDARD_OUTPUT:
+        screen.write(text + "\n")
+    elif to_json is not None:
+        Path(to_json).write_text(text + "\n", encoding="utf-8")
+    if html is not None:
+        html.write_text(page(), encoding="utf-8")
+        screen.note(f"report: {html}")
+
+
+class Writer:
+    """Writes results as they come: text, or one JSON object a line, to a file or to standard output.
+
+    Args:
+        file: where to; None is standard output.
+        as_json: whether results are to be JSON; what writes them asks for it.
+        overwrite: whether a file that holds something already may be replaced.
+
+    Raises:
+        OutpaceError: the file cannot be written, or holds something already.
+    """
+
+    def __init__(self, file: Path | None, as_json: bool = False, overwrite: bool = False) -> None:
+        self.as_json = as_json
+        self.started = False
+        self._file = file
+        self._opened: TextIO | None = None
+        if file is not None:
+            check_out(file, overwrite)
+
+    def write(self, text: str) -> None:
+        """Write and flush: what is finished is safe from whatever comes next."""
+        self.started = True
+        if self._file is None:
+            screen.write(text)
+            return
+        if self._opened is None:
+            # Not before there is something to write: an error before that costs the old file nothing.
+            self._opened = self._file.open("w", encoding="utf-8")
+        self._opened.write(text)
+        self._opened.flush()
+
+    def json(self, value: dict[str, Any]) -> None:
+        """One JSON object on a line of its own."""
+        self.write(json.dumps(value, ensure_ascii=self._ascii) + "\n")
+
+    @property
+    def _ascii(self) -> bool:
+        encoding = "utf-8" if self._file is not None else (sys.stdout.encoding or "")
+        return not encoding.lower().startswith("utf")
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()

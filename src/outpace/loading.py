@@ -1,0 +1,360 @@
+"""A model, its tokenizer and its chat template by name, from the hub or a folder, as transformers loads them.
+
+This is where the command line and a server get their model from. Weights come from safetensors only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.utils import logging as hub_logging
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from outpace.core import ContextOverflow, OutpaceError, UnsupportedModel
+from outpace.drafters.base import Drafter
+from outpace.embedded import nano_path
+from outpace.engine.engine import Engine
+from outpace.engine.observer import Observer
+from outpace.engine.parts import Adaptive
+from outpace.files import check_text
+from outpace.targets import Target, TargetModel, adapters
+from outpace.targets.pretrained import refuse_incomplete
+from outpace.verify import Verifier
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that passed the target's self-test, with its tokenizer and chat template.
+
+    Attributes:
+        name: the hub name or folder as it was given, for messages and reports.
+        target: the model as the engine reads it.
+        tokenizer: transformers' tokenizer.
+        dtype, device: as torch writes them, e.g. "bfloat16" and "cuda:0".
+        source: the folder or hub name that another process can load the model from; "" where there is none.
+    """
+
+    name: str
+    target: TargetModel
+    tokenizer: Any
+    dtype: str
+    device: str
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.dtype} on {self.device}"
+
+    def engine(
+        self,
+        drafter: Drafter[Any] | str | None = None,
+        verifier: Verifier | str = "match",
+        slots: int = 1,
+        adaptive: Adaptive = "auto",
+        observer: Observer | None = None,
+    ) -> Engine:
+        """A new engine on this model; the arguments are those of ``Engine``."""
+        return Engine(
+            self.target, drafter, verifier, self.tokenizer, adaptive=adaptive, observer=observer, slots=slots
+        )
+
+    @property
+    def has_template(self) -> bool:
+        """Whether there is a chat template."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+    def tokens(self, text: str) -> list[int]:
+        """Token ids of a text of any length, with the special tokens that begin or end one.
+
+        Raises:
+            OutpaceError: the text contains an unpaired surrogate.
+        """
+        check_text(text)
+        return list(self.tokenizer(text).input_ids)
+
+    def plain_tokens(self, text: str) -> list[int]:
+        """Token ids of a text within another one: without special tokens at its ends.
+
+        Raises:
+            OutpaceError: as ``tokens``.
+        """
+        check_text(text)
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def encode(self, text: str, chat: bool = False) -> list[int]:
+        """Token ids of a prompt.
+
+        Args:
+            chat: whether the text is a user's turn, to be put into the chat template.
+
+        Raises:
+            OutpaceError: the prompt has no tokens or exceeds the context, or there is no chat template.
+        """
+        ids = self.encode_chat([{"role": "user", "content": text}]) if chat else self.tokens(text)
+        if not ids:
+            raise OutpaceError("the prompt is empty: it has no tokens")
+        context = self.target.context
+        if context is not None and len(ids) > context:
+            raise ContextOverflow(
+                f"the prompt has {len(ids)} tokens, the model's context {context}; shorten the prompt"
+            )
+        return ids
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> list[int]:
+        """Token ids of a conversation of any length, up to where the answer begins.
+
+        Args:
+            messages, options: as ``render`` takes them.
+
+        Raises:
+            OutpaceError: as ``render`` and ``tokens``.
+        """
+        return self.plain_tokens(self.render(messages, **options))
+
+    def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
+        """A conversation in the model's chat template, up to where the answer begins.
+
+        Args:
+            messages: with "role" and "content", as chat templates take them.
+            options: for the template, such as ``tools``.
+
+        Raises:
+            OutpaceError: there is no chat template, or it rejects the messages.
+        """
+        if not self.has_template:
+            raise OutpaceError(f"{self.name} has no chat template; leave --chat out")
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=False, **options
+            )
+        except Exception as error:  # a template may raise anything
+            raise OutpaceError(f"the chat template of {self.name} failed: {first_line(error)}") from error
+        return text
+
+
+def load(
+    name: str | None = None,
+    dtype: str = "auto",
+    device: str | None = None,
+    *,
+    trust_remote_code: bool = False,
+) -> Loaded:
+    """Load a model for decoding.
+
+    Args:
+        name: a hub name or a folder; None is the embedded model. A folder of low-rank updates that peft wrote
+            is loaded with the updates merged into their model.
+        dtype: one of ``DTYPES``, or "auto": the model's own on a GPU, float32 on a CPU.
+        device: as torch writes it; None is cuda where it is available.
+        trust_remote_code: run Python code that comes with the model.
+
+    Raises:
+        OutpaceError: the model cannot be loaded; the message gives the reason and the remedy.
+        UnsupportedModel: it is not a decoder-only language model, or fails the target's self-test.
+    """
+    place = device_of(device)
+    shown, model, tokenizer = load_weights(name, dtype_of(dtype, place), trust_remote_code)
+    return made(shown, model.to(place), tokenizer, source=source_of(name))
+
+
+def made(name: str, model: Any, tokenizer: Any, source: str = "") -> Loaded:
+    """A transformers model in memory as a loaded one; the arguments are the fields of ``Loaded``."""
+    dtype = str(model.dtype).removeprefix("torch.")
+    return Loaded(name, Target(model), tokenizer, dtype, str(model.device), source)
+
+
+def load_weights(name: str | None, dtype: torch.dtype | str, trust_remote_code: bool) -> tuple[str, Any, Any]:
+    """A model's name for messages, the transformers model itself, on the CPU, and its tokenizer.
+
+    Raises:
+        OutpaceError, UnsupportedModel: as ``load``.
+    """
+    _silence()
+    return _shown(name), *_parts(name, dtype, trust_remote_code)
+
+
+def _parts(name: str | None, dtype: torch.dtype | str, trust_remote_code: bool) -> tuple[Any, Any]:
+    """A model and its tokenizer. Updates in a folder of peft's are merged into the model that they name."""
+    folder = None if name is None else Path(name).expanduser()
+    if folder is None or not (folder / adapters.ADAPTER).is_file() or (folder / "config.json").is_file():
+        return _read(source_of(name), _shown(name), dtype, trust_remote_code)
+    base = adapters.base_of(folder)
+    try:
+        model, tokenizer = _parts(base, dtype, trust_remote_code)
+    except OutpaceError as error:
+        raise OutpaceError(
+            f"{name} updates the model {base}: {error}. If that model has moved, write its place into "
+            f"{folder / adapters.ADAPTER}, as base_model_name_or_path"
+        ) from error
+    return adapters.merge(model, folder), tokenizer
+
+
+def _read(source: str, shown: str, dtype: torch.dtype | str, trust_remote_code: bool) -> tuple[Any, Any]:
+    try:
+        _check_family(source, shown, trust_remote_code)
+        model = _weights(source, shown, dtype, trust_remote_code)
+        return model, _tokenizer(source, shown, trust_remote_code)
+    except (OutpaceError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # transformers, the hub and a model's own code may raise anything
+        raise OutpaceError(_explain(error, source, shown)) from error
+
+
+def load_tokenizer(name: str | None = None, trust_remote_code: bool = False) -> tuple[str, Any]:
+    """A tokenizer's name for messages and the tokenizer alone; its folder need not hold a model.
+
+    Raises:
+        OutpaceError: it cannot be loaded.
+    """
+    _silence()
+    folder = None if name is None else Path(name).expanduser()
+    source = str(folder) if folder is not None and folder.is_dir() else source_of(name)
+    return _shown(name), _tokenizer(source, _shown(name), trust_remote_code)
+
+
+def device_of(device: str | None) -> torch.device:
+    """The device of a name; None is cuda where it is available.
+
+    Raises:
+        OutpaceError: the device cannot be used here.
+    """
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+        torch.empty(1, device=place)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise OutpaceError(f"device {device!r} cannot be used here: {first_line(error)}") from None
+    return place
+
+
+def dtype_of(dtype: str, device: torch.device) -> torch.dtype | str:
+    """The dtype of a name, for a device. "auto" stays "auto" on a GPU: the model's own.
+
+    Raises:
+        OutpaceError: there is no such dtype.
+    """
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else "auto"
+    if dtype not in DTYPES:
+        raise OutpaceError(f"unknown dtype {dtype!r}; there are: auto, {', '.join(DTYPES)}")
+    chosen: torch.dtype = getattr(torch, dtype)
+    return chosen
+
+
+def _silence() -> None:
+    """Silence transformers' warnings and progress bars; a download from the hub still shows its own."""
+    downloads = not are_progress_bars_disabled()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    if downloads:
+        enable_progress_bars()
+
+
+def _shown(name: str | None) -> str:
+    return nano_path().name if name is None else name
+
+
+def source_of(name: str | None) -> str:
+    """What transformers loads a model from: the path of an existing folder, otherwise a hub name.
+
+    Raises:
+        OutpaceError: the name is neither.
+    """
+    if name is None:
+        if not (nano_path() / "config.json").is_file():
+            raise OutpaceError(
+                "the embedded model is missing from this installation; reinstall outpace, or give --model"
+            )
+        return str(nano_path())
+    if not name.strip():
+        raise OutpaceError("the model's name is empty; give a folder or a name on the Hugging Face hub")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not any((path / file).is_file() for file in ("config.json", adapters.ADAPTER)):
+            raise OutpaceError(f"{name} is not a model: the folder has no config.json")
+        return str(path)
+    if path.exists():
+        raise OutpaceError(f"{name} is a file; give the folder that holds config.json and the weights")
+    if _looks_like_path(name):
+        raise OutpaceError(f"no such folder: {name}")
+    return name
+
+
+def _looks_like_path(name: str) -> bool:
+    """Whether a name cannot be one of the hub's, which is ``name`` or ``owner/name``."""
+    separators = name.count("/") + name.count(os.sep) * (os.sep != "/")
+    return name.startswith((".", "/", "~", os.sep)) or separators > 1 or name.endswith(("/", os.sep))
+
+
+def _check_family(source: str, shown: str, trust_remote_code: bool) -> None:
+    """Refuse a model that is not a decoder-only language model, before its weights are read."""
+    config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModel(
+            f"{shown} ({config.model_type}) is an encoder-decoder model, to be used in Python only: "
+            "outpace.Engine(model, drafter).generate(prompts, sources=...)"
+        )
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
+        raise UnsupportedModel(
+            f"{shown} ({config.model_type}) is not a causal language model; outpace supports only those"
+        )
+
+
+def _weights(source: str, shown: str, dtype: torch.dtype | str, trust_remote_code: bool) -> Any:
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        source,
+        use_safetensors=True,
+        trust_remote_code=trust_remote_code,
+        dtype=dtype,
+        output_loading_info=True,
+    )
+    model, info = loaded
+    refuse_incomplete(info, shown)
+    return model
+
+
+def _tokenizer(source: str, shown: str, trust_remote_code: bool) -> Any:
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        usable = bool(tokenizer("a b c").input_ids)
+    except (ValueError, OSError, KeyError, TypeError, AttributeError, ImportError) as error:
+        raise OutpaceError(f"{shown} has no tokenizer that can be loaded: {first_line(error)}") from error
+    if not usable:
+        raise OutpaceError(f"{shown} has no usable tokenizer: it makes no tokens from text")
+    return tokenizer
+
+
+def _explain(error: Exception, source: str, shown: str) -> str:
+    """The reason why loading failed, and the remedy."""
+    text = str(error)
+    if "trust_remote_code" in text:
+        return f"{shown} needs Python code of its own; read it, and pass --trust-remote-code if you trust it"
+    if "couldn't connect" in text.lower() or "offline" in text.lower():
+        return (
+            f"cannot load {shown}: there is no such folder, it is not in the local cache, and the Hugging "
+            f"Face hub cannot be reached. Fetch it with a network (hf download {shown}), or give a folder"
+        )
+    if "safetensors" in text and isinstance(error, OSError):
+        return (
+            f"cannot load {shown}: no weights in safetensors format, and outpace loads no others; "
+            "convert them with model.save_pretrained(folder)"
+        )
+    where = "" if Path(source).is_dir() else " (no such folder here, so it was looked for on the hub)"
+    return f"cannot load {shown}{where}: {first_line(error)}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(" :") if lines else type(error).__name__

@@ -1,0 +1,60 @@
+"""What reaches a terminal, and Ctrl-C between steps."""
+
+from __future__ import annotations
+
+import io
+import signal
+import sys
+
+import pytest
+
+from outpace.cli import screen
+from outpace.cli.drafters import _attributes
+from outpace.cli.interrupt import Interrupt
+from outpace.cli.progress import bar
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_control_characters_do_not_reach_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "a\tb\x1b]0;title\x07\n\x9bc\x7f"
+    for stream, expected in ((Terminal(), "a\tb]0;title\nc"), (io.StringIO(), text)):
+        monkeypatch.setattr(sys, "stdout", stream)
+        screen.write(text)
+        assert stream.getvalue() == expected
+
+
+def test_markup_in_a_message_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    screen.note("[red]x[/red] [/nothing]")
+    assert capsys.readouterr().err == "[red]x[/red] [/nothing]\n"
+
+
+def test_the_first_interrupt_is_noted_and_the_second_raised() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupt() as interrupt:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupt.raised
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_progress_without_a_terminal_is_a_line_at_every_tenth(capsys: pytest.CaptureFixture[str]) -> None:
+    with bar(40, "prompts") as progress:
+        for _ in range(40):
+            progress.note("ignored")
+            progress.advance("fast")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 10
+    assert (lines[0], lines[-1]) == ("prompts: 4 of 40, fast", "prompts: 40 of 40, fast")
+
+
+def test_attributes_of_a_docstring() -> None:
+    doc = (
+        "First.\n\nAttributes:\n    one: the first,\n        on two lines.\n    two: the second.\n\nMore: no."
+    )
+    assert _attributes(doc) == {"one": "the first, on two lines.", "two": "the second."}
+    assert _attributes("Nothing.") == {}

@@ -1,0 +1,103 @@
+"""Loading models: what is refused, and what the message says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from folders import save_llama
+from outpace.core import ContextOverflow, OutpaceError
+from outpace.loading import Loaded, load
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Loaded:
+    return load(str(folder), device="cpu")
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    """A copy of the model, to be damaged."""
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+def test_a_folder_loads_in_float32_on_a_cpu(model: Loaded, folder: Path) -> None:
+    assert (model.dtype, model.device) == ("float32", "cpu")
+    assert str(model) == f"{folder}, float32 on cpu"
+    assert load(str(folder), device="cpu", dtype="bfloat16").dtype == "bfloat16"
+
+
+def test_weights_come_from_safetensors_only(copy: Path) -> None:
+    torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(OutpaceError, match="no weights in safetensors format"):
+        load(str(copy))
+
+
+def test_code_of_a_models_own_runs_only_where_asked_for(copy: Path, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    (copy / "own.py").write_text(
+        f"from pathlib import Path\nPath({str(ran)!r}).touch()\n"
+        "from transformers import LlamaConfig\n\n\nclass OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
+    )
+    config = json.loads((copy / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(OutpaceError, match="pass --trust-remote-code if you trust it"):
+        load(str(copy))
+    assert not ran.exists()
+
+
+def test_weights_with_a_gap_are_refused(copy: Path) -> None:
+    """transformers would fill the gap with random numbers."""
+    weights = load_file(copy / "model.safetensors")
+    gone = next(name for name in weights if "q_proj" in name)
+    del weights[gone]
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(OutpaceError, match=f"not complete; missing are {gone}"):
+        load(str(copy))
+
+
+def test_broken_files_are_named(copy: Path) -> None:
+    (copy / "model.safetensors").write_bytes(b"not a header at all" * 9)
+    with pytest.raises(OutpaceError, match=f"cannot load {copy}"):
+        load(str(copy))
+    (copy / "config.json").write_text("{")
+    with pytest.raises(OutpaceError, match="not a valid JSON"):
+        load(str(copy))
+    (copy / "config.json").unlink()
+    with pytest.raises(OutpaceError, match=r"the folder has no config\.json"):
+        load(str(copy))
+    with pytest.raises(OutpaceError, match="is a file; give the folder"):
+        load(str(copy / "model.safetensors"))
+
+
+def test_a_missing_tokenizer_is_said(copy: Path) -> None:
+    for file in copy.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(OutpaceError, match="has no tokenizer that can be loaded"):
+        load(str(copy))
+
+
+def test_an_embedded_model_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outpace.loading.nano_path", lambda: tmp_path)
+    with pytest.raises(OutpaceError, match="missing from this installation"):
+        load()
+
+
+def test_prompts_are_measured(model: Loaded) -> None:
+    assert len(model.encode("x" * 96)) == 96
+    with pytest.raises(ContextOverflow, match="has 97 tokens, the model's context 96"):
+        model.encode("x" * 97)
+    with pytest.raises(OutpaceError, match="has no tokens"):
+        model.encode("")
