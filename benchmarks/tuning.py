@@ -5,14 +5,13 @@
 The prompts of a suite, shuffled, are those to tune on and, after them, those held out. The grid decodes
 every prompt to tune on with every candidate of `outpace tune`, in turns; then the tuner does, within --share
 of the time that the grid took. The choices of both decode the held-out prompts, in turns with plain decoding,
-so often as --rounds says; of each prompt the median counts. `paired` is the speed of the tuner's choice over
+as often as --rounds says; of each prompt the median counts. `paired` is the speed of the tuner's choice over
 the grid's: the median over prompts, with its 95% interval. `total` is that over all tokens.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import random
@@ -23,17 +22,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from outpace.bench.candidates import candidates
-from outpace.bench.halving import Halving, Round
 from outpace.bench.items import Suite
 from outpace.bench.machine import machine
 from outpace.bench.methods import split_drafters
+from outpace.bench.rows import rows_of
 from outpace.bench.run import Settings, measure
 from outpace.bench.runs import BASELINE
 from outpace.bench.statistics import interval
 from outpace.bench.subject import fitting
 from outpace.bench.suites import load_suite
-from outpace.bench.tuning import tune
-from outpace.bench.ways import Goal, Rounds, Way, method_of
+from outpace.bench.tuning import Frugal, Goal, tune
 from outpace.cli.tune_run import DRAFTERS
 from outpace.loading import Loaded, load
 
@@ -42,27 +40,20 @@ def told(text: str) -> None:
     print(f"\r{text:<100.100}", end="", file=sys.stderr, flush=True)
 
 
-def grid(model: Loaded, specs: list[str], suite: Suite, settings: Settings) -> tuple[Rounds, float]:
-    """Every candidate on every prompt; what came of it, and the seconds it took."""
+def grid(model: Loaded, specs: list[str], suite: Suite, settings: Settings) -> tuple[dict[str, float], float]:
+    """Every candidate on every prompt: tokens per second of each, the fastest first; and the seconds taken."""
     began = time.perf_counter()
-    ways = [Way(one.spec, 1) for one in candidates(specs)]
-    rounds = Rounds(model, suite, Goal(), settings, {way: method_of(model, way, settings) for way in ways})
-    names = [str(way) for way in ways]
-    halving = Halving(names, len(suite.items), math.inf, [BASELINE])
-    runs = itertools.count(1)
-    total = len(names) * sum(item.rounds for item in suite.items)
-    rounds.run(
-        Round(tuple(names), 0, len(suite.items)),
-        halving,
-        lambda: False,
-        lambda text: told(f"grid: {next(runs)} of {total} runs"),
-    )
-    return rounds, time.perf_counter() - began
+    methods = [Frugal(model, one.spec, settings.temperature) for one in candidates(specs)]
+    advanced = lambda measured: told(f"grid: {len(measured.groups)} of {len(suite.items)} prompts")  # noqa: E731
+    rows = rows_of(measure(model, methods, suite, 1, settings, advanced), lambda text: math.nan, None)
+    speeds = {row.drafter: row.speed.tokens_per_second for row in rows if row.speed is not None}
+    ranked = dict(sorted(speeds.items(), key=lambda one: -one[1]))
+    return ranked, time.perf_counter() - began
 
 
 def seconds_of(model: Loaded, specs: list[str], suite: Suite, settings: Settings) -> dict[str, list[float]]:
     """Of each spec: the seconds of each prompt, the median of its runs. Fails where an output differs."""
-    methods = [method_of(model, Way(spec, 1), settings) for spec in specs]
+    methods = [Frugal(model, spec, settings.temperature) for spec in specs]
     found = measure(model, methods, suite, 1, settings)
     for trace in found.traces:
         if trace.error is not None:
@@ -116,8 +107,7 @@ def main() -> None:
     seen = replace(prompts, items=tuple(items[: options.prompts]))
     unseen = replace(prompts, items=tuple(items[options.prompts :][: options.held_out]))
     specs = split_drafters(options.drafters)
-    rounds, took = grid(model, specs, seen, settings)
-    ranked = sorted(rounds.found, key=lambda way: -rounds.speed(way).tokens_per_second)
+    ranked, took = grid(model, specs, seen, settings)
     tuned = tune(model, specs, seen, Goal(), settings, options.share * took, told)
     if tuned is None:
         raise SystemExit("interrupted")
@@ -131,9 +121,9 @@ def main() -> None:
         "grid_seconds": took,
         "tune_seconds": tuned.seconds,
         "share": tuned.seconds / took,
-        "grid": {way.spec: rounds.speed(way).tokens_per_second for way in ranked},
-        "tuned": {"spec": tuned.way.spec, **asdict(tuned.speed)},
-        "held_out": compared(model, tuned.way.spec, ranked[0].spec, unseen, again),
+        "grid": ranked,
+        "tuned": {"spec": tuned.way.spec, "tau": tuned.row.tau, **asdict(tuned.row.speed)},
+        "held_out": compared(model, tuned.way.spec, next(iter(ranked)), unseen, again),
     }
     print(json.dumps(result, indent=1))
     if options.out:

@@ -1,4 +1,4 @@
-"""What ``outpace tune`` tries: drafters by name, each with the options that matter for speed."""
+"""Candidates of ``outpace tune``: drafters by name, each with the options that matter for speed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from outpace.bench.runs import BASELINE
 from outpace.drafters import load_drafter
 
-# Steps that take longer than so many plain ones are left out: hardly any draft gives as many tokens.
+# Steps that take longer than this many plain ones are left out: hardly any draft gives as many tokens.
 COSTLIEST = 4.0
 _WIDTHS = (4, 8, 16, 32, 64)
 _WINDOWS = ((2, 3, 2), (3, 3, 3), (4, 4, 4), (5, 5, 5), (7, 5, 7), (10, 5, 10), (15, 5, 15))
@@ -17,17 +17,17 @@ _WINDOWS = ((2, 3, 2), (3, 3, 3), (4, 4, 4), (5, 5, 5), (7, 5, 7), (10, 5, 10), 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A drafter's spec, and how many nodes its drafts have at most; None where that is for it to say."""
+    """A drafter's spec, and the largest number of nodes of its drafts; None where the drafter decides."""
 
     spec: str
     nodes: int | None = None
 
 
 def candidates(specs: Seq[str]) -> list[Candidate]:
-    """The candidates that drafters stand for, plain decoding first.
+    """List the candidates that drafters stand for, plain decoding first.
 
-    A name alone stands for itself, which the governor then guides, and for its options of several widths. A
-    spec with options stands for itself.
+    A name alone stands for itself, governed, and for its options of several widths. A spec with options
+    stands for itself.
 
     Raises:
         OutpaceError: an unknown drafter or option.
@@ -60,14 +60,14 @@ def _of_widths(name: str) -> Iterator[Candidate]:
 
 
 def affordable(found: Seq[Candidate], seconds: Mapping[int, float]) -> list[Candidate]:
-    """Those whose steps may pay, by what steps were measured to take.
+    """Keep the candidates whose steps may pay, by the measured seconds of steps.
 
     Args:
         seconds: of a step, by the rows of each prompt; that of 1 row is a plain step's.
     """
 
     def costs(rows: int) -> float:
-        """Of the widest measured step that is not wider: a lower bound, so that none is left out wrongly."""
+        """Seconds of the widest measured step that is not wider: a lower bound, so that none is lost."""
         return seconds[max(width for width in seconds if width <= rows)]
 
     limit = COSTLIEST * seconds[1]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from outpace.bench.lab.roof import Roof
-from outpace.bench.promise import broken
 from outpace.bench.rows import Row
 from outpace.core import OutpaceError
 
@@ -50,8 +49,7 @@ class Record:
     @property
     def broken(self) -> list[Row]:
         """Rows of ours whose outputs differ from plain decoding's against the promise."""
-        ours = [row for row in self.rows if row.promised and not row.peer]
-        return [row for row in ours if broken(row.differences, self.model["dtype"])]
+        return [row for row in self.rows if not row.peer and row.breaks_promise(self.model["dtype"])]
 
 
 def as_json(record: Record) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from outpace.bench.statistics import ratio, repeated_4grams
 from outpace.targets.drift import parting
 
 Margin = Callable[[Seq[int]], float]
+NEAR_TIE = 1e-4  # of two logits
+_PROMISED = ("float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,18 @@ class Row:
     error: str | None = None
     adaptive: bool = False
 
+    def breaks_promise(self, dtype: str) -> bool:
+        """Whether outputs differ from plain decoding's that are promised to be equal.
+
+        In float32 a near-tie may go either way. In smaller dtypes near-ties are common: nothing is promised.
+
+        Args:
+            dtype: the model's, as torch writes it.
+        """
+        if not self.promised or dtype not in _PROMISED:
+            return False
+        return any(one.margin is None or one.margin >= NEAR_TIE for one in self.differences)
+
     @property
     def label(self) -> str:
         """What the method is called: with its verifier, where that changes tokens."""
@@ -120,6 +134,7 @@ def rows_of(measured: Measured, margin: Margin, roof: Roof | None) -> list[Row]:
 
 
 def _row(measured: Measured, trace: Trace, margin: Margin, roof: Roof | None) -> Row:
+    groups = measured.groups[: len(trace.runs)] if trace.left else measured.groups
     head = Row(
         suite=measured.suite.name,
         drafter=trace.name,
@@ -128,11 +143,11 @@ def _row(measured: Measured, trace: Trace, margin: Margin, roof: Roof | None) ->
         verifier=trace.verifier,
         promised=trace.promised,
         lossy=trace.lossy,
-        prompts=sum(map(len, measured.groups)),
+        prompts=sum(map(len, groups)),
         error=trace.error,
         adaptive=trace.adaptive,
     )
-    if trace.error is not None or not measured.groups:
+    if trace.error is not None or not groups:
         return head
     runs = [run for group in trace.runs for repeat in group for run in repeat]
     outputs = [output for run in runs for output in run.outputs]
@@ -141,7 +156,7 @@ def _row(measured: Measured, trace: Trace, margin: Margin, roof: Roof | None) ->
     accepted = _total([run.accepted for run in runs])
     tokens = sum(map(len, outputs))
     differences = differences_of(measured, trace, margin)
-    places = range(len(measured.groups))
+    places = range(len(groups))
     return Row(
         **{
             **vars(head),

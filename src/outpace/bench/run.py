@@ -43,6 +43,7 @@ class Trace:
         runs: its runs, [group][repeat][turn].
         error: why it failed; it is not asked again then.
         adaptive: a governor decided how much it drafted.
+        left: it is not asked any more, because it was too slow.
     """
 
     name: str
@@ -53,6 +54,12 @@ class Trace:
     runs: list[list[list[Run]]] = field(default_factory=list)
     error: str | None = None
     adaptive: bool = False
+    left: bool = False
+
+    @property
+    def active(self) -> bool:
+        """Whether the method goes on decoding."""
+        return self.error is None and not self.left
 
 
 @dataclass
@@ -83,9 +90,8 @@ def measure(
     suite: Suite,
     batch: int,
     settings: Settings,
-    advanced: Callable[[], None] = lambda: None,
+    advanced: Callable[[Measured], None] = lambda measured: None,
     stopped: Callable[[], bool] = lambda: False,
-    warm: bool = False,
 ) -> Measured:
     """Decode a suite by every method.
 
@@ -94,9 +100,8 @@ def measure(
 
     Args:
         methods: plain decoding first.
-        advanced: called after each group of prompts.
+        advanced: called after each group of prompts with what was measured so far; it may let methods leave.
         stopped: asked before each run; then only whole groups count.
-        warm: the methods have decoded other prompts of this suite before, at this batch.
 
     Raises:
         OutpaceError: plain decoding failed.
@@ -105,13 +110,12 @@ def measure(
     groups = [items[start : start + batch] for start in range(0, len(items), batch)]
     traces = [Trace(m.name, m.peer, m.promised, m.lossy, m.verifier, adaptive=m.adaptive) for m in methods]
     measured = Measured(suite, batch, settings, traces=traces)
-    # Other orders for each suite, for each batch, and for prompts that are measured round by round.
+    # Other orders for each suite and for each batch.
     key = f"{settings.seed}, {batch}, {items[0].id}"
     runner = _Runner(subject, list(zip(methods, traces, strict=True)), settings, stopped, key)
-    if not warm:
-        for method in methods:
-            method.begin(anew=True)
-        runner.warm_up(groups[0])
+    for method in methods:
+        method.begin(anew=True)
+    runner.warm_up(groups[0])
     with _settled():
         for repeat in range(settings.repeats):
             for method in methods:
@@ -124,11 +128,11 @@ def measure(
                     measured.groups.append(group)
                     measured.prompts.append(found.prompts)
                 for trace in traces:
-                    if trace.error is None:
+                    if trace.active:
                         if repeat == 0:
                             trace.runs.append([])
                         trace.runs[place].append(found.runs[trace.name])
-                advanced()
+                advanced(measured)
     return measured
 
 
@@ -211,7 +215,7 @@ class _Runner:
 
     def _one(self, method: Method, trace: Trace, request: Request) -> Run | None:
         """One run; an error fails the method's row, and all others go on."""
-        if trace.error is not None:
+        if not trace.active:
             return None
         try:
             return method.run(request)

@@ -88,7 +88,7 @@ def speed_of(measured: Measured, trace: Trace, places: Seq[int]) -> Speed:
 
 def samples_of(measured: Measured, trace: Trace) -> list[Sample]:
     """What was measured of each group."""
-    groups = zip(measured.groups, map(_whole, trace.runs), strict=True)
+    groups = zip(measured.groups, map(_whole, trace.runs), strict=False)  # fewer runs if it left early
     return [Sample(tuple(item.id for item in group), *timed) for group, timed in groups]
 
 
@@ -139,7 +139,7 @@ def _ratios(mine: Seq[_Timed], theirs: Seq[_Timed]) -> list[float]:
 def speed_of_categories(measured: Measured, trace: Trace) -> dict[str, Speed]:
     """The speed in each category; none where prompts of several were decoded together."""
     found: dict[str, list[int]] = {}
-    for place, group in enumerate(measured.groups):
+    for place, group in enumerate(measured.groups[: len(trace.runs)]):
         names = {item.category for item in group}
         if len(names) > 1:
             return {}

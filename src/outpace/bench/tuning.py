@@ -1,7 +1,10 @@
-"""Which drafter, with which options, is the fastest for a model, a machine and a user's prompts.
+"""Choice of the fastest drafter and its options for a model, a machine and a user's prompts.
 
-Measured are the seconds of a step by its width and by the prompts decoded at once, which leaves out drafts
-too wide to pay; then every candidate on the same prompts, in rounds of successive halving.
+The benchmark decodes the prompts by all candidates in turns, and slow ones leave as it goes on. Their number
+falls evenly on a logarithmic scale, from all of them at the start to one at the end of the time: successive
+halving (Karnin, Koren, Somekh 2013, *Almost Optimal Exploration in Multi-Armed Bandits*; Jamieson, Talwalkar
+2016, arXiv 1502.07943) with a step after every prompt. The time spent on n candidates is the same for each
+doubling of n, so those that are close to each other in the end were measured most.
 """
 
 from __future__ import annotations
@@ -11,63 +14,146 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
-from outpace.bench.candidates import affordable, candidates
-from outpace.bench.halving import Halving, Round
+from outpace.bench.candidates import Candidate, affordable, candidates
 from outpace.bench.items import Suite
-from outpace.bench.lab.roof import WIDTHS, measure_widths
-from outpace.bench.promise import broken
-from outpace.bench.rows import Difference, differences_of
-from outpace.bench.run import Settings
-from outpace.bench.runs import BASELINE
+from outpace.bench.lab.roof import WIDTHS, measure_widths, wait
+from outpace.bench.ours import Ours
+from outpace.bench.rows import Row, rows_of
+from outpace.bench.run import Measured, Settings, Trace, measure
+from outpace.bench.runs import BASELINE, Request, Run
 from outpace.bench.subject import Subject
-from outpace.bench.ways import Frugal, Goal, Rounds, Way, WaySpeed, method_of
 from outpace.core import OutpaceError
 from outpace.targets.drift import margin
 
+THROUGHPUT, LATENCY = "throughput", "latency"
 _CONTEXT = 128  # rows in the cache when steps are measured
 
 
-@dataclass
-class Tuned:
-    """What tuning found.
+@dataclass(frozen=True)
+class Goal:
+    """What is to be fast.
 
     Attributes:
-        way: the choice.
-        speed: what to expect of it.
-        halving: how it came about, candidates under ``str(way)``.
-        steps: seconds of a step: prompts at once -> rows of each -> seconds.
-        left_out: ways whose steps take too long to pay.
-        taus: tokens per step of every candidate that was measured, under ``str(way)``.
-        seconds: that tuning took.
+        objective: ``throughput``, tokens per second of all prompts together, or ``latency``, tokens per
+            second of one of them.
+        batches: numbers of prompts decoded at once; the best of them is chosen.
     """
 
-    way: Way
-    speed: WaySpeed
-    halving: Halving
-    steps: dict[int, dict[int, float]]
-    left_out: list[Way]
-    taus: dict[str, float]
-    seconds: float
+    objective: str = THROUGHPUT
+    batches: tuple[int, ...] = (1,)
+
+    def __post_init__(self) -> None:
+        if self.objective not in (THROUGHPUT, LATENCY):
+            raise OutpaceError(
+                f"there is no objective {self.objective!r}; there are: {THROUGHPUT}, {LATENCY}"
+            )
+        if self.objective == LATENCY and len(self.batches) > 1:
+            raise OutpaceError(
+                "latency is least with one prompt at a time; give one --batch, that of the use to come"
+            )
+
+    def seconds(self, run: Run) -> float:
+        """Seconds of a run as the objective counts them."""
+        return run.seconds if self.objective == THROUGHPUT else sum(run.last_seconds)
+
+    def rows(self, measured: Measured, margin: Callable[[Seq[int]], float]) -> list[Row]:
+        """A row per method, with the seconds that the objective counts."""
+        for trace in measured.traces:
+            trace.runs = [
+                [[replace(run, seconds=self.seconds(run)) for run in turns] for turns in repeats]
+                for repeats in trace.runs
+            ]
+        return rows_of(measured, margin, None)
+
+
+class Way(NamedTuple):
+    """A way of decoding: a drafter's spec, and how many prompts at once."""
+
+    spec: str
+    batch: int
+
+    def __str__(self) -> str:
+        return self.spec if self.batch == 1 else f"{self.spec}, {self.batch} at once"
 
 
 @dataclass(frozen=True)
-class Verified:
-    """What a choice did on prompts that it was not chosen on.
+class Tuned:
+    """Result of tuning.
 
     Attributes:
-        speed: beside plain decoding of the same prompts.
-        differences: where its outputs are not plain decoding's.
-        broken: whether these break the promise that they are.
+        way: the choice.
+        rows: what was measured of each candidate, plain decoding included; one that failed has an error.
+        steps: seconds of a step: prompts at once -> rows of each -> seconds.
+        left_out: ways whose steps take too long to pay.
+        seconds: duration of tuning.
     """
 
-    speed: WaySpeed
-    differences: tuple[Difference, ...]
-    broken: bool
+    way: Way
+    rows: dict[Way, Row]
+    steps: dict[int, dict[int, float]]
+    left_out: list[Way]
+    seconds: float
+
+    @property
+    def row(self) -> Row:
+        """What to expect of the choice."""
+        return self.rows[self.way]
 
 
-class _TooLittleTime(Exception):
-    """The time is up, or somebody wants to stop, before any candidate was asked."""
+class Frugal(Ours):
+    """A drafter whose engine holds a cache only while it decodes, so that many fit into memory together.
+
+    The room for a run is made before its seconds begin.
+    """
+
+    def __init__(self, subject: Subject, spec: str, temperature: float = 0.0) -> None:
+        try:
+            super().__init__(subject.target, spec, temperature=temperature)
+        except OutpaceError as error:
+            raise type(error)(f"{spec}: {error}") from None
+        self._device = subject.device
+        self._engine.make_room(1, 1)
+
+    def begin(self, anew: bool = False) -> None:
+        """A new engine, as small."""
+        super().begin(anew)
+        self._engine.make_room(1, 1)
+
+    def run(self, request: Request) -> Run:
+        """Decode, step by step."""
+        longest = max(map(len, request.prompts))
+        self._engine.make_room(len(request.prompts), longest + request.max_new_tokens + 64)
+        wait(self._device)
+        try:
+            return super().run(request)
+        finally:
+            self._engine.make_room(1, 1)
+
+
+class _Over(Exception):
+    """The time is up, or the user wants to stop."""
+
+
+@dataclass(frozen=True)
+class _Watch:
+    """The clock, and the ways to show that time goes by and to be stopped."""
+
+    report: Callable[[str], None]
+    stopped: Callable[[], bool]
+    clock: Callable[[], float]
+
+    def over(self, deadline: float) -> bool:
+        """Whether to stop; called before each run."""
+        self.report("")
+        return self.stopped() or self.clock() >= deadline
+
+    def check(self, deadline: float) -> None:
+        """End what goes on if it is time."""
+        if self.over(deadline):
+            raise _Over
 
 
 def tune(
@@ -86,10 +172,10 @@ def tune(
     Args:
         specs: drafters; see ``candidates``.
         suite: prompts to measure on; the first of them should be like the others.
-        budget: seconds for all of it.
-        report: called before each run, with what is being measured.
+        budget: seconds for all of it; each batch has an equal part of what the steps leave.
+        report: called with what is being measured, and with "" before each run.
         stopped: asked before each run.
-        clock: what the budget is read from.
+        clock: source of the time.
 
     Returns:
         None if it was stopped.
@@ -99,81 +185,113 @@ def tune(
             time to measure every candidate once.
     """
     began = clock()
-    if len(suite.items) < goal.unit:
+    most = max(goal.batches)
+    if len(suite.items) < most:
         raise OutpaceError(
-            f"{suite.name} has {len(suite.items)} prompts, and {goal.unit} are decoded at a time; give more "
+            f"{suite.name} has {len(suite.items)} prompts, and {most} are decoded at a time; give more "
             "prompts, or another --batch"
         )
 
-    def over() -> bool:
-        return stopped() or clock() - began >= budget
-
-    def tick() -> None:
-        report("")
-        if over():
-            raise _TooLittleTime
-
+    watch = _Watch(report, stopped, clock)
     found = candidates(specs)
-    report("steps")
+    rows: dict[Way, Row] = {}
+    left_out: list[Way] = []
+    doing = "this model's steps"
     try:
-        steps = {batch: measure_steps(subject, batch, tick) for batch in goal.batches}
-        known = {batch: affordable(found, by_rows) for batch, by_rows in steps.items()}
-        ways = [Way(one.spec, batch) for batch in goal.batches for one in known[batch]]
-        methods = _methods(subject, ways, settings, tick)
-    except _TooLittleTime:
+        report("steps")
+        check = partial(watch.check, began + budget)
+        steps = {batch: measure_steps(subject, batch, check) for batch in goal.batches}
+        for place, batch in enumerate(goal.batches):
+            fit = affordable(found, steps[batch])
+            left_out += [Way(one.spec, batch) for one in found if one not in fit]
+            doing = f"each of {len(fit)} candidates once"
+            deadline = clock() + (began + budget - clock()) / (len(goal.batches) - place)
+            measured = _race(subject, fit, suite, Goal(goal.objective, (batch,)), settings, watch, deadline)
+            rows |= {Way(row.drafter, batch): row for row in goal.rows(measured, lambda text: math.nan)}
+    except _Over:
         if stopped():
             return None
         raise OutpaceError(
-            f"{budget:g} seconds are not enough to measure this model's steps; give a larger --budget"
+            f"{budget:g} seconds are not enough to measure {doing}; give a larger --budget, fewer "
+            "--drafters, or a smaller --max-new-tokens"
         ) from None
-    everything = [Way(one.spec, batch) for batch in goal.batches for one in found]
-    rounds = Rounds(subject, suite, goal, settings, methods)
-    halving = Halving(
-        [str(way) for way in ways],
-        len(suite.items) // goal.unit,
-        budget,
-        [str(way) for way in ways if way.spec == BASELINE],
-    )
-    halving.spend(clock() - began)
-    while not over() and (todo := halving.next()) is not None:
-        rivals = len(todo.names) - len(halving.baselines)
-        report(f"{rivals} candidates left" if rivals > 1 else f"{todo.names[0]} left")
-        rounds.run(todo, halving, over, report)
-        halving.spend(clock() - began - halving.spent)
     if stopped():
         return None
-    if not any(one.measured for one in halving.candidates.values()):
-        _explain(halving, budget)
-    best = next(way for way in ways if str(way) == halving.best.name)
-    left_out = [way for way in everything if way not in ways]
-    return Tuned(best, rounds.speed(best), halving, steps, left_out, rounds.taus(), clock() - began)
+    # Of each batch those that were measured to the end: whoever left before was slower on the same prompts.
+    end = {batch: rows[Way(BASELINE, batch)].prompts for batch in goal.batches}
+    last = {way: row.speed for way, row in rows.items() if row.speed and row.prompts == end[way.batch]}
+    best = max(last, key=lambda way: last[way].tokens_per_second)
+    return Tuned(best, rows, steps, left_out, clock() - began)
 
 
-def _methods(
-    subject: Subject, ways: Seq[Way], settings: Settings, before: Callable[[], None]
-) -> dict[Way, Frugal]:
-    """A method for each way; weights of drafters may have to be read."""
-    found = {}
-    for way in ways:
-        before()
-        found[way] = method_of(subject, way, settings)
-    return found
+def _race(
+    subject: Subject,
+    fit: Seq[Candidate],
+    suite: Suite,
+    goal: Goal,
+    settings: Settings,
+    watch: _Watch,
+    deadline: float,
+) -> Measured:
+    """Measure candidates until two are left and time or prompts are used up, for a goal of one batch.
+
+    Raises:
+        _Over: before every candidate had decoded a group of prompts. OutpaceError: plain decoding failed.
+    """
+    methods = []
+    for one in fit:
+        watch.check(deadline)  # weights of drafters may have to be read
+        methods.append(Frugal(subject, one.spec, settings.temperature))
+    (batch,) = goal.batches
+    groups = len(suite.items) // batch
+    whole = replace(suite, items=suite.items[: groups * batch])
+    race = _Race(goal, groups, len(fit) - 1, watch, deadline)
+    measured = measure(subject, methods, whole, batch, settings, race.advance, partial(watch.over, deadline))
+    if not measured.groups:
+        raise _Over
+    return measured
 
 
-def _explain(halving: Halving, budget: float) -> None:
-    reasons = [one.failed for one in halving.candidates.values() if one.failed]
-    if reasons:
-        raise OutpaceError(f"no candidate could be measured: {reasons[0]}")
-    raise OutpaceError(
-        f"{budget:g} seconds are not enough to measure each of {len(halving.candidates)} candidates once; "
-        "give a larger --budget, fewer --drafters, or a smaller --max-new-tokens"
-    )
+@dataclass
+class _Race:
+    """The rule by which candidates leave.
+
+    Attributes:
+        groups: groups of prompts in the suite.
+        rivals: candidates at the start; plain decoding is none of them and stays, to be compared with.
+        deadline: end of the race, by the watch.
+        spent: seconds of all runs so far.
+    """
+
+    goal: Goal
+    groups: int
+    rivals: int
+    watch: _Watch
+    deadline: float
+    spent: float = 0.0
+
+    def advance(self, measured: Measured) -> None:
+        """Let the slowest leave after a group of prompts; two stay until time or prompts are used up."""
+        racing = [trace for trace in measured.traces[1:] if trace.active]
+        self.spent += sum(run.seconds for trace in (measured.traces[0], *racing) for run in trace.runs[-1][0])
+        used = self.spent / (self.spent + max(0.0, self.deadline - self.watch.clock()))
+        # Where time is plenty, prompts are not: n candidates decode groups / n groups of them.
+        keep = math.ceil(min(self.rivals ** (1 - used), self.groups / len(measured.groups)))
+        racing.sort(key=self._speed, reverse=True)
+        for trace in racing[keep:]:
+            trace.left = True
+        count = min(keep, len(racing))
+        self.watch.report(f"{count} candidates left" if count != 1 else f"{racing[0].name} left")
+
+    def _speed(self, trace: Trace) -> float:
+        runs = [run for repeats in trace.runs for run in repeats[0]]
+        return sum(run.tokens for run in runs) / sum(map(self.goal.seconds, runs))
 
 
 def measure_steps(
     subject: Subject, batch: int, before: Callable[[], None] = lambda: None
 ) -> dict[int, float]:
-    """Seconds of a step over ``batch`` prompts, by the rows of each: 1 row is a plain step.
+    """Measure the seconds of a step over ``batch`` prompts, by the rows of each: 1 row is a plain step.
 
     Args:
         before: called before each forward; what it raises ends the measurement.
@@ -187,28 +305,22 @@ def measure_steps(
 
 def verify(
     subject: Subject, way: Way, suite: Suite, goal: Goal, settings: Settings, stopped: Callable[[], bool]
-) -> Verified | None:
-    """How a choice does on other prompts, in turns with plain decoding; None if it was stopped.
+) -> Row | None:
+    """Measure a choice on other prompts, in turns with plain decoding.
+
+    Returns:
+        Its row; None if it was stopped.
 
     Raises:
         OutpaceError: it failed.
     """
-    ways = [Way(BASELINE, way.batch), way] if way.spec != BASELINE else [way]
-    rounds = Rounds(
-        subject,
-        suite,
-        replace(goal, batches=(way.batch,)),
-        settings,
-        {one: method_of(subject, one, settings) for one in ways},
-    )
-    count = len(suite.items) // way.batch
-    halving = Halving([str(one) for one in ways], count, math.inf, [str(one) for one in ways])
-    (measured,) = rounds.run(Round(tuple(str(one) for one in ways), 0, count), halving, stopped)
+    specs = dict.fromkeys((BASELINE, way.spec))
+    methods = [Frugal(subject, spec, settings.temperature) for spec in specs]
+    part = replace(suite, items=suite.items[: len(suite.items) // way.batch * way.batch])
+    measured = measure(subject, methods, part, way.batch, settings, stopped=stopped)
     if stopped():
         return None
-    failed = halving.candidates[str(way)].failed
-    if failed:
-        raise OutpaceError(failed)
-    chosen = measured.traces[-1]
-    found = differences_of(measured, chosen, lambda text: margin(subject.target, text))
-    return Verified(rounds.speed(way), tuple(found), chosen.promised and broken(found, subject.dtype))
+    row = goal.rows(measured, partial(margin, subject.target))[-1]
+    if row.error is not None:
+        raise OutpaceError(f"{way}: {row.error}")
+    return row

@@ -35,7 +35,7 @@ from outpace.bench.methods import (
 from outpace.bench.peers import versions_of
 from outpace.bench.record import Record
 from outpace.bench.rows import rows_of
-from outpace.bench.run import Settings, measure, said
+from outpace.bench.run import Measured, Settings, measure, said
 from outpace.bench.runs import Method
 from outpace.bench.subject import fitting
 from outpace.bench.suites import load_suite
@@ -288,8 +288,8 @@ def _measure(chosen: Plan, model: Loaded, suites: Seq[Suite], methods: Seq[Metho
     found.whole = not failures and not found.interrupted
 
 
-def _advance(progress: Bar, name: str) -> Callable[[], None]:
-    return lambda: progress.advance(name)
+def _advance(progress: Bar, name: str) -> Callable[[Measured], None]:
+    return lambda measured: progress.advance(name)
 
 
 def _of_batch(methods: Seq[Method], batch: int, notes: list[str]) -> list[Method]:

@@ -73,7 +73,7 @@ def run(
             grid,
             from_text,
             batch,
-            lambda: progress.advance(f"{len(grid)} settings"),
+            lambda measured: progress.advance(f"{len(grid)} settings"),
             lambda: interrupt.raised,
         )
     show(found, screen.err() if to_json == STANDARD_OUTPUT else screen.out())

@@ -17,13 +17,13 @@ from outpace._version import __version__
 from outpace.bench.items import Suite, counted
 from outpace.bench.methods import split_drafters
 from outpace.bench.remarks import told
-from outpace.bench.rows import number
+from outpace.bench.rows import Row, number
 from outpace.bench.run import Settings
 from outpace.bench.runs import BASELINE
+from outpace.bench.speed import LEAST_GROUPS, Speed
 from outpace.bench.subject import fitting
 from outpace.bench.suites import load_suite
-from outpace.bench.tuning import Tuned, Verified, tune, verify
-from outpace.bench.ways import Goal, WaySpeed
+from outpace.bench.tuning import Goal, Tuned, Way, tune, verify
 from outpace.cli import screen
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.progress import Bar, bar
@@ -98,23 +98,20 @@ class Found:
         unseen: the prompts that were kept for verifying, if that was asked for.
         saved: whether the profile was written.
         verified: what the choice did on the prompts it has not seen; None before that.
+        broken: whether outputs differ there from plain decoding's that are promised to be equal.
     """
 
     tuned: Tuned
     profile: Profile
     unseen: Suite | None
     saved: bool = False
-    verified: Verified | None = None
+    verified: Row | None = None
+    broken: bool = False
 
     @property
     def whole(self) -> bool:
         """Whether all was done that was asked for."""
         return self.saved and (self.unseen is None or self.verified is not None)
-
-    @property
-    def broken(self) -> bool:
-        """Whether outputs differ from plain decoding's that were promised to be equal."""
-        return self.verified is not None and self.verified.broken
 
 
 def run(chosen: Plan, model: Loaded) -> Found | None:
@@ -155,17 +152,19 @@ def finish(found: Found, chosen: Plan, model: Loaded) -> None:
             found.verified = verify(
                 model, found.tuned.way, found.unseen, chosen.goal, chosen.settings, lambda: interrupt.raised
             )
+    found.broken = found.verified is not None and found.verified.breaks_promise(model.dtype)
 
 
 def _apart(suite: Suite, chosen: Plan) -> tuple[Suite, Suite | None]:
     """The prompts to tune on, and those kept for verifying."""
     if not chosen.verify:
         return suite, None
-    count = max(chosen.goal.unit, len(suite.items) // _HELD_OUT)
+    least = max(chosen.goal.batches)
+    count = max(least, len(suite.items) // _HELD_OUT)
     if len(suite.items) < 2 * count:
         raise OutpaceError(
             f"--verify needs prompts that were not tuned on, and {suite.name} has {len(suite.items)} that "
-            f"fit; give at least {2 * chosen.goal.unit}, or leave --verify out"
+            f"fit; give at least {2 * least}, or leave --verify out"
         )
     return replace(suite, items=suite.items[count:]), replace(suite, items=suite.items[:count])
 
@@ -191,15 +190,15 @@ class _Seconds:
 
 
 def _profile(tuned: Tuned, chosen: Plan) -> Profile:
-    speed = tuned.speed
+    row = tuned.row
     return Profile(
         drafter=tuned.way.spec,
         objective=chosen.goal.objective,
         batch=tuned.way.batch,
-        tokens_per_second=speed.tokens_per_second,
-        speedup=speed.speedup,
-        mean_accepted_length=speed.mean_accepted_length,
-        prompts=speed.prompts,
+        tokens_per_second=_speed(row).tokens_per_second,
+        speedup=_speed(row).speedup,
+        mean_accepted_length=row.tau or 0.0,
+        prompts=row.prompts,
         suite=chosen.suite.name,
         outpace=__version__,
         step_seconds=[
@@ -208,6 +207,12 @@ def _profile(tuned: Tuned, chosen: Plan) -> Profile:
             for rows, seconds in by_rows.items()
         ],
     )
+
+
+def _speed(row: Row) -> Speed:
+    """The speed of a row that did not fail."""
+    assert row.speed is not None
+    return row.speed
 
 
 # -- showing ---------------------------------------------------------------------------------------------
@@ -220,52 +225,60 @@ def as_json(found: Found, chosen: Plan) -> dict[str, Any]:
         "profile": asdict(found.profile),
         "out": str(chosen.out) if found.saved else None,
         "whole": found.whole,
-        "expected": asdict(tuned.speed),
-        "verified": None if checked is None else asdict(checked.speed),
-        "as_expected": None if checked is None else agrees(tuned.speed, checked.speed),
+        "expected": _figures(tuned.row),
+        "verified": None if checked is None else _figures(checked),
+        "as_expected": None if checked is None else agrees(_speed(tuned.row), _speed(checked)),
         "differences": [] if checked is None else [asdict(one) for one in checked.differences],
         "broken": found.broken,
-        "candidates": [
-            {
-                "name": one.name,
-                "tokens_per_second": one.speed,
-                "tau": tuned.taus.get(one.name),
-                "measured": one.measured,
-                "failed": one.failed,
-            }
-            for one in _ranked(tuned)
-        ],
+        "candidates": [{"name": str(way), **_figures(row)} for way, row in _ranked(tuned)],
         "left_out": [str(way) for way in tuned.left_out],
         "seconds": tuned.seconds,
     }
 
 
-def agrees(expected: WaySpeed, verified: WaySpeed) -> bool:
-    """Whether the intervals of two speedups have something in common; a single prompt's is a point."""
-    low, high = expected.interval or (expected.speedup,) * 2
-    other_low, other_high = verified.interval or (verified.speedup,) * 2
+def _figures(row: Row) -> dict[str, Any]:
+    speed = row.speed
+    return {
+        "tokens_per_second": speed and speed.tokens_per_second,
+        "speedup": speed and speed.speedup,
+        "interval": speed and speed.interval,
+        "tau": row.tau,
+        "prompts": row.prompts,
+        "equal": row.outputs - row.different,
+        "outputs": row.outputs,
+        "failed": row.error,
+    }
+
+
+def agrees(expected: Speed, verified: Speed) -> bool | None:
+    """Whether the intervals of two speedups meet; None where one has too few prompts for an interval."""
+    if expected.interval is None or verified.interval is None:
+        return None
+    (low, high), (other_low, other_high) = expected.interval, verified.interval
     return low <= other_high and other_low <= high
 
 
-def _ranked(tuned: Tuned) -> list[Any]:
-    """The candidates: those measured longest first, and of those the fastest."""
-    return sorted(tuned.halving.candidates.values(), key=lambda one: (-one.measured, -one.speed))
+def _ranked(tuned: Tuned) -> list[tuple[Way, Row]]:
+    """The candidates: those measured longest first, and of those the fastest; those that failed last."""
+
+    def order(one: tuple[Way, Row]) -> tuple[bool, int, float]:
+        row = one[1]
+        return row.speed is None, -row.prompts, -row.speed.tokens_per_second if row.speed else 0.0
+
+    return sorted(tuned.rows.items(), key=order)
 
 
 def table(found: Found, chosen: Plan) -> Table:
     """The candidates that were left longest."""
     tuned = found.tuned
-    made = Table(
-        title=f"{len(tuned.halving.candidates)} candidates, {tuned.seconds:.0f} s", title_justify="left"
-    )
+    made = Table(title=f"{len(tuned.rows)} candidates, {tuned.seconds:.0f} s", title_justify="left")
     for name in ("drafter", "prompts", "tau", "tokens/s"):
         made.add_column(name, justify="left" if name == "drafter" else "right")
-    ranked = [one for one in _ranked(tuned) if one.failed is None]
-    plain = [one for one in ranked[_SHOWN:] if one.name in tuned.halving.baselines]
-    for one in [*ranked[:_SHOWN], *plain]:
-        style = "bold green" if one.name == str(tuned.way) else ""
-        tau = number(tuned.taus.get(one.name))
-        made.add_row(one.name, str(one.measured * chosen.goal.unit), tau, f"{one.speed:.1f}", style=style)
+    for place, (way, row) in enumerate(_ranked(tuned)):
+        if row.speed is not None and (place < _SHOWN or way.spec == BASELINE):
+            style = "bold green" if way == tuned.way else ""
+            speed = number(row.speed.tokens_per_second, 1)
+            made.add_row(str(way), str(row.prompts), number(row.tau), speed, style=style)
     return made
 
 
@@ -278,7 +291,7 @@ def show(found: Found, chosen: Plan, console: Console) -> None:
 
 def lines(found: Found, chosen: Plan) -> list[str]:
     """The choice, what to expect of it, what failed, and what came of verifying."""
-    tuned, speed = found.tuned, found.tuned.speed
+    tuned, speed = found.tuned, _speed(found.tuned.row)
     each = "" if chosen.goal.objective == "throughput" else " for each prompt"
     said = [f"fastest: {tuned.way}"]
     if tuned.way.spec == BASELINE:
@@ -288,29 +301,34 @@ def lines(found: Found, chosen: Plan) -> list[str]:
     )
     if tuned.left_out:
         said.append(f"left out, as wider than what may pay: {', '.join(map(str, tuned.left_out))}")
-    said += [f"failed: {one.failed}" for one in _ranked(tuned) if one.failed is not None]
+    said += [f"failed: {way}: {row.error}" for way, row in tuned.rows.items() if row.error is not None]
     if found.verified is not None:
-        said += _verified(found.verified, speed, each)
+        said += _verified(found.verified, speed, each, found.broken)
     elif found.unseen is not None:
         said.append("not verified")
     said.append(f"profile: {chosen.out}" if found.saved else "no profile was written")
     return said
 
 
-def _verified(checked: Verified, expected: WaySpeed, each: str) -> list[str]:
+def _verified(checked: Row, expected: Speed, each: str, broken: bool) -> list[str]:
     """What the choice did on other prompts, and where its outputs are not plain decoding's."""
-    speed = checked.speed
+    speed = _speed(checked)
+    verdict = {
+        True: "as expected",
+        False: "not as expected",
+        None: f"too few to compare with what was expected: {LEAST_GROUPS} groups of prompts are the least",
+    }
     said = [
-        f"verified on {speed.prompts} other prompts: {speed.tokens_per_second:.1f} tokens/s{each}, "
-        f"{_times(speed)}, {speed.equal} of {speed.outputs} outputs equal to plain decoding's; "
-        + ("as expected" if agrees(expected, speed) else "not as expected")
+        f"verified on {checked.prompts} other prompts: {speed.tokens_per_second:.1f} tokens/s{each}, "
+        f"{_times(speed)}, {checked.outputs - checked.different} of {checked.outputs} outputs equal to plain "
+        f"decoding's; {verdict[agrees(expected, speed)]}"
     ]
     said += [f"  {told(one)}" for one in checked.differences]
-    if checked.differences and not checked.broken:
+    if checked.differences and not broken:
         said.append("  no promise is broken: in float32 a near-tie may go either way, in smaller dtypes any")
     return said
 
 
-def _times(speed: WaySpeed) -> str:
+def _times(speed: Speed) -> str:
     text = f"{speed.speedup:.2f} times"
     return text if speed.interval is None else f"{text} ({speed.interval[0]:.2f} to {speed.interval[1]:.2f})"

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from outpace.bench.items import Item, Suite
-from outpace.bench.run import Settings, measure
+from outpace.bench.rows import rows_of
+from outpace.bench.run import Measured, Settings, measure
 from outpace.bench.runs import Request, Run
 from outpace.bench.subject import encode, fitting, spoken
 from outpace.core import OutpaceError
@@ -41,7 +42,7 @@ def test_garbage_collections_leave_out_what_was_there_before(model: Loaded) -> N
         raise ValueError
 
     with pytest.raises(OutpaceError):
-        measure(model, [Told("none", [], fail)], texts(1), 1, Settings(max_new_tokens=4), warm=True)
+        measure(model, [Told("none", [], fail)], texts(1), 1, Settings(max_new_tokens=4))
     assert gc.get_freeze_count() == 0
 
 
@@ -88,10 +89,19 @@ def test_the_order_is_drawn_anew_and_again_with_the_same_seed(model: Loaded) -> 
     assert drawn(repeats=2)[24:] != rounds
 
 
-def test_a_round_of_a_suite_already_begun_does_not_begin_it_anew(model: Loaded) -> None:
-    method = Told("none", [])
-    measure(model, [method], texts(2), 1, Settings(max_new_tokens=4), warm=True)
-    assert method.begun == [False]
+def test_who_has_left_is_not_asked_any_more(model: Loaded) -> None:
+    log: list[tuple[str, Request]] = []
+
+    def advanced(measured: Measured) -> None:
+        measured.traces[1].left = len(measured.groups) >= 2
+
+    methods = [Told(name, log) for name in ("none", "a", "b")]
+    found = measure(model, methods, texts(4), 1, Settings(max_new_tokens=4), advanced)
+    assert [len(trace.runs) for trace in found.traces] == [4, 2, 4]
+    assert sum(name == "a" for name, _ in log) == 1 + 2
+    rows = rows_of(found, lambda text: 0.0, None)
+    assert [row.prompts for row in rows] == [4, 2, 4] and [row.outputs for row in rows] == [4, 2, 4]
+    assert rows[1].speed is not None and rows[1].speed.groups == 2 and len(rows[1].samples) == 2
 
 
 def test_a_conversation_goes_on_from_plain_decodings_answer_for_all(model: Loaded) -> None:

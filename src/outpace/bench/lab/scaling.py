@@ -26,7 +26,7 @@ from outpace.bench.items import Suite
 from outpace.bench.lab.roof import Work
 from outpace.bench.ours import Ours
 from outpace.bench.rows import rows_of
-from outpace.bench.run import Settings, measure
+from outpace.bench.run import Measured, Settings, measure
 from outpace.bench.runs import BASELINE
 from outpace.bench.statistics import ratio
 from outpace.bench.subject import Subject
@@ -186,7 +186,7 @@ def measure_scaling(
     grid: Seq[Setting],
     from_text: bool = False,
     batch: int = 1,
-    advanced: Callable[[], None] = lambda: None,
+    advanced: Callable[[Measured], None] = lambda measured: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Scaling:
     """Count the steps of every setting on a suite; seconds do not matter, so prompts may be decoded together.

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.bench.halving import Halving, Round
 from outpace.bench.items import Item, Suite
 from outpace.bench.ours import Ours
-from outpace.bench.run import Settings
+from outpace.bench.run import Settings, measure
 from outpace.bench.runs import Request
-from outpace.bench.ways import Frugal, Goal, Rounds, Way, method_of
+from outpace.bench.tuning import Frugal
 from outpace.cache import _Lane
 from outpace.loading import Loaded
 
@@ -89,23 +88,18 @@ def test_an_error_gives_the_room_back_too(model: Loaded, monkeypatch: pytest.Mon
 
 
 def test_one_candidate_at_a_time_has_a_cache(model: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [Way(spec, 2) for spec in SPECS]
-    settings = Settings(max_new_tokens=8)
-    methods = {way: method_of(model, way, settings) for way in names}
+    methods = [Frugal(model, spec) for spec in SPECS]
     suite = Suite("some", tuple(Item(str(i), "all", (f"say {i}",)) for i in range(4)), "here")
     most: list[int] = []
     right = Ours.run
 
     def spied(self: Ours, asked: Request) -> Any:
-        most.append(sum(one._engine.room != (1, 1) for one in methods.values()))
+        most.append(sum(one._engine.room != (1, 1) for one in methods))
         return right(self, asked)
 
     monkeypatch.setattr(Ours, "run", spied)
-    halving = Halving([str(way) for way in names], 2, 60.0, [str(names[0])])
-    rounds = Rounds(model, suite, Goal(batches=(2,)), settings, methods)
-    rounds.run(Round(tuple(str(way) for way in names), 0, 2), halving, lambda: False)
+    measure(model, methods, suite, 2, Settings(max_new_tokens=8))
     assert most == [1] * len(SPECS) * 3  # a warm-up, and two groups of prompts
-    assert rounds.taus().keys() == {str(way) for way in names}
 
 
 def test_what_is_on_a_gpu_is_waited_for(model: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
