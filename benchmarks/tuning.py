@@ -41,7 +41,7 @@ def told(text: str) -> None:
 
 
 def grid(model: Loaded, specs: list[str], suite: Suite, settings: Settings) -> tuple[dict[str, float], float]:
-    """Every candidate on every prompt: tokens per second of each, the fastest first; and the seconds taken."""
+    """Every candidate on every prompt: tokens per second of each, fastest first; and the seconds taken."""
     began = time.perf_counter()
     methods = [Frugal(model, one.spec, settings.temperature) for one in candidates(specs)]
     advanced = lambda measured: told(f"grid: {len(measured.groups)} of {len(suite.items)} prompts")  # noqa: E731

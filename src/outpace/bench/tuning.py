@@ -26,6 +26,7 @@ from outpace.bench.run import Measured, Settings, Trace, measure
 from outpace.bench.runs import BASELINE, Request, Run
 from outpace.bench.subject import Subject
 from outpace.core import OutpaceError
+from outpace.engine.parts import Adaptive
 from outpace.targets.drift import margin
 
 THROUGHPUT, LATENCY = "throughput", "latency"
@@ -109,9 +110,11 @@ class Frugal(Ours):
     The room for a run is made before its seconds begin.
     """
 
-    def __init__(self, subject: Subject, spec: str, temperature: float = 0.0) -> None:
+    def __init__(
+        self, subject: Subject, spec: str, temperature: float = 0.0, adaptive: Adaptive = "auto"
+    ) -> None:
         try:
-            super().__init__(subject.target, spec, temperature=temperature)
+            super().__init__(subject.target, spec, adaptive=adaptive, temperature=temperature)
         except OutpaceError as error:
             raise type(error)(f"{spec}: {error}") from None
         self._device = subject.device

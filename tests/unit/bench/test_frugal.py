@@ -32,7 +32,8 @@ def request(model: Loaded, texts: tuple[str, ...], seed: int) -> Request:
 @pytest.mark.parametrize("spec", SPECS)
 def test_what_is_said_is_the_same_and_drafters_remember(model: Loaded, spec: str) -> None:
     """The second run drafts from the first one's outputs, where the drafter remembers any."""
-    usual, frugal = Ours(model.target, spec, temperature=1.0), Frugal(model, spec, 1.0)
+    usual = Ours(model.target, spec, adaptive=False, temperature=1.0)
+    frugal = Frugal(model, spec, 1.0, adaptive=False)
     plain = Ours(model.target, "none", temperature=1.0)
     for seed in (3, 3, 5):
         asked = request(model, ("abcabcabc", "xyzxyz"), seed)

@@ -302,7 +302,7 @@ def test_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # -- early stopping --------------------------------------------------------------------------------------
 
-SIXTEEN = {f"jacobi:block={i}": 10.0 + i for i in range(2, 18)}
+SIXTEEN = {f"jacobi:num_speculative_tokens={i}": 10.0 + i for i in range(2, 18)}
 
 
 def prompts_of(found: Any) -> list[int]:
@@ -315,7 +315,7 @@ def test_with_time_for_all_prompts_each_doubling_leaves_half_the_candidates(
 ) -> None:
     made_up(monkeypatch, {"none": 5.0, **SIXTEEN})
     found = tune(SUBJECT, list(SIXTEEN), suite(80), Goal(), SETTINGS, 1e9)
-    assert found is not None and found.way.spec == "jacobi:block=17"
+    assert found is not None and found.way.spec == "jacobi:num_speculative_tokens=17"
     prompts = prompts_of(found)
     assert prompts[:2] == [80, 80] and prompts[2] == 40 and prompts[4] == 20 and prompts[8] == 10
     assert found.rows[Way("none", 1)].prompts == 80
@@ -336,9 +336,17 @@ def test_each_doubling_of_the_candidates_takes_the_same_time(monkeypatch: pytest
 
 def test_no_time_is_left_after_the_first_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    made_up(monkeypatch, dict.fromkeys(["none", *SIXTEEN], 10.0) | {"jacobi:block=9": 20.0}, clock)
+    made_up(
+        monkeypatch,
+        dict.fromkeys(["none", *SIXTEEN], 10.0) | {"jacobi:num_speculative_tokens=9": 20.0},
+        clock,
+    )
     found = tune(SUBJECT, list(SIXTEEN), suite(100), Goal(), SETTINGS, 34.0, clock=clock)
-    assert found is not None and found.way.spec == "jacobi:block=9" and set(prompts_of(found)) == {1}
+    assert (
+        found is not None
+        and found.way.spec == "jacobi:num_speculative_tokens=9"
+        and set(prompts_of(found)) == {1}
+    )
 
 
 def test_who_left_early_is_not_chosen_though_later_prompts_are_slower_for_all(
@@ -361,7 +369,7 @@ def test_who_left_early_is_not_chosen_though_later_prompts_are_slower_for_all(
 def test_noise_costs_little(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Seconds of a prompt are off by up to a half, and the choice is among the best three of 32."""
     draws, clock = random.Random(seed), Clock()
-    speeds = {"none": 1.0} | {f"jacobi:block={i}": 10.0 * 1.05**i for i in range(2, 34)}
+    speeds = {"none": 1.0} | {f"jacobi:num_speculative_tokens={i}": 10.0 * 1.05**i for i in range(2, 34)}
 
     def seconds(name: str, request: Request) -> tuple[float, list[float]]:
         took = 10 / speeds[name] * (1 + 0.5 * draws.uniform(-1, 1))
