@@ -7,18 +7,25 @@ They nest, for a drafter that is made of others::
     value   = text | group {"+" group}                  groups, where the option takes drafters
     group   = "(" spec ")"
 
-as in ``combined:(lookahead:window=5,ngram=4)+(prompt_lookup),max_nodes=40``. A text may hold commas within
-parentheses; parentheses must be balanced in it.
+as in ``combined:(lookahead:window=5,ngram=4)+(prompt_lookup),max_nodes=40``. A text may contain commas within
+parentheses; its parentheses must be balanced.
+
+A name is one of a table, one that an installed package registers as an entry point, or the path of a class:
+``my_package.my_module:Mine:window=3``. Classes of other packages are imported when a spec names them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import Any, Generic, Literal, TypeVar
 
 from outpace.core import OutpaceError
@@ -35,21 +42,72 @@ _KINDS = {
 }
 
 
-def load(kind: str, table: Mapping[str, type[T]], spec: str) -> T:
-    """What a spec string ``name:option=value,option=value`` describes.
+def load(kind: str, table: Mapping[str, type[T]], spec: str, base: type[T] | None = None) -> T:
+    """The object that a spec string ``name:option=value,option=value`` describes.
 
     Args:
         kind: what the table holds, for messages: "drafter".
         table: dataclasses by name; their fields are their options. A field whose type is one of these, or a
             base of theirs, takes a spec in parentheses; a ``tuple`` of them several.
+        base: the class that all of them derive from, where classes of other packages are allowed too: by
+            their path, or by the name of an entry point in the group ``outpace.{kind}s``.
 
     Raises:
-        OutpaceError: unknown name or option, a value that does not fit, or parentheses that do not match; the
-            message says what there is.
+        OutpaceError: unknown name or option, a value that does not fit, parentheses that do not match, or a
+            class of another package that cannot be imported; the message names the remedy.
     """
     if not _balanced(spec):
         raise OutpaceError(f"the parentheses do not match in {spec.strip()!r}")
-    return _Loader(kind, table).load(spec)
+    return _Loader(kind, table, base).load(spec)
+
+
+def installed(kind: str) -> dict[str, EntryPoint]:
+    """The entry points of other packages in the group ``outpace.{kind}s``, by name. Imports none of them.
+
+    Raises:
+        OutpaceError: two packages register different classes under one name.
+    """
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=f"outpace.{kind}s"):
+        other = found.setdefault(entry.name, entry)
+        if other.value != entry.value:
+            raise OutpaceError(
+                f"two packages register the {kind} {entry.name!r}: {package_of(other)} ({other.value}) and "
+                f"{package_of(entry)} ({entry.value}); uninstall one of them"
+            )
+    return found
+
+
+def package_of(entry: EntryPoint) -> str:
+    """The name and version of the package that registers an entry point."""
+    return "an unknown package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+
+
+def load_class(kind: str, entry: EntryPoint, base: type[T]) -> type[T]:
+    """The class of an entry point.
+
+    Raises:
+        OutpaceError: it cannot be imported, or it is not a dataclass that derives from ``base``.
+    """
+    return _imported(kind, f"{entry.name!r} of {package_of(entry)}", entry.load, base)
+
+
+def _imported(kind: str, name: str, read: Callable[[], Any], base: type[T]) -> type[T]:
+    """The class that ``read`` imports, checked."""
+    try:
+        found = read()
+    except Exception as error:  # a module may raise anything while it is imported
+        reason = f"{type(error).__name__}: {error}"
+        raise OutpaceError(f"the {kind} {name} cannot be imported: {reason}") from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise OutpaceError(
+            f"{name} is not a {kind}: it is {found!r}, and a {kind} is a class that derives from "
+            f"{base.__module__}.{base.__qualname__}"
+        )
+    # Otherwise its annotations would be ignored, and the options be those of its base.
+    if "__dataclass_params__" not in vars(found):
+        raise OutpaceError(f"the {kind} {name} is not a dataclass; put @dataclass(frozen=True) before it")
+    return found
 
 
 @dataclass(frozen=True)
@@ -58,20 +116,55 @@ class _Loader(Generic[T]):
 
     kind: str
     table: Mapping[str, type[T]]
+    base: type[T] | None
 
     def load(self, spec: str) -> T:
+        name, cls, options = self._named(spec)
+        try:
+            values = self._values(name, cls, options)
+            missing = [option for option in _needed(cls) if option not in values]
+            if missing:
+                example = self._example(_hints(cls)[missing[0]])
+                raise OutpaceError(f"{name} needs {', '.join(missing)}, as in {name}:{missing[0]}={example}")
+            return cls(**values)
+        except (NameError, TypeError, ValueError) as error:
+            if isinstance(error, OutpaceError) or cls in self.table.values():
+                raise
+            raise OutpaceError(f"{name}: {error}") from error  # a class of another package
+
+    def _named(self, spec: str) -> tuple[str, type[T], str]:
+        """The name in a spec, its class, and the text of its options."""
         name, _, options = (part.strip() for part in spec.partition(":"))
-        cls = self.table.get(name)
-        if cls is None:
-            near = difflib.get_close_matches(name, self.table, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise OutpaceError(f"there is no {self.kind} {name!r}.{hint} There are: {', '.join(self.table)}")
-        values = self._values(name, cls, options)
-        missing = [option for option in _needed(cls) if option not in values]
-        if missing:
-            example = self._example(_hints(cls)[missing[0]])
-            raise OutpaceError(f"{name} needs {', '.join(missing)}, as in {name}:{missing[0]}={example}")
-        return cls(**values)
+        if name in self.table:
+            return name, self.table[name], options
+        others: Mapping[str, EntryPoint] = {}
+        if self.base is not None:
+            others = installed(self.kind)
+            if name in others:
+                return name, load_class(self.kind, others[name], self.base), options
+            if _is_module(name, options):
+                attribute, _, options = (part.strip() for part in options.partition(":"))
+                return f"{name}:{attribute}", self._of_path(name, attribute, self.base), options
+        names = [*self.table, *others]
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise OutpaceError(f"there is no {self.kind} {name!r}.{hint} There are: {', '.join(names)}")
+
+    def _of_path(self, module: str, attribute: str, base: type[T]) -> type[T]:
+        """The class of a dotted path, checked."""
+        if not attribute.isidentifier():
+            raise OutpaceError(f"{module!r} is a module; name a {self.kind} in it, as in {module}:ClassName")
+        path = f"{module}:{attribute}"
+        try:
+            return _imported(self.kind, path, lambda: getattr(import_module(module), attribute), base)
+        except OutpaceError as error:
+            cause = error.__cause__
+            if isinstance(cause, ModuleNotFoundError) and f"{module}.".startswith(f"{cause.name}."):
+                raise OutpaceError(
+                    f"there is no module {cause.name!r} for the {self.kind} {path}; install its package, or "
+                    "add its folder to PYTHONPATH"
+                ) from None
+            raise
 
     def _values(self, name: str, cls: type[T], options: str) -> dict[str, Any]:
         """The values in ``option=value,option=value``, each by the type of its field."""
@@ -140,7 +233,10 @@ class _Loader(Generic[T]):
             if (
                 isinstance(cls, type)
                 and cls is not object
-                and any(issubclass(c, cls) for c in self.table.values())
+                and (
+                    any(issubclass(c, cls) for c in self.table.values())
+                    or (self.base is not None and issubclass(cls, self.base))
+                )
             ):
                 return cls
         return None
@@ -150,6 +246,18 @@ class _Loader(Generic[T]):
             return "VALUE"
         group = f"({self.kind.upper()})"
         return f"{group}+{group}" if _several(hint) else group
+
+
+def _is_module(name: str, options: str) -> bool:
+    """Whether a name that is in no table is the module of a path, ``name:ClassName``.
+
+    Without a dot it is one only if the module exists and a class is named: a misspelt name gets a hint.
+    """
+    if not all(part.isidentifier() for part in name.split(".")):
+        return False
+    attribute = options.partition(":")[0].strip()
+    there = name in sys.modules or "." in name or find_spec(name) is not None
+    return there and ("." in name or attribute.isidentifier())
 
 
 def _several(hint: Any) -> bool:
@@ -189,7 +297,9 @@ def _needed(cls: type[Any]) -> list[str]:
     return [
         field.name
         for field in dataclasses.fields(cls)
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if field.init
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
     ]
 
 

@@ -1,15 +1,20 @@
-"""Spec strings that nest: what they describe, and what is said about a mistake."""
+"""Spec strings: what they describe, nested or of other packages, and the message about a mistake."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outpace.core import OutpaceError
-from outpace.spec import load
+from outpace.drafters import Combined, Lookahead, load_drafter
+from outpace.spec import installed, load, package_of
+from outpace.verify import Match, load_verifier
 
 
 class Thing:
@@ -143,3 +148,180 @@ def test_nonsense_is_refused_and_nothing_else_happens(spec: str) -> None:
         assert isinstance(read(spec), Thing)
     except OutpaceError as error:
         assert str(error)
+
+
+# -- classes of other packages ---------------------------------------------------------------------------
+
+MODULE = """
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outpace.drafters import Drafter, PromptLookup
+from outpace.verify import Match
+
+if TYPE_CHECKING:
+    from nowhere import Missing
+
+
+@dataclass(frozen=True)
+class Mine(PromptLookup):
+    window: int = 2
+
+    def __post_init__(self) -> None:
+        if self.window < 0:
+            raise ValueError("window must be at least 0")
+
+
+@dataclass(frozen=True)
+class Own(Match):
+    strength: float = 1.0
+
+
+@dataclass(frozen=True)
+class Unreadable(PromptLookup):
+    missing: Missing | None = None
+
+
+@dataclass(frozen=True)
+class Abstract(Drafter):
+    pass
+
+
+class Undecorated(PromptLookup):
+    window: int = 2
+
+
+class Other:
+    pass
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A package on the path, and one that registers entry points."""
+    folder = tmp_path / "their_package"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "drafting.py").write_text(MODULE, "utf-8")
+    (folder / "broken.py").write_text("import no_such_dependency\n", "utf-8")
+    (folder / "raising.py").write_text("raise RuntimeError('their own fault')\n", "utf-8")
+    (tmp_path / "single_module.py").write_text(MODULE, "utf-8")
+    info = tmp_path / "their_dist-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-dist\nVersion: 1.2\n", "utf-8")
+    (info / "entry_points.txt").write_text(
+        "[outpace.drafters]\n"
+        "theirs = their_package.drafting:Mine\n"
+        "cracked = their_package.broken:Mine\n"
+        "gone = their_package.drafting:Gone\n"
+        "lookahead = their_package.drafting:Mine\n"
+        "[outpace.verifiers]\n"
+        "own = their_package.drafting:Own\n",
+        "utf-8",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "their_package"
+    for name in [
+        name for name in sys.modules if name.partition(".")[0] in ("their_package", "single_module")
+    ]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("spec", "window"),
+    [
+        ("their_package.drafting:Mine", 2),
+        ("their_package.drafting:Mine:window=3", 3),
+        (" their_package.drafting : Mine : window = 3 , branches = 1 ", 3),
+        ("single_module:Mine:window=4", 4),
+        ("theirs", 2),
+        ("theirs:window=5", 5),
+    ],
+)
+def test_a_drafter_of_another_package(package: str, spec: str, window: int) -> None:
+    drafter = load_drafter(spec)
+    assert (type(drafter).__name__, drafter.window) == ("Mine", window)  # type: ignore[attr-defined]
+
+
+def test_a_drafter_of_another_package_nests(package: str) -> None:
+    drafter = load_drafter("combined:(their_package.drafting:Mine:window=3)+(theirs)+(suffix),max_nodes=9")
+    assert isinstance(drafter, Combined) and drafter.max_nodes == 9
+    assert [type(part).__name__ for part in drafter.parts] == ["Mine", "Mine", "Suffix"]
+
+
+def test_a_verifier_of_another_package(package: str) -> None:
+    for spec in ("their_package.drafting:Own:strength=2", "own:strength=2"):
+        verifier = load_verifier(spec)
+        assert isinstance(verifier, Match) and str(verifier) == "match:strength=2.0"
+
+
+def test_our_own_names_come_first_and_nothing_is_imported_for_them(package: str) -> None:
+    assert isinstance(load_drafter("lookahead"), Lookahead)
+    assert not any(name.startswith(package) for name in sys.modules)
+    assert package_of(installed("drafter")["theirs"]) == "their-dist 1.2"
+    assert not any(name.startswith(package) for name in sys.modules)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("their_package.nothing:Mine", "there is no module 'their_package.nothing' for the drafter"),
+        ("no_such_package.drafting:Mine", "there is no module 'no_such_package' .* PYTHONPATH"),
+        (
+            "their_package.drafting",
+            "is a module; name a drafter in it, as in their_package.drafting:ClassName",
+        ),
+        ("their_package.drafting:window=3", "is a module; name a drafter in it"),
+        ("their_package.drafting:Gone", "cannot be imported: AttributeError: .*'Gone'"),
+        (
+            "their_package.drafting:Other",
+            "Other is not a drafter: .* derives from outpace.drafters.base.Drafter",
+        ),
+        ("their_package.drafting:Own", "Own is not a drafter"),
+        ("their_package.drafting:dataclass", "dataclass is not a drafter"),
+        (
+            "their_package.drafting:Undecorated",
+            r"is not a dataclass; put @dataclass\(frozen=True\) before it",
+        ),
+        (
+            "their_package.drafting:Unreadable",
+            "their_package.drafting:Unreadable: name 'Missing' is not defined",
+        ),
+        ("their_package.drafting:Abstract", "their_package.drafting:Abstract: Can't instantiate abstract"),
+        ("their_package.drafting:Mine:windows=3", "has no option 'windows'; it has: .*window"),
+        ("their_package.drafting:Mine:window=x", "Mine: window must be a whole number, not 'x'"),
+        ("their_package.drafting:Mine:window=-1", "Mine: window must be at least 0"),
+        ("their_package.broken:Mine", "cannot be imported: ModuleNotFoundError: .*'no_such_dependency'"),
+        ("their_package.raising:Mine", "cannot be imported: RuntimeError: their own fault"),
+        ("cracked", r"'cracked' of their-dist 1\.2 cannot be imported: .*'no_such_dependency'"),
+        ("gone", r"'gone' of their-dist 1\.2 cannot be imported: AttributeError"),
+        ("thiers", "no drafter 'thiers'. Did you mean 'theirs'.* There are: .*lookahead.*theirs"),
+        ("lokahead:window", "no drafter 'lokahead'. Did you mean 'lookahead'"),
+        ("./drafting.py:Mine", "no drafter './drafting.py'"),
+    ],
+)
+def test_a_mistake_with_another_package(package: str, spec: str, message: str) -> None:
+    with pytest.raises(OutpaceError, match=message):
+        load_drafter(spec)
+
+
+def test_a_path_that_is_not_a_verifier(package: str) -> None:
+    with pytest.raises(OutpaceError, match=r"Mine is not a verifier: .*outpace\.verify\.base\.Verifier"):
+        load_verifier("their_package.drafting:Mine")
+
+
+def test_two_packages_with_one_name(package: str, tmp_path: Path) -> None:
+    info = tmp_path / "rival-3.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rival\nVersion: 3\n", "utf-8")
+    (info / "entry_points.txt").write_text("[outpace.drafters]\ntheirs = rival:Theirs\n", "utf-8")
+    with pytest.raises(OutpaceError, match=r"two packages register the drafter 'theirs': .*rival 3"):
+        load_drafter("theirs")
+    assert isinstance(load_drafter("lookahead"), Lookahead)
+
+
+def test_tables_of_our_own_take_no_paths(package: str) -> None:
+    with pytest.raises(OutpaceError, match=r"no thing 'their_package\.drafting'"):
+        read("their_package.drafting:Mine")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from outpace.cli import datastores, decoding, measuring, training  # noqa: F401  # each registers its commands
+from outpace.cli import datastores, decoding, drafters, measuring, training  # noqa: F401  # each registers its commands
 from outpace.cli.app import INTERRUPTED, app
 
 

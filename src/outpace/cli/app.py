@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
@@ -17,7 +17,7 @@ from outpace.cli import screen
 from outpace.core import OutpaceError, out_of_memory
 
 P = ParamSpec("P")
-Found = dict[str, Any]
+T = TypeVar("T")
 
 NOT_EQUAL, MISTAKE, INTERRUPTED = 1, 2, 130
 
@@ -82,7 +82,7 @@ def finish(whole: bool, equal: bool = True) -> None:
         raise typer.Exit(NOT_EQUAL)
 
 
-def show(found: Found, as_json: bool, table: Callable[[Found], Any]) -> None:
+def show(found: T, as_json: bool, table: Callable[[T], Any]) -> None:
     """What a command found, on standard output."""
     if as_json:
         typer.echo(json.dumps(found, indent=2))

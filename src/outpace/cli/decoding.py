@@ -1,14 +1,11 @@
-"""Commands that decode: demo, generate, chat; and drafters, which lists the methods."""
+"""Commands that decode: demo, generate, chat."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 
-import typer
-
-from outpace.cli import prompts, screen
+from outpace.cli import prompts
 from outpace.cli.app import app, finish, guarded
 from outpace.cli.options import decoding as own
 from outpace.cli.options import shared as o
@@ -194,15 +191,3 @@ def chat(
     with learning(loaded, spec, online, online_options, online_out) as learner:
         engine = engine_of(loaded, spec, verifier, 1, adaptive, learner)
         talk(Chat(loaded, engine, params))
-
-
-@app.command(epilog="Example: [bold]outpace drafters --json[/bold]")
-@guarded
-def drafters(as_json: o.AsJson = False) -> None:
-    """The drafting methods, their options and defaults, and their papers."""
-    from outpace.cli import drafters as catalogue
-
-    if as_json:
-        typer.echo(json.dumps(catalogue.catalogue(), indent=2))
-    else:
-        screen.out().print(catalogue.table())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
@@ -13,24 +14,64 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from outpace.drafters import DRAFTERS
-from outpace.drafters.base import Drafter
+from outpace.cli.app import app, guarded, show
+from outpace.cli.options import shared as o
+from outpace.core import OutpaceError
+
+_HOW_TO_WRITE = (
+    "An option follows the name, as in --drafter lookahead:window=5,guesses=5. A drafter as an option goes "
+    "in parentheses, and several are joined by plus signs, as in "
+    "combined:parts=(lookahead:window=5)+(prompt_lookup),max_nodes=40. The name of the first option may be "
+    "left out there, as in combined:(lookahead)+(prompt_lookup). A drafter of your own is named by its path, "
+    "as in my_package.my_module:MyDrafter:window=5."
+)
+
+
+@app.command(epilog="Example: [bold]outpace drafters --json[/bold]")
+@guarded
+def drafters(as_json: o.AsJson = False) -> None:
+    """List the drafting methods, their options and defaults, and their papers.
+
+    Those that other installed packages register are listed with their package.
+    """
+    show(catalogue(), as_json, table)
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """Each drafter with its summary, its paper, and its options as JSON values."""
-    return [
-        {
-            "name": name,
-            "summary": (inspect.getdoc(cls) or "").split("\n")[0],
-            "paper": getattr(cls, "paper", ""),
-            "options": _options(cls),
-        }
-        for name, cls in DRAFTERS.items()
-    ]
+    """Each drafter with its package, its summary, its paper, and its options as JSON values."""
+    from outpace.drafters import DRAFTERS
+
+    return [_entry(name, "outpace", cls) for name, cls in DRAFTERS.items()] + list(_third_party())
 
 
-def _options(cls: type[Drafter[Any]]) -> list[dict[str, Any]]:
+def _entry(name: str, package: str, cls: type[Any]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "package": package,
+        "summary": (inspect.getdoc(cls) or "").split("\n")[0],
+        "paper": getattr(cls, "paper", ""),
+        "options": _options(cls),
+        "error": None,
+    }
+
+
+def _third_party() -> Iterator[dict[str, Any]]:
+    """The drafters of other packages. One that cannot be used is listed with its error."""
+    from outpace.drafters import DRAFTERS, Drafter
+    from outpace.spec import installed, load_class, package_of
+
+    for name, entry in installed("drafter").items():
+        package = package_of(entry)
+        try:
+            if name in DRAFTERS:
+                raise OutpaceError(f"outpace has a drafter {name!r} of its own; name this one {entry.value}")
+            yield _entry(name, package, load_class("drafter", entry, Drafter))
+        except OutpaceError as error:
+            empty = {"summary": "", "paper": "", "options": []}
+            yield {"name": name, "package": package, **empty, "error": str(error)}
+
+
+def _options(cls: type[Any]) -> list[dict[str, Any]]:
     docs = (inspect.cleandoc(vars(base).get("__doc__") or "") for base in reversed(cls.__mro__))
     about = {name: text for doc in docs for name, text in _attributes(doc).items()}
     return [
@@ -47,7 +88,7 @@ def _options(cls: type[Drafter[Any]]) -> list[dict[str, Any]]:
 
 
 def _default(field: Field[Any]) -> Any:
-    """A default as JSON has it, or else as Python writes it; None where there is none."""
+    """A default as JSON has it, otherwise as Python writes it; None where there is none."""
     if field.default is not MISSING:
         value = field.default
     elif field.default_factory is not MISSING:
@@ -76,30 +117,26 @@ def _attributes(doc: str) -> dict[str, str]:
     return found
 
 
-def table() -> RenderableType:
-    """The catalogue for people."""
+def table(found: list[dict[str, Any]]) -> RenderableType:
+    """The catalogue for a person."""
     blocks: list[RenderableType] = []
-    for entry in catalogue():
-        blocks.append(Text(entry["name"], style="bold"))
-        blocks.append(Padding(Text(entry["summary"]), (0, 0, 0, 2), expand=False))
-        blocks.append(Padding(Text(f"Paper: {entry['paper']}", style="dim"), (0, 0, 0, 2), expand=False))
+    for entry in found:
+        name = Text(entry["name"], style="bold")
+        below: list[RenderableType] = []
+        if entry["package"] != "outpace":
+            name.append(f" ({entry['package']})", style="not bold dim")
+        if entry["error"]:
+            below.append(Text(entry["error"], style="red"))
+        else:
+            below += [Text(entry["summary"]), Text(f"Paper: {entry['paper']}", style="dim")]
         if entry["options"]:
-            blocks.append(Padding(_option_table(entry["options"]), (0, 0, 0, 2), expand=False))
-        blocks.append(Text(""))
-    blocks.append(
-        Text(
-            "An option is set after the name, as in --drafter lookahead:window=5,guesses=5. A drafter as an "
-            "option goes in parentheses, and several are joined by plus signs, as in "
-            "combined:parts=(lookahead:window=5)+(prompt_lookup),max_nodes=40. The name of the first option "
-            "may be left out there, as in combined:(lookahead)+(prompt_lookup).",
-            style="dim",
-        )
-    )
-    return Group(*blocks)
+            below.append(_option_table(entry["options"]))
+        blocks += [name, Padding(Group(*below), (0, 0, 0, 2), expand=False), Text("")]
+    return Group(*blocks, Text(_HOW_TO_WRITE, style="dim"))
 
 
 def _option_table(options: list[dict[str, Any]]) -> Table:
-    """A row for each option: how it is written with its default, and what it is."""
+    """A row for each option: how it is written with its default, and what it does."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     for option in options:
         default = "" if option["required"] else f" = {_shown(option['default'])}"

@@ -1,4 +1,4 @@
-"""The drafters, by name, and their spec strings: ``lookahead:window=7,ngram=5,guesses=7``."""
+"""The drafters by name, and their spec strings, as in ``lookahead:window=7,ngram=5,guesses=7``."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ DRAFTERS: dict[str, type[Drafter[Any]]] = {
     )
 }
 
-# Methods that are trained, and what their drafters load.
+# Methods that are trained, with the modules that training writes and their drafters load.
 LEARNED: dict[str, type[Learned]] = {
     cls.method: cls
     for cls in (
@@ -102,14 +102,17 @@ LEARNED: dict[str, type[Learned]] = {
 
 
 def load_drafter(spec: str) -> Drafter[Any]:
-    """A drafter from its spec string: a name, then options as ``name:option=value,option=value``.
+    """A drafter from its spec string: a name, then options, as in ``name:option=value,option=value``.
 
     Where an option takes a drafter, that is a spec string in parentheses, and where it takes several, they
     are joined by plus signs: ``combined:parts=(lookahead:window=5,ngram=4)+(prompt_lookup),max_nodes=40``.
     The name of the first option may be left out there: ``combined:(lookahead)+(prompt_lookup)``.
 
+    The name is one of ``DRAFTERS``, one that an installed package registers as an entry point in the group
+    ``outpace.drafters``, or the path of a class: ``my_package.my_module:Mine:option=value``.
+
     Raises:
-        OutpaceError: unknown drafter or option, a value that does not fit, or parentheses that do not match;
-            the message names those there are.
+        OutpaceError: unknown drafter or option, a value that does not fit, parentheses that do not match, or
+            a class of another package that cannot be imported or is not a drafter.
     """
-    return load("drafter", DRAFTERS, spec)
+    return load("drafter", DRAFTERS, spec, Drafter)

@@ -1,7 +1,7 @@
-"""The verifiers, by name: which drafted tokens stand, and which tokens a step emits.
+"""The verifiers by name: they decide which drafted tokens are accepted, and which tokens a step emits.
 
 ``match`` keeps the tokens of plain decoding, ``rejection`` and ``block`` their distribution. The others are
-lossy, and say so.
+lossy, and marked as such.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ VERIFIERS: dict[str, type[Verifier]] = {cls.name: cls for cls in _CLASSES}
 
 
 def load_verifier(verifier: str | Verifier) -> Verifier:
-    """A verifier from its spec string, ``name:option=value,option=value``; one that is one already as it is.
+    """A verifier from its spec string, as in ``name:option=value``; an instance is returned as it is.
+
+    The name is one of ``VERIFIERS``, one that an installed package registers as an entry point in the group
+    ``outpace.verifiers``, or the path of a class: ``my_package.my_module:Mine:option=value``.
 
     Raises:
-        OutpaceError: unknown verifier or option, or a value that does not fit; the message says what there
-            is.
+        OutpaceError: unknown verifier or option, a value that does not fit, or a class of another package
+            that cannot be imported or is not a verifier.
     """
-    return verifier if isinstance(verifier, Verifier) else load("verifier", VERIFIERS, verifier)
+    return verifier if isinstance(verifier, Verifier) else load("verifier", VERIFIERS, verifier, Verifier)

@@ -26,7 +26,6 @@ from typer.testing import CliRunner
 import outpace
 from folders import CONTEXT, save_llama
 from outpace.cli import app
-from outpace.drafters import DRAFTERS
 from outpace.engine.engine import Engine
 from outpace.verify import VERIFIERS, Match
 
@@ -394,25 +393,6 @@ def test_chat_goes_on_after_a_message_that_does_not_fit(run: Run, folder: Path) 
     result = run("chat", "-m", folder, "-n", 6, stdin="x" * 200 + "\nhi\n")
     assert result.exit_code == 0
     assert "does not fit" in result.stderr and result.stderr.count("tokens per step") == 1
-
-
-# -- drafters --------------------------------------------------------------------------------------------
-
-
-def test_drafters_lists_every_method_with_its_options(run: Run) -> None:
-    found = {entry["name"]: entry for entry in json.loads(run("drafters", "--json").stdout)}
-    assert set(found) == set(DRAFTERS)
-    lookahead = found["lookahead"]
-    assert "2402.02057" in lookahead["paper"] and lookahead["summary"]
-    assert [(o["name"], o["type"], o["default"]) for o in lookahead["options"][:2]] == [
-        ("window", "int", DRAFTERS["lookahead"]().window),  # type: ignore[attr-defined]
-        ("ngram", "int", DRAFTERS["lookahead"]().ngram),  # type: ignore[attr-defined]
-    ]
-    assert all(option["description"] for entry in found.values() for option in entry["options"])
-    shown = run("drafters").stdout
-    for entry in found.values():
-        assert entry["name"] in shown
-        assert all(f"{option['name']}: " in shown for option in entry["options"])
 
 
 # -- mistakes --------------------------------------------------------------------------------------------

@@ -1,0 +1,87 @@
+"""``outpace drafters`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from outpace.cli import app
+from outpace.drafters import DRAFTERS
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("COLUMNS", "80")
+    return lambda *args: CliRunner().invoke(app, list(args))
+
+
+def test_drafters_lists_every_method_with_its_options(run: Any) -> None:
+    found = {entry["name"]: entry for entry in json.loads(run("drafters", "--json").stdout)}
+    assert set(found) == set(DRAFTERS)
+    lookahead = found["lookahead"]
+    assert "2402.02057" in lookahead["paper"] and lookahead["summary"]
+    assert [(o["name"], o["type"], o["default"]) for o in lookahead["options"][:2]] == [
+        ("window", "int", DRAFTERS["lookahead"]().window),  # type: ignore[attr-defined]
+        ("ngram", "int", DRAFTERS["lookahead"]().ngram),  # type: ignore[attr-defined]
+    ]
+    assert all(option["description"] for entry in found.values() for option in entry["options"])
+    shown = run("drafters").stdout
+    for entry in found.values():
+        assert entry["name"] in shown
+        assert all(f"{option['name']}: " in shown for option in entry["options"])
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installed package with a drafter, a broken one, and one that has a name of outpace's own."""
+    (tmp_path / "guesses.py").write_text(
+        "from dataclasses import dataclass\nfrom outpace.drafters import PromptLookup\n\n\n"
+        "@dataclass(frozen=True)\nclass Guess(PromptLookup):\n"
+        '    """Guesses well.\n\n    Attributes:\n        window: tokens it looks at.\n    """\n\n'
+        "    window: int = 2\n    paper = 'Guess et al.'\n",
+        "utf-8",
+    )
+    info = tmp_path / "guesses-0.3.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guesses\nVersion: 0.3\n", "utf-8")
+    names = {"guess": "guesses:Guess", "broken": "guesses:Gone", "lookahead": "guesses:Guess"}
+    lines = ["[outpace.drafters]", *(f"{name} = {value}" for name, value in names.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines), "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("guesses", None)
+
+
+@pytest.mark.usefixtures("package")
+def test_drafters_of_other_packages_are_listed(run: Any) -> None:
+    result = run("drafters", "--json")
+    assert result.exit_code == 0, result.output
+    found = {entry["name"]: entry for entry in json.loads(result.stdout) if entry["package"] != "outpace"}
+    assert [entry["package"] for entry in found.values()] == ["guesses 0.3"] * 3
+    assert found["guess"]["summary"] == "Guesses well." and found["guess"]["error"] is None
+    window = next(option for option in found["guess"]["options"] if option["name"] == "window")
+    assert (window["default"], window["description"]) == (2, "tokens it looks at.")
+    assert "'broken' of guesses 0.3 cannot be imported" in found["broken"]["error"]
+    assert "a drafter 'lookahead' of its own; name this one guesses:Guess" in found["lookahead"]["error"]
+    shown = " ".join(run("drafters").stdout.split())
+    assert "guess (guesses 0.3) Guesses well. Paper: Guess et al." in shown
+    assert "broken (guesses 0.3) the drafter 'broken' of guesses 0.3 cannot be imported" in shown
+
+
+@pytest.mark.usefixtures("package")
+def test_a_drafter_of_another_package_decodes(run: Any, folder: Path) -> None:
+    """By its name, by its path, and as a part of another one; the tokens are those of plain decoding."""
+    common = ("generate", "-m", str(folder), "-p", "abcabcabc", "-n", "12", "--json", "--drafter")
+    plain = json.loads(run(*common, "none").stdout)
+    for spec in ("guess:window=3", "guesses:Guess:window=3", "combined:(guesses:Guess)+(suffix)"):
+        result = run(*common, spec)
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["tokens"] == plain["tokens"]
+    result = run(*common, "broken")
+    assert result.exit_code == 2 and "cannot be imported" in " ".join(result.stderr.split())
