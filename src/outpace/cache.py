@@ -326,7 +326,7 @@ class KVCache(Cache):
     Slots lie in lanes by length class (powers of two from 256 rows). A forward over slots of several lanes
     runs the model once per lane, so short sequences neither hold nor attend over the rows of a long one. A
     lane may be up to ``spread`` times as wide as its least demanding slot needs: one forward over some
-    columns more is cheaper than two (docs/adr/0012). A slot that outgrows that moves alone.
+    columns more is cheaper than two (docs/adr/0013). A slot that outgrows that moves alone.
 
     Memory. ``reserved`` never exceeds ``capacity``. A slot that moves holds its old and its new rows. A lane
     that is widened, or gets places (it doubles them, as far as the capacity allows), is copied one buffer of

@@ -1,0 +1,110 @@
+"""Sequences of very different lengths, in lanes of their own, decode as each does alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from models import tiny_llama
+from outpace.cache import KVCache, Slot, Window, _Lane
+from outpace.core import SamplingParams
+from outpace.drafters import DraftModel
+from outpace.engine.engine import Engine
+from outpace.targets import CausalTarget, ContrastiveTarget, TargetModel
+from outpace.testing import ToyTarget
+
+# Short, long, and two that join while the others decode; all outgrow their first lane.
+PROMPTS = [[5, 3], [(7 * i) % 31 + 1 for i in range(90)], [4, 4, 8] * 8, [9]]
+GREEDY = SamplingParams(max_new_tokens=30, ignore_eos=True)
+SAMPLED = SamplingParams(max_new_tokens=30, temperature=0.8, seed=7, ignore_eos=True)
+
+CUDA = pytest.param(
+    "cuda",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    ],
+)
+
+
+def llama(device: str = "cpu") -> CausalTarget:
+    return CausalTarget(tiny_llama(vocabulary=32, layers=3).to(device))
+
+
+def toy(device: str) -> TargetModel:
+    return ToyTarget(context=None)
+
+
+def pair(device: str) -> TargetModel:
+    return ContrastiveTarget(llama(device), CausalTarget(tiny_llama(vocabulary=32, seed=1).to(device)))
+
+
+CASES: dict[str, tuple[Any, Any]] = {
+    "toy, plain": (toy, lambda: "none"),
+    "toy, lookahead": (toy, lambda: "lookahead:window=4,ngram=3,guesses=4"),
+    "toy, a draft model": (
+        toy,
+        lambda: DraftModel(ToyTarget(context=None, surprise=0.5), 3, branching="2x1"),
+    ),
+    "llama, lookahead": (llama, lambda: "lookahead:window=4,ngram=3,guesses=4"),
+    "llama, some layers": (llama, lambda: "self_speculative:skip=1,num_speculative_tokens=2"),
+    "llama, in two parts": (llama, lambda: "early_exit:layers=1,num_speculative_tokens=2,min_confidence=0"),
+    "a pair, prompt lookup": (pair, lambda: "prompt_lookup"),
+}
+
+
+@pytest.fixture
+def windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Small length classes; filled with the number of lanes of each forward."""
+    monkeypatch.setattr("outpace.cache._LEAST_ROOM", 8)
+    counts: list[int] = []
+    begin = KVCache.begin
+
+    def spy(self: KVCache, widths: Mapping[Slot, int], pad_to: int = 0) -> list[Window]:
+        counts.append(len(found := begin(self, widths, pad_to)))
+        return found
+
+    monkeypatch.setattr(KVCache, "begin", spy)
+    return counts
+
+
+def decode(target: TargetModel, drafter: Any, params: SamplingParams) -> list[list[int]]:
+    engine = Engine(target, drafter, adaptive=False, length=8, prefill_chunk=20)
+    sequences = [engine.add(prompt, params) for prompt in PROMPTS[:2]]
+    for prompt in PROMPTS[2:]:
+        engine.step()
+        sequences.append(engine.add(prompt, params))
+    while engine.sequences:
+        engine.step()
+    assert engine._cache.reserved == 8  # memory is back to the start
+    return [sequence.output for sequence in sequences]
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_are_those_of_each_alone(
+    windows: list[int], case: str, params: SamplingParams, device: str
+) -> None:
+    make, drafter = CASES[case]
+    target = make(device)
+    alone = [Engine(target).generate([prompt], params)[0].tokens for prompt in PROMPTS]
+    windows.clear()
+    assert decode(target, drafter(), params) == alone
+    assert max(windows) > 1
+
+
+def test_a_slot_that_moves_without_its_rows_changes_the_tokens(
+    windows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = [Engine(toy("cpu")).generate([prompt], GREEDY)[0].tokens for prompt in PROMPTS]
+
+    def forget(self: _Lane, source: _Lane, place: int, target: int, rows: int) -> None:
+        for buffer in self.buffers:
+            buffer[:, target, :, :rows] = 0
+
+    monkeypatch.setattr(_Lane, "_copy", forget)
+    assert decode(toy("cpu"), "none", GREEDY) != alone
