@@ -1,6 +1,6 @@
 # make demo          run the demo on the embedded model
 # make test          run the tests
-# make test-slow     the tests that take long, which make test leaves out
+# make test-slow     run the whole losslessness matrix and the long samples
 # make lint          ruff and mypy
 # make test-lowest   unit tests and model zoo on the lowest versions of torch and transformers
 # make clean         remove build output and caches; make distclean also the environments
@@ -10,11 +10,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 VENV_LOWEST ?= .venv-lowest
-# One process for each processor, and one thread in each: small models gain nothing from more.
+# One process per processor with one thread each: small models gain nothing from more.
 PYTEST_ARGS ?= --numprocesses auto --dist worksteal --durations 25
 
 BIN := $(VENV)/bin
-# What was installed from which files. Each stamp is renewed when a file that it depends on changes.
+# Stamps of installed dependencies; each is renewed when a file that it depends on changes.
 RUN := $(VENV)/.installed-run
 TEST := $(VENV)/.installed-test
 DEV := $(VENV)/.installed-dev
@@ -30,7 +30,7 @@ demo: $(RUN)
 	@$(BIN)/outpace demo
 
 test: $(TEST)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(TEST)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
@@ -67,7 +67,7 @@ LOWEST := $(patsubst constraints-%.txt,%,$(wildcard constraints-lowest*.txt))
 test-lowest: $(LOWEST:%=$(VENV_LOWEST)/%/.installed)
 	@set -e; for name in $(LOWEST); do \
 		echo "== constraints-$$name.txt"; \
-		OMP_NUM_THREADS=1 $(VENV_LOWEST)/$$name/bin/python -m pytest $(PYTEST_ARGS) tests/unit tests/zoo; \
+		OMP_NUM_THREADS=1 $(VENV_LOWEST)/$$name/bin/python -m pytest -m "not slow" $(PYTEST_ARGS) tests/unit tests/zoo; \
 	done
 
 $(VENV_LOWEST)/%/.installed: constraints-%.txt pyproject.toml

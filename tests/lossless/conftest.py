@@ -1,4 +1,4 @@
-"""The embedded model and what plain decoding says with it."""
+"""The embedded model and its plain decoding."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Lab:
         """Parameters of each prompt, each with its own seed."""
         return [replace(SAMPLINGS[sampling], seed=1000 + place) for place in range(len(self.prompts))]
 
-    def _plain(self, sampling: str) -> list[Generation]:
-        return self.decode("none", sampling)
+    def _plain(self, sampling: str, first: int | None = None) -> list[Generation]:
+        return self.decode("none", sampling, first)
 
     def decode(self, drafter: str, sampling: str, first: int | None = None) -> list[Generation]:
         """Generations of the first prompts (all by default), decoded together."""

@@ -79,7 +79,7 @@ _OPENINGS = [
     "a",
 ]
 
-PROMPTS = [
+_BY_KIND = [
     *(f"Question: {question}\nAnswer:" for question in _QUESTIONS),
     *_CODE,
     *(f"Text: {text}\nCorrected:" for text in _TEXTS),
@@ -87,4 +87,7 @@ PROMPTS = [
     *(f"User: {line}\nAssistant:" for line in _TALK),
     *_OPENINGS,
 ]
-assert len(PROMPTS) == 64
+assert len(_BY_KIND) == 64
+
+PROMPTS = [_BY_KIND[int(f"{place:06b}"[::-1], 2)] for place in range(64)]
+"""In an order of which the first 4, 8 or 16 are spread evenly over the kinds."""

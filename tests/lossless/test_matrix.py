@@ -1,6 +1,12 @@
-"""The losslessness matrix: every drafter says what plain decoding says, token for token."""
+"""The losslessness matrix: every drafter gives the tokens of plain decoding.
+
+`make test` runs every drafter with every sampling on a few prompts, in float32 with one sampling each;
+`make test-slow` runs all combinations on all 64 prompts.
+"""
 
 from __future__ import annotations
+
+from itertools import cycle
 
 import pytest
 
@@ -9,7 +15,7 @@ from lossless.margin import explain_differences
 from outpace.core import Generation
 from outpace.drafters import DRAFTERS
 
-# Small trees, so that the matrix is quick; each drafter that is registered must be here.
+# Small trees, so that the matrix is quick. Every registered drafter must be here.
 SPECS = {
     "jacobi": "jacobi:num_speculative_tokens=6",
     "lookahead": "lookahead:window=4,ngram=4,guesses=4",
@@ -37,47 +43,57 @@ SPECS = {
     "parallel_tokens": "parallel_tokens:path={trained},num_speculative_tokens=2",
 }
 NEAR_TIE = 1e-4
-LEARNED = {name for name, spec in SPECS.items() if "{trained" in spec} | {"medusa", "eagle", "eagle, trees"}
-VARIANT = {"early_exit, attention"}
-FEW = 16
-"""Prompts on which the learned drafters meet float32, to save time, and a variant of one both. In float64 the
-others meet all."""
+ALL, FEW = 64, 8
+SAMPLED = list(SAMPLINGS)
+SIZES = [FEW, pytest.param(ALL, marks=pytest.mark.slow)]
+# Each drafter with one sampling, in turns; the others are slow.
+PAIRS = [
+    pytest.param(drafter, sampling, FEW, id=f"{drafter}-{sampling}-{FEW}")
+    for drafter, sampling in zip(SPECS, cycle(SAMPLED), strict=False)
+] + [
+    pytest.param(drafter, sampling, ALL, id=f"{drafter}-{sampling}-{ALL}", marks=pytest.mark.slow)
+    for drafter in SPECS
+    for sampling in SAMPLED
+]
 
 
 def test_every_drafter_is_in_the_matrix() -> None:
     assert {name.partition(",")[0] for name in SPECS} | {"none"} == DRAFTERS.keys()
 
 
+@pytest.mark.parametrize("first", SIZES)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("drafter", SPECS)
-def test_float64_tokens_are_those_of_plain_decoding(exact: Lab, drafter: str, sampling: str) -> None:
-    first = FEW if drafter in VARIANT else None
-    plain = exact.plain(sampling)[:first]
+def test_float64_tokens_are_those_of_plain_decoding(
+    exact: Lab, drafter: str, sampling: str, first: int
+) -> None:
+    plain = exact.plain(sampling, first)
     found = exact.decode(SPECS[drafter], sampling, first)
     assert [g.tokens for g in found] == [g.tokens for g in plain]
     assert [g.finish_reason for g in found] == [g.finish_reason for g in plain]
     assert sum(g.stats.steps for g in found) < sum(g.stats.steps for g in plain)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("drafter", SPECS)
-def test_float32_tokens_differ_at_near_ties_only(single: Lab, drafter: str, sampling: str) -> None:
-    first = FEW if drafter in LEARNED else None
-    plain = single.plain(sampling)[:first]
+@pytest.mark.parametrize(("drafter", "sampling", "first"), PAIRS)
+def test_float32_tokens_differ_at_near_ties_only(
+    single: Lab, drafter: str, sampling: str, first: int
+) -> None:
+    plain = single.plain(sampling, first)
     found = single.decode(SPECS[drafter], sampling, first)
     params = single.params(sampling)[:first]
     wrong = explain_differences(single.target, single.prompts[:first], params, plain, found, NEAR_TIE)
     assert not wrong
 
 
+@pytest.mark.parametrize("first", [4, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("drafter", ["none", *SPECS])
-def test_eight_prompts_together_say_what_each_says_alone(single: Lab, drafter: str) -> None:
-    spec = SPECS.get(drafter, drafter)
-    prompts = single.prompts[::8]
-    params = single.params("penalty")[::8]
-    together = single.engine(spec).generate(prompts, params)
+def test_tokens_of_a_batch_are_those_of_each_prompt_alone(single: Lab, drafter: str, first: int) -> None:
+    prompts = single.prompts[:first]
+    params = single.params("penalty")[:first]
+    engine = single.engine(SPECS.get(drafter, drafter))
+    together = engine.generate(prompts, params)
     alone: list[Generation] = []
     for prompt, own in zip(prompts, params, strict=True):
-        alone += single.engine(spec).generate([prompt], own)
+        alone += engine.generate([prompt], own)
     wrong = explain_differences(single.target, prompts, params, alone, together, NEAR_TIE)
     assert not wrong

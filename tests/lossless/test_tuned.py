@@ -9,7 +9,7 @@ from lossless.margin import explain_differences
 from lossless.test_matrix import NEAR_TIE
 from lossless.trained import tuned
 
-FEW = 8
+FEW = 4
 """Prompts, to save time."""
 
 

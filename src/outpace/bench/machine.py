@@ -1,4 +1,4 @@
-"""Description of the machine of a benchmark, for the record."""
+"""What a benchmark ran on, for the record."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from outpace.targets.hardware import processor
 
 
 def machine(device: str) -> dict[str, object]:
-    """Look up the processor, the versions, and the commit if this is a checkout.
+    """The processor, the versions, and the commit of a checkout where this is one.
 
     Args:
-        device: the model's, as torch writes it. The name of a GPU is added as ``device``.
+        device: that of the model, as torch writes it. Its name is ``device`` in what is found; there is none
+            for a processor, which has been named already.
     """
     found: dict[str, object] = {
         "processor": processor(),

@@ -24,9 +24,9 @@ from outpace.bench.ours import Ours
 from outpace.bench.rows import Row, rows_of
 from outpace.bench.run import Measured, Settings, Trace, measure
 from outpace.bench.runs import BASELINE, Request, Run
+from outpace.bench.subject import Subject
 from outpace.core import OutpaceError
 from outpace.engine.parts import Adaptive
-from outpace.loading import Loaded
 from outpace.targets.drift import margin
 
 THROUGHPUT, LATENCY = "throughput", "latency"
@@ -35,7 +35,7 @@ _CONTEXT = 128  # rows in the cache when steps are measured
 
 @dataclass(frozen=True)
 class Goal:
-    """Aim of the tuning.
+    """What is to be fast.
 
     Attributes:
         objective: ``throughput``, tokens per second of all prompts together, or ``latency``, tokens per
@@ -100,7 +100,7 @@ class Tuned:
 
     @property
     def row(self) -> Row:
-        """Expected figures of the choice."""
+        """What to expect of the choice."""
         return self.rows[self.way]
 
 
@@ -111,7 +111,7 @@ class Frugal(Ours):
     """
 
     def __init__(
-        self, subject: Loaded, spec: str, temperature: float = 0.0, adaptive: Adaptive = "auto"
+        self, subject: Subject, spec: str, temperature: float = 0.0, adaptive: Adaptive = "auto"
     ) -> None:
         try:
             super().__init__(subject.target, spec, adaptive=adaptive, temperature=temperature)
@@ -149,7 +149,7 @@ class _Watch:
     clock: Callable[[], float]
 
     def over(self, deadline: float) -> bool:
-        """Decide whether to stop; called before each run."""
+        """Whether to stop; called before each run."""
         self.report("")
         return self.stopped() or self.clock() >= deadline
 
@@ -160,7 +160,7 @@ class _Watch:
 
 
 def tune(
-    subject: Loaded,
+    subject: Subject,
     specs: Seq[str],
     suite: Suite,
     goal: Goal,
@@ -220,7 +220,7 @@ def tune(
         ) from None
     if stopped():
         return None
-    # Per batch only candidates that were measured to the end: the others were slower on the same prompts.
+    # Of each batch those that were measured to the end: whoever left before was slower on the same prompts.
     end = {batch: rows[Way(BASELINE, batch)].prompts for batch in goal.batches}
     last = {way: row.speed for way, row in rows.items() if row.speed and row.prompts == end[way.batch]}
     best = max(last, key=lambda way: last[way].tokens_per_second)
@@ -228,7 +228,7 @@ def tune(
 
 
 def _race(
-    subject: Loaded,
+    subject: Subject,
     fit: Seq[Candidate],
     suite: Suite,
     goal: Goal,
@@ -291,7 +291,9 @@ class _Race:
         return sum(run.tokens for run in runs) / sum(map(self.goal.seconds, runs))
 
 
-def measure_steps(subject: Loaded, batch: int, before: Callable[[], None] = lambda: None) -> dict[int, float]:
+def measure_steps(
+    subject: Subject, batch: int, before: Callable[[], None] = lambda: None
+) -> dict[int, float]:
     """Measure the seconds of a step over ``batch`` prompts, by the rows of each: 1 row is a plain step.
 
     Args:
@@ -305,7 +307,7 @@ def measure_steps(subject: Loaded, batch: int, before: Callable[[], None] = lamb
 
 
 def verify(
-    subject: Loaded, way: Way, suite: Suite, goal: Goal, settings: Settings, stopped: Callable[[], bool]
+    subject: Subject, way: Way, suite: Suite, goal: Goal, settings: Settings, stopped: Callable[[], bool]
 ) -> Row | None:
     """Measure a choice on other prompts, in turns with plain decoding.
 

@@ -57,7 +57,7 @@ def test_layers_that_do_nothing_are_found(tmp_path: Path) -> None:
     assert [number for number, _ in seen][-1] == 40 and seen[-1][1] == found
     speeds = [best.speed for _, best in seen if best is not None]
     assert len(speeds) == 40 and speeds == sorted(speeds)
-    assert find_skipped_layers(target, PROMPTS, PARAMS, trials=40) == found
+    assert find_skipped_layers(target, PROMPTS, PARAMS, trials=8) == seen[7][1]
     file = tmp_path / "layers.json"
     found.save(file)
     (plain,) = Engine(target).generate(PROMPTS[:1], PARAMS)

@@ -1,1 +1,1 @@
-"""Measurements around the benchmark: models grown to a size, scaling laws, rooflines, GGUF files."""
+"""What surrounds the benchmark: models grown to a size, scaling laws, rooflines, GGUF files."""
