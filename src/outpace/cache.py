@@ -230,6 +230,8 @@ class _Lane:
         self.places = places
         self.room = room
         self._parts = parts
+        # Where a static lane's forwards write: (device, width) -> places [B, 1] and rows [B, width].
+        self.fixed: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}
         self.buffers = [_zeros(part, places, room) for part in parts]
 
     @property
@@ -641,6 +643,7 @@ class Window:
 
     def __init__(self, lane: _Lane, widths: Mapping[int, int], pad_to: int = 0, static: bool = False) -> None:
         self.lane = lane
+        self._static = static
         # A static one covers every place and every row, so that shapes depend on nothing but the width.
         self.start, self.stop = (0, lane.places) if static else (min(widths), max(widths) + 1)
         covered = range(self.start, self.stop)
@@ -678,6 +681,13 @@ class Window:
                 [*range(offset, offset + width), *[scratch] * (self.width - width)]
                 for offset, width in zip(self.offsets, self.widths, strict=True)
             ]
-            sequences = torch.arange(len(rows), device=device)[:, None]
-            self._written[device] = (sequences, torch.tensor(rows, device=device))
+            made, key = torch.tensor(rows), (device, self.width)
+            if self._static and key in self.lane.fixed:
+                self.lane.fixed[key][1].copy_(made)
+                self._written[device] = self.lane.fixed[key]
+            else:
+                sequences = torch.arange(len(rows), device=device)[:, None]
+                self._written[device] = (sequences, made.to(device))
+                if self._static:
+                    self.lane.fixed[key] = self._written[device]
         return self._written[device]

@@ -125,7 +125,8 @@ class CausalTarget(TargetModel):
         self.context = context_of(config)
         self.eos_token_ids = end_tokens(model)
         self._keep_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._masks = MaskMaker(config, model.dtype)
+        self._masks = MaskMaker(config, model.dtype, fixed=static)
+        self._inputs: dict[tuple[int, int], Tensor] = {}  # of a static target, [2, B, width] by shape
         self.device = device_of(model.get_input_embeddings())
         self._hidden_size: int = config.hidden_size
         self._scale = scale_of(config)
@@ -179,7 +180,8 @@ class CausalTarget(TargetModel):
     ) -> Output:
         """A forward of the model over one window."""
         rows = rows_of(window, feeds)
-        ids, positions, places = inputs_of(rows, window, self.device)
+        tokens, positions = inputs_of(rows, window)
+        ids, places = self._placed(tokens, positions).unbind()
         wanted = 0 if logits_from is None else max(window.width - logits_from, 0)
         # transformers takes 0 for all of them.
         more: dict[str, Any] = {"logits_to_keep": max(wanted, 1)} if self._keep_logits else {}
@@ -199,6 +201,16 @@ class CausalTarget(TargetModel):
         hidden = {layer: output.hidden_states[layer] for layer in hidden_layers}
         logits = output.logits[:, -wanted:] if wanted else None
         return Output.of(window.slots, feeds, logits, logits_from, hidden)
+
+    def _placed(self, tokens: list[list[int]], positions: list[list[int]]) -> Tensor:
+        """Ids and positions on the device, [2, B, width]; a static target's are written in place."""
+        made = torch.tensor([tokens, positions])  # one tensor for both: one copy to the device
+        if not self.static:
+            return made.to(self.device)
+        shape = len(tokens), len(tokens[0])
+        if shape not in self._inputs:
+            self._inputs[shape] = torch.empty((2, *shape), dtype=torch.long, device=self.device)
+        return self._inputs[shape].copy_(made)
 
     @property
     def layers(self) -> int:
@@ -360,17 +372,13 @@ def rows_of(window: Window, feeds: Mapping[Slot, Rows]) -> list[Rows]:
     return [_NOTHING if slot is None else feeds.get(slot, _NOTHING) for slot in window.slots]
 
 
-def inputs_of(
-    rows: Sequence[Rows], window: Window, device: torch.device
-) -> tuple[Tensor, list[list[int]], Tensor]:
-    """Token ids [B, width] of a window's rows, and their positions, as lists and as a tensor [B, width]."""
+def inputs_of(rows: Sequence[Rows], window: Window) -> tuple[list[list[int]], list[list[int]]]:
+    """Token ids and positions of a window's rows, each [B][width]."""
     tokens = [[*row.tokens, *[0] * (window.width - len(row.tokens))] for row in rows]
     positions = [
         positions_of(row, offset, window.width) for row, offset in zip(rows, window.offsets, strict=True)
     ]
-    # One tensor for both: one copy to the device.
-    ids, places = torch.tensor([tokens, positions], device=device).unbind()
-    return ids, positions, places
+    return tokens, positions
 
 
 def _padded(window: Window, states: Mapping[Slot, Tensor]) -> Tensor:

@@ -259,7 +259,8 @@ class Seq2SeqTarget(TargetModel):
         own = own_cache(self, cache, Seq2SeqCache)
         (window,) = own.begin({slot: len(row.tokens) for slot, row in feeds.items()})
         rows = rows_of(window, feeds)
-        ids, positions, places = inputs_of(rows, window, self.device)
+        tokens, positions = inputs_of(rows, window)
+        ids, places = torch.tensor([tokens, positions], device=self.device).unbind()
         mask = self._masks(rows, window, positions, self.device)
         assert not isinstance(mask, dict)  # no encoder-decoder model has layers of several kinds
         with self._placement.during(places):

@@ -116,6 +116,26 @@ def test_chunked_prefill() -> None:
     assert answers[0] == answers[1] == answers[2]
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_static_inputs_stay_where_they_are(name: str) -> None:
+    """Forwards of one width read the same tensors: nothing is allocated for a step, as graphs need it."""
+    target = target_of(name, static=True)
+    cache = target.new_cache(2, 64)
+    slots = fill(target, cache, PROMPTS[:2])
+    places: dict[int, set[tuple[int, ...]]] = {}
+    with recorded(target.model) as calls:
+        for width in (1, 4, 1, 4, 1):
+            target.forward(cache, {slots[width % 2]: Rows([3] * width)})
+            cache.keep({slots[width % 2]: [0]})
+            masks = calls[-1]["attention_mask"]
+            tensors = [calls[-1]["input_ids"], calls[-1]["position_ids"]]
+            tensors += [*masks.values()] if isinstance(masks, dict) else [masks]
+            (lane,) = cache._lanes
+            tensors += lane.fixed[target.device, width]
+            places.setdefault(width, set()).add(tuple(tensor.data_ptr() for tensor in tensors))
+    assert {width: len(found) for width, found in places.items()} == {1: 1, 4: 1}
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma3", "mistral", "deepseek-v3"])
 def test_static_shapes(name: str) -> None:
     """With a static target the shapes of a forward depend on nothing but the bucket of its width."""

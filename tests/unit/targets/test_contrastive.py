@@ -246,6 +246,13 @@ def test_the_two_caches_stay_together() -> None:
             assert torch.allclose(found.logits_of(slot)[0], expected[-1], rtol=0, atol=1e-12), name
 
 
+def test_a_pair_may_be_half_of_a_pair() -> None:
+    pair = ContrastiveTarget(PAIR, AMATEUR)
+    plain = Engine(pair).generate([PROMPT], GREEDY)[0].tokens
+    found = Engine(pair, "lookahead:window=3,ngram=3,guesses=3", adaptive=False).generate([PROMPT], GREEDY)
+    assert found[0].tokens == plain != Engine(PAIR).generate([PROMPT], GREEDY)[0].tokens
+
+
 def test_a_cache_of_another_target() -> None:
     with pytest.raises(OutpaceError, match="cache of its own"):
         PAIR.forward(ToyTarget().new_cache(), {Slot(0): Rows(PROMPT)})

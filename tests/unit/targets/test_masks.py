@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from outpace.cache import KVCache, LayerShape, RowShape, Window
 from outpace.core import UnsupportedModel
+from outpace.targets import causal
 from outpace.targets.base import Rows
-from outpace.targets.masks import MaskMaker
+from outpace.targets.masks import MaskMaker, tree_masks, tree_masks_on
 from outpace.tree import depths
 
 CPU = torch.device("cpu")
@@ -32,6 +33,18 @@ def window_of(lengths: list[int], widths: list[int], static: int = 0) -> Window:
         cache._seats[slot].length = length
     (window,) = cache.begin(dict(zip(slots, widths, strict=True)))
     return window
+
+
+def test_masks_made_on_a_device_are_those_made_on_the_cpu() -> None:
+    """Uneven lengths, a tree that goes on with rows fed before, padding, and slots that feed nothing."""
+    rows = [Rows([1, 2, 3, 4], [-1, 0, 0, 2]), Rows([5, 6], [0, 2], fed=[-1, 0]), Rows(()), Rows([7, 8, 9])]
+    for lengths in ([9, 4, 2, 1], [3, 2, 0, 20]):
+        window = window_of(lengths, [len(row.tokens) for row in rows], static=40)
+        positions = [causal.positions_of(row, o, window.width) for row, o in zip(rows, lengths, strict=True)]
+        for sliding in (None, 1, 3, 12, 100):
+            expected = tree_masks(rows, window, positions, sliding, CPU)
+            found = tree_masks_on(rows, window, positions, sliding, CPU)
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), sliding
 
 
 def positions_of(rows: list[Rows], window: Window) -> list[list[int]]:

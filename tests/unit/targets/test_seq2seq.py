@@ -255,9 +255,9 @@ def test_features_of_two_lengths_are_not_decoded_together() -> None:
     engine = Engine(target_of("whisper", check=False))
     engine.add([START], source=Source(torch.randn(12, 32).double()))
     engine.step()
-    engine.add([START], source=Source(torch.randn(9, 32).double()))
-    with pytest.raises(OutpaceError, match="9 beside 12"):
-        engine.step()
+    other = engine.add([START], source=Source(torch.randn(9, 32).double()))
+    engine.step()
+    assert other.finish_reason == "error" and "9 beside 12" in str(other.error)
 
 
 def through_decode(model: Any) -> Any:
@@ -296,9 +296,6 @@ def test_it_is_no_half_of_a_contrastive_pair() -> None:
     for pair in ((target, target), (ToyTarget(), target), (target, ToyTarget())):
         with pytest.raises(UnsupportedModel, match=r"decoder-only.*outpace\.Engine"):
             ContrastiveTarget(*pair)
-    again = ContrastiveTarget(ToyTarget(), ToyTarget())
-    with pytest.raises(UnsupportedModel, match="not pairs again"):
-        ContrastiveTarget(again, ToyTarget())
 
 
 def test_the_example() -> None:

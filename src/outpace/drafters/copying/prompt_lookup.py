@@ -11,19 +11,18 @@ weighted by the length of the matches that support it, and only guesses that are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Any, ClassVar
 
-from outpace.core import Draft
+from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import SequenceDrafter
-from outpace.drafters.copying.best_first import best_first, trust
 from outpace.drafters.copying.ngram_index import Match, NgramIndex
-from outpace.drafters.support.draws import check_confidence
 from outpace.sequence import Sequence
 
-# A node's depth below its children, 0 for the root, and the matches that support it.
-Source = tuple[int, list[Match]]
+# A guess that may become a node: (-chance, parent, which child), then token, depth and the matches behind it.
+Guess = tuple[float, int, int, int, int, list[Match]]
 
 
 @dataclass
@@ -58,8 +57,18 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
     )
 
     def __post_init__(self) -> None:
-        self.check_least(min_ngram=1, max_ngram=self.min_ngram, num_speculative_tokens=1, branches=1)
-        check_confidence("prompt_lookup", self.min_confidence)
+        for name, value, least in (
+            ("min_ngram", self.min_ngram, 1),
+            ("max_ngram", self.max_ngram, self.min_ngram),
+            ("num_speculative_tokens", self.num_speculative_tokens, 1),
+            ("branches", self.branches, 1),
+        ):
+            if value < least:
+                raise OutpaceError(f"prompt_lookup: {name} must be at least {least}, not {value}")
+        if not 0 <= self.min_confidence <= 1:
+            raise OutpaceError(
+                f"prompt_lookup: min_confidence must be between 0 and 1, not {self.min_confidence}"
+            )
 
     @property
     def trees(self) -> bool:
@@ -71,30 +80,60 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
         return PromptLookupState(sequence, index)
 
     def draft(self, state: PromptLookupState) -> Draft:
-        index, stops, budget = state.index, state.sequence.stop_tokens, state.sequence.budget
-        index.update()  # here, not after each step: as long as nothing is drafted it is not needed
-
-        def children(source: Source, chance: float) -> Iterator[tuple[float, int, Source]]:
-            """Each match in turn, the longest first, stakes a share of the remaining chance on its next
-            token.
-
-            At depth d a match of n tokens is n + d long: otherwise the node would not be accepted.
-            """
-            depth, matches = source
-            support: dict[int, tuple[float, list[Match]]] = {}
-            for match in matches:
-                token = index.follow(match, depth)
-                stake = chance * trust(match.length + depth)
-                chance -= stake
-                before, agreeing = support.get(token, (0.0, []))
-                support[token] = (before + stake, [*agreeing, match])
-            for token, (total, agreeing) in support.items():
-                if total >= self.min_confidence:
-                    yield total, token, (depth + 1, [] if token in stops else agreeing)
-
+        tokens: list[int] = []
+        parents: list[int] = []
+        chances: list[float] = []
+        guesses: list[Guess] = []
+        stops, budget = state.sequence.stop_tokens, state.sequence.budget
         most = self.num_speculative_tokens if budget is None else min(self.num_speculative_tokens, budget)
-        return best_first((0, index.matches(self.branches)), children, most)
+        state.index.update()  # here, not after each step: as long as nothing is drafted it is not needed
+        matches = state.index.matches(self.branches)
+        self._guess(state.index, guesses, matches, parent=-1, depth=0, chance=1.0)
+        while guesses and len(tokens) < most:
+            chance, parent, _, token, depth, matches = heappop(guesses)
+            tokens.append(token)
+            parents.append(parent)
+            chances.append(-chance)
+            if token not in stops:
+                self._guess(state.index, guesses, matches, len(tokens) - 1, depth + 1, -chance)
+        return Draft(tokens, parents, chances=chances)
 
     def revise(self, state: PromptLookupState, unchanged: int) -> bool:
         state.index.revise(unchanged)
         return True
+
+    def _guess(
+        self,
+        index: NgramIndex,
+        guesses: list[Guess],
+        matches: Seq[Match],
+        parent: int,
+        depth: int,
+        chance: float,
+    ) -> None:
+        """Put the children of a node among the guesses.
+
+        Each match in turn, the longest first, stakes a share of the remaining chance on its own next token.
+        At that depth a match of n tokens is n + depth long: otherwise the node would not be accepted.
+
+        Args:
+            chance: the estimated probability that the node itself is accepted.
+        """
+        support: dict[int, tuple[float, list[Match]]] = {}
+        for match in matches:
+            token = index.follow(match, depth)
+            stake = chance * _trust(match.length + depth)
+            chance -= stake
+            before, agreeing = support.get(token, (0.0, []))
+            support[token] = (before + stake, [*agreeing, match])
+        for place, (token, (total, agreeing)) in enumerate(support.items()):
+            if total >= self.min_confidence:
+                heappush(guesses, (-total, parent, place, token, depth, agreeing))
+
+
+def _trust(length: int) -> float:
+    """The share of latest matches of this length whose next token follows again: fitted on GSM8K, HumanEval.
+
+    Measured 0.35 to 0.37 for a match of 1, 0.54 for 2, 0.67 to 0.73 for 3, 0.83 to 0.89 for 7.
+    """
+    return length / (length + 2)

@@ -12,18 +12,15 @@ Cleary and Witten 1984). Earlier outputs are forgotten an eighth of the memory a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from heapq import nlargest
+from heapq import heappop, heappush, nlargest
 from typing import ClassVar, NamedTuple
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import SequenceDrafter
-from outpace.drafters.copying.best_first import best_first, trust
 from outpace.drafters.copying.suffix_automaton import SuffixAutomaton
 from outpace.drafters.copying.suffix_memory import Cursor, SuffixMemory
-from outpace.drafters.support.draws import check_confidence
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 
@@ -39,6 +36,10 @@ class Context(NamedTuple):
     length: int
     automaton: SuffixAutomaton
     state: int
+
+
+# A guess that may become a node: (-chance, parent, which child), then its token and the contexts after it.
+Guess = tuple[float, int, int, int, list[Context]]
 
 
 @dataclass
@@ -83,10 +84,17 @@ class Suffix(SequenceDrafter[SuffixState]):
     )
 
     def __post_init__(self) -> None:
-        self.check_least(num_speculative_tokens=1, max_ngram=1, branches=1)
+        for name, value, least in (
+            ("num_speculative_tokens", self.num_speculative_tokens, 1),
+            ("max_ngram", self.max_ngram, 1),
+            ("branches", self.branches, 1),
+        ):
+            if value < least:
+                raise OutpaceError(f"suffix: {name} must be at least {least}, not {value}")
         if not self.max_spec_factor > 0:
             raise OutpaceError(f"suffix: max_spec_factor must be above 0, not {self.max_spec_factor}")
-        check_confidence("suffix", self.min_confidence)
+        if not 0 <= self.min_confidence <= 1:
+            raise OutpaceError(f"suffix: min_confidence must be between 0 and 1, not {self.min_confidence}")
         if self.memory and self.memory < _LEAST_MEMORY:
             raise OutpaceError(f"suffix: memory must be 0 or at least {_LEAST_MEMORY}, not {self.memory}")
 
@@ -111,14 +119,20 @@ class Suffix(SequenceDrafter[SuffixState]):
         contexts = self._contexts(state)
         if not contexts:
             return Draft()
-        stops = state.sequence.stop_tokens
-
-        def children(contexts: list[Context], chance: float) -> Iterator[tuple[float, int, list[Context]]]:
-            for estimate, token in self._next(contexts, chance):
-                yield estimate, token, [] if token in stops else _after(contexts, token)
-
         most = min(self.num_speculative_tokens, max(1, int(self.max_spec_factor * contexts[0].length)))
-        return best_first(contexts, children, most)
+        tokens: list[int] = []
+        parents: list[int] = []
+        chances: list[float] = []
+        guesses: list[Guess] = []
+        self._guess(guesses, contexts, parent=-1, chance=1.0)
+        while guesses and len(tokens) < most:
+            chance, parent, _, token, contexts = heappop(guesses)
+            tokens.append(token)
+            parents.append(parent)
+            chances.append(-chance)
+            if token not in state.sequence.stop_tokens:
+                self._guess(guesses, contexts, len(tokens) - 1, -chance)
+        return Draft(tokens, parents, chances=chances)
 
     def learn(self, state: SuffixState, step: Step) -> None:
         state.text.extend(step.tokens)
@@ -140,8 +154,8 @@ class Suffix(SequenceDrafter[SuffixState]):
         state.read = len(tokens)
         return nlargest(_CONTEXTS, found, key=lambda context: context.length)
 
-    def _next(self, contexts: Seq[Context], chance: float) -> list[tuple[float, int]]:
-        """The likeliest tokens after some contexts, each with its estimated chance of acceptance.
+    def _guess(self, guesses: list[Guess], contexts: Seq[Context], parent: int, chance: float) -> None:
+        """Put the children of a node among the guesses.
 
         Each context in turn, the longest first, stakes a share of the remaining chance on the tokens that
         followed it, in proportion to their counts.
@@ -157,14 +171,14 @@ class Suffix(SequenceDrafter[SuffixState]):
             total = sum(counts.values())
             if not total:
                 continue
-            stake = chance * trust(context.length)
+            stake = chance * _trust(context.length)
             chance -= stake
             for token, count in counts.items():
                 support[token] = support.get(token, 0.0) + stake * count / total
         likely = nlargest(self.branches, support.items(), key=lambda item: (item[1], -item[0]))
-        return [
-            (estimate, token) for token, estimate in likely if estimate >= self.min_confidence and token >= 0
-        ]
+        for place, (token, estimate) in enumerate(likely):
+            if estimate >= self.min_confidence and token >= 0:
+                heappush(guesses, (-estimate, parent, place, token, _after(contexts, token)))
 
 
 def _chain(automaton: SuffixAutomaton, state: int, length: int, longest: int) -> list[Context]:
@@ -191,3 +205,8 @@ def _after(contexts: Seq[Context], token: int) -> list[Context]:
         if length:
             once.setdefault((automaton, state), Context(length, automaton, state))
     return sorted(once.values(), key=lambda context: -context.length)
+
+
+def _trust(length: int) -> float:
+    """The share of the chance that a match of this length gets; as measured for prompt lookup."""
+    return length / (length + 2)
