@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.core import Draft, NoTokenLeft, SamplingParams
@@ -42,8 +43,10 @@ _UNDECIDED = -2
 AT_ONCE = 1 << 24
 # Numbers of best tokens among which those left by top-k, top-p and min-p are looked for, in turn.
 _SHORTLISTS = (64, 1024)
-# Noise is made for so many (row, token) pairs at a time.
-_CHUNK = 1 << 21
+# On the CPU a single row of a vocabulary up to this size is drawn faster by the reference.
+_ALONE = 4096
+# On the CPU noise is made for this many (row, token) pairs at a time, which stay in its cache.
+_CHUNK = 1 << 16
 
 
 class Ask(NamedTuple):
@@ -238,21 +241,22 @@ def _sample(scores: Tensor, asks: Seq[Ask]) -> list[int]:
     """Keyed draws from rows of adjusted scores, float32 [n, vocabulary], which are overwritten."""
     params = [ask.processor.params for ask in asks]
     words = [ask.key.target(ask.position) for ask in asks]
-    keys = torch.tensor([[signed(word)] for word in words], device=scores.device)
     _heat(scores, params)
     found = [_UNDECIDED] * len(asks)
-    cut = [place for place, own in enumerate(params) if own.top_k > 0 or own.top_p < 1 or own.min_p > 0]
-    whole = sorted(set(range(len(asks))).difference(cut))
-    size = max(1, _CHUNK // scores.shape[-1])
-    for start in range(0, len(whole), size):
-        places = whole[start : start + size]
-        _put(found, places, _draw_whole(_gather(scores, places), _gather(keys, places)))
-    for size in _SHORTLISTS:
-        places = [place for place in cut if found[place] == _UNDECIDED]
+    cut = [own.top_k > 0 or own.top_p < 1 or own.min_p > 0 for own in params]
+    whole = [place for place in range(len(asks)) if not cut[place]]
+    step = max(1, _CHUNK // scores.shape[-1]) if scores.device.type == "cpu" else len(asks)
+    for start in range(0, len(whole), step):
+        places = whole[start : start + step]
+        _put(found, places, _draw_whole(_gather(scores, places), [words[place] for place in places]))
+    alone = len(asks) == 1 and scores.device.type == "cpu" and scores.shape[-1] <= _ALONE
+    for size in () if alone else _SHORTLISTS:
+        places = [place for place in range(len(asks)) if cut[place] and found[place] == _UNDECIDED]
         if not places or (size > _SHORTLISTS[0] and scores.shape[-1] <= _SHORTLISTS[0]):
             break
-        limits = _limits([params[place] for place in places], scores)
-        _put(found, places, _draw_cut(_gather(scores, places), _gather(keys, places), limits, size))
+        limits = _limits([params[place] for place in places], scores.shape[-1])
+        own_words = [words[place] for place in places]
+        _put(found, places, _draw_cut(_gather(scores, places), own_words, limits, size))
     for place, token in enumerate(found):
         if token == _UNDECIDED:
             found[place] = _draw_alone(scores[place], params[place], words[place])
@@ -278,72 +282,80 @@ def _draw_alone(scores: Tensor, params: SamplingParams, word: int) -> int:
         return NO_TOKEN  # an error where a walk comes by, and only there
 
 
-def _draw_whole(scores: Tensor, keys: Tensor) -> list[int]:
+def _keys(words: Seq[int], device: torch.device) -> Tensor:
+    """Keys of rows, int64 [n, 1]."""
+    return torch.tensor([[signed(word)] for word in words], device=device)
+
+
+def _draw_whole(scores: Tensor, words: Seq[int]) -> list[int]:
     """Draws from all tokens of rows of heated scores, float32 [n, vocabulary].
 
     Args:
-        keys: of the rows, int64 [n, 1].
+        words: the rows' keys.
     """
-    words = token_words(scores.shape[-1], scores.device)
-    noisy = noise_of(words ^ keys) + scores
+    device = scores.device
+    noisy = noise_of(token_words(scores.shape[-1], device) ^ _keys(words, device)) + scores
     # Infinite and NaN scores are the reference's business.
     noisy.masked_fill_(~scores.amax(dim=-1, keepdim=True).isfinite(), -torch.inf)
     return [_UNDECIDED if token == NO_TOKEN else token for token in best_tokens(noisy)]
 
 
-def _limits(params: Seq[SamplingParams], scores: Tensor) -> Tensor:
-    """Top-k, top-p and min-p of each row, float64 [3, n, 1]; without an effect where none is asked for."""
-    vocabulary = scores.shape[-1]
+def _limits(params: Seq[SamplingParams], vocabulary: int) -> NDArray[np.float64]:
+    """Top-k, top-p and min-p of each row, [3, n, 1]; without an effect where none is asked for."""
     limits = [
         [own.top_k if 0 < own.top_k < vocabulary else vocabulary for own in params],
         [own.top_p if own.top_p < 1 else 2.0 for own in params],
         [own.min_p if own.min_p > 0 else -1.0 for own in params],
     ]
-    return torch.tensor(limits, dtype=torch.float64, device=scores.device)[..., None]
+    return np.array(limits)[..., None]
 
 
-def _draw_cut(scores: Tensor, keys: Tensor, limits: Tensor, size: int) -> list[int]:
+def _draw_cut(scores: Tensor, words: Seq[int], limits: NDArray[np.float64], size: int) -> list[int]:
     """Draws from what top-k, top-p and min-p leave of rows of heated scores, float32 [n, vocabulary].
 
     The best token with noise among those that may be left is the draw if it is certain to be left. The
     margins cover the reference's rounding: it sums float32 probabilities, whose sum is off by the vocabulary
-    times 2 ** -24 at most, whatever the order.
+    times 2 ** -24 at most, whatever the order. Only the shortlists come to the host, in one transfer.
 
     Args:
-        keys: of the rows, int64 [n, 1].
+        words: the rows' keys.
         limits: see ``_limits``.
-        size: look among so many best tokens of each row.
+        size: look among this many best tokens of each row.
 
     Returns:
         The tokens; ``_UNDECIDED`` where rounding decides, or where more tokens may be left.
     """
     vocabulary = scores.shape[-1]
-    top_k, top_p, min_p = limits
-    values, tokens = scores.topk(min(size, vocabulary))  # in descending order
+    size = min(size, vocabulary)
+    best, ids = scores.topk(size)  # in descending order
+    totals = (scores - best[:, :1]).exp_().sum(dim=1, keepdim=True)
+    # Token ids and float32 numbers are exact in float64.
+    lists = torch.cat([best.double(), ids.double(), totals.double()], dim=1).cpu()
+    tokens = lists[:, size : 2 * size].long()
+    noise = noise_of(token_words(vocabulary, tokens.device)[tokens] ^ _keys(words, tokens.device)).numpy()
+    values, total = lists[:, :size].numpy(), lists[:, -1:].numpy()
     peak = values[:, :1]
-    weights = (values.double() - peak).exp()
-    # Top-k leaves equals of the k-th. One past the end of the list is seen by its last token being left.
-    kth = values.gather(1, top_k.long().clamp(max=values.shape[1]) - 1)
-    left = (values >= kth) & (values > -torch.inf)
-    total = torch.where(
-        top_k < vocabulary,
-        (weights * left).sum(dim=1, keepdim=True),
-        (scores - peak).exp_().sum(dim=1, keepdim=True),
-    )
-    # Top-p leaves a token if those above it have less than p together; the first is always left.
-    above = (weights.cumsum(dim=1) - weights) / total
+    top_k, top_p, min_p = limits
+    finite = np.isfinite(peak)
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(values - peak)
+        # Top-k leaves equals of the k-th. One past the end of the list is seen by its last token being left.
+        kth = np.take_along_axis(values, np.minimum(top_k, size).astype(np.int64) - 1, axis=1)
+        left = (values >= kth) & (values > -np.inf)
+        total = np.where(top_k < vocabulary, (weights * left).sum(axis=1, keepdims=True), total)
+        # Top-p leaves a token if those above it have less than p together; the first is always left.
+        above = (weights.cumsum(axis=1) - weights) / total
     margin = vocabulary * 2.0**-23 + 1e-5
     certain = above < top_p - margin
     certain[:, 0] = True
     certain &= left & (weights > min_p * (1 + 1e-5))
     possible = left & (above <= top_p + margin) & (weights >= min_p * (1 - 1e-5))
     # Of equal ones, the order is the sort's: they are certain together, and possible together.
-    certain = values > values.masked_fill(certain, -torch.inf).amax(dim=1, keepdim=True)
-    possible = left & (values >= values.masked_fill(~possible, torch.inf).amin(dim=1, keepdim=True))
-    noisy = noise_of(token_words(vocabulary, scores.device)[tokens] ^ keys) + values
-    best = noisy.masked_fill_(~possible, -torch.inf).argmax(dim=1, keepdim=True)
-    decided = certain.gather(1, best) & peak.isfinite()
-    if values.shape[1] < vocabulary:
+    certain = values > np.where(certain, -np.inf, values).max(axis=1, keepdims=True)
+    possible = left & (values >= np.where(possible, values, np.inf).min(axis=1, keepdims=True))
+    drawn = np.where(possible, values + noise, -np.inf).argmax(axis=1, keepdims=True)
+    decided = np.take_along_axis(certain, drawn, axis=1) & finite
+    if size < vocabulary:
         decided &= ~possible[:, -1:]
-    drawn: list[int] = torch.where(decided, tokens.gather(1, best), _UNDECIDED)[:, 0].tolist()
-    return drawn
+    found = np.where(decided, np.take_along_axis(tokens.numpy(), drawn, axis=1), _UNDECIDED)
+    return [int(token) for token in found[:, 0]]

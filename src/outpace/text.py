@@ -16,11 +16,13 @@ class Tokenizer(Protocol):
 
 
 class TextStream:
-    """Decodes a growing list of tokens and looks for stop strings, across token boundaries.
+    """Decodes a growing list of tokens, and looks for stop strings across token boundaries.
 
-    A token may hold a part of a character, and a tokenizer may decode a token by its neighbours; so text is
-    taken as the difference of two decodings that start a few tokens back, and only where it ends in a whole
-    character.
+    A token may hold a part of a character, and a tokenizer may decode a token by its neighbours. Therefore
+    new text is the difference of two decodings that begin a few tokens back, and is taken only where it ends
+    in a whole character.
+
+    With stop strings each token is decoded as it comes, without them when the text is asked for.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
@@ -28,9 +30,10 @@ class TextStream:
         self._stops = tuple(stops)
         self._tokens: list[int] = []
         self._start = 0  # decodings begin at this token ...
-        self._read = 0  # ... and the tokens before this one are in `text`
+        self._read = 0  # ... and the tokens before this one are in `_text`
+        self._seen = 0  # tokens that were there at the last decoding
         self._shown = 0  # characters handed out by `release`
-        self.text = ""
+        self._text = ""
         self.stopped = False
 
     def _decode(self, end: int) -> str:
@@ -39,15 +42,32 @@ class TextStream:
     def push(self, token: int) -> bool:
         """Add a token; True if a stop string is now complete (the text is then cut before it)."""
         self._tokens.append(token)
-        self._take(final=False)
+        if self._stops:
+            self._take()
         return self.stopped
 
-    def _take(self, final: bool) -> None:
+    @property
+    def text(self) -> str:
+        """The text of the tokens so far, up to the last whole character."""
+        self._take()
+        return self._text
+
+    @property
+    def pending(self) -> bool:
+        """Whether the last tokens are not in ``text`` yet: they end within a character, or have no text."""
+        self._take()
+        return self._read < len(self._tokens)
+
+    def _take(self, final: bool = False) -> None:
+        """Decode tokens that are not in the text yet; with ``final`` an unfinished character too."""
+        if self._read == len(self._tokens) or (self._seen == len(self._tokens) and not final):
+            return
+        self._seen = len(self._tokens)
         old, new = self._decode(self._read), self._decode(len(self._tokens))
         if len(new) <= len(old) or (new.endswith(_INCOMPLETE) and not final):
             return
-        searched = len(self.text)
-        self.text += new[len(old) :]
+        searched = len(self._text)
+        self._text += new[len(old) :]
         self._read = len(self._tokens)
         self._start = max(self._start, self._read - _CONTEXT)
         self._cut(searched)
@@ -57,31 +77,26 @@ class TextStream:
         found = [
             place
             for stop in self._stops
-            if (place := self.text.find(stop, max(0, searched - len(stop) + 1))) >= 0
+            if (place := self._text.find(stop, max(0, searched - len(stop) + 1))) >= 0
         ]
         if found:
-            self.text = self.text[: min(found)]
+            self._text = self._text[: min(found)]
             self.stopped = True
 
-    @property
-    def pending(self) -> bool:
-        """Whether the last tokens are not in ``text`` yet: they end within a character, or say nothing."""
-        return self._read < len(self._tokens)
-
     def release(self, final: bool = False) -> str:
-        """Text not handed out yet, less what could still become a stop string; all of it if ``final``."""
-        if final and not self.stopped:
-            self._take(final=True)
-        end = len(self.text)
+        """Text not handed out yet, without what could still become a stop string; all of it if ``final``."""
+        if not self.stopped:
+            self._take(final)
+        end = len(self._text)
         if not (final or self.stopped):
             end -= max((self._overlap(stop) for stop in self._stops), default=0)
-        piece = self.text[self._shown : end]
+        piece = self._text[self._shown : end]
         self._shown = max(self._shown, end)
         return piece
 
     def _overlap(self, stop: str) -> int:
         """Length of the longest beginning of ``stop`` that the text ends with."""
-        for length in range(min(len(stop) - 1, len(self.text)), 0, -1):
-            if self.text.endswith(stop[:length]):
+        for length in range(min(len(stop) - 1, len(self._text)), 0, -1):
+            if self._text.endswith(stop[:length]):
                 return length
         return 0

@@ -83,3 +83,36 @@ def test_a_stop_string_in_the_middle_of_a_token_cuts_there() -> None:
     assert not stream.push(0)
     assert stream.push(1)
     assert stream.text == "one "
+
+
+class Counting(Bytes):
+    """Counts what is decoded."""
+
+    calls = 0
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        self.calls += 1
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+def test_nothing_is_decoded_before_the_text_is_asked_for() -> None:
+    tokenizer = Counting()
+    stream = TextStream(tokenizer)
+    for byte in "naïve 東京".encode():
+        assert not stream.push(byte)
+    assert tokenizer.calls == 0
+    assert stream.text == "naïve 東京" == stream.release()
+    assert tokenizer.calls == 2 and not stream.pending
+    stream.push(0xC3)
+    assert stream.pending and stream.text == "naïve 東京"
+    assert tokenizer.calls == 4
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 100])
+def test_the_text_does_not_depend_on_when_it_is_asked_for(chunk: int) -> None:
+    stream, shown, data = TextStream(Bytes()), "", "naïve – 東京 🙂!".encode()
+    for start in range(0, len(data), chunk):
+        for byte in data[start : start + chunk]:
+            stream.push(byte)
+        shown += stream.release()
+    assert shown == stream.text == data.decode()
