@@ -1,8 +1,9 @@
-"""The values of JSON lines that a user wrote. Imports no torch."""
+"""Files: JSON lines that a user wrote, and files that are replaced as a whole. Imports no torch."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from outpace.core import OutpaceError
@@ -38,3 +39,22 @@ def check_text(text: str) -> None:
         raise OutpaceError(
             f"{half!a} is half a character; write the other half too, or leave it out"
         ) from None
+
+
+def beside(path: Path) -> Path:
+    """The path that a file is first written to, in the same folder."""
+    return path.with_name(path.name + ".part")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file beside its path and move it there, so that a reader never meets half a file.
+
+    Raises:
+        OutpaceError: it cannot be written.
+    """
+    part = beside(path)
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise OutpaceError(f"cannot write {path}: {error.strerror or error}") from None

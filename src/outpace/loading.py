@@ -6,8 +6,8 @@ This is where the command line and a server get their model from. Weights come f
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from outpace.engine.engine import Engine
 from outpace.engine.observer import Observer
 from outpace.engine.parts import Adaptive
 from outpace.files import check_text
+from outpace.policy.governor import Governor
 from outpace.targets import Target, TargetModel, adapters
 from outpace.targets.pretrained import refuse_incomplete
 from outpace.verify import Verifier
@@ -41,6 +42,7 @@ class Loaded:
         tokenizer: transformers' tokenizer.
         dtype, device: as torch writes them, e.g. "bfloat16" and "cuda:0".
         source: the folder or hub name that another process can load the model from; "" where there is none.
+        costs: measured costs of a profile, which governors begin with.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Loaded:
     dtype: str
     device: str
     source: str = ""
+    costs: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.name}, {self.dtype} on {self.device}"
@@ -62,9 +65,12 @@ class Loaded:
         observer: Observer | None = None,
     ) -> Engine:
         """A new engine on this model; the arguments are those of ``Engine``."""
-        return Engine(
+        engine = Engine(
             self.target, drafter, verifier, self.tokenizer, adaptive=adaptive, observer=observer, slots=slots
         )
+        if self.costs and isinstance(engine.governor, Governor):
+            engine.governor.begin_with(self.costs)
+        return engine
 
     @property
     def has_template(self) -> bool:

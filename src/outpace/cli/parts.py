@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,7 @@ def profiled(
     check_drafter(known.drafter, references)
     if (told := other_batch(known, at_once)) is not None:
         remark(told)
-    return loaded, known.drafter
+    return replace(loaded, costs=known.costs), known.drafter
 
 
 def check_drafter(spec: str, references: bool) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from outpace.cli import progress, screen
 from outpace.core import OutpaceError, SamplingParams
+from outpace.files import replace_text
 from outpace.learned.learned import Fit
 from outpace.loading import Loaded
 from outpace.train import data
@@ -136,9 +137,7 @@ class _Kept:
         self._write_note(done, lines)
 
     def _write_note(self, done: int, lines: int) -> None:
-        new = self._note.with_suffix(".part")
         text = json.dumps(
             self._facts | {"answered": done, "lines": lines, "seconds": self._seconds}, indent=2
         )
-        new.write_text(text + "\n", "utf-8")
-        new.replace(self._note)
+        replace_text(self._note, text + "\n")

@@ -30,7 +30,8 @@ from outpace.cli.progress import Bar, bar
 from outpace.cli.writer import check_out
 from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
-from outpace.engine.profile import Profile, draft_of, read_profiles, save_profile
+from outpace.engine.profile import Profile, read_profiles, save_profile
+from outpace.files import beside
 from outpace.loading import Loaded
 
 DRAFTERS = (
@@ -77,7 +78,7 @@ def plan(
         raise OutpaceError(f"--budget is a number of seconds, not {budget}; give a large one for much time")
     if out.exists():
         read_profiles(out)  # another file would be lost
-    for file in (out, draft_of(out)):
+    for file in (out, beside(out)):
         check_out(file, overwrite=True)
     goal = Goal(objective, batches)
     specs = tuple(spec for spec in split_drafters(drafters) if spec != BASELINE)
@@ -201,11 +202,12 @@ def _profile(tuned: Tuned, chosen: Plan) -> Profile:
         prompts=row.prompts,
         suite=chosen.suite.name,
         outpace=__version__,
-        step_seconds=[
-            [batch, rows, seconds]
-            for batch, by_rows in tuned.steps.items()
-            for rows, seconds in by_rows.items()
-        ],
+        costs={
+            "verify": {
+                str(batch): [[batch * rows, seconds] for rows, seconds in by_rows.items()]
+                for batch, by_rows in tuned.steps.items()
+            }
+        },
     )
 
 

@@ -21,9 +21,9 @@ from outpace.drafters.base import Drafter, SequenceDrafter
 from outpace.engine.guards import Clock, Turn, whole_number
 from outpace.engine.observer import Observer
 from outpace.engine.parts import Adaptive, check_draft, check_shape, drafter_of, policy_of
+from outpace.engine.profile import save_costs
 from outpace.engine.reader import Reader
 from outpace.engine.request import Requests, one_each, params_of_each
-from outpace.policy.costs import save_costs
 from outpace.policy.governor import Governor, Outcome, Plan
 from outpace.sampling import Logits
 from outpace.sequence import KeyedDraw, Sequence, Step
@@ -64,7 +64,7 @@ class Engine:
             the verifier ``match``. Under another verifier the tokens of a seed depend on how many nodes were
             drafted, so there ``adaptive=True`` refuses a request with a seed. A policy of your own decides
             itself; ``outpace.policy.governor.Pinned(8)`` drafts 8 nodes.
-        costs: a file that ``save_costs`` wrote, for the governor to begin with.
+        costs: a profile with measured costs that the governor begins with (``save_costs``, ``outpace tune``).
         observer: is shown every step after the drafter has seen it: ``outpace.train.Online``.
         clock: what seconds are read from.
         prefill_chunk: prompt tokens fed in one forward.
@@ -441,16 +441,16 @@ class Engine:
     # -- the governor ------------------------------------------------------------------------------------
 
     def save_costs(self, path: str | Path) -> None:
-        """Write what steps were measured to cost to a JSON file, for ``Engine(..., costs=path)``.
+        """Write the measured costs of steps into a profile, for ``Engine(..., costs=path)``.
 
-        Costs of other models, dtypes and devices in the file are kept.
+        Its other fields, and profiles of other models, dtypes and machines in the file, are kept.
 
         Raises:
             OutpaceError: this engine has no governor, or the path holds something else.
         """
         if not isinstance(self.governor, Governor):
             raise OutpaceError("nothing was measured: make the engine with adaptive=True")
-        save_costs(path, self.target.identity, self.governor.costs())
+        save_costs(path, self.target, self.governor.costs())
 
     # -- joining and leaving -----------------------------------------------------------------------------
 

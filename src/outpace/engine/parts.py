@@ -9,7 +9,7 @@ from outpace.core import Draft, OutpaceError
 from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
-from outpace.policy.costs import load_costs
+from outpace.engine.profile import load_costs
 from outpace.policy.governor import Governor, Policy
 from outpace.targets.base import TargetModel
 from outpace.verify import Verifier
@@ -64,7 +64,7 @@ def policy_of(
     Args:
         adaptive: ``"auto"`` governs under a verifier whose tokens do not depend on the drafts; True always;
             False never. A drafter that proposes nothing is not governed.
-        costs: a file that ``Engine.save_costs`` wrote, for the governor to begin with.
+        costs: a profile by ``Engine.save_costs`` or ``outpace tune``, for the governor to begin with.
 
     Raises:
         OutpaceError: ``adaptive`` is something else, there are costs and no governor, or the file does not
@@ -82,5 +82,5 @@ def policy_of(
     if costs is not None:
         if not isinstance(policy, Governor):
             raise OutpaceError("costs are for a governor; add adaptive=True, or leave them out")
-        policy.begin_with(load_costs(costs, target.identity))
+        policy.begin_with(load_costs(costs, target))
     return policy

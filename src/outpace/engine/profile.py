@@ -1,6 +1,7 @@
-"""The profile that ``outpace tune`` writes: which drafter is fastest for a model on a machine.
+"""Profiles: the fastest drafter of a model on a machine, and what its steps cost.
 
-A TOML file holds profiles of any number of models, dtypes and machines, and is read for one of them.
+``outpace tune`` writes both, ``Engine.save_costs`` the costs alone. A TOML file holds profiles of any number
+of models, dtypes and machines, and is read for one of them.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from typing import Any
 
 from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
+from outpace.files import replace_text
 from outpace.targets.base import TargetModel
 
-FORMAT, VERSION = "outpace-profile", 1
-_HEAD = "Written by `outpace tune`, read by --profile and outpace.accelerate(model, profile=...)."
+FORMAT, VERSION = "outpace-profile", 2
+_HEAD = (
+    "Written by `outpace tune` and Engine.save_costs, read by --profile and outpace.accelerate(profile=...)."
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Profile:
         prompts: how many it was measured on.
         suite: which prompts.
         outpace: the version that measured.
-        step_seconds: seconds of a step over so many prompts and rows of each, as [prompts, rows, seconds].
+        costs: measured seconds, as ``Governor.costs`` gives them, for a governor to begin with.
     """
 
     drafter: str
@@ -44,7 +48,7 @@ class Profile:
     prompts: int
     suite: str
     outpace: str
-    step_seconds: list[list[float]] = field(default_factory=list)
+    costs: dict[str, Any] = field(default_factory=dict)
 
 
 def key_of(target: TargetModel) -> str:
@@ -53,31 +57,52 @@ def key_of(target: TargetModel) -> str:
 
 
 def save_profile(path: str | Path, target: TargetModel, profile: Profile) -> None:
-    """Write a profile to a TOML file, beside those of other models and machines that are there already.
+    """Write a profile to a TOML file, beside those of other models and machines that it holds already.
 
     Raises:
         OutpaceError: the path holds something else, or cannot be written.
     """
+    _save(Path(path), target, asdict(profile))
+
+
+def save_costs(path: str | Path, target: TargetModel, costs: Mapping[str, Any]) -> None:
+    """Write measured costs, as ``Governor.costs`` gives them, into a target's profile.
+
+    Raises:
+        OutpaceError: the path holds something else, or cannot be written.
+    """
+    _save(Path(path), target, {"costs": costs})
+
+
+def _save(path: Path, target: TargetModel, entry: Mapping[str, Any]) -> None:
+    """Write fields of a target's profile; its others, and costs of other drafters, are kept."""
     import tomlkit  # here, since most runs have no profile
 
-    path = Path(path)
     known = read_profiles(path) if path.exists() else {}
+    old = known.get(key_of(target), {})
+    costs = {**old.get("costs", {}), **entry["costs"]}
     document = tomlkit.document()
     document.add(tomlkit.comment(_HEAD))
     document.update({"format": FORMAT, "version": VERSION})
-    document["profiles"] = {**known, key_of(target): asdict(profile)}
-    # Written beside and moved, so that a reader never meets half a file.
-    draft = draft_of(path)
-    try:
-        draft.write_text(tomlkit.dumps(document), encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        raise OutpaceError(f"cannot write {path}: {error.strerror or error}") from None
+    document["profiles"] = {**known, key_of(target): {**old, **entry, "costs": costs}}
+    replace_text(path, tomlkit.dumps(document))
 
 
-def draft_of(path: Path) -> Path:
-    """Where a profile is written first."""
-    return path.with_name(path.name + ".part")
+def load_costs(path: str | Path, target: TargetModel) -> dict[str, Any]:
+    """The measured costs of a target's model, dtype and machine.
+
+    Raises:
+        OutpaceError: no such file, a broken or foreign one, or one without costs of this target.
+    """
+    known = read_profiles(Path(path))
+    costs = known.get(key_of(target), {}).get("costs")
+    if not isinstance(costs, dict) or not costs:
+        raise OutpaceError(
+            f"{path} has no costs of {key_of(target)!r}, but profiles of: "
+            f"{', '.join(map(repr, known)) or 'nothing'}; costs hold for one model, dtype, and processor or "
+            "GPU by its name; measure here, without a file, or run `outpace tune`"
+        )
+    return costs
 
 
 def load_profile(path: str | Path, target: TargetModel) -> Profile:
@@ -89,6 +114,10 @@ def load_profile(path: str | Path, target: TargetModel) -> Profile:
     path = Path(path)
     known = read_profiles(path)
     key = key_of(target)
+    if "drafter" not in known.get(key, {"drafter": ""}):
+        raise OutpaceError(
+            f"{path} has costs of {key!r}, but no drafter; `outpace tune --out {path}` adds it"
+        )
     if key not in known:
         raise OutpaceError(
             f"{path} has no profile of {key!r}, but of: {', '.join(map(repr, known)) or 'nothing'}; a "

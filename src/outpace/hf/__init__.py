@@ -11,7 +11,7 @@ import functools
 import inspect
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -85,11 +85,13 @@ def accelerate(
         OutpaceError: an unknown drafter or verifier, or parts that do not fit together; a profile of another
             model, dtype or machine; or ``generate`` of this instance has been replaced by other code.
     """
+    costs: Mapping[str, Any] = {}
     if profile is not None:
         if drafter is not None:
             raise OutpaceError("give a drafter or a profile, not both: a profile names a drafter")
-        drafter = load_profile(profile, Engines("none", "match").target(model)).drafter
-    engines = Engines("lookahead" if drafter is None else drafter, verifier, adaptive)
+        known = load_profile(profile, Engines("none", "match").target(model))
+        drafter, costs = known.drafter, known.costs
+    engines = Engines("lookahead" if drafter is None else drafter, verifier, adaptive, costs)
     with engines.lend(engines.target(model)):  # parts that do not fit are reported now, not at the first call
         pass
     _refuse_foreign(model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +17,7 @@ from outpace.drafters.base import Drafter
 from outpace.engine.engine import Engine
 from outpace.engine.parts import Adaptive
 from outpace.hf.checks import refuse_encoder
+from outpace.policy.governor import Governor
 from outpace.sequence import Sequence
 from outpace.targets import Target, TargetModel
 from outpace.verify import Verifier
@@ -81,14 +82,20 @@ class Engines:
         drafter: a drafter or its spec string.
         verifier: a verifier or its spec string.
         adaptive: as for ``Engine``.
+        costs: measured costs of a profile, which governors begin with.
     """
 
     def __init__(
-        self, drafter: Drafter[Any] | str, verifier: str | Verifier, adaptive: Adaptive = "auto"
+        self,
+        drafter: Drafter[Any] | str,
+        verifier: str | Verifier,
+        adaptive: Adaptive = "auto",
+        costs: Mapping[str, Any] | None = None,
     ) -> None:
         self.drafter = drafter
         self.verifier = verifier
         self.adaptive = adaptive
+        self.costs = costs
         self._lock = threading.Lock()
         self._target: TargetModel | None = None
         self._made_for: tuple[Any, ...] | None = None
@@ -120,6 +127,8 @@ class Engines:
             engine = self._idle.pop() if self._idle and target is self._target else None
         if engine is None:
             engine = RowEngine(target, self.drafter, self.verifier, adaptive=self.adaptive, slots=1, length=1)
+            if self.costs and isinstance(engine.governor, Governor):
+                engine.governor.begin_with(self.costs)
         # After an error the engine is dropped: nobody knows what state it is in.
         yield engine
         engine.close()

@@ -8,18 +8,12 @@ forgotten.
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-from outpace.core import OutpaceError
-
-FORMAT, VERSION = "outpace-costs", 1
 _KEPT = 9  # measurements of one width
 _LIFE = 512  # measurements of a curve after which a width that had none of them is forgotten
 _HOPE = 0.5  # of the rise between two widths, that a width between them is taken to have until it is tried
@@ -208,9 +202,13 @@ class Costs:
                 made.take_over(self._curves[nearest].points())
         return self._curves[place]
 
-    def dump(self) -> dict[str, list[tuple[float, float]]]:
+    def dump(self) -> dict[str, list[list[float]]]:
         """Batch -> rows and seconds of each width, for a file."""
-        return {str(batch): curve.points() for batch, curve in sorted(self._curves.items()) if curve}
+        return {
+            str(batch): [list(point) for point in curve.points()]
+            for batch, curve in sorted(self._curves.items())
+            if curve
+        }
 
     def fill(self, table: Mapping[str, Iterable[tuple[float, float]]]) -> None:
         """Take in what ``dump`` gave, until the same is measured here.
@@ -226,56 +224,3 @@ class Costs:
                 if not 0 < seconds < math.inf or not 0 <= rows < math.inf:
                     raise ValueError(f"{seconds} seconds for {rows} rows")
             self._curves.setdefault(bucket(int(batch)), Curve(self._slope)).take_over(taken)
-
-
-def save_costs(path: str | Path, identity: str, entry: Mapping[str, Any]) -> None:
-    """Write measured costs to a JSON file, beside those of other identities that are there already.
-
-    Args:
-        identity: what was measured: model, dtype, device.
-        entry: its costs.
-
-    Raises:
-        OutpaceError: the path holds something else.
-    """
-    path = Path(path)
-    known = _read(path) if path.exists() else {}
-    kept = {**known, identity: {**known.get(identity, {}), **entry}}
-    text = json.dumps({"format": FORMAT, "version": VERSION, "costs": kept}, indent=1)
-    # Written beside and moved, so that a reader never meets half a file.
-    draft = path.with_name(path.name + ".part")
-    draft.write_text(text + "\n", encoding="utf-8")
-    draft.replace(path)
-
-
-def load_costs(path: str | Path, identity: str) -> dict[str, Any]:
-    """The costs of one identity from a JSON file that ``save_costs`` wrote.
-
-    Raises:
-        OutpaceError: no such file, a broken or foreign one, or one that lacks this identity.
-    """
-    path = Path(path)
-    if not path.exists():
-        raise OutpaceError(f"there is no file of costs at {path}; engine.save_costs(path) writes one")
-    known = _read(path)
-    if identity not in known:
-        raise OutpaceError(
-            f"{path} holds no costs of {identity!r}, but of: {', '.join(map(repr, known)) or 'nothing'}; "
-            "costs hold for the model, dtype and device they were measured on; measure here, without a file"
-        )
-    return known[identity]
-
-
-def _read(path: Path) -> dict[str, dict[str, Any]]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise OutpaceError(f"{path} is no file of costs, or a broken one ({error}); delete it") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise OutpaceError(f"{path} is a JSON file of something else; give another path for the costs")
-    costs = found.get("costs")
-    if found.get("version") != VERSION:
-        raise OutpaceError(f"{path} has version {found.get('version')!r} of costs, not {VERSION}; delete it")
-    if not isinstance(costs, dict) or not all(isinstance(entry, dict) for entry in costs.values()):
-        raise OutpaceError(f"{path} is a broken file of costs: it has no table of them; delete it")
-    return costs

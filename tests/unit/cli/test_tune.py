@@ -71,7 +71,7 @@ def test_a_profile_is_written_and_every_command_reads_it(
     for one in found["candidates"]:
         assert one["failed"] is None and 1 <= one["tau"] <= 6
         assert one["name"] != "none" or one["tau"] == 1
-    assert profile.step_seconds and profile.suite == f"file:{prompts}" and profile.batch == 1
+    assert profile.costs["verify"]["1"] and profile.suite == f"file:{prompts}" and profile.batch == 1
 
 
 def words(text: str) -> str:

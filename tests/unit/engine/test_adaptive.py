@@ -306,7 +306,7 @@ def test_a_greedy_seed_is_refused_under_lossy_verifiers_only() -> None:
 
 
 def test_costs_are_saved_and_loaded(tmp_path: Path) -> None:
-    path = tmp_path / "costs.json"
+    path = tmp_path / "profile.toml"
     engine, _ = governed("jacobi")
     engine.generate(PROMPTS, GREEDY)
     engine.save_costs(path)
@@ -317,11 +317,13 @@ def test_costs_are_saved_and_loaded(tmp_path: Path) -> None:
 
 
 def test_costs_of_another_target_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "costs.json"
+    path = tmp_path / "profile.toml"
     engine, _ = governed("jacobi")
     engine.generate(PROMPTS[:1], GREEDY)
     engine.save_costs(path)
-    with pytest.raises(OutpaceError, match="no costs of 'ToyTarget, 32 token ids', but of: 'Timed, 32"):
+    with pytest.raises(
+        OutpaceError, match=r"no costs of '.*ToyTarget, 32 token ids', but profiles of: '.*Timed, 32"
+    ):
         Engine(ToyTarget(), "jacobi", costs=path)
     with pytest.raises(OutpaceError, match="adaptive=True"):
         Engine(ToyTarget(), "jacobi", adaptive=False, costs=path)

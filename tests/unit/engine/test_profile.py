@@ -12,7 +12,15 @@ import torch
 import outpace
 from models import tiny_llama
 from outpace.core import OutpaceError
-from outpace.engine.profile import Profile, key_of, load_profile, read_profiles, save_profile
+from outpace.engine.profile import (
+    Profile,
+    key_of,
+    load_costs,
+    load_profile,
+    read_profiles,
+    save_costs,
+    save_profile,
+)
 from outpace.targets import Target
 
 tomlkit = pytest.importorskip("tomlkit")
@@ -27,7 +35,7 @@ PROFILE = Profile(
     prompts=16,
     suite="builtin",
     outpace="0.1.0",
-    step_seconds=[[1, 1, 0.01], [1, 8, 0.02]],
+    costs={"verify": {"1": [[1.0, 0.01], [8.0, 0.02]]}},
 )
 
 
@@ -78,23 +86,47 @@ def test_another_model_dtype_or_machine_has_none(tmp_path: Path, monkeypatch: py
     [
         ("no = toml = at all", "is no profile, or a broken one"),
         ('title = "another file"', "a TOML file of something else"),
-        ('format = "outpace-profile"\nversion = 2', "version 2 of profiles, not 1"),
-        ('format = "outpace-profile"\nversion = 1', "has no table of them"),
+        ('format = "outpace-profile"\nversion = 1', "version 1 of profiles, not 2"),
+        ('format = "outpace-profile"\nversion = 2', "has no table of them"),
         (
-            'format = "outpace-profile"\nversion = 1\n[profiles]\n"KEY" = {batch = 1}',
+            'format = "outpace-profile"\nversion = 2\n[profiles]\n"KEY" = {drafter = "none"}',
             "broken profile .*missing",
         ),
-        ('format = "outpace-profile"\nversion = 1\n[profiles]\n"KEY" = {DRAFTER}', "no drafter 'magic'"),
+        (
+            'format = "outpace-profile"\nversion = 2\n[profiles]\n"KEY" = {costs = {}}',
+            "but no drafter; `outpace tune",
+        ),
+        ('format = "outpace-profile"\nversion = 2\n[profiles]\n"KEY" = {DRAFTER}', "no drafter 'magic'"),
     ],
 )
 def test_files_that_are_none(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "profile.toml"
     target = target_of("tiny")
     values = {**asdict(PROFILE), "drafter": "magic"}
+    del values["costs"]  # a table in a line
     inline = ", ".join(f"{name} = {value!r}".replace("'", '"') for name, value in values.items())
     path.write_text(text.replace("KEY", key_of(target)).replace("DRAFTER", inline))
     with pytest.raises(OutpaceError, match=message):
         load_profile(path, target)
+
+
+def test_costs_are_part_of_a_profile(tmp_path: Path) -> None:
+    path = tmp_path / "profile.toml"
+    target, other = target_of("tiny"), target_of("other")
+    with pytest.raises(OutpaceError, match="there is no profile at"):
+        load_costs(path, target)
+    save_costs(path, target, {"verify": {"1": [[1.0, 0.5]]}, "draft, a": {}})
+    with pytest.raises(OutpaceError, match=r"has costs of 'tiny, .*but no drafter"):
+        load_profile(path, target)
+    with pytest.raises(OutpaceError, match=r"no costs of 'other, .*, but profiles of: 'tiny, "):
+        load_costs(path, other)
+    save_profile(path, other, PROFILE)
+    save_costs(path, other, {"draft, b": {"1": [[4.0, 0.1]]}})
+    save_profile(path, target, PROFILE)
+    # Each keeps what the others wrote.
+    assert load_costs(path, target) == {**PROFILE.costs, "draft, a": {}}
+    assert load_profile(path, other).costs == {**PROFILE.costs, "draft, b": {"1": [[4.0, 0.1]]}}
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_no_file_at_all(tmp_path: Path) -> None:
@@ -115,6 +147,8 @@ def test_accelerate_reads_it(tmp_path: Path) -> None:
     outpace.accelerate(model, profile=str(path))
     engines = vars(model)["generate"]._engines
     assert engines.drafter == PROFILE.drafter
+    with engines.lend(engines.target(model)) as engine:  # what was tuned, the governor begins with
+        assert engine.governor.forwards.seconds(1, 8) == 0.02
     assert model.generate(ids, max_new_tokens=20, do_sample=False).equal(plain)
     with pytest.raises(OutpaceError, match="give a drafter or a profile, not both"):
         outpace.accelerate(model, "lookahead", profile=path)

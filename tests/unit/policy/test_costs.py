@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 
-from outpace.core import OutpaceError
-from outpace.policy.costs import Costs, Curve, bucket, load_costs, save_costs
+from outpace.policy.costs import Costs, Curve, bucket
 
 
 def curve(points: dict[int, float], times: int = 5) -> Curve:
@@ -120,60 +118,14 @@ def test_a_new_batch_borrows_from_the_nearest_and_is_then_itself() -> None:
     assert math.isnan(Costs().seconds(1, 1))
 
 
-# -- the file --------------------------------------------------------------------------------------------
-
-
-def test_what_is_saved_is_loaded_and_others_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "costs.json"
-    save_costs(path, "one", {"verify": {"1": [[1, 0.5]]}})
-    save_costs(path, "two", {"verify": {"1": [[1, 0.7]]}})
-    save_costs(path, "one", {"draft": {}})
-    assert load_costs(path, "one") == {"verify": {"1": [[1, 0.5]]}, "draft": {}}
-    assert load_costs(path, "two") == {"verify": {"1": [[1, 0.7]]}}
-    assert [file.name for file in tmp_path.iterdir()] == ["costs.json"]
-
-
-def test_curves_survive_the_file() -> None:
+def test_curves_survive_a_file() -> None:
     costs = Costs()
     for _ in range(4):
         for rows, seconds in ((1, 1.0), (2, 1.5), (40, 9.0)):
             costs.curve(1).add(rows, seconds)
     again = Costs()
     again.fill(json.loads(json.dumps(costs.dump())))
-    assert again.dump() == costs.dump() == {"1": [(1, 1.0), (2, 1.5), (40, 9.0)]}
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "broken"),
-        ('{"format": "outpace-co', "broken"),
-        ("\x80", "broken"),
-        ("[]", "something else"),
-        ('{"format": "another"}', "something else"),
-        ('{"format": "outpace-costs", "version": 99, "costs": {}}', "version 99"),
-        ('{"format": "outpace-costs", "version": 1}', "no table"),
-        ('{"format": "outpace-costs", "version": 1, "costs": {"one": 3}}', "no table"),
-        (
-            '{"format": "outpace-costs", "version": 1, "costs": {"two": {}}}',
-            "of .one., but of: .two.",
-        ),
-    ],
-)
-def test_a_broken_or_foreign_file_is_refused(tmp_path: Path, text: str, reason: str) -> None:
-    path = tmp_path / "costs.json"
-    path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(OutpaceError, match=reason):
-        load_costs(path, "one")
-    if "two" not in reason:
-        with pytest.raises(OutpaceError, match=reason):
-            save_costs(path, "one", {})
-        assert path.read_bytes() == text.encode("latin-1")
-
-
-def test_no_file_is_refused_with_the_way_to_one(tmp_path: Path) -> None:
-    with pytest.raises(OutpaceError, match="save_costs"):
-        load_costs(tmp_path / "costs.json", "one")
+    assert again.dump() == costs.dump() == {"1": [[1, 1.0], [2, 1.5], [40, 9.0]]}
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_plain_steps_between_trials_are_sampled(monkeypatch: pytest.MonkeyPatch)
             governor.learn(Outcome(plan, [plan.nodes], [[]], drafting, seconds * (1 + plan.nodes)))
         costs.append(governor.costs()["verify"]["1"][0])
         measured, last = [], measured
-    assert costs == [(1.0, 0.1), (1.0, 0.2)]
+    assert costs == [[1.0, 0.1], [1.0, 0.2]]
     assert len(last) < 2 * 40 / 3  # the forward's curve and the drafter's, of one step in four
 
 

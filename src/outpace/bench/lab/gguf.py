@@ -19,6 +19,7 @@ from torch import Tensor
 
 from outpace.bench.lab.llama_shapes import Shape
 from outpace.core import OutpaceError, UnsupportedModel
+from outpace.files import beside
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
@@ -39,7 +40,7 @@ def write_gguf(model: Any, path: Path, dtype: str = "float32") -> None:
     if dtype not in _DTYPES:
         raise OutpaceError(f"GGUF is not written in {dtype!r} here; there are: {', '.join(_DTYPES)}")
     _check(model.config)
-    draft = path.with_name(path.name + ".part")
+    draft = beside(path)
     try:
         writer = gguf.GGUFWriter(draft, gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.LLAMA])
         _describe(writer, model.config)

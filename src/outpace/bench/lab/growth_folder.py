@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from outpace.bench.lab.growth import Growth
 from outpace.core import OutpaceError
+from outpace.files import beside
 
 GROWTH = "growth.json"
 _INDEX = "model.safetensors.index.json"
@@ -79,7 +80,7 @@ def save(
             f"the grown model has {total / 1e9:.1f} GB, and {out.parent} {free / 1e9:.1f} GB of room; choose "
             "another place, --dtype bfloat16, or a smaller shape"
         )
-    draft = out.with_name(out.name + ".part")
+    draft = beside(out)
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     try:
