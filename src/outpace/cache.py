@@ -176,7 +176,7 @@ class Cache(ABC):
 
 @dataclass(frozen=True)
 class RowShape:
-    """What one kind of row (the keys or the values of a layer) looks like: [heads, size]."""
+    """Shape of one kind of row, the keys or the values of a layer: [heads, size]."""
 
     heads: int
     size: int
@@ -201,7 +201,7 @@ class _Part(NamedTuple):
 
 @dataclass(eq=False)
 class _Seat:
-    """Where the rows of a slot are.
+    """Location of a slot's rows.
 
     Attributes:
         need: rows it must have room for.
@@ -262,7 +262,7 @@ class _Lane:
         old.leave(place, seat.written)
 
     def leave(self, place: int, written: int) -> None:
-        """Free a place, of which so many rows were written; the last slot moves there."""
+        """Free a place; the last slot moves there. ``written``: rows written at the place."""
         last = self.seats.pop()
         self._clear(place, 0, written)
         if place < len(self.seats):
@@ -618,7 +618,7 @@ class KVCache(Cache):
 
 
 class Place(NamedTuple):
-    """Where a sequence's rows are."""
+    """Location of a sequence's rows: a cache and a slot in it."""
 
     cache: Cache
     slot: Slot

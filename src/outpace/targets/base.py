@@ -1,4 +1,4 @@
-"""What the engine needs of a target: a cache, a forward, a context length, a vocabulary."""
+"""The contract of a target: a cache, a forward, a context length, a vocabulary."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outpace.targets.hardware import hardware
 
 @dataclass(frozen=True)
 class Rows:
-    """What one sequence feeds to a forward: tokens, and the tree they form over its committed rows.
+    """Input of one sequence to a forward: tokens, and the tree they form over its committed rows.
 
     ``parents`` is in rows: -1 hangs under the last committed row. None is a chain.
 
@@ -68,7 +68,7 @@ def extra_rows(embeddings: Tensor, table: Tensor | int) -> Tensor:
 
 @dataclass(frozen=True)
 class Output:
-    """What a model predicts for the rows of a forward; good until the next forward.
+    """Predictions of a model for the rows of a forward; valid until the next forward.
 
     Attributes:
         logits: [N, vocabulary], all wanted rows of all slots in one line, without padding. None where none
@@ -86,7 +86,7 @@ class Output:
     hidden: Mapping[Slot, Mapping[int, Tensor]] = field(default_factory=dict)
 
     def span(self, slot: Slot) -> slice:
-        """Where a slot's rows lie in ``logits``."""
+        """Range of a slot's rows in ``logits``."""
         return self.spans[slot]
 
     def logits_of(self, slot: Slot) -> Tensor:
@@ -100,7 +100,7 @@ class Output:
         return self.logits[self.spans[slot]]
 
     def hidden_of(self, slot: Slot, first: int, count: int) -> dict[int, Tensor]:
-        """Of one slot: layer -> [count, hidden size], its rows from ``first`` on."""
+        """Hidden states of a slot's rows first .. first + count - 1: layer -> [count, hidden size]."""
         return {layer: states[first : first + count] for layer, states in self.hidden.get(slot, {}).items()}
 
     @classmethod
@@ -112,7 +112,7 @@ class Output:
         logits_from: int | None,
         hidden: Mapping[int, Tensor],
     ) -> Output:
-        """What a padded forward gave: [B, ...] in the order of ``slots``, of which some feed nothing.
+        """Outputs of a padded forward, [B, ...], in the order of ``slots``, of which some feed nothing.
 
         Args:
             logits: [B, width - logits_from, vocabulary]; or None.
@@ -149,7 +149,7 @@ class Output:
 
 
 class Reading(NamedTuple):
-    """What a forward without a cache gives.
+    """Outputs of a forward without a cache.
 
     Attributes:
         logits: [B, N, vocabulary].
@@ -162,7 +162,7 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class HiddenStates:
-    """What a target's hidden states are like."""
+    """Size, dtype and device of a target's hidden states."""
 
     size: int
     dtype: torch.dtype
@@ -176,7 +176,7 @@ class TargetModel(ABC):
         vocabulary: number of token ids.
         context: positions it was made for; None for no limit.
         eos_token_ids: tokens that end a sequence.
-        start: what the prompt of an encoder-decoder model begins with, if the model says.
+        start: tokens that the prompt of an encoder-decoder model begins with, if its config has them.
         model: the transformers model that it is made of; None where there is none.
         device: where its tokens go in; the CPU by default.
         extra: number of ids past the vocabulary that it takes; see ``with_embeddings``.
@@ -208,16 +208,16 @@ class TargetModel(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its weights and its logits; float32 unless it is made of a model."""
+        """Dtype of its weights and logits; float32 where there is no model."""
         dtype: torch.dtype = torch.float32 if self.model is None else self.model.dtype
         return dtype
 
     @property
     def layers(self) -> int:
-        """How many layers it has, as ``Output.hidden`` and ``some_layers`` count them.
+        """Number of layers, as ``Output.hidden`` and ``some_layers`` count them.
 
         Raises:
-            OutpaceError: it does not say.
+            OutpaceError: the number is not known.
         """
         raise OutpaceError(
             f"{_kind(self)} does not say how many layers it has; name those to read, or use another drafter"
@@ -225,7 +225,7 @@ class TargetModel(ABC):
 
     @property
     def identity(self) -> str:
-        """What the seconds of its forwards depend on: architecture, size, dtype, device by name, threads."""
+        """Architecture, size, dtype, device and threads, by name: what the seconds of a forward depend on."""
         model = self.model
         if model is None:
             return f"{type(self).__name__}, {self.vocabulary} token ids"
@@ -248,7 +248,7 @@ class TargetModel(ABC):
 
     @property
     def hidden(self) -> HiddenStates:
-        """What its hidden states are like.
+        """Size, dtype and device of its hidden states.
 
         Raises:
             OutpaceError: it does not share them.
@@ -308,7 +308,7 @@ class TargetModel(ABC):
         raise OutpaceError(f"{_kind(self)} cannot be trained; use a transformers model")
 
     def encode(self, source: Any) -> Source | None:
-        """What a request gives besides its prompt, checked and encoded. None where there is nothing.
+        """The source of a request, checked and encoded; None where there is none.
 
         Raises:
             OutpaceError: a source for a model without an encoder, none for a model with one, or a wrong one.
@@ -351,7 +351,7 @@ class TargetModel(ABC):
         Id ``vocabulary + i`` is row i. All else is the model's own, and it runs on caches of this target.
 
         Args:
-            table: [n, hidden size], read anew in each forward; a number for so many copies of the mean of
+            table: [n, hidden size], read anew in each forward; or a number n: n copies of the mean of
                 the model's embeddings.
 
         Raises:

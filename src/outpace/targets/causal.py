@@ -251,7 +251,7 @@ class CausalTarget(TargetModel):
 
     @torch.inference_mode()
     def _given(self, feeds: Mapping[Slot, Rows]) -> dict[Slot, Tensor] | None:
-        """What goes into the first layer, where some id is past the vocabulary."""
+        """Inputs of the first layer by slot, [rows, hidden size]; None if no id is past the vocabulary."""
         if all(token < self.vocabulary for row in feeds.values() for token in row.tokens):
             return None
         ids = torch.tensor([token for row in feeds.values() for token in row.tokens], device=self.device)
@@ -347,7 +347,7 @@ class CausalTarget(TargetModel):
 
 
 def device_of(embeddings: Any) -> torch.device:
-    """Where token ids go in."""
+    """Device of a model's inputs."""
     device: torch.device = embeddings.weight.device
     if device.type == "meta":  # offloaded: accelerate's hook brings the weights to this device
         device = torch.device(embeddings._hf_hook.execution_device)
@@ -355,7 +355,7 @@ def device_of(embeddings: Any) -> torch.device:
 
 
 def scale_of(config: Any) -> Callable[[Tensor], Tensor]:
-    """What a family does to the logits that come out of its head: a factor, and a soft cap."""
+    """The function that a family applies to the logits of its head: a factor, and a soft cap."""
     # Cohere multiplies, Granite divides.
     factor = (getattr(config, "logit_scale", None) or 1) / (getattr(config, "logits_scaling", None) or 1)
     cap = getattr(config, "final_logit_softcapping", None)
@@ -368,7 +368,7 @@ def scale_of(config: Any) -> Callable[[Tensor], Tensor]:
 
 
 def rows_of(window: Window, feeds: Mapping[Slot, Rows]) -> list[Rows]:
-    """What the slots of a window feed, in its order; nothing for those without a feed."""
+    """Feeds of a window's slots, in its order; empty for those without one."""
     return [_NOTHING if slot is None else feeds.get(slot, _NOTHING) for slot in window.slots]
 
 

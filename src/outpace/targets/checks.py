@@ -1,4 +1,4 @@
-"""Whether a transformers model can be a target, by what its config says; what a target takes from there."""
+"""Checks of a transformers model's config: can it be a target, and what does the target take from it?"""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NEEDED_OF_SEQ2SEQ = (
 
 
 def family(model: Any) -> str:
-    """How errors name a model."""
+    """Name of a model in errors."""
     return f"{type(model).__name__} ({model.config.model_type})"
 
 
@@ -103,7 +103,7 @@ def _unknown_window(config: Any) -> str | None:
 
 
 def _per_tensor_activations(quantization: Any) -> bool:
-    """Whether activations are quantised with a scale of the whole tensor, found as the model runs.
+    """Tell whether activations are quantised with a scale of the whole tensor, found as the model runs.
 
     Knows compressed-tensors and Quark (a nested entry with ``dynamic`` or ``is_dynamic``, and ``strategy`` or
     ``qscheme``) and torchao (a DynamicActivation config of PerTensor granularity). transformers' own fp8 and
@@ -150,7 +150,7 @@ def context_of(config: Any) -> int | None:
 
 
 def end_tokens(model: PreTrainedModel) -> frozenset[int]:
-    """Tokens that end a sequence: those of the generation config, else of the config."""
+    """Tokens that end a sequence: those of the generation config, or of the config where it has none."""
     eos = model.generation_config.eos_token_id if model.generation_config is not None else None
     if eos is None:
         eos = model.config.get_text_config(decoder=True).eos_token_id

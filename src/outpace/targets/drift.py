@@ -1,4 +1,4 @@
-"""How far a lossy verifier moved the output: tokens changed, and what the target thinks of it."""
+"""The drift of a lossy verifier's output: tokens changed, and their likelihood under the target."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHUNK = 512  # tokens fed in one forward
 
 @dataclass(frozen=True)
 class Drift:
-    """Counts and sums over outputs and what plain decoding says to the same prompts; they add up with ``+``.
+    """Counts and sums over outputs and plain decoding's of the same prompts; they add up with ``+``.
 
     Attributes:
         plain_tokens: tokens of plain decoding.
@@ -92,7 +92,7 @@ def parting(plain: Seq[int], output: Seq[int]) -> int | None:
 
 
 def margin(target: TargetModel, text: Seq[int], source: Any = None) -> float:
-    """How far apart the logits of the two best tokens after a text are: a near-tie is close to 0.
+    """Difference of the logits of the two best tokens after a text: close to 0 for a near-tie.
 
     Args:
         text: token ids of prompt and output so far, at least one.
@@ -115,7 +115,7 @@ def margin(target: TargetModel, text: Seq[int], source: Any = None) -> float:
 def negative_log_likelihood(
     target: TargetModel, prompt: Seq[int], output: Seq[int], source: Any = None
 ) -> float:
-    """Of some output tokens after a prompt, under the target's raw distribution, teacher-forced; in nats.
+    """Negative log likelihood of output tokens after a prompt, under the target's raw distribution, in nats.
 
     Raises:
         OutpaceError: the prompt is empty, or the source does not fit the target.

@@ -1,4 +1,4 @@
-"""What a model runs on, by name: what seconds of a forward depend on besides the model."""
+"""Names of the hardware a model runs on, on which the seconds of its forwards depend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PROCESSORS = Path("/proc/cpuinfo")
 
 
 def processor() -> str:
-    """The processor's name, as far as the system says it."""
+    """The processor's name, as far as the system reports it."""
     if _PROCESSORS.exists():
         for line in _PROCESSORS.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):

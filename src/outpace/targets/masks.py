@@ -53,7 +53,7 @@ class MaskMaker:
                 "is not known here, or whose rows see more than their ancestors"
             )
         self.by_kind = bool(self._kinds)
-        window = getattr(config, "sliding_window", None) or None  # some say 0 for none
+        window = getattr(config, "sliding_window", None) or None  # some configs have 0 for none
         self._sliding: int | None = window if not self._kinds or _SLIDING in self._kinds else None
 
     @property
@@ -85,7 +85,7 @@ class MaskMaker:
         return self._form(full, near, device)
 
     def _is_plain(self, rows: Sequence[Rows], window: Window) -> bool:
-        """Whether the model's own causal mask will do: no mask lets sdpa pick its fastest kernels.
+        """Tell whether the model's own causal mask will do: no mask lets sdpa pick its fastest kernels.
 
         That is one row for each sequence, all of one length; or, on sdpa, which takes no mask for a causal
         one, the first rows of a text.
@@ -122,7 +122,7 @@ class MaskMaker:
 
 
 def _additive(config: Any) -> bool:
-    """Whether the attention of a model adds its mask.
+    """Tell whether the attention of a model adds its mask.
 
     Raises:
         UnsupportedModel: it is not known to take a mask of ours at all.

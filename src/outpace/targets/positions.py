@@ -1,7 +1,7 @@
-"""How the decoder of an encoder-decoder model is told the position of each row.
+"""Ways to pass the position of each row to the decoder of an encoder-decoder model.
 
 Such decoders count: a row's position is its place in the cache. In a tree, and in a batch of texts of several
-lengths, it is not. Three families, three ways to say it; no class is patched in any of them.
+lengths, it is not. Three families, three ways to pass them; no class is patched in any of them.
 """
 
 from __future__ import annotations

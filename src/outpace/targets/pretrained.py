@@ -72,7 +72,7 @@ def read_model(name: str, **options: Any) -> Any:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    # transformers loads the decoder of some alone, which says little without its source.
+    # transformers loads the decoder of some alone, which predicts poorly without its source.
     if getattr(_read(AutoConfig, name), "is_encoder_decoder", False):
         raise _with_encoder(name)
     loaded, info = _read(
@@ -86,7 +86,7 @@ def refuse_incomplete(info: Mapping[str, Any], shown: str) -> None:
     """Refuse a model without some of its weights: transformers would put random numbers there, and only warn.
 
     Args:
-        info: what ``from_pretrained`` says with ``output_loading_info``.
+        info: what ``from_pretrained`` returns with ``output_loading_info``.
         shown: what the model is called.
 
     Raises:

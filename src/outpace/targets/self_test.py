@@ -106,7 +106,7 @@ def _spread(vocabulary: int, turn: int) -> list[int]:
 
 
 def agree(dtype: torch.dtype, found: Tensor, expected: Tensor) -> bool:
-    """Whether two ways to the same logits, [n, vocabulary], differ by no more than rounding explains."""
+    """Tell whether two computations of the same logits, [n, vocabulary], differ by rounding alone."""
     return _difference(expected.double(), found.double()) <= _allowed(dtype, math.inf)
 
 

@@ -159,9 +159,9 @@ class Seq2SeqTarget(TargetModel):
         return Source(states, tuple(ids) if self._one_vocabulary() else ())
 
     def _one_vocabulary(self) -> bool:
-        """Whether a token id means the same to the encoder and the decoder."""
+        """Tell whether encoder and decoder share their token ids."""
         sizes = {len(part.get_input_embeddings().weight) for part in (self._encoder, self._decoder)}
-        # Some of Marian's models have two vocabularies, and say so; they may be of one size.
+        # Some of Marian's models have two vocabularies, and a config that says so; they may be of one size.
         return len(sizes) == 1 and bool(getattr(self.model.config, "share_encoder_decoder_embeddings", True))
 
     def _ids(self, source: Any) -> list[int]:
@@ -276,7 +276,7 @@ class Seq2SeqTarget(TargetModel):
         return Output.of(window.slots, feeds, logits, logits_from, hidden)
 
     def _attended(self, cache: Seq2SeqCache, window: Window) -> dict[str, Any]:
-        """What the model needs to attend to the sources of a window's slots."""
+        """Arguments with which the model attends to the sources of a window's slots."""
         own = [cache.sources.length(cache.beside[slot]) for slot in window.slots if slot is not None]
         if not all(own):
             raise OutpaceError("a slot has no source: take slots of this target with open(cache, source)")
@@ -339,7 +339,7 @@ class Seq2SeqTarget(TargetModel):
 
 
 def _start(model: PreTrainedModel) -> tuple[int, ...]:
-    """The token that the decoder starts with: that of the generation config, else of the config."""
+    """The token that the decoder starts with: the generation config's, or the config's where it has none."""
     for config in (model.generation_config, model.config):
         token = getattr(config, "decoder_start_token_id", None)
         if token is not None:

@@ -34,7 +34,7 @@ class Held:
     states: list[Tensor] = field(default_factory=list)
 
     def shared(self, row: Rows) -> int:
-        """How many rows of a feed are the first ones of this chain."""
+        """Count the first rows of a feed that are those of this chain."""
         if row.fed:
             return 0
         count = 0
@@ -112,7 +112,7 @@ class SplitTarget(AroundTarget):
             self._held.pop(slot, None)
 
     def read_out(self, states: Tensor) -> Tensor:
-        """What the model's own norm and head make of hidden states [..., hidden size]: logits."""
+        """Logits of hidden states [..., hidden size], by the model's own norm and head."""
         return self.head(stack_of(self.model).norm(states))
 
     # -- the forward -------------------------------------------------------------------------------------

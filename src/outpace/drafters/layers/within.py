@@ -38,7 +38,7 @@ class Within:
 
 
 def place_of(sequence: Sequence, name: str) -> Place:
-    """Where the target keeps a sequence's rows.
+    """Location of a sequence's rows in the target's cache.
 
     Raises:
         OutpaceError: no target decodes it: it is the text of a draft model.
@@ -66,7 +66,7 @@ def draft_chains(states: Seq[Within], step: Callable[[list[Any]], Tensor]) -> li
 
 
 def layers_of(state: Within) -> int:
-    """How long a chain may be: none before the prompt is in the cache.
+    """Longest chain that may be drafted: none before the prompt is in the cache.
 
     (The last rows of a first prompt go in with the first step, which has then nothing to draft from.)
     """

@@ -20,7 +20,7 @@ __all__ = ["Feed", "Forward", "LayerCache", "Slot"]
 
 @dataclass(frozen=True)
 class Feed:
-    """What one sequence feeds to a forward: w rows behind those that it has.
+    """Input of one sequence to a forward: w rows behind those that it has.
 
     Attributes:
         positions: of each row, w of them.
@@ -68,7 +68,7 @@ class Forward:
         self.mask = torch.from_numpy(mask).to(device)
 
     def store(self, layer: int) -> Store:
-        """Where a layer's new keys and values go."""
+        """The function that stores a layer's new keys and values."""
         return lambda keys, values: self._window.append(layer, keys, values)
 
     def pad(self, inputs: Seq[Tensor]) -> Tensor:

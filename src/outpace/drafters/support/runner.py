@@ -37,7 +37,7 @@ class Track:
 
 
 class Feed(NamedTuple):
-    """What one text feeds to a forward: tokens of its own first, then nodes of the tree of guesses.
+    """Input of one text to a forward: tokens of its own first, then nodes of the tree of guesses.
 
     ``parents`` counts from the tree's first row, fed before or now. No text goes in behind a tree.
     """
