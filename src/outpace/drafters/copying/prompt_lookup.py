@@ -11,18 +11,18 @@ weighted by the length of the matches that support it, and only guesses that are
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from functools import partial
 from typing import Any, ClassVar
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.copying.ngram_index import Match, NgramIndex
+from outpace.drafters.support.best_first import best_first, trust
 from outpace.sequence import Sequence
 
-# A guess that may become a node: (-chance, parent, which child), then token, depth and the matches behind it.
-Guess = tuple[float, int, int, int, int, list[Match]]
+Context = tuple[int, list[Match]]  # a node's depth, and the matches that predict it
 
 
 @dataclass
@@ -80,38 +80,20 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
         return PromptLookupState(sequence, index)
 
     def draft(self, state: PromptLookupState) -> Draft:
-        tokens: list[int] = []
-        parents: list[int] = []
-        chances: list[float] = []
-        guesses: list[Guess] = []
         stops, budget = state.sequence.stop_tokens, state.sequence.budget
         most = self.num_speculative_tokens if budget is None else min(self.num_speculative_tokens, budget)
         state.index.update()  # here, not after each step: as long as nothing is drafted it is not needed
-        matches = state.index.matches(self.branches)
-        self._guess(state.index, guesses, matches, parent=-1, depth=0, chance=1.0)
-        while guesses and len(tokens) < most:
-            chance, parent, _, token, depth, matches = heappop(guesses)
-            tokens.append(token)
-            parents.append(parent)
-            chances.append(-chance)
-            if token not in stops:
-                self._guess(state.index, guesses, matches, len(tokens) - 1, depth + 1, -chance)
-        return Draft(tokens, parents, chances=chances)
+        root = (-1, state.index.matches(self.branches))
+        return best_first(root, partial(self._children, state.index), most, stops)
 
     def revise(self, state: PromptLookupState, unchanged: int) -> bool:
         state.index.revise(unchanged)
         return True
 
-    def _guess(
-        self,
-        index: NgramIndex,
-        guesses: list[Guess],
-        matches: Seq[Match],
-        parent: int,
-        depth: int,
-        chance: float,
-    ) -> None:
-        """Put the children of a node among the guesses.
+    def _children(
+        self, index: NgramIndex, context: Context, chance: float
+    ) -> Iterator[tuple[float, int, Context]]:
+        """The children of a node: each one's chance, its token, and the matches that predict it.
 
         Each match in turn, the longest first, stakes a share of the remaining chance on its own next token.
         At that depth a match of n tokens is n + depth long: otherwise the node would not be accepted.
@@ -119,21 +101,14 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
         Args:
             chance: the estimated probability that the node itself is accepted.
         """
+        depth, matches = context[0] + 1, context[1]
         support: dict[int, tuple[float, list[Match]]] = {}
         for match in matches:
             token = index.follow(match, depth)
-            stake = chance * _trust(match.length + depth)
+            stake = chance * trust(match.length + depth)
             chance -= stake
             before, agreeing = support.get(token, (0.0, []))
             support[token] = (before + stake, [*agreeing, match])
-        for place, (token, (total, agreeing)) in enumerate(support.items()):
+        for token, (total, agreeing) in support.items():
             if total >= self.min_confidence:
-                heappush(guesses, (-total, parent, place, token, depth, agreeing))
-
-
-def _trust(length: int) -> float:
-    """The share of latest matches of this length whose next token follows again: fitted on GSM8K, HumanEval.
-
-    Measured 0.35 to 0.37 for a match of 1, 0.54 for 2, 0.67 to 0.73 for 3, 0.83 to 0.89 for 7.
-    """
-    return length / (length + 2)
+                yield total, token, (depth, agreeing)

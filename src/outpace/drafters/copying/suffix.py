@@ -12,15 +12,17 @@ Cleary and Witten 1984). Earlier outputs are forgotten an eighth of the memory a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from heapq import heappop, heappush, nlargest
+from heapq import nlargest
 from typing import ClassVar, NamedTuple
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.copying.suffix_automaton import SuffixAutomaton
 from outpace.drafters.copying.suffix_memory import Cursor, SuffixMemory
+from outpace.drafters.support.best_first import best_first, trust
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 
@@ -36,10 +38,6 @@ class Context(NamedTuple):
     length: int
     automaton: SuffixAutomaton
     state: int
-
-
-# A guess that may become a node: (-chance, parent, which child), then its token and the contexts after it.
-Guess = tuple[float, int, int, int, list[Context]]
 
 
 @dataclass
@@ -120,19 +118,7 @@ class Suffix(SequenceDrafter[SuffixState]):
         if not contexts:
             return Draft()
         most = min(self.num_speculative_tokens, max(1, int(self.max_spec_factor * contexts[0].length)))
-        tokens: list[int] = []
-        parents: list[int] = []
-        chances: list[float] = []
-        guesses: list[Guess] = []
-        self._guess(guesses, contexts, parent=-1, chance=1.0)
-        while guesses and len(tokens) < most:
-            chance, parent, _, token, contexts = heappop(guesses)
-            tokens.append(token)
-            parents.append(parent)
-            chances.append(-chance)
-            if token not in state.sequence.stop_tokens:
-                self._guess(guesses, contexts, len(tokens) - 1, -chance)
-        return Draft(tokens, parents, chances=chances)
+        return best_first(contexts, self._children, most, state.sequence.stop_tokens)
 
     def learn(self, state: SuffixState, step: Step) -> None:
         state.text.extend(step.tokens)
@@ -154,8 +140,8 @@ class Suffix(SequenceDrafter[SuffixState]):
         state.read = len(tokens)
         return nlargest(_CONTEXTS, found, key=lambda context: context.length)
 
-    def _guess(self, guesses: list[Guess], contexts: Seq[Context], parent: int, chance: float) -> None:
-        """Put the children of a node among the guesses.
+    def _children(self, contexts: Seq[Context], chance: float) -> Iterator[tuple[float, int, list[Context]]]:
+        """The children of a node: each one's chance, its token, and the contexts after it.
 
         Each context in turn, the longest first, stakes a share of the remaining chance on the tokens that
         followed it, in proportion to their counts.
@@ -171,14 +157,14 @@ class Suffix(SequenceDrafter[SuffixState]):
             total = sum(counts.values())
             if not total:
                 continue
-            stake = chance * _trust(context.length)
+            stake = chance * trust(context.length)
             chance -= stake
             for token, count in counts.items():
                 support[token] = support.get(token, 0.0) + stake * count / total
         likely = nlargest(self.branches, support.items(), key=lambda item: (item[1], -item[0]))
-        for place, (token, estimate) in enumerate(likely):
+        for token, estimate in likely:
             if estimate >= self.min_confidence and token >= 0:
-                heappush(guesses, (-estimate, parent, place, token, _after(contexts, token)))
+                yield estimate, token, _after(contexts, token)
 
 
 def _chain(automaton: SuffixAutomaton, state: int, length: int, longest: int) -> list[Context]:
@@ -205,8 +191,3 @@ def _after(contexts: Seq[Context], token: int) -> list[Context]:
         if length:
             once.setdefault((automaton, state), Context(length, automaton, state))
     return sorted(once.values(), key=lambda context: -context.length)
-
-
-def _trust(length: int) -> float:
-    """The share of the chance that a match of this length gets; as measured for prompt lookup."""
-    return length / (length + 2)
