@@ -21,8 +21,7 @@ class Pair:
     """A row of both benchmarks.
 
     Attributes:
-        overlap: whether the intervals of the speed relative to plain decoding overlap; None where one has
-            none.
+        overlap: the intervals of the speed relative to plain decoding overlap; None where one is missing.
     """
 
     suite: str
@@ -52,7 +51,7 @@ class Comparison:
     Attributes:
         pairs: rows that both have.
         only_first, only_second: rows that one has.
-        differing: what is not the same in how they were measured.
+        differing: settings, versions and hardware that are not the same.
     """
 
     pairs: list[Pair]
@@ -75,7 +74,7 @@ def compare(
     second: Mapping[str, Any],
     rows: tuple[Mapping[Key, Mapping[str, Any]], Mapping[Key, Mapping[str, Any]]],
 ) -> Comparison:
-    """Two benchmarks' JSON objects, and the rows of each by suite, drafter and batch."""
+    """Compare two benchmarks' JSON objects; ``rows`` are those of each by suite, drafter and batch."""
     mine, theirs = rows
     pairs = [Pair(*key, mine[key], theirs[key]) for key in mine if key in theirs]
     differing = [
@@ -99,7 +98,7 @@ def compare(
 
 
 def _differing(what: str, first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> Iterator[str]:
-    """What both name, and say something else of."""
+    """List what both name with different values."""
     mine, theirs = first or {}, second or {}
     for name in sorted(mine.keys() & theirs.keys()):
         if mine[name] != theirs[name]:

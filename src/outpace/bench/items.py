@@ -19,7 +19,7 @@ class Item:
     """One prompt.
 
     Attributes:
-        turns: what the user says. One turn that is no chat is a text to be continued, as it is.
+        turns: messages of the user. One turn that is no chat is a text to be continued as it is.
         tokens: token ids, in place of turns.
         chat: the turns are those of a conversation, with the model's answers between them.
         references: texts that the output may repeat.
@@ -36,13 +36,13 @@ class Item:
 
     @property
     def rounds(self) -> int:
-        """How many answers it asks for."""
+        """Number of answers it asks for."""
         return len(self.turns) or 1
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Prompts under a name; ``source`` says where they came from, ``left_out`` how many were not usable."""
+    """Prompts under a name, with their ``source`` and the number of unusable ones that were ``left_out``."""
 
     name: str
     items: tuple[Item, ...]
@@ -50,7 +50,7 @@ class Suite:
     left_out: int = 0
 
     def first(self, count: int | None) -> Suite:
-        """The suite with so many prompts at most, taken from each category in turn; None for all."""
+        """Keep ``count`` prompts at most, taken from each category in turn; None keeps all."""
         if count is None or count >= len(self.items):
             return self
         by_category: dict[str, list[Item]] = {}
@@ -64,15 +64,15 @@ class Suite:
 
 
 def counted(prompts: int) -> str:
-    """A number of prompts, in words."""
+    """Write a number of prompts."""
     return "1 prompt" if prompts == 1 else f"{prompts} prompts"
 
 
 def read_values(file: Path) -> list[Any]:
-    """The values of a JSONL file, one to a line, which may be packed with gzip.
+    """Read the values of a JSONL file, one per line, which may be compressed with gzip.
 
     Raises:
-        OutpaceError: it cannot be read, or a line is not JSON, or has half a character.
+        OutpaceError: it cannot be read, or a line is not JSON, or contains an unpaired surrogate.
     """
     try:
         raw = file.read_bytes()
@@ -90,12 +90,12 @@ def read_values(file: Path) -> list[Any]:
         except OutpaceError as error:
             raise OutpaceError(f"{file}, line {number}: {error}") from None
     if not values:
-        raise OutpaceError(f"{file} holds no prompt; give a file with one to the line")
+        raise OutpaceError(f"{file} holds no prompt; give a file with one per line")
     return values
 
 
 def read_items(file: Path, name: str) -> list[Item]:
-    """The prompts of a JSONL file of ours or of a user's.
+    """Read the prompts of a JSONL file of ours or of a user's.
 
     A line is a string, or an object with ``prompt``, ``question``, ``turns`` (a list: a conversation) or
     ``tokens`` (a list of token ids), and, where wanted, ``id``, ``category``, ``chat`` and ``references``.
@@ -116,7 +116,7 @@ def read_items(file: Path, name: str) -> list[Item]:
 
 
 def item_of(value: Any, default: str) -> Item:
-    """The prompt in a line's value.
+    """Make the prompt of a line's value.
 
     Args:
         default: its id where it has none.

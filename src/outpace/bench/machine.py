@@ -1,4 +1,4 @@
-"""What a benchmark ran on, for the record."""
+"""Description of the machine of a benchmark, for the record."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from outpace.targets.hardware import processor
 
 
 def machine(device: str) -> dict[str, object]:
-    """The processor, the versions, and the commit of a checkout where this is one.
+    """Look up the processor, the versions, and the commit if this is a checkout.
 
     Args:
-        device: that of the model, as torch writes it. Its name is ``device`` in what is found; there is none
-            for a processor, which has been named already.
+        device: the model's, as torch writes it. The name of a GPU is added as ``device``.
     """
     found: dict[str, object] = {
         "processor": processor(),

@@ -1,4 +1,4 @@
-"""The methods that a benchmark is asked to compare: our drafters, and peers by name."""
+"""Methods that a benchmark compares: our drafters, and peers by name."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from outpace.bench.ours import Ours
 from outpace.bench.peers import worker_of
 from outpace.bench.runs import BASELINE, Method
 from outpace.bench.stock import KINDS, Stock, load_assistant
-from outpace.bench.subject import Subject
 from outpace.core import OutpaceError
 from outpace.engine.parts import Adaptive
+from outpace.loading import Loaded
 
 LIBRARIES = {
     "transformers": KINDS,
@@ -40,13 +40,13 @@ class Peer:
 
 @dataclass(frozen=True)
 class PeerOptions:
-    """What peers need besides the model.
+    """Options of peers.
 
     Attributes:
         assistant: the draft model of transformers' assisted generation: hub name or folder.
         gguf: the model's weights as llama.cpp reads them.
-        length: the longest prompt with its answer, in tokens, that they make room for.
-        temperature: of the requests to come: sampled, no peer draws as we do.
+        length: tokens of the longest prompt with its answer that they make room for.
+        temperature: of the requests to come; sampled, no peer draws the same noise as we do.
     """
 
     assistant: str | None = None
@@ -56,10 +56,10 @@ class PeerOptions:
 
 
 def split_drafters(text: str) -> list[str]:
-    """Drafters' specs from a list with commas, which the options of a spec have too.
+    """Split a list of drafters' specs at its commas.
 
-    A comma within parentheses, or before ``name=``, belongs to a spec. Plain decoding comes first, asked for
-    or not: all others are compared with it.
+    A comma within parentheses, or before ``name=``, belongs to a spec. Plain decoding comes first, listed or
+    not: all others are compared with it.
 
     Raises:
         OutpaceError: a spec is empty, or given twice.
@@ -83,7 +83,7 @@ def split_drafters(text: str) -> list[str]:
 
 
 def split_peers(text: str) -> list[Peer]:
-    """Peers from a list such as ``transformers:plain,vllm=/path/to/venv``; ``none`` for no peer.
+    """Parse a list of peers such as ``transformers:plain,vllm=/path/to/venv``; ``none`` for no peer.
 
     A library's name alone stands for all of its methods.
 
@@ -112,14 +112,14 @@ def split_peers(text: str) -> list[Peer]:
 
 
 def make_methods(
-    subject: Subject,
+    subject: Loaded,
     drafters: Seq[str],
     verifier: str,
     adaptive: Adaptive,
     peers: Seq[Peer],
     options: PeerOptions,
 ) -> list[Method]:
-    """Every method, plain decoding first.
+    """Make every method, plain decoding first.
 
     Raises:
         OutpaceError: one cannot be made; the message names it.
@@ -148,7 +148,7 @@ def make_methods(
     return methods
 
 
-def _worker(subject: Subject, peer: Peer, options: PeerOptions) -> Method:
+def _worker(subject: Loaded, peer: Peer, options: PeerOptions) -> Method:
     source = subject.source
     if peer.library == "llama.cpp":
         if options.gguf is None:
@@ -180,6 +180,6 @@ def _worker(subject: Subject, peer: Peer, options: PeerOptions) -> Method:
 
 
 def close_all(methods: Seq[Method]) -> None:
-    """Give back what methods hold: other processes end."""
+    """Release what methods hold: other processes end."""
     for method in methods:
         method.close()

@@ -16,7 +16,7 @@ from outpace.targets.base import TargetModel
 
 
 class Ours:
-    """A drafter and a verifier.
+    """A drafter and a verifier in an engine of ours.
 
     Args:
         adaptive: as for ``Engine``.
@@ -51,7 +51,7 @@ class Ours:
         self._seeded = governor is None or not governor.timed or chosen.invariant
 
     def begin(self, anew: bool = False) -> None:
-        """A new engine, which remembers no output; for a suite with a governor that knows costs alone."""
+        """Make a new engine, which remembers no output; for a new suite its governor knows costs alone."""
         before = self._engine
         governor = before.governor
         if anew and isinstance(governor, Governor):
@@ -83,20 +83,20 @@ class Ours:
                 forwards += 1
                 last |= dict.fromkeys(took_part, time.perf_counter() - began)
                 if first is None:
-                    first = _told(sequences, time.perf_counter() - began, forwards)
+                    first = _run(sequences, time.perf_counter() - began, forwards)
             seconds = time.perf_counter() - began
         finally:
             for sequence in sequences:
                 engine.remove(sequence)
-        told = _told(sequences, seconds, forwards, first)
-        return replace(told, last_seconds=[last[sequence] for sequence in sequences])
+        found = _run(sequences, seconds, forwards, first)
+        return replace(found, last_seconds=[last[sequence] for sequence in sequences])
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Release nothing."""
 
 
-def _told(sequences: list[Sequence], seconds: float, forwards: int, first: Run | None = None) -> Run:
-    """A run so far, from the counts of its sequences.
+def _run(sequences: list[Sequence], seconds: float, forwards: int, first: Run | None = None) -> Run:
+    """Sum up a run so far from the counts of its sequences.
 
     All joined at once, and a step's seconds count in full for each that took part: the one that stayed
     longest has them all.

@@ -1,7 +1,7 @@
 """Other engines as methods of the benchmark, each in a process and an environment of its own.
 
-A worker script of ours is run by the environment's Python. It knows nothing of outpace: it reads one JSON
-object a line and answers with one. The first says what to load, the others what to decode. The times are the
+The environment's Python runs a worker script of ours. It does not import outpace: it reads one JSON object
+per line and answers with one. The first asks to load a model, the others to decode. The times are the
 worker's own, so the pipe between the processes is not counted.
 """
 
@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import torch
 
-from outpace.bench.runs import Method, Request, Run
+from outpace.bench.runs import Foreign, Method, Request, Run
 from outpace.core import OutpaceError
 
 _SCRIPT = Path(__file__).parent / "workers" / "worker.py"
@@ -33,23 +33,23 @@ _LONE = ("llama.cpp",)
 _OURS = ("PYTHONPATH", "PYTHONHOME")  # of this environment, not of the worker's
 # On a CPU, vLLM warns that its speculative decoding is much slower without this one, which comes with it.
 _PRELOADED = {"vllm": Path("lib", "libiomp5.so")}
-# Threads of Intel's and LLVM's OpenMP that have nothing to do turn for 200 ms by default, and so into the run
-# of the next method. These are the values that vLLM itself takes on a CPU: one millisecond, without the
-# processor's own pause. GNU's, which torch and llama.cpp come with, reads neither; it turns for milliseconds.
+# Idle threads of Intel's and LLVM's OpenMP spin for 200 ms by default, into the run of the next method.
+# These are the values that vLLM itself takes on a CPU: one millisecond, without the processor's own pause.
+# GNU's, which torch and llama.cpp come with, reads neither; it spins for milliseconds.
 _RESTING = {"KMP_BLOCKTIME": "1", "KMP_TPAUSE": "0"}
 _SECONDS_TO_END = 10.0
 
 
-class Worker:
+class Worker(Foreign):
     """A method of another library.
 
     Args:
         name: in the report.
-        command: what starts the worker.
-        load: what it is told first.
-        promised: whether its outputs are to equal those of plain decoding.
+        command: starts the worker.
+        load: the first request.
+        promised: its outputs are promised to equal plain decoding's.
         preloaded: a library that its process loads first.
-        lone: takes one prompt at a time only.
+        lone: it takes one prompt at a time only.
 
     Attributes:
         versions: of Python and of the packages that matter, in its environment.
@@ -57,11 +57,6 @@ class Worker:
     Raises:
         OutpaceError: it did not start; the message is its own.
     """
-
-    peer = True
-    lossy = False
-    adaptive = False
-    verifier = ""
 
     def __init__(
         self,
@@ -72,8 +67,7 @@ class Worker:
         preloaded: Path | None = None,
         lone: bool = False,
     ) -> None:
-        self.name = name
-        self.promised = promised
+        super().__init__(name, promised)
         self.lone = lone
         self._fresh = True
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the worker)
@@ -92,7 +86,7 @@ class Worker:
             raise
 
     def begin(self, anew: bool = False) -> None:
-        """What a drafter remembers of earlier outputs is forgotten with the next request."""
+        """Let the drafter forget earlier outputs with the next request."""
         self._fresh = True
 
     def run(self, request: Request) -> Run:
@@ -101,31 +95,20 @@ class Worker:
         Raises:
             OutpaceError: the worker failed; the message is its own.
         """
-        answer = self._ask(
-            {
-                "prompts": [list(prompt) for prompt in request.prompts],
-                "max_new_tokens": request.max_new_tokens,
-                "temperature": request.temperature,
-                "seed": request.seeds[0] % 2**31,
-                "ends": request.ends,
-                "fresh": self._fresh,
-            }
-        )
+        question = {
+            "prompts": [list(prompt) for prompt in request.prompts],
+            "max_new_tokens": request.max_new_tokens,
+            "temperature": request.temperature,
+            "seed": request.seeds[0] % 2**31,
+            "ends": request.ends,
+            "fresh": self._fresh,
+        }
+        answer = self._ask(question)
         self._fresh = False
-        return Run(
-            outputs=answer["outputs"],
-            seconds=answer["seconds"],
-            first_seconds=answer["first_seconds"],
-            first_tokens=answer["first_tokens"],
-            forwards=answer["forwards"],
-            steps=answer["steps"],
-            drafted=answer["drafted"],
-            accepted=answer["accepted"],
-            accepted_at=answer.get("accepted_at", []),
-        )
+        return Run(**answer)
 
     def close(self) -> None:
-        """End the process: its input is closed, and it is stopped if that is not enough."""
+        """End the process: close its input, and kill it if that is not enough."""
         self._end(_SECONDS_TO_END)
 
     def _end(self, patience: float) -> None:
@@ -141,7 +124,7 @@ class Worker:
         self._log.close()
 
     def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """One line to the worker, one line back."""
+        """Send one line to the worker and read its answer."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -158,16 +141,16 @@ class Worker:
         return answer
 
     def _last_words(self) -> str:
-        """The last line that it wrote to standard error."""
+        """Read the last line of its standard error."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_END)
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"exit code {self._process.returncode}, without a word"
+        return lines[-1] if lines else f"exit code {self._process.returncode}, without a message"
 
 
 def _kill_all(process: subprocess.Popen[bytes]) -> None:
-    """End a process that leads a session, and those that it has started."""
+    """Kill a process that leads a session, and those that it has started."""
     if hasattr(os, "killpg"):
         with suppress(ProcessLookupError, PermissionError):  # all have ended
             os.killpg(process.pid, signal.SIGKILL)
@@ -175,33 +158,20 @@ def _kill_all(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
-class Failed:
-    """A method that could not be started: its row says why."""
-
-    peer = True
-    promised = False
-    lossy = False
-    adaptive = False
-    lone = False
-    verifier = ""
+class Failed(Foreign):
+    """A method that could not be started: its row gives the reason."""
 
     def __init__(self, name: str, reason: str) -> None:
-        self.name = name
+        super().__init__(name, promised=False)
         self._reason = reason
 
-    def begin(self, anew: bool = False) -> None:
-        """Nothing to forget."""
-
     def run(self, request: Request) -> Run:
-        """Say why it could not be started.
+        """Refuse.
 
         Raises:
             OutpaceError: always, with the reason.
         """
         raise OutpaceError(self._reason)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def worker_of(
@@ -209,7 +179,7 @@ def worker_of(
 ) -> Method:
     """Start a library's worker.
 
-    A library that is there and does not start, or lacks what one of its methods needs, fails its row.
+    A library that is installed and does not start, or lacks what one of its methods needs, fails its row.
 
     Args:
         environment: a virtual environment or its Python; None is this one.
@@ -228,8 +198,7 @@ def worker_of(
 
 
 def _environment(threads: int, device: torch.device, preloaded: Path | None) -> dict[str, str]:
-    """The variables that a worker sees: not where our packages lie; as many threads, and the device, that we
-    use."""
+    """Variables of a worker: without the path of our packages, with our number of threads and our device."""
     found = {name: value for name, value in os.environ.items() if name not in _OURS}
     found["OMP_NUM_THREADS"] = str(threads)
     found["CUDA_VISIBLE_DEVICES"] = _visible(device)
@@ -241,7 +210,7 @@ def _environment(threads: int, device: torch.device, preloaded: Path | None) -> 
 
 
 def _visible(device: torch.device) -> str:
-    """The one device that a worker may see, as the driver counts them: ours are those that we may see."""
+    """Number of the one device that a worker may see, as the driver counts; we may see a part ourselves."""
     if device.type != "cuda":
         return ""
     place = device.index or 0
@@ -250,14 +219,14 @@ def _visible(device: torch.device) -> str:
 
 
 def versions_of(methods: Seq[Method]) -> dict[str, dict[str, str]]:
-    """By library, the versions in the environments of the methods that run in one."""
+    """Versions in the environments of those methods that run in one, by library."""
     return {
         method.name.partition(":")[0]: method.versions for method in methods if isinstance(method, Worker)
     }
 
 
 def python_of(library: str, environment: Path | None) -> Path:
-    """The Python that a library is installed for.
+    """Find the Python that a library is installed for.
 
     Raises:
         OutpaceError: there is none, or the library is not installed for it.

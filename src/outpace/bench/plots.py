@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart; black is plain decoding's.
 _COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
 _MARKERS = "osD^vP*X"
-# Those of the ninth method and the next ones, whose colours are used again.
+# From the ninth method on colours repeat, with the next of these.
 _LINES = ("-", "--", ":")
 _HATCHES = ("", "///", "...")
 _WIDTH, _HEIGHT = 5.8, 3.8  # inches: letters are as large beside the page's own
@@ -172,7 +172,7 @@ def scaling_steps(found: Scaling) -> str:
 
 
 def _by_ngram(found: Scaling) -> Iterator[tuple[int, list[Point], list[float]]]:
-    """For each N its points, and where they lie: the FLOPs of their steps in those of a plain step."""
+    """Yield each N, its points, and the FLOPs of their steps relative to a plain step's."""
     for size in sorted({point.setting.ngram for point in found.points}):
         points = [point for point in found.points if point.setting.ngram == size]
         points.sort(key=lambda point: point.flops)
@@ -180,7 +180,7 @@ def _by_ngram(found: Scaling) -> Iterator[tuple[int, list[Point], list[float]]]:
 
 
 def _label(row: Row, several: bool) -> str:
-    """What a row is called beside those of other batches and, where there are ``several``, other suites."""
+    """Name a row among those of other batches and, where there are ``several``, other suites."""
     parts = [row.suite] * several + [row.label] + [f"{row.batch} at once"] * (row.batch > 1)
     return ", ".join(parts)
 

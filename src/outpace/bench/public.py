@@ -30,12 +30,12 @@ _NOT_THERE = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 
 @dataclass(frozen=True)
 class PublicSet:
-    """Where a set is found, and how a line of it is read.
+    """Location of a set, and how to read a line of it.
 
     Attributes:
         files: patterns of its file in a folder; the first one that matches counts.
         hub: arguments of ``datasets.load_dataset``.
-        item: a line and its number -> a prompt; None for a line that is none of this set.
+        item: maps a line and its number to a prompt; None for a line of another set.
     """
 
     files: tuple[str, ...]
@@ -101,7 +101,7 @@ PUBLIC = {
 
 
 def load_public(name: str, data: Path | None) -> Suite:
-    """A public set: from ``data``, else from the folder that OUTPACE_DATA names, else from the hub.
+    """Load a public set from ``data``, the folder that OUTPACE_DATA names, or the hub: the first given.
 
     Raises:
         OutpaceError: it is in none of them, or not as it is published.
@@ -123,7 +123,7 @@ def load_public(name: str, data: Path | None) -> Suite:
 
 
 def _read(name: str, wanted: PublicSet, values: Iterable[Value], source: str) -> Suite:
-    """Its prompts; those that are only named are counted."""
+    """Read its prompts; count those that are only named."""
     try:
         found = [wanted.item(value, number) for number, value in enumerate(values, start=1)]
     except (KeyError, TypeError, AttributeError) as error:

@@ -18,15 +18,15 @@ FORMAT, VERSION = "outpace bench", 1
 
 @dataclass
 class Record:
-    """What was measured, on what, and how.
+    """Results of a benchmark, with the machine, the model and the settings.
 
     Attributes:
         model: name, dtype and device.
         settings: the options that figures depend on.
-        roof: None where it is not known.
-        notes: what a reader must know besides: prompts and peers left out, and why.
-        whole: false where not all was measured that was to be.
-        interrupted: whether that is because somebody stopped it; else the notes say why.
+        roof: None where unknown.
+        notes: what a reader must know besides: prompts and peers left out, with the reason.
+        whole: everything asked for was measured.
+        interrupted: it is not whole because the user stopped it; otherwise the notes give the reason.
         peers: versions in the environments of other libraries' methods, by library.
     """
 
@@ -53,7 +53,7 @@ class Record:
 
 
 def as_json(record: Record) -> dict[str, Any]:
-    """One object; each row has its main figures at the top."""
+    """Convert to one JSON object; each row has its main figures at the top."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -71,7 +71,7 @@ def as_json(record: Record) -> dict[str, Any]:
 
 
 def row_json(row: Row, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's figures; those of a row that failed are null."""
+    """Convert a row; the figures of one that failed are null."""
     found = asdict(row)
     speed = found.pop("speed") or {}
     return {
@@ -93,10 +93,10 @@ def row_json(row: Row, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_rows(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str, int], dict[str, Any]]]:
-    """A benchmark's JSON, and its rows by suite, drafter and batch.
+    """Read a benchmark's JSON, and its rows by suite, drafter and batch.
 
     Raises:
-        OutpaceError: no such file, or one of something else.
+        OutpaceError: there is no such file, or it is no benchmark's.
     """
     try:
         found = json.loads(file.read_text("utf-8"))
@@ -119,7 +119,7 @@ def read_rows(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str, int], di
 
 
 def _check(found: Mapping[str, Any]) -> None:
-    """Look at all that a comparison reads."""
+    """Touch all that a comparison reads."""
     for part in ("model", "settings", "machine"):
         found[part].get("name")
     for named in (found.get("peers") or {}, found["settings"].get("suites") or {}):

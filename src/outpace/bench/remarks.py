@@ -1,4 +1,4 @@
-"""What the tables of a benchmark do not say, in words: for the terminal and the HTML report alike."""
+"""Remarks beside the tables of a benchmark, for the terminal and the HTML report alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ALIKE = 1.1
 
 
 def remarks(rows: Seq[Row]) -> list[str]:
-    """Errors, and the outputs that are not plain decoding's."""
+    """List errors, and the outputs that are not plain decoding's."""
     lines = []
     for row in rows:
         if row.error is not None:
@@ -30,7 +30,7 @@ def remarks(rows: Seq[Row]) -> list[str]:
 
 
 def totals(rows: Seq[Row]) -> list[str]:
-    """Where the median prompt and all prompts together tell different speeds."""
+    """List rows whose speed on the median prompt differs from that on all prompts together."""
     lines = []
     for row in rows:
         if row.speed is None or _alike(row.speed.speedup, row.speed.speedup_total):
@@ -48,7 +48,7 @@ def _alike(one: float, other: float) -> bool:
 
 
 def told(one: Difference) -> str:
-    """Where an output parts from plain decoding's."""
+    """Describe where an output first differs from plain decoding's."""
     apart = "" if one.margin is None else f"; the two best logits there are {one.margin:.2g} apart"
     turn = f", turn {one.turn + 1}" if one.turn else ""
     plain, other = (("the end" if token is None else token) for token in (one.plain, one.other))
@@ -56,14 +56,14 @@ def told(one: Difference) -> str:
 
 
 def missing(record: Record) -> str:
-    """That not all was measured that was to be; "" where all was."""
+    """State that something was not measured; "" where everything was."""
     if record.interrupted:
         return "Interrupted: the figures are those of the prompts that every method had decoded."
-    return "" if record.whole else "Not all was measured that was to be: see the notes."
+    return "" if record.whole else "Not everything was measured: see the notes."
 
 
 def versions(record: Record) -> list[str]:
-    """What each library ran on that has an environment of its own."""
+    """List the versions in each environment of another library."""
     return [
         f"environment of {library}: " + ", ".join(f"{name} {version}" for name, version in found.items())
         for library, found in record.peers.items()

@@ -21,10 +21,10 @@ _PROMISED = ("float32", "float64")
 
 @dataclass(frozen=True)
 class Difference:
-    """Where an output first differs from plain decoding's.
+    """First difference between an output and plain decoding's.
 
-    A token is None where that output has ended. ``margin`` is the difference of the two best logits there,
-    where decoding is greedy.
+    A token is None where that output has ended. ``margin`` is the difference of the two best logits there if
+    decoding is greedy.
     """
 
     item: str
@@ -37,7 +37,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class PerStep:
-    """Milliseconds of a step after the first one; parts are None where they are not known."""
+    """Milliseconds of a step after the first one; parts are None where unknown."""
 
     total: float
     draft: float | None
@@ -46,7 +46,7 @@ class PerStep:
 
     @property
     def parts(self) -> list[float | None]:
-        """The whole, and what it consists of, as tables show it."""
+        """The total and its parts, as tables show them."""
         return [self.total, self.draft, self.verify, self.rest]
 
 
@@ -63,7 +63,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Row:
-    """One method over one suite. Counts are those of all repeats; None where they are not known.
+    """Figures of one method on one suite. Counts are those of all repeats; None where unknown.
 
     Attributes:
         drafter: the method's name.
@@ -71,10 +71,10 @@ class Row:
         tau: tokens per step and sequence, the target's own included.
         acceptance_by_position: the share of the steps that accepted a token at each depth.
         repeated_4grams: the mean share of 4-grams that occurred before in the same output.
-        equal: whether all outputs equal plain decoding's; ``different`` counts those that do not.
-        promised: whether they were to.
-        adaptive: whether a governor decided how much was drafted.
-        error: why the method failed; there are no figures then.
+        equal: all outputs equal plain decoding's; ``different`` counts those that do not.
+        promised: that is promised.
+        adaptive: a governor decided how much was drafted.
+        error: reason why the method failed; there are no figures then.
     """
 
     suite: str
@@ -106,7 +106,7 @@ class Row:
     adaptive: bool = False
 
     def breaks_promise(self, dtype: str) -> bool:
-        """Whether outputs differ from plain decoding's that are promised to be equal.
+        """Tell near-ties from outputs that differ against the promise to equal plain decoding's.
 
         In float32 a near-tie may go either way. In smaller dtypes near-ties are common: nothing is promised.
 
@@ -119,16 +119,16 @@ class Row:
 
     @property
     def label(self) -> str:
-        """What the method is called: with its verifier, where that changes tokens."""
+        """The method's name, with its verifier where that changes tokens."""
         return self.drafter if self.verifier in ("", "match") else f"{self.drafter}, {self.verifier}"
 
 
 def rows_of(measured: Measured, margin: Margin, roof: Roof | None) -> list[Row]:
-    """A row for each method, plain decoding first.
+    """Compute a row per method, plain decoding first.
 
     Args:
-        margin: how far apart the two best logits after a text are.
-        roof: of the machine and the model, where it is known.
+        margin: maps a text's tokens to the difference of the two best logits after it.
+        roof: of the machine and the model; None where unknown.
     """
     return [_row(measured, trace, margin, roof) for trace in measured.traces]
 
@@ -217,7 +217,7 @@ def _milliseconds(seconds: Seq[float | None], steps: int) -> float | None:
 
 
 def _reached(measured: Measured, runs: Seq[Run], roof: Roof) -> Reached | None:
-    """The least time of the mean step beside what its forward took."""
+    """Compare the least time of the mean step with that of its forward."""
     per_step = _per_step(runs)
     forwards = sum(run.forwards or 0 for run in runs)
     if roof.work is None or per_step is None or not per_step.verify or not forwards:
@@ -239,7 +239,7 @@ def _reached(measured: Measured, runs: Seq[Run], roof: Roof) -> Reached | None:
 
 
 def differences_of(measured: Measured, trace: Trace, margin: Margin) -> list[Difference]:
-    """Every output, of every repeat, that is not plain decoding's of the first repeat."""
+    """List every output, of every repeat, that is not plain decoding's of the first repeat."""
     found = []
     greedy = measured.settings.temperature == 0
     for place, repeats in enumerate(trace.runs):
@@ -265,5 +265,5 @@ def _at(tokens: Seq[int], index: int) -> int | None:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A figure as text, or nothing where it is not known."""
+    """Format a figure; "" where it is unknown."""
     return "" if value is None else f"{value:.{digits}f}"

@@ -11,21 +11,22 @@ from dataclasses import dataclass, field
 
 from outpace.bench.items import Item, Suite
 from outpace.bench.runs import Method, Request, Run
-from outpace.bench.subject import Subject, encode, references
+from outpace.bench.subject import encode, references
 from outpace.core import OutpaceError, out_of_memory
+from outpace.loading import Loaded
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How every method decodes.
+    """Options with which every method decodes.
 
     Attributes:
         max_new_tokens: tokens of each answer.
         temperature: 0 is greedy.
         seed: the first prompt's; each other has the next one. The order of the methods is drawn with it too.
-        repeats: how often everything is measured, after a warm-up.
-        ends: answers end at the model's end tokens. Else all have ``max_new_tokens`` tokens, except in suites
-            whose outputs repeat a text.
+        repeats: number of times everything is measured, after a warm-up.
+        ends: answers end at the model's end tokens. Otherwise all have ``max_new_tokens`` tokens, except in
+            suites whose outputs repeat a text.
     """
 
     max_new_tokens: int = 64
@@ -37,11 +38,11 @@ class Settings:
 
 @dataclass
 class Trace:
-    """What one method did over a suite.
+    """Runs of one method on a suite.
 
     Attributes:
         runs: its runs, [group][repeat][turn].
-        error: why it failed; it is not asked again then.
+        error: reason why it failed; it is not asked again then.
         adaptive: a governor decided how much it drafted.
         left: it is not asked any more, because it was too slow.
     """
@@ -58,13 +59,13 @@ class Trace:
 
     @property
     def active(self) -> bool:
-        """Whether the method goes on decoding."""
+        """The method goes on decoding."""
         return self.error is None and not self.left
 
 
 @dataclass
 class Measured:
-    """A suite, decoded by every method; the first one is plain decoding.
+    """Runs of every method on a suite; the first one is plain decoding.
 
     Attributes:
         batch: prompts decoded at once, at most.
@@ -85,7 +86,7 @@ class Measured:
 
 
 def measure(
-    subject: Subject,
+    subject: Loaded,
     methods: Seq[Method],
     suite: Suite,
     batch: int,
@@ -138,7 +139,7 @@ def measure(
 
 @contextmanager
 def _settled() -> Iterator[None]:
-    """No garbage collection looks at what was allocated before.
+    """Exclude everything allocated before from garbage collections.
 
     One over every library that is loaded takes as long as dozens of steps, and would fall on whichever method
     runs then.
@@ -153,7 +154,7 @@ def _settled() -> Iterator[None]:
 
 @dataclass
 class _Found:
-    """A group's turns: what was asked, and what each method did."""
+    """A group's turns: the prompts, and the runs of each method."""
 
     prompts: list[list[list[int]]]
     runs: dict[str, list[Run]]
@@ -162,7 +163,7 @@ class _Found:
 class _Runner:
     def __init__(
         self,
-        subject: Subject,
+        subject: Loaded,
         pairs: list[tuple[Method, Trace]],
         settings: Settings,
         stopped: Callable[[], bool],
@@ -176,13 +177,13 @@ class _Runner:
         self._firsts: list[int] = []
 
     def warm_up(self, group: Seq[Item]) -> None:
-        """Whatever is done once in a process, or for this shape of batch, is done before it counts."""
+        """Run every method once, so that one-time work, also for this batch size, does not count."""
         for method, trace in self._pairs:
             if not self._stopped():
                 self._one(method, trace, self._request(group, [[] for _ in group], 0))
 
     def group(self, group: Seq[Item], place: int) -> _Found | None:
-        """All turns of a group by every method, each in an order of its own; None if stopped."""
+        """Decode all turns of a group by every method, each turn in an order of its own; None if stopped."""
         found = _Found([], {trace.name: [] for _, trace in self._pairs})
         answers: dict[str, list[list[int]]] = {item.id: [] for item in group}
         for turn in range(max(item.rounds for item in group)):
@@ -201,9 +202,9 @@ class _Runner:
         return found
 
     def _order(self) -> list[tuple[Method, Trace]]:
-        """The methods in an order drawn anew; in as many orders as there are methods each is first once.
+        """Draw an order of the methods; in N orders of N methods each is first once.
 
-        What one leaves behind, in caches and in threads that still turn, so meets each of the others alike.
+        The state that one leaves in caches and spinning threads so affects each of the others alike.
         """
         count = len(self._pairs)
         if not self._firsts:
@@ -214,7 +215,7 @@ class _Runner:
         return [self._pairs[place] for place in (first, *others)]
 
     def _one(self, method: Method, trace: Trace, request: Request) -> Run | None:
-        """One run; an error fails the method's row, and all others go on."""
+        """Run a method once; an error fails its row, and all others go on."""
         if not trace.active:
             return None
         try:
@@ -240,7 +241,7 @@ class _Runner:
 
 
 def said(error: Exception) -> str:
-    """Why a method failed, on one line; our own errors need no name."""
+    """Put the reason of a failure on one line; our own errors need no class name."""
     if out_of_memory(error):
         return "out of memory; a smaller --batch or --max-new-tokens needs less"
     if isinstance(error, OutpaceError):

@@ -1,4 +1,4 @@
-"""What a method is asked, and what it did: plain data, from which every figure of the report is computed."""
+"""Requests to methods and their runs: plain data, from which every figure of the report is computed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Request:
         prompts: token ids of each.
         references: for each prompt, texts that its output may repeat, as token ids.
         max_new_tokens: tokens of each answer, at most.
-        ends: an end-of-sequence token ends an answer; else it is a token as any other, and every answer has
-            ``max_new_tokens`` tokens.
+        ends: an end-of-sequence token ends an answer; otherwise it is a token as any other, and every answer
+            has ``max_new_tokens`` tokens.
         temperature: 0 is greedy.
         seeds: of each prompt's noise.
     """
@@ -33,20 +33,20 @@ class Request:
 
 @dataclass(frozen=True)
 class Run:
-    """What one method did with one request.
+    """Result of one method on one request.
 
     Attributes:
         outputs: tokens of each answer.
         seconds: from the request to the last token of all.
-        first_seconds: until the first step was done: the prompts read, and their first tokens there.
-        first_tokens: how many tokens that step gave.
-        forwards: steps of the batch, each one forward of the target; None where it is not known.
-        steps: steps of each sequence, summed; None where it is not known.
-        drafted, accepted: tokens of drafts, and those of them kept; None where it is not known.
-        accepted_at: how many steps accepted a token at each depth of the draft, the first one first.
-        last_seconds: until the last token of each answer; empty where it is not known.
+        first_seconds: until the end of the first step, which reads the prompts and emits their first tokens.
+        first_tokens: number of tokens of that step.
+        forwards: steps of the batch, each one forward of the target; None where unknown.
+        steps: steps of each sequence, summed; None where unknown.
+        drafted, accepted: numbers of drafted and of accepted tokens; None where unknown.
+        accepted_at: number of steps that accepted a token at each depth of the draft, from depth 1 on.
+        last_seconds: until the last token of each answer; empty where unknown.
         draft_seconds, verify_seconds: after the first step, those of drafting and those of the target's
-            forwards and the verifier; None where it is not known.
+            forwards and the verifier; None where unknown.
     """
 
     outputs: list[list[int]]
@@ -72,10 +72,10 @@ class Method(Protocol):
 
     Attributes:
         name: in the report; a method of ours has its drafter's spec.
-        peer: whether it is another library's.
-        promised: whether its outputs are to equal those of plain decoding.
-        lossy: whether it changes the distribution of the output.
-        verifier: what decides about its drafts; "" for a peer.
+        peer: it is another library's.
+        promised: its outputs are promised to equal plain decoding's.
+        lossy: it changes the distribution of the output.
+        verifier: name of what verifies its drafts; "" for a peer.
         adaptive: a governor decides how much it drafts.
         lone: takes one prompt at a time only.
     """
@@ -99,12 +99,32 @@ class Method(Protocol):
         """Forget every output so far: a repeat of a suite begins.
 
         Args:
-            anew: the suite itself begins, or with another number of prompts at once. Whatever else was
-                learned of texts is forgotten too; what was measured of the machine may stay.
+            anew: the suite itself begins, or another number of prompts at once. All else that was learned
+                from texts is forgotten too; measurements of the machine may stay.
         """
 
     def run(self, request: Request) -> Run:
         """Decode."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release what it holds."""
+
+
+class Foreign:
+    """What methods of other libraries have in common."""
+
+    peer = True
+    lossy = False
+    adaptive = False
+    lone = False
+    verifier = ""
+
+    def __init__(self, name: str, promised: bool) -> None:
+        self.name = name
+        self.promised = promised
+
+    def begin(self, anew: bool = False) -> None:
+        """Forget nothing: nothing is kept from one prompt to the next."""
+
+    def close(self) -> None:
+        """Release nothing."""

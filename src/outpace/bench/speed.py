@@ -1,4 +1,4 @@
-"""How fast a method was, and how many times as fast as plain decoding on the same prompts."""
+"""Speed of a method, and its ratio to plain decoding's on the same prompts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LEAST_GROUPS = 6
 
 @dataclass(frozen=True)
 class Sample:
-    """Prompts decoded together as they were measured, so that any two methods can be compared by pairs.
+    """Measurement of prompts decoded together, so that any two methods can be compared by pairs.
 
     Attributes:
         prompts: their names in the suite.
-        tokens: of all their answers, of a repeat on average.
+        tokens: of all their answers, the mean of the repeats.
         seconds: of each repeat, from the first answer's start to the last one's end.
     """
 
@@ -38,13 +38,12 @@ class Speed:
     Attributes:
         tokens_per_second: all tokens over all seconds, the prompts' included; of repeats the median counts.
         quartiles: of the groups' own tokens per second.
-        groups: how many were measured apart: with prompts decoded together, fewer than there are prompts.
+        groups: number of separate measurements; with prompts decoded together, fewer than prompts.
         speedup: the median over groups of the ratio to plain decoding, whole answers.
         interval: its 95% interval; None for fewer than ``LEAST_GROUPS`` groups.
-        speedup_total: the ratio of the tokens per second of all groups together, where those that take long
-            count for more.
-        decode_tokens_per_second, decode_speedup: the same after the first step; None where
-            there was no other.
+        speedup_total: the ratio of the tokens per second of all groups together, in which long ones weigh
+            more.
+        decode_tokens_per_second, decode_speedup: the same after the first step; None if there was no other.
         prefill_seconds: the median time to the end of the first step.
     """
 
@@ -61,14 +60,14 @@ class Speed:
 
 
 def speed_of(measured: Measured, trace: Trace, places: Seq[int]) -> Speed:
-    """The speed over the groups at some places."""
+    """Compute the speed over the groups at some places."""
     plain = measured.traces[0]
     mine = [_whole(trace.runs[place]) for place in places]
     theirs = [_whole(plain.runs[place]) for place in places]
     ratios = _ratios(mine, theirs)
     later = [(_later(trace.runs[place]), _later(plain.runs[place])) for place in places]
     # A group whose answers came whole with the first step has nothing to compare after it.
-    decoding = [(one, two) for one, two in later if one.told and two.told]
+    decoding = [(one, two) for one, two in later if one.timed and two.timed]
     decode = _ratios([one for one, _ in decoding], [two for _, two in decoding])
     low, middle, high = quartiles([one.tokens / statistics.median(one.seconds) for one in mine])
     first = [run.first_seconds for place in places for repeat in trace.runs[place] for run in repeat]
@@ -87,20 +86,20 @@ def speed_of(measured: Measured, trace: Trace, places: Seq[int]) -> Speed:
 
 
 def samples_of(measured: Measured, trace: Trace) -> list[Sample]:
-    """What was measured of each group."""
+    """List the measurement of each group."""
     groups = zip(measured.groups, map(_whole, trace.runs), strict=False)  # fewer runs if it left early
     return [Sample(tuple(item.id for item in group), *timed) for group, timed in groups]
 
 
 class _Timed(NamedTuple):
-    """Tokens of a group, of a repeat on average (they may not be the same), and each repeat's seconds."""
+    """Tokens of a group, the mean of its repeats (they may differ), and each repeat's seconds."""
 
     tokens: float
     seconds: list[float]
 
     @property
-    def told(self) -> bool:
-        """Whether there is a speed in it."""
+    def timed(self) -> bool:
+        """It has a speed."""
         return self.tokens > 0 and min(self.seconds) > 0
 
 
@@ -112,7 +111,7 @@ def _whole(repeats: Seq[Seq[Run]]) -> _Timed:
 
 
 def _later(repeats: Seq[Seq[Run]]) -> _Timed:
-    """Without the first step of each answer."""
+    """Time a group without the first step of each answer."""
     return _Timed(
         statistics.fmean(sum(run.tokens - run.first_tokens for run in turns) for turns in repeats),
         [sum(run.seconds - run.first_seconds for run in turns) for turns in repeats],
@@ -120,13 +119,13 @@ def _later(repeats: Seq[Seq[Run]]) -> _Timed:
 
 
 def _rate(groups: Seq[_Timed]) -> float:
-    """Tokens per second of all groups together; of repeats the median counts."""
+    """Tokens per second of all groups together, by the median of the repeats."""
     seconds = sum(statistics.median(group.seconds) for group in groups)
     return ratio(sum(group.tokens for group in groups), seconds)
 
 
 def _ratios(mine: Seq[_Timed], theirs: Seq[_Timed]) -> list[float]:
-    """For each group, how many times as many tokens a second: the median over repeats, paired."""
+    """Ratio of the tokens per second in each group: the median over repeats, paired."""
     return [
         statistics.median(
             (one.tokens / took) / (two.tokens / other)
@@ -137,7 +136,7 @@ def _ratios(mine: Seq[_Timed], theirs: Seq[_Timed]) -> list[float]:
 
 
 def speed_of_categories(measured: Measured, trace: Trace) -> dict[str, Speed]:
-    """The speed in each category; none where prompts of several were decoded together."""
+    """Compute the speed in each category; empty where prompts of several were decoded together."""
     found: dict[str, list[int]] = {}
     for place, group in enumerate(measured.groups[: len(trace.runs)]):
         names = {item.category for item in group}

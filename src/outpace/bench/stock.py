@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from outpace.bench.runs import Request, Run
+from outpace.bench.runs import Foreign, Request, Run
 from outpace.core import OutpaceError
 
 KINDS = ("plain", "prompt_lookup", "assisted")
@@ -19,7 +19,7 @@ _NO_TOKEN = -1
 LOOKUP_TOKENS = 10
 
 
-class Stock:
+class Stock(Foreign):
     """transformers' plain decoding, its prompt lookup, or its assisted generation.
 
     Its generation settings are put aside while it runs, so that it decodes by what was asked alone.
@@ -31,11 +31,6 @@ class Stock:
     Raises:
         OutpaceError: no such kind, or no assistant where one is needed.
     """
-
-    peer = True
-    lossy = False
-    adaptive = False
-    verifier = ""
 
     def __init__(
         self,
@@ -51,9 +46,8 @@ class Stock:
                 "transformers' assisted generation needs a draft model: add --assistant MODEL, or name the "
                 "others, --peers transformers:plain,transformers:prompt_lookup"
             )
-        self.name = f"transformers:{kind}"
+        super().__init__(f"transformers:{kind}", promised=temperature == 0)  # sampled, it draws other noise
         self.lone = kind != "plain"
-        self.promised = temperature == 0  # sampled, it draws with other noise
         self._model: Any = model
         options: dict[str, dict[str, Any]] = {
             "plain": {},
@@ -63,12 +57,6 @@ class Stock:
         self._options = options[kind]
         # Older transformers look for an end token among drafted ones even where there is none.
         self._never = _NO_TOKEN if kind == "prompt_lookup" else None
-
-    def begin(self, anew: bool = False) -> None:
-        """Nothing is kept from one prompt to the next."""
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def run(self, request: Request) -> Run:
         """Decode."""
@@ -89,7 +77,7 @@ class Stock:
 
 
 class _Watch(BaseStreamer):
-    """Counts forwards and their rows, and hears of each step's tokens as they are chosen."""
+    """Counter of forwards and their rows, and of each step's tokens as they are chosen."""
 
     def __init__(self) -> None:
         self._rows: list[int] = []  # of each forward, without the batch
@@ -129,7 +117,7 @@ class _Watch(BaseStreamer):
         self._forward_seconds.append(time.perf_counter() - self._forward_began)
 
     def run(self, outputs: list[list[int]], seconds: float, prompt: int) -> Run:
-        """What was seen.
+        """Sum up the run.
 
         Args:
             prompt: tokens of the prompt, padding included.
@@ -166,7 +154,7 @@ def _config(request: Request, model: Any, never: int | None) -> GenerationConfig
 
 
 def _cut(outputs: list[list[int]], request: Request, model: Any) -> list[list[int]]:
-    """Answers without what pads them: up to the first end token, where one ends them."""
+    """Cut off padding: keep each answer up to its first end token, where one ends it."""
     if not request.ends:
         return outputs
     ends = model.generation_config.eos_token_id
@@ -179,7 +167,7 @@ def _cut(outputs: list[list[int]], request: Request, model: Any) -> list[list[in
 
 @contextmanager
 def _settings(model: Any, config: GenerationConfig) -> Iterator[None]:
-    """The model with these settings alone; whatever is not given would come from its own."""
+    """Replace the model's settings; otherwise it would fill in its own where none is given."""
     before = model.generation_config
     model.generation_config = config
     try:
@@ -217,7 +205,7 @@ def load_assistant(name: str, dtype: str, device: str) -> PreTrainedModel:
             f"cannot load the assistant {name}: {lines[0]}; give another --assistant"
         ) from error
     model.to(device).eval()
-    # An end token is a token as any other where answers have a fixed length, to the assistant too.
+    # Where answers have a fixed length, an end token is a token as any other for the assistant too.
     model.generation_config.eos_token_id = None
     loaded: PreTrainedModel = model
     return loaded

@@ -1,45 +1,16 @@
-"""The model that is measured, and how a suite's prompts become its token ids."""
+"""Token ids of a suite's prompts for the model that is measured."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Any, Protocol
 
 from outpace.bench.items import Item, Suite
 from outpace.core import OutpaceError
-from outpace.targets.base import TargetModel
+from outpace.loading import Loaded
 
 
-class Subject(Protocol):
-    """A loaded model: what is measured.
-
-    Attributes:
-        name: what it is called in the report.
-        source: the folder or the hub's name that other processes load it from.
-        dtype, device: as torch writes them.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def target(self) -> TargetModel: ...
-    @property
-    def tokenizer(self) -> Any: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def has_template(self) -> bool: ...
-    def tokens(self, text: str) -> list[int]: ...
-    def plain_tokens(self, text: str) -> list[int]: ...
-    def encode_chat(self, messages: Seq[dict[str, str]]) -> list[int]: ...
-
-
-def encode(subject: Subject, item: Item, answers: Seq[Seq[int]] = ()) -> list[int]:
-    """Token ids of an item's next turn: all it says up to there, with the answers given so far between."""
+def encode(subject: Loaded, item: Item, answers: Seq[Seq[int]] = ()) -> list[int]:
+    """Token ids of an item's next turn: the turns up to there, with the answers given so far between."""
     if item.tokens:
         return list(item.tokens)
     if not item.chat:
@@ -51,7 +22,7 @@ def encode(subject: Subject, item: Item, answers: Seq[Seq[int]] = ()) -> list[in
     return conversation(subject, messages)
 
 
-def conversation(subject: Subject, messages: Seq[dict[str, str]]) -> list[int]:
+def conversation(subject: Loaded, messages: Seq[dict[str, str]]) -> list[int]:
     """Token ids of a conversation up to where the answer begins, however long.
 
     It goes into the model's chat template, or, where it has none, into lines that begin with ``User:`` and
@@ -64,7 +35,7 @@ def conversation(subject: Subject, messages: Seq[dict[str, str]]) -> list[int]:
     return subject.tokens("\n".join([*lines, "Assistant:"]))
 
 
-def spoken(subject: Subject, answer: Seq[int]) -> str:
+def spoken(subject: Loaded, answer: Seq[int]) -> str:
     """The text of an answer up to the first end token."""
     ends = subject.target.eos_token_ids
     until = next((place for place, token in enumerate(answer) if token in ends), len(answer))
@@ -72,13 +43,13 @@ def spoken(subject: Subject, answer: Seq[int]) -> str:
     return text.strip()
 
 
-def references(subject: Subject, item: Item) -> list[list[int]]:
-    """Token ids of its references as the output has them: behind a colon a text begins with a space."""
+def references(subject: Loaded, item: Item) -> list[list[int]]:
+    """Token ids of an item's references as the output has them: after a colon a text begins with a space."""
     return [subject.plain_tokens(" " + text) for text in item.references]
 
 
-def fitting(subject: Subject, suite: Suite, new_tokens: int) -> Suite:
-    """The suite without the items that do not fit the model's context with all their answers.
+def fitting(subject: Loaded, suite: Suite, new_tokens: int) -> Suite:
+    """Leave out the items that do not fit the model's context with all their answers.
 
     Raises:
         OutpaceError: none fits, an item has no tokens, or one that the model does not have.

@@ -31,7 +31,7 @@ def load_suite(name: str, data: Path | None = None) -> Suite:
         data: a folder that holds public sets; without it they come from the hub.
 
     Raises:
-        OutpaceError: there is no such suite, or it is not at hand.
+        OutpaceError: there is no such suite, or it cannot be found.
     """
     if name.startswith(FILE):
         path = Path(name.removeprefix(FILE)).expanduser()

@@ -24,9 +24,9 @@ from outpace.bench.ours import Ours
 from outpace.bench.rows import Row, rows_of
 from outpace.bench.run import Measured, Settings, Trace, measure
 from outpace.bench.runs import BASELINE, Request, Run
-from outpace.bench.subject import Subject
 from outpace.core import OutpaceError
 from outpace.engine.parts import Adaptive
+from outpace.loading import Loaded
 from outpace.targets.drift import margin
 
 THROUGHPUT, LATENCY = "throughput", "latency"
@@ -111,7 +111,7 @@ class Frugal(Ours):
     """
 
     def __init__(
-        self, subject: Subject, spec: str, temperature: float = 0.0, adaptive: Adaptive = "auto"
+        self, subject: Loaded, spec: str, temperature: float = 0.0, adaptive: Adaptive = "auto"
     ) -> None:
         try:
             super().__init__(subject.target, spec, adaptive=adaptive, temperature=temperature)
@@ -160,7 +160,7 @@ class _Watch:
 
 
 def tune(
-    subject: Subject,
+    subject: Loaded,
     specs: Seq[str],
     suite: Suite,
     goal: Goal,
@@ -228,7 +228,7 @@ def tune(
 
 
 def _race(
-    subject: Subject,
+    subject: Loaded,
     fit: Seq[Candidate],
     suite: Suite,
     goal: Goal,
@@ -291,9 +291,7 @@ class _Race:
         return sum(run.tokens for run in runs) / sum(map(self.goal.seconds, runs))
 
 
-def measure_steps(
-    subject: Subject, batch: int, before: Callable[[], None] = lambda: None
-) -> dict[int, float]:
+def measure_steps(subject: Loaded, batch: int, before: Callable[[], None] = lambda: None) -> dict[int, float]:
     """Measure the seconds of a step over ``batch`` prompts, by the rows of each: 1 row is a plain step.
 
     Args:
@@ -307,7 +305,7 @@ def measure_steps(
 
 
 def verify(
-    subject: Subject, way: Way, suite: Suite, goal: Goal, settings: Settings, stopped: Callable[[], bool]
+    subject: Loaded, way: Way, suite: Suite, goal: Goal, settings: Settings, stopped: Callable[[], bool]
 ) -> Row | None:
     """Measure a choice on other prompts, in turns with plain decoding.
 

@@ -215,7 +215,7 @@ def test_where_plain_decoding_fails_the_other_rows_are_kept(
     (note,) = found["notes"]
     reason = str(error) or "out of memory; a smaller --batch or --max-new-tokens needs less"
     assert note == f"file:{prompts}, 2 at once: plain decoding failed: {reason}"
-    assert note in " ".join(result.stderr.split()) and "Not all was measured" in result.stderr
+    assert note in " ".join(result.stderr.split()) and "Not everything was measured" in result.stderr
     # With nothing measured at all there is nothing to keep.
     refused(bench("--batch", "2", *options[2:], "--json", tmp_path / "a.json"), "plain decoding failed")
 

@@ -29,8 +29,8 @@ from outpace.bench.rows import rows_of
 from outpace.bench.run import Measured, Settings, measure
 from outpace.bench.runs import BASELINE
 from outpace.bench.statistics import ratio
-from outpace.bench.subject import Subject
 from outpace.core import OutpaceError
+from outpace.loading import Loaded
 
 LEAST_POINTS = 3  # of one N, for a line to say anything
 
@@ -179,7 +179,7 @@ def _straight(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
 
 
 def measure_scaling(
-    subject: Subject,
+    subject: Loaded,
     work: Work,
     suite: Suite,
     settings: Settings,

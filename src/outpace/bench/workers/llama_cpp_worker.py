@@ -1,4 +1,4 @@
-"""Decodes with llama.cpp what ``worker.py`` was asked, in the environment that has llama-cpp-python.
+"""Adapter of llama.cpp for ``worker.py``, in the environment that has llama-cpp-python.
 
 The cache is emptied before each prompt, so that every prompt is read anew, as by all other methods. Its keys
 and values have the model's dtype, as elsewhere, where llama.cpp's default is float16.
@@ -10,11 +10,11 @@ import time
 from typing import Any
 
 _TYPES = {"float32": 0, "float16": 1, "bfloat16": 30}  # ggml's numbers, of which not all have a name there
-_TOKENS = 10  # a draft's, as llama-cpp-python has it
+_TOKENS = 10  # per draft, llama-cpp-python's default
 
 
 class Drafts:
-    """A draft model of llama-cpp-python, and what it drafted for the answer so far.
+    """A draft model of llama-cpp-python, with counts of its drafts for the answer so far.
 
     It is called before each step but the first, which reads the prompt.
     """
@@ -32,13 +32,13 @@ class Drafts:
         return found
 
     def begin(self, output: list[int]) -> None:
-        """Another answer, which grows in ``output``."""
+        """Start another answer, which grows in ``output``."""
         self.output = output
         self.sizes.clear()
         self.lengths.clear()
 
     def accepted(self) -> list[int]:
-        """How many drafted tokens each of the steps kept that had a draft."""
+        """Count the accepted tokens of each step that had a draft."""
         ends = [*self.lengths[1:], len(self.output)]
         return [end - start - 1 for start, end in zip(self.lengths, ends, strict=True)]
 
@@ -71,20 +71,23 @@ class Decoder:
             verbose=False,
         )
 
-    def run(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one prompt."""
+    def begin(self, asked: dict[str, Any]) -> None:
+        """Empty the cache."""
         if len(asked["prompts"]) > 1:
             raise ValueError("llama-cpp-python decodes one prompt at a time; use --batch 1")
-        llama, (prompt,) = self._llama, asked["prompts"]
-        llama.reset()
-        llama.set_seed(asked["seed"])
+        self._asked = asked
+        self._llama.reset()
+        self._llama.set_seed(asked["seed"])
+
+    def decode(self) -> tuple[list[list[int]], float]:
+        """Decode the prompt."""
+        asked, first = self._asked, 0.0
         output: list[int] = []
         if self._drafts is not None:
             self._drafts.begin(output)
-        first = 0.0
         began = time.perf_counter()
-        tokens = llama.generate(
-            prompt,
+        tokens = self._llama.generate(
+            asked["prompts"][0],
             temp=asked["temperature"],
             top_k=0,
             top_p=1.0,
@@ -98,26 +101,17 @@ class Decoder:
                 first = time.perf_counter() - began
             if len(output) == asked["max_new_tokens"] or (asked["ends"] and token in self._eos):
                 break
-        seconds = time.perf_counter() - began
         tokens.close()
-        return {
-            "outputs": [output],
-            "seconds": seconds,
-            "first_seconds": first,
-            "first_tokens": 1,
-            **self._counts(output),
-        }
+        return [output], first
 
-    def _counts(self, output: list[int]) -> dict[str, Any]:
-        """Steps and drafts of the answer."""
-        if self._drafts is None:
-            return {"forwards": len(output), "steps": len(output), "drafted": 0, "accepted": 0}
-        accepted = self._drafts.accepted()
-        steps = 1 + len(accepted)
+    def counts(self, outputs: list[list[int]]) -> dict[str, Any]:
+        """Count the steps and drafts of the answer."""
+        accepted = [] if self._drafts is None else self._drafts.accepted()
+        steps = len(outputs[0]) if self._drafts is None else 1 + len(accepted)
         return {
             "forwards": steps,
             "steps": steps,
-            "drafted": sum(self._drafts.sizes),
+            "drafted": 0 if self._drafts is None else sum(self._drafts.sizes),
             "accepted": sum(accepted),
             "accepted_at": [
                 sum(one > depth for one in accepted) for depth in range(max(accepted, default=0))

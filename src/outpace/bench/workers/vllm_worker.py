@@ -1,7 +1,7 @@
-"""Decodes with vLLM what ``worker.py`` was asked, in the environment that has vLLM.
+"""Adapter of vLLM for ``worker.py``, in the environment that has vLLM.
 
 Prefixes are not cached, so that every prompt is read anew, as by all other methods. vLLM's tokenizer is not
-loaded: prompts and answers are token ids, and the end tokens are those it is told.
+loaded: prompts and answers are token ids, and the end tokens are given.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import time
 from itertools import zip_longest
 from typing import Any
 
-# In this process, so that it ends with it; and no word to anybody.
+# In this process, so that it ends with it; and without reports to anyone.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GB
 
-_TOKENS = 5  # a draft's, as vLLM's own examples have it
+_TOKENS = 5  # per draft, as in vLLM's own examples
 _COUNTERS = {
     "vllm:spec_decode_num_draft_tokens": "drafted",
     "vllm:spec_decode_num_accepted_tokens": "accepted",
@@ -27,7 +27,7 @@ _FORWARDS = "vllm:iteration_tokens_total"  # a histogram, with one entry for eac
 
 
 def speculation(kind: str) -> dict[str, Any] | None:
-    """vLLM's ``speculative_config`` of a method."""
+    """Return vLLM's ``speculative_config`` of a method."""
     if kind == "plain":
         return None
     if kind == "ngram":
@@ -41,7 +41,7 @@ def speculation(kind: str) -> dict[str, Any] | None:
 
 
 def forget(worker: Any) -> None:
-    """Make the drafter anew: vLLM's suffix trees remember earlier outputs. Runs where vLLM's model does."""
+    """Replace the drafter: vLLM's suffix trees remember earlier outputs. Runs where vLLM's model does."""
     runner = worker.model_runner
     runner.drafter = type(runner.drafter)(runner.vllm_config)
 
@@ -74,34 +74,30 @@ class Decoder:
         self._drafts = config is not None
         self._remembers = load["kind"] == "suffix"
 
-    def run(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """The answers, and the counts of the run."""
+    def begin(self, asked: dict[str, Any]) -> None:
+        """Forget earlier outputs where that is asked for, and read vLLM's counters."""
         if asked["fresh"] and self._remembers:
             self._llm.collective_rpc(forget)
-        prompts = [{"prompt_token_ids": ids} for ids in asked["prompts"]]
-        params = self._params(asked)
-        before = self._counts()
-        clock, began = time.time(), time.perf_counter()
-        answers = self._llm.generate(prompts, params, use_tqdm=False)
-        seconds = time.perf_counter() - began
-        after = self._counts()
-        outputs = [list(one.outputs[0].token_ids) for one in answers]
-        counts = {name: after[name] - before[name] for name in ("forwards", "drafted", "accepted")}
-        steps, accepted = self._steps(outputs, counts)
-        return {
-            "outputs": outputs,
-            "seconds": seconds,
-            "first_seconds": min(seconds, max(map(_arrived, answers)) - clock),
-            "first_tokens": len(prompts),
-            "forwards": counts["forwards"],
-            "steps": steps,
-            "drafted": counts["drafted"],
-            "accepted": accepted,
-            "accepted_at": [now - was for now, was in zip_longest(after["at"], before["at"], fillvalue=0)],
-        }
+        self._prompts = [{"prompt_token_ids": ids} for ids in asked["prompts"]]
+        self._params = self._sampling(asked)
+        self._before = self._counters()
 
-    def _params(self, asked: dict[str, Any]) -> Any:
-        """The stop rule is that of all methods: the end tokens given, or none."""
+    def decode(self) -> tuple[list[list[int]], float]:
+        """Decode all prompts at once."""
+        began = time.time()
+        answers = self._llm.generate(self._prompts, self._params, use_tqdm=False)
+        return [list(one.outputs[0].token_ids) for one in answers], max(map(_arrived, answers)) - began
+
+    def counts(self, outputs: list[list[int]]) -> dict[str, Any]:
+        """Count steps and drafts by the change of vLLM's counters."""
+        before, after = self._before, self._counters()
+        found = {name: after[name] - before[name] for name in ("forwards", "drafted", "accepted")}
+        steps, accepted = self._steps(outputs, found)
+        at = [now - was for now, was in zip_longest(after["at"], before["at"], fillvalue=0)]
+        return {**found, "steps": steps, "accepted": accepted, "accepted_at": at}
+
+    def _sampling(self, asked: dict[str, Any]) -> Any:
+        """Sampling parameters with the stop rule of all methods: the end tokens given, or none."""
         return self._vllm.SamplingParams(
             max_tokens=asked["max_new_tokens"],
             temperature=asked["temperature"],
@@ -112,9 +108,9 @@ class Decoder:
         )
 
     def _steps(self, outputs: list[list[int]], counts: dict[str, int]) -> tuple[int, int]:
-        """Steps of all sequences, and the drafted tokens that are in their outputs.
+        """Count the steps of all sequences, and the drafted tokens that are in their outputs.
 
-        Of several sequences at once vLLM tells the sum, with what a last step accepted past the end.
+        For several sequences vLLM reports the sum, with tokens that a last step accepted past the end.
         """
         tokens = sum(map(len, outputs))
         if not self._drafts:
@@ -123,14 +119,14 @@ class Decoder:
             return counts["forwards"], max(0, tokens - counts["forwards"])
         return max(len(outputs), tokens - counts["accepted"]), counts["accepted"]
 
-    def _counts(self) -> dict[str, Any]:
-        """vLLM's counters so far."""
+    def _counters(self) -> dict[str, Any]:
+        """Read vLLM's counters."""
         found: dict[str, Any] = {"forwards": 0, "drafted": 0, "accepted": 0, "at": []}
         for metric in self._llm.get_metrics():
             if metric.name in _COUNTERS:
                 found[_COUNTERS[metric.name]] += metric.value
             elif metric.name == _BY_POSITION:
-                # One for each place that a draft may have; few reach the last ones.
+                # One per place in a draft; few drafts reach the last ones.
                 found["at"] = list(metric.values)
                 while found["at"] and not found["at"][-1]:
                     found["at"].pop()
@@ -140,5 +136,5 @@ class Decoder:
 
 
 def _arrived(answer: Any) -> float:
-    """When an answer's first token was there, in seconds of the wall clock."""
+    """Time of an answer's first token, in seconds of the wall clock."""
     return float(answer.metrics.arrival_time + answer.metrics.first_token_latency)

@@ -1,7 +1,13 @@
-"""Answers what it is asked on standard input, a JSON object a line; see ``bench/peers.py``.
+"""Answers requests on standard input, one JSON object per line; see ``bench/peers.py``.
 
-Run as a script by the Python of another environment, with the name of the module beside it that decodes.
-The first line says what to load, each other one what to decode.
+Run as a script by the Python of another environment, with the name of the module beside it whose ``Decoder``
+adapts a library:
+
+- ``packages``: names of the packages whose versions matter.
+- ``Decoder(load)``: loads the model, as the first line asks.
+- ``begin(asked)``: prepares the request of each other line; its time does not count.
+- ``decode()``: decodes; returns the outputs, token ids of each, and the seconds to the first tokens.
+- ``counts(outputs)``: forwards, steps, drafted and accepted tokens of that run.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ import json
 import os
 import platform
 import sys
+import time
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -21,26 +28,38 @@ def main() -> None:
     # Libraries print to standard output; the answers must not be among it.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-
-    def answer(value: dict[str, Any]) -> None:
-        answers.write(json.dumps(value) + "\n")
-        answers.flush()
-
     decoder: Any = None
     for line in sys.stdin:
         asked = json.loads(line)
         try:
             if decoder is None:
                 decoder = import_module(sys.argv[1]).Decoder(asked)
-                answer({"versions": versions(decoder.packages)})
+                answer = {"versions": versions(decoder.packages)}
             else:
-                answer(decoder.run(asked))
-        except Exception as error:  # told to whoever asked
-            answer({"error": said(error)})
+                answer = run(decoder, asked)
+        except Exception as error:  # reported to the asking process
+            answer = {"error": reason(error)}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def run(decoder: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """Decode one request: the fields of ``outpace.bench.runs.Run``."""
+    decoder.begin(asked)
+    began = time.perf_counter()
+    outputs, first = decoder.decode()
+    seconds = time.perf_counter() - began
+    return {
+        "outputs": outputs,
+        "seconds": seconds,
+        "first_seconds": min(first, seconds),
+        "first_tokens": len(outputs),
+        **decoder.counts(outputs),
+    }
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Python's version, and those of the packages that are installed here."""
+    """Look up Python's version, and those of the packages that are installed here."""
     found = {"python": platform.python_version()}
     for name in packages:
         try:
@@ -50,8 +69,8 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def said(error: Exception) -> str:
-    """What an error says, on one line: where a library checks options, the first one is not the reason."""
+def reason(error: Exception) -> str:
+    """Put an error on one line, whole: the reason may be in a later line, as where options are validated."""
     words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words[:_LONGEST]}" + ("..." if len(words) > _LONGEST else "")
 
