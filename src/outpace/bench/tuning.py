@@ -35,7 +35,7 @@ _CONTEXT = 128  # rows in the cache when steps are measured
 
 @dataclass(frozen=True)
 class Goal:
-    """What is to be fast.
+    """Aim of the tuning.
 
     Attributes:
         objective: ``throughput``, tokens per second of all prompts together, or ``latency``, tokens per
@@ -100,7 +100,7 @@ class Tuned:
 
     @property
     def row(self) -> Row:
-        """What to expect of the choice."""
+        """Expected figures of the choice."""
         return self.rows[self.way]
 
 
@@ -149,7 +149,7 @@ class _Watch:
     clock: Callable[[], float]
 
     def over(self, deadline: float) -> bool:
-        """Whether to stop; called before each run."""
+        """Decide whether to stop; called before each run."""
         self.report("")
         return self.stopped() or self.clock() >= deadline
 
@@ -220,7 +220,7 @@ def tune(
         ) from None
     if stopped():
         return None
-    # Of each batch those that were measured to the end: whoever left before was slower on the same prompts.
+    # Per batch only candidates that were measured to the end: the others were slower on the same prompts.
     end = {batch: rows[Way(BASELINE, batch)].prompts for batch in goal.batches}
     last = {way: row.speed for way, row in rows.items() if row.speed and row.prompts == end[way.batch]}
     best = max(last, key=lambda way: last[way].tokens_per_second)

@@ -1,1 +1,1 @@
-"""What surrounds the benchmark: models grown to a size, scaling laws, rooflines, GGUF files."""
+"""Measurements around the benchmark: models grown to a size, scaling laws, rooflines, GGUF files."""

@@ -1,8 +1,8 @@
 """A Llama model as a GGUF file, for comparing with llama.cpp on the same weights.
 
 The file has weights and no tokenizer: llama.cpp knows a few ways to split text before its tokenizer merges
-bytes, and a model's own is often none of them. It takes and gives token ids, which is all that comparing
-needs, and what makes the comparison fair.
+bytes, and a model's own is often none of them. It takes and returns token ids, which is all that a comparison
+needs, and what makes it fair.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def write_gguf(model: Any, path: Path, dtype: str = "float32") -> None:
 
 
 def interleaved(weight: Tensor, heads: int) -> Tensor:
-    """A query or key projection in llama.cpp's order, [heads * head_dim, in].
+    """Reorder a query or key projection for llama.cpp, [heads * head_dim, in].
 
-    transformers turns the places i and i + head_dim / 2 of a head together, llama.cpp 2 i and 2 i + 1.
+    transformers rotates the places i and i + head_dim / 2 of a head together, llama.cpp 2 i and 2 i + 1.
     """
     halves = weight.view(heads, 2, -1, weight.shape[-1])
     return halves.transpose(1, 2).reshape(weight.shape)
@@ -104,7 +104,7 @@ def _describe(writer: Any, config: Any) -> None:
 
 
 def _write_tensors(gguf: ModuleType, writer: Any, model: Any, dtype: str) -> None:
-    """All tensors: first what they are, then one by one what they hold."""
+    """Write all tensors: first their descriptions, then their data one by one."""
     config = model.config
     places = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     weights: Mapping[str, Tensor] = model.state_dict()

@@ -1,8 +1,8 @@
 """A small model at the cost of a large one: widened and deepened without changing its function.
 
-To measure what decoding costs at the shape of a 7B model one needs a 7B model that says something. A small
-trained Llama model, grown, says what it said before, at the larger one's cost, so steps, acceptance and
-tokens are those of trained text. Function-preserving growth is Net2Net's (Chen, Goodfellow, Shlens 2015,
+Measuring what decoding costs at the shape of a 7B model takes a trained 7B model. A small trained Llama
+model, grown, emits the same tokens as before, at the larger one's cost, so steps, acceptance and tokens are
+those of trained text. Function-preserving growth is Net2Net's (Chen, Goodfellow, Shlens 2015,
 arXiv 1511.05641); here new units have no effect instead of sharing that of old ones.
 
 With H, d, L and H', d', L' the model's and the shape's hidden size, head size and layers:
@@ -23,9 +23,8 @@ With H, d, L and H', d', L' the model's and the shape's hidden size, head size a
 - **Layers.** Both output projections of a new layer are zero. New layers lie evenly among the old, and the
   last is old: a drafter that leaves out the last layers gains nothing by that.
 
-What no output depends on is filled with small noise and not with zeros, on which some hardware draws less
-power and so runs faster. Zeros are exact, so nothing that is multiplied by them needs to be, provided that
-it is finite.
+Weights that no output depends on are small noise and not zeros, on which some hardware draws less power and
+so runs faster. Zeros are exact, so their factors may be any finite numbers.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _NOISE = 0.02  # standard deviation; the usual one of weights that are not train
 
 
 class Axis(NamedTuple):
-    """Where entries of an axis come from: entry ``to[i]`` of the grown one is the model's ``of[i]``."""
+    """Origin of an axis's entries: entry ``to[i]`` of the grown one is the model's ``of[i]``."""
 
     to: Tensor
     of: Tensor
@@ -53,13 +52,13 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True)
 class _Kind:
-    """How a weight grows: [out, in], or [out] for a bias or a norm.
+    """Rule by which a weight grows: [out, in], or [out] for a bias or a norm.
 
     Attributes:
         rows, columns: names of its axes.
-        noise: new entries are noise; else zero. Noise in a new row is a new unit's, in a new column it is
-            multiplied by zero.
-        scale: name of the factor it is taken times.
+        noise: new entries are noise; otherwise zero. Noise in a new row is a new unit's, in a new column it
+            is multiplied by zero.
+        scale: name of the factor it is multiplied by.
     """
 
     rows: str
@@ -135,14 +134,14 @@ class Growth:
         return sum(size.numel() for size in self.names.values())
 
     def tensor(self, name: str, device: torch.device | str | None = None) -> Tensor:
-        """One of the grown model's tensors, made on a device."""
+        """Make one of the grown model's tensors on a device."""
         source = self._source(name)
         kind = _KINDS[name.split(".")[-2]]
         matrix = len(self.names[name]) == 2
         grown = self._blank(name, kind, device)
         if source is None:
             return grown
-        # Rounded once, from the widest dtype at hand.
+        # Rounded once, from the wider dtype.
         wide = torch.float64 if torch.float64 in (self.dtype, source.dtype) else torch.float32
         block = (source.to(wide) * self._scales[kind.scale]).to(grown.device, self.dtype)
         rows = self._axes[kind.rows]
@@ -158,7 +157,7 @@ class Growth:
         return grown
 
     def _source(self, name: str) -> Tensor | None:
-        """The model's tensor that a name's grows from; None in a new layer."""
+        """Find the model's tensor that a tensor grows from; None in a new layer."""
         parts = name.split(".")
         if "layers" not in parts:
             return self._weights[name]
@@ -169,7 +168,7 @@ class Growth:
         return self._weights[".".join([*parts[:place], str(layer), *parts[place + 1 :]])]
 
     def _blank(self, name: str, kind: _Kind, device: torch.device | str | None) -> Tensor:
-        """A tensor before the model's entries are put in: noise, zeros, or a norm's weights."""
+        """Make a tensor without the model's entries: noise, zeros, or a norm's weights."""
         grown = torch.empty(self.names[name], dtype=self.dtype, device=device)
         if kind.scale == "norm":
             return grown.fill_(self._scales["norm"])
@@ -180,7 +179,7 @@ class Growth:
 
 
 def _axes(own: Shape, shape: Shape, vocabulary: int) -> dict[str, Axis]:
-    """Where the model's entries go on each axis of a shape."""
+    """Map the model's entries to places on each axis of a shape."""
     heads = torch.arange(own.heads)
     copies = kv_copies(own, shape)
     group, place = heads // own.group, heads % own.group
@@ -211,7 +210,7 @@ def _axes(own: Shape, shape: Shape, vocabulary: int) -> dict[str, Axis]:
 
 
 def vocabulary_note(config: Any, itemsize: int) -> str:
-    """How the vocabulary of a grown model differs from that of the models of its shape.
+    """Describe how a grown model's vocabulary differs from that of models of its shape.
 
     Args:
         config: the grown model's.
@@ -233,12 +232,12 @@ def grow(
     dtype: torch.dtype | None = None,
     seed: int = 0,
 ) -> Any:
-    """A model of a larger shape that says what a small one says, built straight on a device.
+    """Build a model of a larger shape that emits what a small one emits, directly on a device.
 
     Its tensors are made one by one where they stay, so nothing passes through the disk or twice through
-    memory. In float32 its logits are the model's up to rounding. In bfloat16 and float16 norms and queries
-    times their factors are rounded too, unless the factors are powers of two: it is a model a little
-    different from the small one in that dtype, and near-ties may go the other way.
+    memory. In float32 its logits are the model's up to rounding. In bfloat16 and float16 the products of
+    norms and queries with their factors are rounded too, unless the factors are powers of two: the model
+    differs a little from the small one in that dtype, and near-ties may go the other way.
 
     Args:
         model: a loaded transformers model of the family llama.

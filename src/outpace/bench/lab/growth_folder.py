@@ -21,10 +21,10 @@ _INDEX = "model.safetensors.index.json"
 
 
 def check_folder(out: Path) -> None:
-    """Refuse a folder that holds something already, or that cannot be made.
+    """Refuse a folder that is not empty, or that cannot be made.
 
     Raises:
-        OutpaceError: the message says why.
+        OutpaceError: with the reason.
     """
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise OutpaceError(f"{out} exists and would be lost; give another --out")
@@ -33,7 +33,7 @@ def check_folder(out: Path) -> None:
 
 
 def shape_of(folder: str | Path) -> str | None:
-    """The name of the shape that a folder's model was grown to; None where it was not grown.
+    """Read the name of the shape that a folder's model was grown to; None where it was not grown.
 
     Raises:
         OutpaceError: the folder's note of it is broken.
@@ -55,15 +55,16 @@ def save(
     shard_size: int | str = "2GB",
     report: Callable[[], None] = lambda: None,
 ) -> int:
-    """Write a grown model and its tokenizer, and say how many shards there are.
-
-    Only one shard is in memory at a time.
+    """Write a grown model and its tokenizer, with one shard in memory at a time.
 
     Args:
         out: the folder, new or empty.
-        facts: what ``growth.json`` is to say of where it came from.
-        shard_size: bytes of a shard at most, or as ``2GB``; a tensor that has more is a shard of its own.
+        facts: contents of ``growth.json``, on the origin of the model.
+        shard_size: largest bytes of a shard, or as ``2GB``; a larger tensor is a shard of its own.
         report: called after each tensor.
+
+    Returns:
+        The number of shards.
 
     Raises:
         OutpaceError: the folder cannot be written, or the disk has no room.

@@ -72,10 +72,10 @@ SHAPES = {
 
 
 def load_shape(name: str) -> Shape:
-    """A shape by its name, as in ``llama-7b``.
+    """Look up a shape by its name, as in ``llama-7b``.
 
     Raises:
-        OutpaceError: there is none of that name; the message says which there are.
+        OutpaceError: there is none of that name; the message lists those there are.
     """
     if name not in SHAPES:
         raise OutpaceError(f"there is no shape {name!r}; there are: {', '.join(SHAPES)}")
@@ -124,12 +124,12 @@ def check_growth(config: Any, shape: Shape) -> None:
 
 
 def kv_copies(own: Shape, shape: Shape) -> int:
-    """How many key and value heads of a shape stand for one of a model's, so that all its heads find room."""
+    """Number of a shape's key and value heads per one of a model's, so that all its heads find room."""
     return -(-own.group // shape.group)
 
 
 def grown_config(config: Any, shape: Shape) -> Any:
-    """The configuration of a model grown to a shape: all of the model's but sizes and the norms' epsilon.
+    """Make the configuration of a model grown to a shape: all of the model's but sizes and norms' epsilon.
 
     The epsilon is H / H' of the model's, H and H' the hidden sizes; see ``outpace.bench.lab.growth``.
     """

@@ -1,10 +1,10 @@
-"""Where the roof is: the least time a step can take on this machine, and what steps do take by width.
+"""The roof: the least time that a step can take on this machine, beside the measured time by width.
 
 A step moves every weight once and the keys and values of what came before, and multiplies each weight with
-each of its rows. It takes at least as long as the memory needs for the one, or the processor for the other
-(the roofline of Williams, Waterman and Patterson 2009). Both limits are measured here, not read from a data
-sheet: reading a buffer as large as the weights, so that a model that fits a cache is held to the speed of
-that cache, and a product of large matrices, in the model's dtype or in float32, whichever is faster. They
+each of its rows. It takes at least as long as the memory needs for the former, or the processor for the
+latter (the roofline of Williams, Waterman and Patterson 2009). Both limits are measured here, not read from a
+data sheet: reading a buffer as large as the weights, so that a model that fits a cache is held to the speed
+of that cache, and a product of large matrices, in the model's dtype or in float32, whichever is faster. They
 are the best that was seen with torch's own operations and as many threads as it has; a machine may do more.
 """
 
@@ -26,8 +26,8 @@ from outpace.targets.base import Rows, TargetModel
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 _ROUNDS = 7
 _LEAST_BUFFER = 1 << 20
-# Hardly a cache holds so much: a larger buffer comes from memory as this one does, and is read no faster. It
-# would take room that a large model leaves to nothing else.
+# Hardly any cache is as large: a larger buffer comes from memory as this one does, and is read no faster. It
+# would take room that a large model does not leave.
 _MOST_BUFFER = 1 << 30
 _COLUMNS = 1024
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -36,14 +36,13 @@ EXPERTS = "no roof is known for experts: a step reads those that its tokens choo
 
 @dataclass(frozen=True)
 class Work:
-    """What a step must do at the least.
+    """Least work of a step.
 
     Attributes:
         weight_bytes: of all weights that a step reads.
         row_bytes: of the keys and values of one row of the cache, all layers.
         weight_numbers: numbers that each row is multiplied with.
-        attention_numbers: of the keys and values of one row: what a row is multiplied with for each row it
-            sees.
+        attention_numbers: of the keys and values of one row: a row is multiplied with these per row it sees.
     """
 
     weight_bytes: int
@@ -56,27 +55,26 @@ class Work:
         return self.weight_bytes + batch * context * self.row_bytes
 
     def operations(self, rows: float, context: float) -> float:
-        """Multiplications and additions of a step over so many rows in all."""
+        """Multiplications and additions of a step over a total of ``rows`` rows."""
         return 2 * rows * (self.weight_numbers + context * self.attention_numbers)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the machine was measured to do: bytes a second over a buffer of so many bytes, operations a
-    second."""
+    """Measured limits of the machine: bytes per second over a buffer of that size, operations per second."""
 
     bandwidth: float
     buffer_bytes: int
     operations: float
 
     def seconds(self, moved: float, operations: float) -> float:
-        """The least time that so much takes."""
+        """The least time for this work."""
         return max(moved / self.bandwidth, operations / self.operations)
 
 
 @dataclass(frozen=True)
 class Width:
-    """A forward of one sequence over so many rows: median seconds, and the least possible, where known."""
+    """A forward of one sequence over ``rows`` rows: median seconds, and the least, None if unknown."""
 
     rows: int
     seconds: float
@@ -85,7 +83,7 @@ class Width:
 
 @dataclass(frozen=True)
 class Roof:
-    """The work of a model's step, the machine's limits, and measured steps by width.
+    """Work of a model's step, limits of the machine, and measured steps by width.
 
     Attributes:
         work: None for a mixture of experts.
@@ -99,7 +97,7 @@ class Roof:
 
 
 def work_of(target: TargetModel) -> Work:
-    """What a step of a target must do.
+    """Compute the least work of a target's step.
 
     The input embeddings are looked up, not read, except where the head shares them.
 
@@ -139,7 +137,7 @@ def _has_experts(model: Any) -> bool:
 
 
 def _attended(config: Any, rows: list[int]) -> int:
-    """Keys and values count once for each head of the queries that shares them."""
+    """Count keys and values once per head of the queries that shares them."""
     heads = getattr(config, "num_attention_heads", 1)
     shared = getattr(config, "num_key_value_heads", None) or heads
     return sum(rows) * max(1, heads // shared)
@@ -171,10 +169,10 @@ def _least(work: Work, limits: Limits, rows: int, context: int) -> float:
 
 
 def measure_limits(buffer_bytes: int, device: str, dtype: torch.dtype) -> Limits:
-    """The machine's limits: the best of some rounds, since whatever disturbs one makes it slower.
+    """Measure the machine's limits: the best of several rounds, since a disturbance only makes one slower.
 
     Args:
-        buffer_bytes: to be read; less is read where there are more than is sensible.
+        buffer_bytes: to be read, within 1 MiB and 1 GiB.
         dtype: the model's.
     """
     size = min(max(buffer_bytes, _LEAST_BUFFER), _MOST_BUFFER)
@@ -183,8 +181,8 @@ def measure_limits(buffer_bytes: int, device: str, dtype: torch.dtype) -> Limits
     matrix = torch.ones(size // 4 // _COLUMNS, _COLUMNS, device=device)
     vector = torch.ones(_COLUMNS, device=device)
     side = 8192 if cuda else 1024
-    # What the processor can do in float32 it can in a smaller dtype, if it multiplies in float32 what is
-    # stored in the other: small products are done so where the dtype has no instructions of its own.
+    # A processor without instructions for a smaller dtype multiplies in float32 what is stored in it: float32
+    # sets its limit there.
     kinds = {dtype} if dtype == torch.float64 else {dtype, torch.float32}
     squares = [torch.ones(side, side, dtype=kind, device=device) for kind in kinds]
     with torch.inference_mode():
@@ -202,7 +200,9 @@ def measure_widths(
     batch: int = 1,
     before: Callable[[], None] = lambda: None,
 ) -> list[float]:
-    """Median seconds of a forward over so many rows of each of ``batch`` sequences, the widths in turns.
+    """Measure the median seconds of a forward by its rows per sequence, for ``batch`` sequences.
+
+    All widths are measured in turns.
 
     Args:
         before: called before each forward; what it raises ends the measurement.
@@ -227,7 +227,7 @@ def measure_widths(
 
 
 def _rounds(work: Callable[[], object], device: str) -> list[float]:
-    """Seconds of each round, after one that warms up."""
+    """Time each round, after one that warms up."""
     found = []
     for _ in range(_ROUNDS + 1):
         began = time.perf_counter()
@@ -238,6 +238,6 @@ def _rounds(work: Callable[[], object], device: str) -> list[float]:
 
 
 def wait(device: str) -> None:
-    """Until the device has done what it was asked."""
+    """Wait until the device has finished its work."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,8 +1,8 @@
 """The scaling law of lookahead decoding, put to the test: steps over (W, N, G), against FLOPs per step.
 
 Fu et al. 2024 (arXiv 2402.02057), section 4, take a step of lookahead decoding for a check of b independent
-guesses of length g, each token of which stands with probability a. The expected number of tokens of such a
-step, the target's own included, is
+guesses of length g, each token of which is accepted with probability a. The expected number of tokens of such
+a step, the target's own included, is
 
     E = (g + 1) - sum over i = 1..g of (1 - a^i)^b,
 
@@ -32,7 +32,7 @@ from outpace.bench.statistics import ratio
 from outpace.core import OutpaceError
 from outpace.loading import Loaded
 
-LEAST_POINTS = 3  # of one N, for a line to say anything
+LEAST_POINTS = 3  # of one N, for a line to mean anything
 
 
 class Setting(NamedTuple):
@@ -49,7 +49,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Point:
-    """What one setting did on a suite.
+    """Result of one setting on a suite.
 
     Attributes:
         rows: of a mean step, for one sequence.
@@ -98,7 +98,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Scaling:
-    """All of it: plain decoding's steps and FLOPs per step, the points, the fit, and a line for each N."""
+    """The whole result: plain decoding's steps and FLOPs per step, the points, the fit, and a line per N."""
 
     suite: str
     prompts: int
@@ -111,7 +111,7 @@ class Scaling:
 
 
 def expected_tokens(acceptance: float, guesses: int, length: int) -> float:
-    """E: tokens of a step that checks independent guesses of so many tokens each."""
+    """E: tokens of a step that checks independent guesses of ``length`` tokens each."""
     missed = sum((1 - acceptance**place) ** guesses for place in range(1, length + 1))
     return length + 1 - missed
 
@@ -122,7 +122,7 @@ def compression(acceptance: float, every: float, guesses: int, length: int) -> f
 
 
 def fit(points: Seq[tuple[Setting, float]]) -> Fit:
-    """The a and f that predict measured S with the least squared relative error.
+    """Find the a and f that predict measured S with the least squared relative error.
 
     f enters linearly, by 1 / f, the share of good steps. So for each a the best share has a closed form,
     and a alone is searched, on finer and finer grids.
@@ -153,7 +153,7 @@ def fit(points: Seq[tuple[Setting, float]]) -> Fit:
 
 
 def line(ngram: int, points: Seq[Point], plain_steps: int) -> Line:
-    """Steps over log2 of the FLOPs, as a share of plain decoding's, for the points of one N.
+    """Fit steps over log2 of the FLOPs, as a share of plain decoding's, for the points of one N.
 
     Raises:
         OutpaceError: too few points.

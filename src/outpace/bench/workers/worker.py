@@ -31,6 +31,7 @@ def main() -> None:
     decoder: Any = None
     for line in sys.stdin:
         asked = json.loads(line)
+        answer: dict[str, Any]
         try:
             if decoder is None:
                 decoder = import_module(sys.argv[1]).Decoder(asked)
