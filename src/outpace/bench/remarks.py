@@ -23,7 +23,7 @@ def remarks(rows: Seq[Row]) -> list[str]:
         lines.append(
             f"{row.label}: {row.different} of {row.outputs} outputs differ from plain decoding's{kept}"
         )
-        lines += [f"  {told(one)}" for one in row.differences[:_SHOWN]]
+        lines += [f"  {described(one)}" for one in row.differences[:_SHOWN]]
         if row.different > _SHOWN:
             lines.append(f"  and {row.different - _SHOWN} more; --json has them all")
     return lines
@@ -47,7 +47,7 @@ def _alike(one: float, other: float) -> bool:
     return max(one, other) <= _ALIKE * min(one, other)
 
 
-def told(one: Difference) -> str:
+def described(one: Difference) -> str:
     """Describe where an output first differs from plain decoding's."""
     apart = "" if one.margin is None else f"; the two best logits there are {one.margin:.2g} apart"
     turn = f", turn {one.turn + 1}" if one.turn else ""

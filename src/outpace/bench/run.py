@@ -221,7 +221,7 @@ class _Runner:
         try:
             return method.run(request)
         except Exception as error:  # whatever another library may raise
-            trace.error = said(error)
+            trace.error = reason(error)
             if method is self._pairs[0][0]:
                 raise OutpaceError(f"plain decoding failed: {trace.error}") from error
         return None
@@ -240,7 +240,7 @@ class _Runner:
         )
 
 
-def said(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """Put the reason of a failure on one line; our own errors need no class name."""
     if out_of_memory(error):
         return "out of memory; a smaller --batch or --max-new-tokens needs less"

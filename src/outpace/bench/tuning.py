@@ -241,6 +241,7 @@ def _race(
     Raises:
         _Over: before every candidate had decoded a group of prompts. OutpaceError: plain decoding failed.
     """
+    watch.report(f"{len(fit) - 1} candidates")
     methods = []
     for one in fit:
         watch.check(deadline)  # weights of drafters may have to be read

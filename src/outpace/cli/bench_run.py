@@ -35,7 +35,7 @@ from outpace.bench.methods import (
 from outpace.bench.peers import versions_of
 from outpace.bench.record import Record
 from outpace.bench.rows import rows_of
-from outpace.bench.run import Measured, Settings, measure, said
+from outpace.bench.run import Measured, Settings, measure, reason
 from outpace.bench.runs import Method
 from outpace.bench.subject import fitting
 from outpace.bench.suites import load_suite
@@ -278,7 +278,7 @@ def _measure(chosen: Plan, model: Loaded, suites: Seq[Suite], methods: Seq[Metho
             except (OutpaceError, MemoryError, RuntimeError) as error:
                 if not isinstance(error, OutpaceError) and not out_of_memory(error):
                     raise
-                failures.append(f"{name}: {said(error)}")
+                failures.append(f"{name}: {reason(error)}")
             found.interrupted = interrupt.raised
             if found.interrupted:
                 break

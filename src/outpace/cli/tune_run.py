@@ -16,7 +16,7 @@ from rich.text import Text
 from outpace._version import __version__
 from outpace.bench.items import Suite, counted
 from outpace.bench.methods import split_drafters
-from outpace.bench.remarks import told
+from outpace.bench.remarks import described
 from outpace.bench.rows import Row, number
 from outpace.bench.run import Settings
 from outpace.bench.runs import BASELINE
@@ -325,7 +325,7 @@ def _verified(checked: Row, expected: Speed, each: str, broken: bool) -> list[st
         f"{_times(speed)}, {checked.outputs - checked.different} of {checked.outputs} outputs equal to plain "
         f"decoding's; {verdict[agrees(expected, speed)]}"
     ]
-    said += [f"  {told(one)}" for one in checked.differences]
+    said += [f"  {described(one)}" for one in checked.differences]
     if checked.differences and not broken:
         said.append("  no promise is broken: in float32 a near-tie may go either way, in smaller dtypes any")
     return said
