@@ -1,20 +1,27 @@
-"""The command line. Thin: it parses, calls ``outpace.cli`` and says how it went.
+"""The command line: one file per command, with what several commands share beside them.
 
-torch and transformers are imported inside the commands only, so that ``--help`` is quick.
+torch, transformers and the rest of outpace are imported inside functions or by the ``*_run`` files, which a
+command imports when it runs, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
 
 import sys
 
-from outpace.cli import datastores, decoding, drafters, measuring, training  # noqa: F401  # each registers its commands
 from outpace.cli.app import INTERRUPTED, app
+
+# Each registers its command; --help lists them in this order.
+# isort: off
+from outpace.cli import demo, generate, chat, drafters  # noqa: F401
+from outpace.cli import bench, scaling, compare, tune, grow  # noqa: F401
+from outpace.cli import train, search, datastore  # noqa: F401
+# isort: on
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the command line."""
     for stream in (sys.stdout, sys.stderr):
-        # A model may say what the terminal's encoding lacks.
+        # A model may emit characters that the terminal's encoding lacks.
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="replace")

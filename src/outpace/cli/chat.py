@@ -5,14 +5,63 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from outpace.bench.subject import conversation
+from outpace.cli import options as o
 from outpace.cli import screen
+from outpace.cli.app import app, guarded
 from outpace.cli.interrupt import Interrupt
+from outpace.cli.online import check_online, engine_of, learning
+from outpace.cli.parts import profiled, sampling
 from outpace.cli.running import lossy_note, rate, run_one
 from outpace.core import Generation, OutpaceError, SamplingParams
-from outpace.engine.engine import Engine
-from outpace.loading import Loaded
+
+if TYPE_CHECKING:
+    from outpace.engine.engine import Engine
+    from outpace.loading import Loaded
+
+
+@app.command(epilog="Example: [bold]outpace chat --model HuggingFaceTB/SmolLM2-135M-Instruct[/bold]")
+@guarded
+def chat(
+    model: o.ModelName = None,
+    drafter: o.DefaultDrafterSpec = "",
+    profile: o.ProfileFile = None,
+    verifier: o.VerifierName = "match",
+    adaptive: o.Adaptive = None,
+    online: o.OnlineLearning = False,
+    online_options: o.OnlineOptions = "",
+    online_out: o.OnlineOut = None,
+    device: o.Device = None,
+    dtype: o.Dtype = "auto",
+    trust_remote_code: o.Trust = False,
+    max_new_tokens: o.MaxNewTokens = 256,
+    temperature: o.Temperature = 0.0,
+    top_k: o.TopK = 0,
+    top_p: o.TopP = 1.0,
+    min_p: o.MinP = 0.0,
+    repetition_penalty: o.RepetitionPenalty = 1.0,
+    seed: o.Seed = None,
+) -> None:
+    """Talk with a model, in its chat template where it has one.
+
+    /exit or Ctrl-D ends, /reset forgets the conversation, Ctrl-C stops an answer.
+    """
+    check_online(online, online_options, online_out)
+    params = sampling(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
+    loaded, spec = profiled(drafter, profile, verifier, model, device, dtype, trust_remote_code)
+    with learning(loaded, spec, online, online_options, online_out) as learner:
+        engine = engine_of(loaded, spec, verifier, 1, adaptive, learner)
+        talk(Chat(loaded, engine, params))
+
 
 _STOP = "\nUser:"
 _HELP = "/exit or Ctrl-D ends, /reset forgets the conversation, Ctrl-C stops an answer"
@@ -35,6 +84,8 @@ class Chat:
 
     def encode(self) -> list[int]:
         """The conversation as token ids, up to where the answer begins."""
+        from outpace.bench.subject import conversation
+
         return conversation(self.model, self.messages)
 
     def fit(self) -> tuple[list[int], int]:

@@ -6,7 +6,7 @@ import secrets
 import statistics
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -16,9 +16,11 @@ from outpace.cli.progress import bar
 from outpace.cli.running import Job, rate, run_one, stats_json
 from outpace.cli.writer import Writer
 from outpace.core import Generation, SamplingParams
-from outpace.engine.engine import Engine
-from outpace.loading import Loaded
-from outpace.targets.drift import Drift, margin, measure_drift, parting
+
+if TYPE_CHECKING:
+    from outpace.engine.engine import Engine
+    from outpace.loading import Loaded
+    from outpace.targets.drift import Drift
 
 _WARM_UP_TOKENS = 8
 
@@ -139,6 +141,8 @@ def drift_json(drift: Drift) -> dict[str, Any]:
 
 def first_difference(model: Loaded, plain: Generation, other: Generation) -> Difference | None:
     """Where two outputs of one prompt part, or None if they are equal."""
+    from outpace.targets.drift import parting
+
     index = parting(plain.tokens, other.tokens)
     if index is None:
         return None
@@ -159,6 +163,8 @@ def compare(
 
     None if interrupted before both sides were measured once.
     """
+    from outpace.targets.drift import margin, measure_drift
+
     if params.seed is None and not params.greedy:
         params = replace(params, seed=secrets.randbits(64))
     plain, other = Side(engines[0]), Side(engines[1])
@@ -228,6 +234,8 @@ def report(found: Seq[Comparison], label: str, writer: Writer) -> None:
 
 def _table(found: Seq[Comparison], label: str) -> Table:
     """Sums over the prompts of tokens, steps and median seconds."""
+    from outpace.targets.drift import Drift
+
     table = Table("", "plain", label, title=None)
     for column in table.columns[1:]:
         column.justify = "right"

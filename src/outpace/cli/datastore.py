@@ -1,4 +1,4 @@
-"""``outpace datastore``: build one from texts or token ids, and say what one holds."""
+"""``outpace datastore``: build one from texts or token ids, and describe one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,105 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.table import Table
 
 from outpace.cli import corpus, progress, screen
+from outpace.cli import options as o
+from outpace.cli.app import datastores, guarded, show
 from outpace.cli.corpus import Piece
+from outpace.cli.writer import check_out
 from outpace.core import OutpaceError
-from outpace.drafters.retrieval.datastore import Datastore
-from outpace.drafters.retrieval.datastore_header import Header, fingerprint
-from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
+
+SourcePaths = Annotated[
+    list[Path], typer.Argument(help="Files and folders of texts or of token ids.", show_default=False)
+]
+DatastoreOut = Annotated[
+    Path,
+    typer.Option("--out", "-o", help="The datastore's file.", rich_help_panel=o.OUTPUT, show_default=False),
+]
+TokenizerName = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "--tokenizer",
+        "-m",
+        help="Whose tokenizer: hub name or folder. Default: the embedded model's.",
+        rich_help_panel=o.MODEL,
+    ),
+]
+VocabularySize = Annotated[
+    int | None,
+    typer.Option(
+        "--vocabulary",
+        help="Instead, where all sources are token ids: how many there are.",
+        min=1,
+        rich_help_panel=o.MODEL,
+    ),
+]
+Field = Annotated[str, typer.Option("--field", help="Where objects of a .jsonl file have their text.")]
+EndToken = Annotated[
+    int | None,
+    typer.Option("--end-token", help="The token id that ends each document of a .npy file.", min=0),
+]
+SortingMemory = Annotated[
+    float,
+    typer.Option(
+        "--memory",
+        help="GB for sorting. Texts that need more are put in several shards, which makes look-ups slower.",
+        min=0.001,
+    ),
+]
+DatastoreFile = Annotated[Path, typer.Argument(help="The datastore's file.", show_default=False)]
+VerifyAll = Annotated[
+    bool, typer.Option("--verify", help="Read all of it, and compare it with its checksums.")
+]
+
+
+@datastores.command(
+    "build", epilog="Example: [bold]outpace datastore build texts/ --out texts.datastore[/bold]"
+)
+@guarded
+def build_datastore(
+    sources: SourcePaths,
+    out: DatastoreOut,
+    model: TokenizerName = None,
+    vocabulary: VocabularySize = None,
+    field: Field = "text",
+    end_token: EndToken = None,
+    memory: SortingMemory = 2.0,
+    trust_remote_code: o.Trust = False,
+    overwrite: o.Overwrite = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """A datastore for the drafter `retrieval`, of texts or of token ids.
+
+    A file is one document, a .jsonl file has one in each line: a text, a list
+    of token ids, or an object with either. A .npy file of token ids is one, or
+    has one in each row. Of a folder, every file that holds text is read.
+    Ctrl-C leaves nothing behind.
+    """
+    if model is not None and vocabulary is not None:
+        raise OutpaceError("give --model or --vocabulary, not both")
+    check_out(out, overwrite)
+    found = find_sources(sources, field, end_token)
+    if vocabulary is not None:
+        words = Vocabulary(vocabulary)
+    else:
+        with screen.busy(f"loading the tokenizer of {model or 'the embedded model'} ..."):
+            words = vocabulary_of(model, trust_remote_code)
+    built = build(found, words, out, int(memory * 2**30))
+    show(built, as_json, table)
+
+
+@datastores.command("info", epilog="Example: [bold]outpace datastore info texts.datastore --verify[/bold]")
+@guarded
+def datastore_info(file: DatastoreFile, verify: VerifyAll = False, as_json: o.AsJson = False) -> None:
+    """What a datastore holds."""
+    show(describe(file, verify), as_json, table)
+
 
 _TOGETHER = 1 << 20  # bytes of text that are tokenised in one call
 _UNIT = 1_000_000  # bytes of the sources to a step of the bar
@@ -63,6 +152,7 @@ class Vocabulary:
 
 def vocabulary_of(model: str | None, trust_remote_code: bool) -> Vocabulary:
     """The vocabulary of a model's tokenizer; of the embedded model's by default."""
+    from outpace.drafters.retrieval.datastore_header import fingerprint
     from outpace.loading import load_tokenizer
 
     name, tokenizer = load_tokenizer(model, trust_remote_code)
@@ -70,7 +160,7 @@ def vocabulary_of(model: str | None, trust_remote_code: bool) -> Vocabulary:
     return Vocabulary(max(entries.values()) + 1, name, fingerprint(entries), tokenizer)
 
 
-def sources(paths: list[Path], field: str, end_token: int | None) -> Sources:
+def find_sources(paths: list[Path], field: str, end_token: int | None) -> Sources:
     """The sources as files; what is passed over is named.
 
     Raises:
@@ -88,6 +178,8 @@ def build(found: Sources, vocabulary: Vocabulary, out: Path, memory: int) -> dic
     Args:
         memory: bytes that sorting may take.
     """
+    from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
+
     began = time.perf_counter()
     with progress.bar(-(-found.size // _UNIT) or 1, "MB read") as bar:
         writer = DatastoreWriter(
@@ -138,10 +230,12 @@ def describe(file: Path, verify: bool = False) -> dict[str, Any]:
     Raises:
         OutpaceError: it is none, or it is damaged.
     """
+    from outpace.drafters.retrieval.datastore import Datastore
+
     datastore = Datastore(file)
     if verify:
         datastore.verify()
-    header: Header = datastore.header
+    header = datastore.header
     return {
         "file": str(file),
         "bytes": header.file_bytes,

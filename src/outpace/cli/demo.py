@@ -11,7 +11,9 @@ import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
@@ -19,16 +21,74 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from outpace.cli import options as o
 from outpace.cli import screen
+from outpace.cli.app import app, finish, guarded
 from outpace.cli.comparing import first_difference, kept, promises, warm_up
 from outpace.cli.interrupt import Interrupt
+from outpace.cli.online import engine_of
+from outpace.cli.parts import labelled, profiled, sampling
 from outpace.cli.prompts import Prompt
 from outpace.cli.running import Job, rate
-from outpace.core import SamplingParams
-from outpace.engine.engine import Engine
-from outpace.loading import Loaded
-from outpace.targets.drift import margin
+from outpace.core import OutpaceError, SamplingParams
 from outpace.text import TextStream
+
+if TYPE_CHECKING:
+    from outpace.engine.engine import Engine
+    from outpace.loading import Loaded
+
+DrafterSpec = Annotated[
+    str,
+    typer.Option(
+        "--drafter",
+        "-d",
+        metavar="SPEC",
+        help=o._SPEC,
+        rich_help_panel=o.MODEL,
+    ),
+]
+Question = Annotated[str | None, typer.Option("--prompt", "-p", help="Decode this instead of the question.")]
+Once = Annotated[
+    bool, typer.Option("--once", help="Print the end only, for terminals that cannot be redrawn.")
+]
+
+
+DEMO_DRAFTER = "lookahead:window=4,ngram=4,guesses=4"  # on a CPU a wide forward costs more
+
+
+@app.command(epilog="Example: [bold]outpace demo --drafter lookahead:window=5,ngram=4[/bold]")
+@guarded
+def demo(
+    drafter: DrafterSpec = "",
+    profile: o.ProfileFile = None,
+    prompt: Question = None,
+    once: Once = False,
+    model: o.ModelName = None,
+    device: o.Device = None,
+    dtype: o.Dtype = "auto",
+    trust_remote_code: o.Trust = False,
+    max_new_tokens: o.MaxNewTokens = 128,
+    temperature: o.Temperature = 0.0,
+    seed: o.Seed = 0,
+    verifier: o.VerifierName = "match",
+    adaptive: o.Adaptive = None,
+) -> None:
+    """A race: plain and accelerated decoding of one question, side by side.
+
+    Both get the same share of time. Ends with exit code 1 if their outputs are not equal, unless the verifier
+    is one that does not promise it.
+    """
+    params = sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    if prompt == "":
+        raise OutpaceError("the prompt is empty; give --prompt TEXT, or leave it out for the demo's question")
+    if profile is None:
+        drafter = drafter or DEMO_DRAFTER
+    loaded, spec = profiled(drafter, profile, verifier, model, device, dtype, trust_remote_code)
+    engines = (loaded.engine(), engine_of(loaded, spec, verifier, 1, adaptive, None))
+    label = labelled(spec, engines[1])
+    equal, whole = run(loaded, engines, label, prompt or DEMO_PROMPT, params, once)
+    finish(whole, equal)
+
 
 DEMO_PROMPT = (
     "Question: A bakery fills 6 trays with 12 rolls each. It sells 45 rolls in the morning and half of the "
@@ -191,6 +251,8 @@ def verdict(model: Loaded, job: Job, lanes: Seq[Lane]) -> tuple[str, bool]:
             f"equal: yes, {len(other.tokens)} tokens in {other.stats.steps} steps instead of "
             f"{plain.stats.steps}, {ratio:.2f} times as fast"
         ), True
+    from outpace.targets.drift import margin
+
     if plain.stats.tokens and different.plain is not None and lanes[0].sequence.params.greedy:
         text = [*job.ids, *plain.tokens[: different.index]]
         different = replace(different, margin=margin(model.target, text))
@@ -199,7 +261,7 @@ def verdict(model: Loaded, job: Job, lanes: Seq[Lane]) -> tuple[str, bool]:
     return f"equal: no, {different}", False
 
 
-def demo(
+def run(
     model: Loaded, engines: tuple[Engine, Engine], label: str, prompt: str, params: SamplingParams, once: bool
 ) -> tuple[bool, bool]:
     """The whole demo; says whether the outputs are as promised, and whether the race was run to its end."""

@@ -14,8 +14,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from outpace.cli import options as o
 from outpace.cli.app import app, guarded, show
-from outpace.cli.options import shared as o
 from outpace.core import OutpaceError
 
 _HOW_TO_WRITE = (

@@ -1,20 +1,183 @@
-"""``outpace generate``: results to a writer, remarks to standard error."""
+"""``outpace generate``: decode prompts; results to a file or standard output, remarks to standard error."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from outpace.cli import screen
+import typer
+
+from outpace.cli import options as o
+from outpace.cli import prompts, screen
+from outpace.cli.app import app, finish, guarded
 from outpace.cli.comparing import compare_all, failed, report
 from outpace.cli.interrupt import Interrupt
+from outpace.cli.online import check_online, engine_of, learning
+from outpace.cli.parts import labelled, profiled, sampling
 from outpace.cli.progress import bar
-from outpace.cli.running import Job, Total, generation_json, lossy_note, rate, run_many, run_one, stats_line
+from outpace.cli.running import (
+    Job,
+    Total,
+    generation_json,
+    lossy_note,
+    prepare,
+    rate,
+    run_many,
+    run_one,
+    stats_line,
+)
 from outpace.cli.writer import Writer
-from outpace.core import Generation, SamplingParams
-from outpace.engine.engine import Engine
-from outpace.loading import Loaded
-from outpace.sequence import Sequence
+from outpace.core import Generation, OutpaceError, SamplingParams
+
+if TYPE_CHECKING:
+    from outpace.engine.engine import Engine
+    from outpace.loading import Loaded
+    from outpace.sequence import Sequence
+
+PresencePenalty = Annotated[
+    float,
+    typer.Option("--presence-penalty", help="Off each token seen in the output.", rich_help_panel=o.SAMPLING),
+]
+FrequencyPenalty = Annotated[
+    float,
+    typer.Option(
+        "--frequency-penalty",
+        help="Off a token for each time it is in the output.",
+        rich_help_panel=o.SAMPLING,
+    ),
+]
+Prompt = Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt.")]
+PromptFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        "-f",
+        help="A text file, or a .jsonl of prompts: strings, or objects with prompt, question or turns.",
+    ),
+]
+Reference = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--reference",
+        "-r",
+        help="A text file that the output may repeat, for --drafter reference; repeatable. "
+        "(In a .jsonl: a list of texts, references.)",
+    ),
+]
+InTemplate = Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")]
+Batch = Annotated[int, typer.Option("--batch", help="Prompts decoded together.", min=1)]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option("--stop", help="Text that ends the output; repeatable.", rich_help_panel=o.SAMPLING),
+]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Go on after an end token.", rich_help_panel=o.SAMPLING)
+]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(
+        "--logprobs",
+        help="With --json: log probabilities of each token and of so many alternatives.",
+        rich_help_panel=o.OUTPUT,
+    ),
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Write results to this file.", rich_help_panel=o.OUTPUT)
+]
+Compare = Annotated[
+    bool,
+    typer.Option(
+        "--compare", help="Decode plainly too, in turns: equality and both speeds.", rich_help_panel=o.OUTPUT
+    ),
+]
+Repeats = Annotated[
+    int,
+    typer.Option(
+        "--repeats", help="With --compare: medians of so many runs.", min=1, rich_help_panel=o.OUTPUT
+    ),
+]
+
+
+@app.command(epilog='Example: [bold]outpace generate --prompt "The quick brown" --compare[/bold]')
+@guarded
+def generate(
+    prompt: Prompt = None,
+    file: PromptFile = None,
+    reference: Reference = None,
+    chat: InTemplate = False,
+    batch: Batch = 1,
+    model: o.ModelName = None,
+    drafter: o.DefaultDrafterSpec = "",
+    profile: o.ProfileFile = None,
+    verifier: o.VerifierName = "match",
+    adaptive: o.Adaptive = None,
+    online: o.OnlineLearning = False,
+    online_options: o.OnlineOptions = "",
+    online_out: o.OnlineOut = None,
+    device: o.Device = None,
+    dtype: o.Dtype = "auto",
+    trust_remote_code: o.Trust = False,
+    max_new_tokens: o.MaxNewTokens = 128,
+    temperature: o.Temperature = 0.0,
+    top_k: o.TopK = 0,
+    top_p: o.TopP = 1.0,
+    min_p: o.MinP = 0.0,
+    repetition_penalty: o.RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    seed: o.Seed = None,
+    stop: Stop = None,
+    ignore_eos: IgnoreEos = False,
+    logprobs: Logprobs = None,
+    as_json: o.AsJson = False,
+    out: Out = None,
+    overwrite: o.Overwrite = False,
+    compare: Compare = False,
+    repeats: Repeats = 3,
+) -> None:
+    """Decode a prompt from --prompt, a file or standard input, or many from a JSONL file.
+
+    Text streams to standard output, statistics go to standard error.
+    With --compare, ends with exit code 1 if the outputs are not equal.
+    """
+    given = dict(locals()) | {"stop": stop or ()}
+    check_together(compare, batch, logprobs, as_json, online)
+    check_online(online, online_options, online_out)
+    params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})
+    found = prompts.read(prompt, file, reference or ())
+    copied, together = any(one.references for one in found), min(batch, len(found))
+    loading = (drafter, profile, verifier, model, device, dtype, trust_remote_code)
+    with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
+        loaded, spec = profiled(*loading, references=copied, at_once=(together,))
+        jobs = prepare(found, loaded, chat)
+        with learning(loaded, spec, online, online_options, online_out) as learner:
+            engine = engine_of(loaded, spec, verifier, together, adaptive, learner)
+            if compare:
+                label = labelled(spec, engine)
+                ended = compare_plain(loaded, engine, label, jobs, params, repeats, writer)
+            elif prompts.is_list(file):
+                ended = generate_many(engine, jobs, params, batch, writer), True
+            else:
+                ended = generate_one(engine, jobs[0], params, writer), True
+    finish(*ended)
+
+
+def check_together(compare: bool, batch: int, logprobs: int | None, as_json: bool, online: bool) -> None:
+    """Refuse options of ``generate`` that do not go together."""
+    if compare and online:
+        raise OutpaceError(
+            "--compare decodes each prompt several times, and a drafter that learns would know it by then; "
+            "leave one of --compare and --online out"
+        )
+    if compare and batch > 1:
+        raise OutpaceError("--compare measures one prompt at a time; leave --batch out")
+    if compare and logprobs is not None:
+        raise OutpaceError("--compare reports no --logprobs; leave one of them out")
+    if logprobs is not None and not as_json:
+        raise OutpaceError("--logprobs are reported in JSON only; add --json")
 
 
 def generate_one(engine: Engine, job: Job, params: SamplingParams, writer: Writer) -> bool:
@@ -75,7 +238,7 @@ def _titled(job: Job, generation: Generation) -> str:
     return f"== {place} ==\n{(generation.text or '').strip()}\n\n"
 
 
-def compare(
+def compare_plain(
     model: Loaded,
     engine: Engine,
     label: str,

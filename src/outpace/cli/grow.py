@@ -5,17 +5,57 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import torch
+import typer
 from rich.table import Table
 
-from outpace.bench.lab.growth import Growth, vocabulary_note
-from outpace.bench.lab.growth_folder import check_folder, save
-from outpace.bench.lab.llama_shapes import load_shape
+from outpace.cli import options as o
 from outpace.cli import progress
+from outpace.cli.app import app, guarded, show
 from outpace.core import OutpaceError
-from outpace.loading import DTYPES, load_weights
+
+ShapeName = Annotated[
+    str,
+    typer.Option(
+        "--like",
+        help="llama-0.1b, llama-0.5b, llama-1b, llama-7b, llama-13b, llama-34b, llama-70b.",
+        show_default=False,
+    ),
+]
+ModelOut = Annotated[
+    Path,
+    typer.Option("--out", "-o", help="The model's folder.", rich_help_panel=o.OUTPUT, show_default=False),
+]
+GrownDtype = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        help="float32 keeps every token; in bfloat16 and float16 near-ties may go the other way. Or float64.",
+        rich_help_panel=o.MODEL,
+    ),
+]
+NoiseSeed = Annotated[int, typer.Option("--seed", help="Of the noise that no output depends on.", min=0)]
+
+
+@app.command("grow", epilog="Example: [bold]outpace grow --like llama-0.1b --out nano-0.1b[/bold]")
+@guarded
+def grow_model(
+    like: ShapeName,
+    out: ModelOut,
+    model: o.ModelName = None,
+    dtype: GrownDtype = "float32",
+    seed: NoiseSeed = 0,
+    trust_remote_code: o.Trust = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """A model that says what a small one says, at the cost of a larger Llama shape.
+
+    For measuring: it has the steps and tokens of the small one, and the step
+    times of the large one. Ctrl-C leaves nothing behind.
+    """
+    found = run(model, like, out, dtype, seed, trust_remote_code)
+    show(found, as_json, table)
 
 
 def run(
@@ -27,6 +67,13 @@ def run(
         OutpaceError: no such model, shape or dtype, a model that cannot be grown to the shape, or a folder
             that cannot be written.
     """
+    import torch
+
+    from outpace.bench.lab.growth import Growth, vocabulary_note
+    from outpace.bench.lab.growth_folder import check_folder, save
+    from outpace.bench.lab.llama_shapes import load_shape
+    from outpace.loading import DTYPES, load_weights
+
     began = time.perf_counter()
     shape = load_shape(like)
     if dtype not in DTYPES:

@@ -6,12 +6,16 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outpace.cli import screen
-from outpace.engine.engine import Engine
-from outpace.loading import Loaded
+from outpace.core import OutpaceError
 from outpace.spec import load
-from outpace.train import Learning, Online
+
+if TYPE_CHECKING:
+    from outpace.engine.engine import Engine
+    from outpace.loading import Loaded
+    from outpace.train import Online
 
 
 @contextmanager
@@ -30,6 +34,8 @@ def learning(
     if not wanted:
         yield None
         return
+    from outpace.train import Learning, Online
+
     online = Online(model.target, drafter, load("way to learn", {"online": Learning}, f"online:{options}"))
     try:
         with online:
@@ -67,3 +73,15 @@ def summary(online: Online) -> str:
     best = last[rounds[-1].kept]
     line = f"online: {sum(kept.values())} rounds, {kept['learnt']} kept; {best:.2f} tokens a step expected"
     return line + (f", {last['first']:.2f} by the weights it began with" if "first" in last else "")
+
+
+def check_online(online: bool, options: str, out: Path | None) -> None:
+    """Refuse options of a learning that is not wanted, and a folder with something in it."""
+    if options and not online:
+        raise OutpaceError("--online-options say how --online learns; add --online")
+    if out is None:
+        return
+    if not online:
+        raise OutpaceError("--online-out is where the drafter goes that --online has taught; add --online")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise OutpaceError(f"--online-out {out} is there already; give another folder")

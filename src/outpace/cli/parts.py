@@ -100,3 +100,9 @@ def check_drafter(spec: str, references: bool) -> None:
 def labelled(drafter: str, engine: Engine) -> str:
     """What an engine is called beside plain decoding: its drafter, and a verifier that changes the tokens."""
     return drafter if engine.verifier.invariant else f"{drafter}, {engine.verifier}"
+
+
+def check_length(max_new_tokens: int) -> None:
+    """Refuse answers that leave nothing to measure after the first step."""
+    if max_new_tokens < 2:
+        raise OutpaceError("--max-new-tokens must be at least 2: the first token comes with the prompt")

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.prompts import Prompt
 from outpace.core import Generation, OutpaceError, SamplingParams, Stats
-from outpace.engine.engine import Engine
-from outpace.loading import Loaded
-from outpace.sequence import Sequence
-from outpace.verify import Verifier
+
+if TYPE_CHECKING:
+    from outpace.engine.engine import Engine
+    from outpace.loading import Loaded
+    from outpace.sequence import Sequence
+    from outpace.verify import Verifier
 
 
 @dataclass(frozen=True)

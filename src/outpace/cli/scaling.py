@@ -6,23 +6,83 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
-from outpace.bench.items import Suite, counted
-from outpace.bench.lab.roof import work_of
-from outpace.bench.lab.scaling import Scaling, Setting, measure_scaling
-from outpace.bench.lab.scaling_page import as_json, page, verdict
-from outpace.bench.machine import machine
-from outpace.bench.run import Settings
-from outpace.bench.subject import fitting
+from outpace.cli import options as o
 from outpace.cli import screen
+from outpace.cli.app import benchmarks, finish, guarded
 from outpace.cli.interrupt import Interrupt
+from outpace.cli.parts import check_length, parts
 from outpace.cli.progress import bar
 from outpace.cli.writer import STANDARD_OUTPUT, write_results
 from outpace.core import OutpaceError
-from outpace.loading import Loaded
+
+if TYPE_CHECKING:
+    from outpace.bench.items import Suite
+    from outpace.bench.lab.scaling import Scaling, Setting
+    from outpace.bench.run import Settings
+    from outpace.loading import Loaded
+
+Windows = Annotated[
+    str,
+    typer.Option("--windows", metavar="LIST", help="W, and G with it.", rich_help_panel=o.METHODS),
+]
+Ngrams = Annotated[str, typer.Option("--ngrams", metavar="LIST", help="N.", rich_help_panel=o.METHODS)]
+FromText = Annotated[
+    bool,
+    typer.Option(
+        "--from-text",
+        help="Fill the pool from prompt and output too, beside the window.",
+        rich_help_panel=o.METHODS,
+    ),
+]
+ScalingBatch = Annotated[
+    int,
+    typer.Option("--batch", help="Prompts decoded together.", min=1, rich_help_panel=o.METHODS),
+]
+
+
+@benchmarks.command(
+    "scaling", epilog="Example: [bold]outpace bench scaling --suite gsm8k --limit 20 --html law.html[/bold]"
+)
+@guarded
+def scaling_law(
+    suite: o.Suites = "builtin",
+    data: o.Data = None,
+    limit: o.Limit = 14,
+    windows: Windows = "1,2,4,8,16",
+    ngrams: Ngrams = "3,4,5,6",
+    from_text: FromText = False,
+    batch: ScalingBatch = 1,
+    model: o.ModelName = None,
+    device: o.Device = None,
+    dtype: o.Dtype = "auto",
+    trust_remote_code: o.Trust = False,
+    max_new_tokens: o.MaxNewTokens = 64,
+    json_to: o.JsonTo = None,
+    html: o.Html = None,
+) -> None:
+    """Steps of lookahead decoding over window and n-gram size, against FLOPs per step.
+
+    Fits the law of Fu et al. 2024, section 4, to what is measured, prints the
+    error of the fit, and says whether steps fall linearly in log FLOPs.
+    """
+    check_length(max_new_tokens)
+    with screen.busy("reading the prompts ..."):
+        from outpace.bench.run import Settings
+        from outpace.bench.suites import load_suite
+        from outpace.cli.bench_run import check_outputs
+
+        grid = grid_of(windows, ngrams)
+        check_outputs(json_to, html)
+        prompts_of = load_suite(suite, data)
+    loaded = parts("none", "match", model, device, dtype, trust_remote_code)
+    settings = Settings(max_new_tokens)
+    finish(run(loaded, prompts_of, limit, settings, grid, from_text, batch, json_to, html))
 
 
 def grid_of(windows: str, ngrams: str) -> list[Setting]:
@@ -31,6 +91,8 @@ def grid_of(windows: str, ngrams: str) -> list[Setting]:
     Raises:
         OutpaceError: no numbers, or numbers too small.
     """
+    from outpace.bench.lab.scaling import Setting
+
     sizes = _numbers("ngrams", ngrams, 2)
     return [Setting(window, size) for size in sizes for window in _numbers("windows", windows, 1)]
 
@@ -61,6 +123,12 @@ def run(
     Raises:
         OutpaceError: no prompt fits, or the model's work per step is not known.
     """
+    from outpace.bench.lab.roof import work_of
+    from outpace.bench.lab.scaling import measure_scaling
+    from outpace.bench.lab.scaling_page import as_json, page
+    from outpace.bench.machine import machine
+    from outpace.bench.subject import fitting
+
     work = work_of(model.target)
     fits = fitting(model, suite, settings.max_new_tokens).first(limit)
     groups = -(-len(fits.items) // batch)
@@ -76,7 +144,7 @@ def run(
             lambda measured: progress.advance(f"{len(grid)} settings"),
             lambda: interrupt.raised,
         )
-    show(found, screen.err() if to_json == STANDARD_OUTPUT else screen.out())
+    show_points(found, screen.err() if to_json == STANDARD_OUTPUT else screen.out())
     command = shlex.join(["outpace", *sys.argv[1:]])
     facts = {
         "command": command,
@@ -90,8 +158,11 @@ def run(
     return found.whole
 
 
-def show(found: Scaling, console: Console) -> None:
+def show_points(found: Scaling, console: Console) -> None:
     """The points, and what they say."""
+    from outpace.bench.items import counted
+    from outpace.bench.lab.scaling_page import verdict
+
     console.print(f"{found.suite}: {counted(found.prompts)}", style="bold")
     table = Table("W = G", "N", "rows", "FLOPs", "steps", "tau", "law")
     for column in table.columns:

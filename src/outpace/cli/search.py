@@ -5,14 +5,90 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
+import typer
+
+from outpace.cli import options as o
 from outpace.cli import progress, screen
+from outpace.cli.app import app, finish, guarded, show
 from outpace.cli.interrupt import Interrupt
+from outpace.cli.parts import sampling
+from outpace.cli.writer import check_out
 from outpace.core import OutpaceError, SamplingParams
-from outpace.loading import Loaded
-from outpace.train import data, hub
-from outpace.train.skipping import Measure, SkippedLayers, find_skipped_layers
+
+if TYPE_CHECKING:
+    from outpace.loading import Loaded
+    from outpace.train.skipping import SkippedLayers
+
+_SEARCH = "Search"
+
+LayersOut = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Write the layers to this .json file.", rich_help_panel=o.OUTPUT),
+]
+Trials = Annotated[int, typer.Option("--trials", help="Sets to try.", min=1, rich_help_panel=_SEARCH)]
+DraftTokens = Annotated[
+    int,
+    typer.Option("--num-draft-tokens", help="Tokens in a draft.", min=1, rich_help_panel=_SEARCH),
+]
+MeasureName = Annotated[
+    str,
+    typer.Option(
+        "--measure",
+        help="counts: tokens for the layers that ran, the same in every run; seconds: on this machine.",
+        rich_help_panel=_SEARCH,
+    ),
+]
+PromptCount = Annotated[
+    int, typer.Option("--prompts", help="Prompts of the data at most.", min=1, rich_help_panel=o.DATA)
+]
+SearchSeed = Annotated[
+    int, typer.Option("--seed", help="Of the search, and of draws.", min=0, rich_help_panel=_SEARCH)
+]
+
+
+@app.command(
+    epilog="Example: [bold]outpace search --data prompts.jsonl --trials 100 --out layers.json[/bold]"
+)
+@guarded
+def search(
+    data: o.TrainingData,
+    out: LayersOut = None,
+    overwrite: o.Overwrite = False,
+    model: o.ModelName = None,
+    trials: Trials = 100,
+    num_speculative_tokens: DraftTokens = 4,
+    measure: MeasureName = "counts",
+    prompts: PromptCount = 16,
+    chat: o.ChatPrompts = False,
+    max_new_tokens: o.MaxNewTokens = 128,
+    temperature: o.Temperature = 0.0,
+    seed: SearchSeed = 0,
+    device: o.Device = None,
+    dtype: o.Dtype = "auto",
+    trust_remote_code: o.Trust = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """Search for the layers that the drafter `self_speculative` had best skip.
+
+    The data are those of `outpace train`; their prompts are decoded once for
+    each set of layers. Ctrl-C ends the search with the best set so far.
+    """
+    params = sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    if out is not None:
+        if out.suffix != ".json":
+            raise OutpaceError(f"--out must end in .json, as layers are told from files by it; not {out}")
+        check_out(out, overwrite)
+    with screen.busy(f"loading {model or 'the embedded model'} ..."):
+        from outpace.cli.train_run import table
+        from outpace.loading import load
+
+        settings = Search(trials, num_speculative_tokens, measure, prompts, seed)
+        loaded = load(model, dtype, device, trust_remote_code=trust_remote_code)
+    found, whole = run(loaded, data, chat, params, settings, out)
+    show(found, as_json, table)
+    finish(whole)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +110,8 @@ class Search:
     seed: int
 
     def __post_init__(self) -> None:
+        from outpace.train.skipping import Measure
+
         if self.measure not in get_args(Measure):
             raise OutpaceError(f"--measure is counts or seconds, not {self.measure!r}")
 
@@ -46,6 +124,8 @@ def run(
     Raises:
         KeyboardInterrupt: it was interrupted before anything was found.
     """
+    from outpace.train.skipping import Measure, find_skipped_layers
+
     prompts = _prompts(model, source, chat, search.prompts)
     best: SkippedLayers | None = None
     with Interrupt() as interrupt, progress.bar(search.trials, "trials") as bar:
@@ -85,6 +165,8 @@ def _spelled(found: SkippedLayers) -> str:
 
 def _prompts(model: Loaded, source: str, chat: bool, most: int) -> Seq[Seq[int]]:
     """The first prompts of the data that leave room for an answer; a text without one is a prompt."""
+    from outpace.train import data, hub
+
     read = hub.read if source.startswith(hub.PREFIX) else data.read
     documents = read(source, model, chat)
     given = [document.tokens[: document.prompt] or document.tokens for document in documents]

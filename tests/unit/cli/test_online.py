@@ -37,7 +37,7 @@ def heads(model: Loaded, tmp_path: Path) -> str:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> Run:
-    monkeypatch.setattr("outpace.cli.online.Online", Thorough)
+    monkeypatch.setattr("outpace.train.Online", Thorough)
     monkeypatch.setenv("COLUMNS", "100")
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
     return lambda command, *more, **options: CliRunner().invoke(

@@ -1,0 +1,133 @@
+"""``outpace bench``: a table of methods for a user's model, hardware and prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outpace.cli import options as o
+from outpace.cli import screen
+from outpace.cli.app import benchmarks, finish, guarded
+from outpace.cli.parts import check_length, profiled, sampling
+from outpace.core import OutpaceError
+
+ProfileToo = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile", help="Measure the drafter of what `outpace tune` wrote, too.", rich_help_panel=o.MODEL
+    ),
+]
+Drafters = Annotated[
+    str,
+    typer.Option(
+        "--drafters",
+        metavar="LIST",
+        help="Drafters and their options; none, plain decoding, is always measured.",
+        rich_help_panel=o.METHODS,
+    ),
+]
+Peers = Annotated[
+    str,
+    typer.Option(
+        "--peers",
+        metavar="LIST",
+        help="transformers (plain, prompt_lookup, assisted), vllm=VENV (plain, ngram, suffix), "
+        "llama.cpp=VENV (plain, prompt_lookup), one method as in transformers:plain; or none.",
+        rich_help_panel=o.METHODS,
+    ),
+]
+Assistant = Annotated[
+    str | None,
+    typer.Option(
+        "--assistant",
+        help="Draft model of transformers:assisted. Default: the embedded one, for the embedded model.",
+        rich_help_panel=o.METHODS,
+    ),
+]
+Gguf = Annotated[
+    Path | None,
+    typer.Option(
+        "--gguf",
+        help="The model's weights for llama.cpp. Default: written from the model, by the extra gguf.",
+        rich_help_panel=o.METHODS,
+    ),
+]
+Batches = Annotated[
+    str,
+    typer.Option("--batch", metavar="LIST", help="Prompts decoded together.", rich_help_panel=o.METHODS),
+]
+BenchRepeats = Annotated[
+    int,
+    typer.Option("--repeats", help="Measure so often, after a warm-up.", min=1, rich_help_panel=o.METHODS),
+]
+BenchSeed = Annotated[
+    int,
+    typer.Option(
+        "--seed", help="Of the first prompt, and of the order of the methods.", rich_help_panel=o.SAMPLING
+    ),
+]
+
+
+@benchmarks.callback(
+    invoke_without_command=True,
+    epilog="Example: [bold]outpace bench --suite builtin --json result.json --html report.html[/bold]",
+)
+@guarded
+def bench(
+    context: typer.Context,
+    suite: o.Suites = "builtin",
+    data: o.Data = None,
+    limit: o.Limit = None,
+    drafters: Drafters = "none,lookahead,prompt_lookup",
+    profile: ProfileToo = None,
+    verifier: o.VerifierName = "match",
+    adaptive: o.Adaptive = None,
+    peers: Peers = "transformers:plain,transformers:prompt_lookup",
+    assistant: Assistant = None,
+    gguf: Gguf = None,
+    batch: Batches = "1",
+    repeats: BenchRepeats = 1,
+    model: o.ModelName = None,
+    like: o.GrownLike = None,
+    device: o.Device = None,
+    dtype: o.Dtype = "auto",
+    trust_remote_code: o.Trust = False,
+    max_new_tokens: o.MaxNewTokens = 64,
+    temperature: o.Temperature = 0.0,
+    seed: BenchSeed = 0,
+    eos: o.Ends = False,
+    json_to: o.JsonTo = None,
+    html: o.Html = None,
+) -> None:
+    """Measure methods on suites of prompts: speed, steps, acceptance, equality.
+
+    All methods decode the same prompts in turns, with the same stop rule.
+    Ends with exit code 1 if one fails, or says what plain decoding does not.
+    """
+    if context.invoked_subcommand is not None:
+        return refuse_given(context)
+    sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    check_length(max_new_tokens)
+    with screen.busy("reading the prompts ..."):
+        from outpace.bench.run import Settings
+        from outpace.cli import bench_run as runner
+
+        runner.check_outputs(json_to, html)
+        settings = Settings(max_new_tokens, temperature, seed, repeats, eos)
+        methods = (drafters, verifier, adaptive, peers, assistant, gguf)
+        chosen = runner.plan(suite, data, limit, *methods, batch, settings)
+    loading = ("" if profile else "none", profile, verifier, model, device, dtype, trust_remote_code)
+    notes: list[str] = []
+    loaded, spec = profiled(*loading, like=like, at_once=chosen.batches, remark=notes.append)
+    found = runner.run(chosen.with_drafter(spec, notes), loaded, json_to, html)
+    finish(not found.interrupted, equal=found.whole and not found.failed and not found.broken)
+
+
+def refuse_given(context: typer.Context) -> None:
+    """Refuse options before a subcommand, which would not read them."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise OutpaceError(f"--{name.replace('_', '-')} does not go with {context.invoked_subcommand}")

@@ -1,0 +1,210 @@
+"""The options that commands of several groups share. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+MODEL = "Model"
+SAMPLING = "Sampling"
+OUTPUT = "Output"
+
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model", "-m", help="Hub name or folder. Default: the embedded model.", rich_help_panel=MODEL
+    ),
+]
+VerifierName = Annotated[
+    str,
+    typer.Option(
+        "--verifier",
+        metavar="SPEC",
+        help="match: the tokens of plain decoding; rejection, block: their distribution; lossy: typical, "
+        "top_beta, bild, with options as in typical:epsilon=0.3.",
+        rich_help_panel=MODEL,
+    ),
+]
+Adaptive = Annotated[
+    bool | None,
+    typer.Option(
+        "--adaptive/--no-adaptive",
+        help="Let a governor decide, from measured times, how much each step drafts, or draft all that the "
+        "drafter proposes. Default: govern where the verifier is match.",
+        rich_help_panel=MODEL,
+        show_default=False,
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", help="As torch writes it. Default: cuda if there is.", rich_help_panel=MODEL),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        help="auto (the model's own on a GPU, float32 on a CPU), float32, bfloat16, float16, float64.",
+        rich_help_panel=MODEL,
+    ),
+]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code", help="Run Python code that comes with the model.", rich_help_panel=MODEL
+    ),
+]
+MaxNewTokens = Annotated[
+    int,
+    typer.Option("--max-new-tokens", "-n", help="Tokens to emit at most.", rich_help_panel=SAMPLING),
+]
+Temperature = Annotated[
+    float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=SAMPLING)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Results as JSON.", rich_help_panel=OUTPUT)]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Let --out replace a file.", rich_help_panel=OUTPUT)
+]
+_SPEC = (
+    "A drafter and its options, as in lookahead:window=7,ngram=5; drafters of drafters in parentheses, as in "
+    "combined:(lookahead)+(prompt_lookup); see `outpace drafters`."
+)
+DATA = "Data"
+METHODS = "Methods"
+DefaultDrafterSpec = Annotated[
+    str,
+    typer.Option(
+        "--drafter",
+        "-d",
+        metavar="SPEC",
+        help=_SPEC,
+        show_default="lookahead",
+        rich_help_panel=MODEL,
+    ),
+]
+OnlineLearning = Annotated[
+    bool,
+    typer.Option(
+        "--online",
+        help="Let the drafter learn in the background from what it gets wrong, where it has trained weights: "
+        "draft_model, or METHOD:path=FOLDER. No token changes.",
+        rich_help_panel=MODEL,
+    ),
+]
+OnlineOptions = Annotated[
+    str,
+    typer.Option(
+        "--online-options",
+        metavar="OPTIONS",
+        help="With --online: how it learns, as in every=512,learning_rate=3e-5.",
+        rich_help_panel=MODEL,
+    ),
+]
+OnlineOut = Annotated[
+    Path | None,
+    typer.Option(
+        "--online-out",
+        help="With --online: a new folder for the drafter at the end.",
+        rich_help_panel=MODEL,
+    ),
+]
+TopK = Annotated[
+    int,
+    typer.Option("--top-k", help="Keep the k most probable tokens; 0 keeps all.", rich_help_panel=SAMPLING),
+]
+TopP = Annotated[
+    float,
+    typer.Option(
+        "--top-p", help="Keep the smallest set of tokens with this probability.", rich_help_panel=SAMPLING
+    ),
+]
+MinP = Annotated[
+    float,
+    typer.Option(
+        "--min-p",
+        help="Drop tokens less probable than this times the best one.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+RepetitionPenalty = Annotated[
+    float,
+    typer.Option("--repetition-penalty", help="Over prompt and output; 1 is off.", rich_help_panel=SAMPLING),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", help="Same seed, same output. Default: a new one.", rich_help_panel=SAMPLING),
+]
+ProfileFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile",
+        help="What `outpace tune` wrote: its drafter, in place of --drafter.",
+        rich_help_panel=MODEL,
+    ),
+]
+GrownLike = Annotated[
+    str | None,
+    typer.Option(
+        "--like",
+        metavar="SHAPE",
+        help="Grow the model to this shape in memory; see `outpace grow`.",
+        rich_help_panel=MODEL,
+    ),
+]
+Suites = Annotated[
+    str,
+    typer.Option(
+        "--suite",
+        metavar="LIST",
+        help="builtin, rewriting, retrieval, spec_bench, mt_bench, humaneval, gsm8k, speed_bench, "
+        "file:PATH (a .jsonl of prompts, turns or token ids).",
+        rich_help_panel=DATA,
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        envvar="OUTPACEDATA",
+        help="A folder with public sets. Without it they come from the hub.",
+        rich_help_panel=DATA,
+    ),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option("--limit", help="Prompts of each suite, at most.", min=1, rich_help_panel=DATA),
+]
+Ends = Annotated[
+    bool,
+    typer.Option(
+        "--eos",
+        help="Answers end at the model's end tokens; else all have the same length.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+JsonTo = Annotated[
+    str | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Write results as JSON; - is standard output, the tables then go to standard error.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", help="Write a report with plots.", rich_help_panel=OUTPUT),
+]
+TrainingData = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        help="A .jsonl file, a folder of them, or hub:name=openai/gsm8k,config=main,split=train.",
+        rich_help_panel=DATA,
+        show_default=False,
+    ),
+]
+ChatPrompts = Annotated[
+    bool, typer.Option("--chat", help="Prompts are turns of a chat.", rich_help_panel=DATA)
+]

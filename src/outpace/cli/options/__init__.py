@@ -1,1 +1,0 @@
-"""The options of the commands, as types that typer reads."""
