@@ -24,7 +24,10 @@ def main() -> None:
     params = outpace.SamplingParams(max_new_tokens=60)
 
     (plain,) = outpace.Engine(target).generate([prompt], params)
-    engine = outpace.Engine(target, "reference:num_speculative_tokens=24", tokenizer=tokenizer)
+    # Ungoverned, so that it drafts on any machine, whatever a step costs there.
+    engine = outpace.Engine(
+        target, "reference:num_speculative_tokens=24", tokenizer=tokenizer, adaptive=False
+    )
     (fast,) = engine.generate([prompt], params, references=[references])
 
     print(fast.text)

@@ -29,7 +29,7 @@ def main() -> None:
     params = outpace.SamplingParams(max_new_tokens=40)
 
     (plain,) = outpace.Engine(target).generate(prompts, params)
-    engine = outpace.Engine(target, DraftModel(amateur), tokenizer=tokenizer)
+    engine = outpace.Engine(target, DraftModel(amateur), tokenizer=tokenizer, adaptive=False)
     (fast,) = engine.generate(prompts, params)
     for name, generation in (("plain", plain), ("speculative", fast)):
         print(f"{name:<12}{len(generation.tokens):>3} tokens in {generation.stats.steps} steps")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+import pytest
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "transformers_generate.py"
+from examples_of import output_of
 
 
-def test_transformers_generate() -> None:
-    run = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr
-    assert "the same tokens: True" in run.stdout
-    assert run.stdout.count("\n") > 4  # three lines, and the text that was streamed
+def test_transformers_generate(capsys: pytest.CaptureFixture[str]) -> None:
+    output = output_of("transformers_generate", capsys)
+    assert "the same tokens: True" in output
+    assert output.count("\n") > 4  # three lines, and the text that was streamed

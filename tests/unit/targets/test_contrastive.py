@@ -102,7 +102,13 @@ def embedded() -> tuple[ContrastiveTarget, list[list[int]]]:
     return ContrastiveTarget(*models), [tokenizer(text).input_ids for text in texts]
 
 
-@pytest.mark.parametrize("params", [SamplingParams(max_new_tokens=20), SamplingParams(20, 0.9, seed=1)])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_new_tokens=20),
+        pytest.param(SamplingParams(20, 0.9, seed=1), marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", SPECS)
 def test_embedded_pair_says_the_same_with_every_drafter(
     embedded: tuple[ContrastiveTarget, list[list[int]]], name: str, params: SamplingParams

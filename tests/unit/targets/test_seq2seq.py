@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import outpace
+from examples_of import output_of
 from outpace import ContextOverflow, Engine, OutpaceError, SamplingParams, Target, UnsupportedModel
 from outpace.cache import Slot
 from outpace.core import Source
@@ -298,11 +297,9 @@ def test_it_is_no_half_of_a_contrastive_pair() -> None:
             ContrastiveTarget(*pair)
 
 
-def test_the_example() -> None:
-    example = Path(__file__).parents[3] / "examples" / "encoder_decoder.py"
-    run = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr
-    lines = re.findall(r"(\w+): (\d+) steps, the same tokens: True", run.stdout)
+def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
+    output = output_of("encoder_decoder", capsys)
+    lines = re.findall(r"(\w+): (\d+) steps, the same tokens: True", output)
     steps = {name: int(count) for name, count in lines}
     assert set(steps) == {"none", "lookahead", "reference"}
     assert steps["lookahead"] < steps["none"]
