@@ -50,12 +50,12 @@ class Drafter(ABC, Generic[State]):
 
     @property
     def samples(self) -> bool:
-        """Whether its drafts bring distributions with the options it has: not where it drafts greedily."""
+        """True if its drafts bring distributions with the options it has: not if it drafts greedily."""
         return self.probabilities and getattr(self, "draws", None) != "greedy"
 
     @property
     def drops_distributions(self) -> bool:
-        """Whether it drops the distributions that parts of it sampled from.
+        """True if it drops the distributions that parts of it sampled from.
 
         A verifier that weighs them is then refused.
         """

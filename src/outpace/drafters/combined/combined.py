@@ -37,7 +37,7 @@ Layers = list[tuple[int, ...]]  # those of the target that each part reads
 
 
 class Shared(NamedTuple):
-    """What the sequences of an engine share: that of each part, what was measured, and what a row costs."""
+    """State that the sequences of an engine share: that of each part, the measurements, the cost of a row."""
 
     prepared: list[Any]
     ledger: Ledger

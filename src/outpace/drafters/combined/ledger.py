@@ -1,4 +1,4 @@
-"""How often guesses were right: counts by who guessed, depth and place among siblings, with forgetting."""
+"""Rates of right guesses: counts by drafters, depth and place among siblings, with forgetting."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ class Guesses(NamedTuple):
 
     @classmethod
     def merged(cls, drafts: Seq[Draft]) -> tuple[Guesses, list[list[int]]]:
-        """What several drafters guess, in one tree, and for each draft the map from its nodes to the tree's.
+        """One tree of the guesses of several drafters, and for each draft the map from its nodes to the
+        tree's.
 
-        Of several chances that are stated the highest counts.
+        Of several stated chances the highest counts.
 
         Args:
             drafts: one of each guesser.
@@ -80,7 +81,7 @@ def _given(draft: Draft) -> Iterable[float]:
 
 
 class Ledger:
-    """How often guesses are right where their parents are.
+    """The rates at which guesses are right, given right parents.
 
     What two guessers agree on is right more often than what one says against the other, and how much more is
     not known beforehand: so each set of guessers is counted apart. Guesses whose chance is stated are counted
@@ -123,8 +124,8 @@ class Ledger:
                     depth[node], ranks[node] = place + 1, 0
 
     def _cell(self, guesses: Guesses, node: int, depth: int, rank: int) -> Cell:
-        # What is stated is believed at first; else a first child is taken to be right half the time, a second
-        # one a third of it, and so on.
+        # A stated chance is the first estimate; otherwise a first child is taken to be right half the time, a
+        # second one a third of it, and so on.
         stated = guesses.stated[node]
         grade = -1 - int(_GRADES * stated) if stated else min(rank, _RANKS - 1)
         place = (guesses.guessers[node], min(depth, _DEPTHS - 1), grade)

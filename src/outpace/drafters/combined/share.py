@@ -1,4 +1,4 @@
-"""What one of several drafters sees of a step in which they drafted together."""
+"""A step in which several drafters drafted together, as one of them sees it."""
 
 from __future__ import annotations
 

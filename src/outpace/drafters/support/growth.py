@@ -19,10 +19,10 @@ from outpace.targets.base import TargetModel
 
 @dataclass(frozen=True)
 class Growth:
-    """How the trees of one engine's sequences grow.
+    """The rules by which the trees of one engine's sequences grow.
 
     Attributes:
-        least: the log of the least confidence that a tree goes on with.
+        least: the log of the least confidence with which a tree continues.
         by_path: whether that is the confidence in the whole path.
     """
 
@@ -57,7 +57,7 @@ class Grows(Protocol):
 
 @dataclass(frozen=True)
 class Shared(Growth):
-    """What the sequences of one engine share: the draft model with its cache, and how its trees grow."""
+    """State that the sequences of one engine share: the draft model with its cache, and its trees' rules."""
 
     runner: Runner
 
@@ -118,7 +118,7 @@ def feed_of(state: Drafting) -> Feed:
 
 
 def _quick(state: Grows) -> bool:
-    """Whether the draft model's most probable tokens are wanted, as they are."""
+    """True if the draft model's most probable tokens are wanted, without draws."""
     if state.shared.vocabulary.text:  # parameters by token id say nothing about its tokens
         return not state.shared.draws.draws_from(state.sequence)
     return state.sequence.processor.plain
@@ -136,7 +136,7 @@ def _children(state: Grows, row: Tensor, node: int, count: int) -> Children:
 
 
 def _confident(state: Grows, node: int, children: Children) -> bool:
-    """Whether a tree goes on from a node.
+    """True if a tree continues from a node.
 
     The rule asks for the best token's probability, not for that of the token drawn: which nodes have children
     must not depend on the children, or their draws would not be what the distribution says.

@@ -30,7 +30,7 @@ def best_tree(acceptance: Seq[float], nodes: int, depth: int) -> list[int]:
 
     @cache
     def worth(budget: int, rank: int, left: int) -> tuple[float, int]:
-        """Of the best trees of candidates ``rank`` and later: their worth, and the nodes of the first."""
+        """The worth of the best trees of candidates ``rank`` and later, and the nodes of the first."""
         if not budget or not left or rank == len(acceptance):
             return 0.0, 0
         # A candidate comes only with those ranked before it.

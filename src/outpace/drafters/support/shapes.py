@@ -76,7 +76,7 @@ class Growing:
 
 
 class Shape(ABC):
-    """How a tree grows.
+    """The rules by which a tree grows.
 
     Attributes:
         depth: layers at most.
@@ -90,15 +90,15 @@ class Shape(ABC):
 
     @abstractmethod
     def count(self, tree: Growing, node: int) -> int:
-        """How many children a node of the front gets."""
+        """The number of children that a node of the front gets."""
 
     @abstractmethod
     def front(self, tree: Growing, layer: Seq[int]) -> list[int]:
-        """Which nodes of the newest layer the tree goes on from."""
+        """The nodes of the newest layer that get children."""
 
     @abstractmethod
     def within(self, nodes: int | None) -> Shape:
-        """The same with so many nodes at most, those likeliest to stand; itself for None."""
+        """The same with at most ``nodes`` nodes, those likeliest to be accepted; itself for None."""
 
     def finish(self, tree: Growing, replacement: bool) -> Draft:
         """The draft that the tree makes. ``replacement``: how its siblings were drawn, where they were."""
@@ -107,13 +107,13 @@ class Shape(ABC):
 
 
 class Static(Shape):
-    """The same tree in every step: a node's child of rank r is the r-th child of the place it stands for.
+    """The same tree in every step: a node's child of rank r is the r-th child of its place in that tree.
 
     A chain is one, with a single child everywhere.
 
     Args:
-        likeliest: the nodes, those that stand oftenest first, each after its parent and the siblings before
-            it; without it they are taken to be in this order.
+        likeliest: the nodes, those accepted most often first, each after its parent and the siblings before
+            it; by default their own order.
     """
 
     def __init__(self, parents: Seq[int], likeliest: Seq[int] | None = None) -> None:
@@ -271,7 +271,8 @@ def _size(factors: Seq[int], depth: int) -> int:
 
 
 def branching_parents(factors: Seq[int], depth: int) -> list[int]:
-    """Parents of a tree whose nodes at each depth have so many children each, and one from there on.
+    """Parents of a tree whose nodes at each depth have the same number of children, and one per node deeper
+    down.
 
     Args:
         factors: children of the root, of each of its children, and so on.
