@@ -41,7 +41,7 @@ Place = tuple[int, list[int]]  # nodes drafted there, and those of them that are
 
 
 def places(prompt: list[int], text: list[int]) -> list[Place]:
-    """What is drafted before each token of a text, as wide as it gets."""
+    """The draft before each token of a text, without a limit on its nodes."""
     drafter = PromptLookup(num_speculative_tokens=len(VERIFY) - 1)
     sequence = Text(prompt, SamplingParams(), Key(0), limit=len(text), eos_token_ids=frozenset())
     state = drafter.start(sequence, None)

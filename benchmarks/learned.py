@@ -69,7 +69,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a drafter did on one suite.
+    """The counts of a drafter on one suite.
 
     Attributes:
         tau: tokens a step.

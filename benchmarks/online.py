@@ -33,7 +33,7 @@ TOPICS = ("gsm8k", "humaneval")
 
 @dataclass(frozen=True)
 class Block:
-    """What one drafter did for one block of requests."""
+    """The counts of one drafter for one block of requests."""
 
     tau: float
     acceptance: float

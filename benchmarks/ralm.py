@@ -62,7 +62,7 @@ def dense(texts: Sequence[str], tokenizer: Any, table: torch.Tensor) -> DenseRet
 
 
 def measured(make: Callable[[Speculation | None], RalmPipeline[Any]], prefixes: list[list[int]]) -> Any:
-    """What each way took over all prefixes, and the median of the paired speedups."""
+    """The sums of each way over all prefixes, and the median of the paired speedups."""
     pipelines = {name: make(how) for name, how in WAYS.items()}
     params = SamplingParams(max_new_tokens=64, ignore_eos=True, seed=0)
     found: dict[str, list[RalmGeneration]] = {name: [] for name in WAYS}

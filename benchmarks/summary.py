@@ -1,4 +1,4 @@
-"""What ``outpace bench --json`` wrote, as a table for a document: methods by suites.
+"""A result of ``outpace bench --json`` as a table for a document: methods by suites.
 
     python benchmarks/summary.py RESULT.json
 

@@ -18,7 +18,7 @@ from outpace.tree import chain
 
 @dataclass
 class BigramState:
-    """What one request has taught us: the last token that followed each token, and how much text was read."""
+    """The state of one request: the last token that followed each token, and the length of text read."""
 
     sequence: Sequence
     follower: dict[int, int] = field(default_factory=dict)

@@ -90,7 +90,7 @@ def _small(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _distillation(facts: Mapping[str, Any]) -> str:
-    """What the card of a draft model says of its distillation."""
+    """The section of a draft model's card about its distillation."""
     return f"""\
 {METHOD}
 
@@ -106,7 +106,7 @@ It began with the weights that the training above left, of which the figures and
 
 
 def _amount(facts: Mapping[str, Any]) -> str:
-    """How much was learnt, and how."""
+    """The section about training: tokens, steps and settings."""
     result = facts["result"]
     return fill(
         f"{result['tokens_seen'] / 1e6:.2f} million tokens in {result['steps']:,} steps, "
@@ -117,7 +117,7 @@ def _amount(facts: Mapping[str, Any]) -> str:
 
 
 def _held_out(result: Mapping[str, Any]) -> str:
-    """What is expected of it."""
+    """The section about the expected accepted length."""
     accepted = " ".join(f"{share:.2f}" for share in result["accepted_per_position"])
     return fill(
         f"On {result['held_out_documents']} answers that were held out, {result['expected_length']:.2f} "

@@ -73,7 +73,7 @@ this share."""
 
 @dataclass
 class Continuations:
-    """What a model wrote after the held-out prompts of one kind."""
+    """A model's outputs for the held-out prompts of one kind."""
 
     repeated: float
     exact: float
@@ -135,7 +135,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def kinds_table(name: str, record: dict[str, Any], written: dict[str, Continuations]) -> str:
-    """What the model saw of each kind, and how it does on the held-out part of it."""
+    """Tokens trained on per kind of text, and the loss on its held-out part."""
     rows = [
         (
             kind,

@@ -203,7 +203,7 @@ class Batches:
         return torch.from_numpy(rows.astype(np.int64))
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must keep to go on with the next batch."""
+        """The state that a checkpoint needs to continue with the next batch."""
         places = {kind: [stream.epoch, stream.position] for kind, stream in self.streams.items()}
         return {"places": places, "rng": self.rng.bit_generator.state}
 
@@ -447,7 +447,7 @@ def load_checkpoint(folder: Path, learners: list[Learner], batches: Batches) -> 
 
 @dataclass
 class Record:
-    """What the model card reports about a training."""
+    """The facts about a training for the model card."""
 
     steps: int = 0
     tokens: int = 0
