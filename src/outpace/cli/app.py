@@ -23,7 +23,7 @@ NOT_EQUAL, MISTAKE, INTERRUPTED = 1, 2, 130
 
 app = typer.Typer(
     name="outpace",
-    help="Faster decoding of Hugging Face language models, without changing one token of what they say.",
+    help="Faster decoding of Hugging Face language models, without changing one token of their output.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -44,7 +44,7 @@ def fail(message: str) -> None:
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn a user's mistake, Ctrl-C and a full device into a message and an exit code."""
+    """Report a user's mistake, Ctrl-C or a full device as a message and an exit code."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -57,7 +57,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             screen.note("interrupted")
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            raise  # whoever read our output has had enough; typer ends quietly
+            raise  # the reader of our output has closed it; typer ends quietly
         except OSError as error:
             fail(str(error))
             raise typer.Exit(MISTAKE) from None

@@ -60,12 +60,12 @@ Batches = Annotated[
 ]
 BenchRepeats = Annotated[
     int,
-    typer.Option("--repeats", help="Measure so often, after a warm-up.", min=1, rich_help_panel=o.METHODS),
+    typer.Option("--repeats", help="Runs of each method, after a warm-up.", min=1, rich_help_panel=o.METHODS),
 ]
 BenchSeed = Annotated[
     int,
     typer.Option(
-        "--seed", help="Of the first prompt, and of the order of the methods.", rich_help_panel=o.SAMPLING
+        "--seed", help="For the first prompt and the order of the methods.", rich_help_panel=o.SAMPLING
     ),
 ]
 
@@ -104,7 +104,7 @@ def bench(
     """Measure methods on suites of prompts: speed, steps, acceptance, equality.
 
     All methods decode the same prompts in turns, with the same stop rule.
-    Ends with exit code 1 if one fails, or says what plain decoding does not.
+    Ends with exit code 1 if a method fails, or its tokens differ from plain decoding's.
     """
     if context.invoked_subcommand is not None:
         return refuse_given(context)

@@ -39,12 +39,12 @@ VocabularySize = Annotated[
     int | None,
     typer.Option(
         "--vocabulary",
-        help="Instead, where all sources are token ids: how many there are.",
+        help="The size of the vocabulary, in place of --model where all sources are token ids.",
         min=1,
         rich_help_panel=o.MODEL,
     ),
 ]
-Field = Annotated[str, typer.Option("--field", help="Where objects of a .jsonl file have their text.")]
+Field = Annotated[str, typer.Option("--field", help="The field with the text in objects of a .jsonl file.")]
 EndToken = Annotated[
     int | None,
     typer.Option("--end-token", help="The token id that ends each document of a .npy file.", min=0),

@@ -39,13 +39,17 @@ if TYPE_CHECKING:
 
 PresencePenalty = Annotated[
     float,
-    typer.Option("--presence-penalty", help="Off each token seen in the output.", rich_help_panel=o.SAMPLING),
+    typer.Option(
+        "--presence-penalty",
+        help="Subtracted once from the logit of each token in the output.",
+        rich_help_panel=o.SAMPLING,
+    ),
 ]
 FrequencyPenalty = Annotated[
     float,
     typer.Option(
         "--frequency-penalty",
-        help="Off a token for each time it is in the output.",
+        help="Subtracted from a token's logit once per occurrence in the output.",
         rich_help_panel=o.SAMPLING,
     ),
 ]
@@ -80,7 +84,7 @@ Logprobs = Annotated[
     int | None,
     typer.Option(
         "--logprobs",
-        help="With --json: log probabilities of each token and of so many alternatives.",
+        help="With --json: log probabilities of each token and of N alternatives.",
         rich_help_panel=o.OUTPUT,
     ),
 ]
@@ -96,7 +100,7 @@ Compare = Annotated[
 Repeats = Annotated[
     int,
     typer.Option(
-        "--repeats", help="With --compare: medians of so many runs.", min=1, rich_help_panel=o.OUTPUT
+        "--repeats", help="With --compare: report medians of N runs.", min=1, rich_help_panel=o.OUTPUT
     ),
 ]
 

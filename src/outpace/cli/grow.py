@@ -1,4 +1,4 @@
-"""``outpace grow``: a model that says what a small one says, at the cost of a larger shape."""
+"""``outpace grow``: a model with the tokens of a small one, at the cost of a larger shape."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GrownDtype = Annotated[
         rich_help_panel=o.MODEL,
     ),
 ]
-NoiseSeed = Annotated[int, typer.Option("--seed", help="Of the noise that no output depends on.", min=0)]
+NoiseSeed = Annotated[int, typer.Option("--seed", help="For the noise that no output depends on.", min=0)]
 
 
 @app.command("grow", epilog="Example: [bold]outpace grow --like llama-0.1b --out nano-0.1b[/bold]")
@@ -49,7 +49,7 @@ def grow_model(
     trust_remote_code: o.Trust = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """A model that says what a small one says, at the cost of a larger Llama shape.
+    """Grow a model: the tokens of a small one, at the cost of a larger Llama shape.
 
     For measuring: it has the steps and tokens of the small one, and the step
     times of the large one. Ctrl-C leaves nothing behind.

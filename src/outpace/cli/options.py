@@ -1,4 +1,4 @@
-"""The options that commands of several groups share. Imports no torch."""
+"""The options that several commands share. Imports no torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ Adaptive = Annotated[
 ]
 Device = Annotated[
     str | None,
-    typer.Option("--device", help="As torch writes it. Default: cuda if there is.", rich_help_panel=MODEL),
+    typer.Option(
+        "--device", help="As torch writes it. Default: cuda where it is available.", rich_help_panel=MODEL
+    ),
 ]
 Dtype = Annotated[
     str,
@@ -57,7 +59,7 @@ Trust = Annotated[
 ]
 MaxNewTokens = Annotated[
     int,
-    typer.Option("--max-new-tokens", "-n", help="Tokens to emit at most.", rich_help_panel=SAMPLING),
+    typer.Option("--max-new-tokens", "-n", help="Tokens to emit, at most.", rich_help_panel=SAMPLING),
 ]
 Temperature = Annotated[
     float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=SAMPLING)
@@ -123,17 +125,23 @@ MinP = Annotated[
     float,
     typer.Option(
         "--min-p",
-        help="Drop tokens less probable than this times the best one.",
+        help="Drop tokens less probable than this times the most probable one.",
         rich_help_panel=SAMPLING,
     ),
 ]
 RepetitionPenalty = Annotated[
     float,
-    typer.Option("--repetition-penalty", help="Over prompt and output; 1 is off.", rich_help_panel=SAMPLING),
+    typer.Option(
+        "--repetition-penalty",
+        help="Lowers the logits of tokens in prompt and output; 1 is off.",
+        rich_help_panel=SAMPLING,
+    ),
 ]
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", help="Same seed, same output. Default: a new one.", rich_help_panel=SAMPLING),
+    typer.Option(
+        "--seed", help="The same seed gives the same output. Default: a new one.", rich_help_panel=SAMPLING
+    ),
 ]
 ProfileFile = Annotated[
     Path | None,
@@ -173,13 +181,13 @@ Data = Annotated[
 ]
 Limit = Annotated[
     int | None,
-    typer.Option("--limit", help="Prompts of each suite, at most.", min=1, rich_help_panel=DATA),
+    typer.Option("--limit", help="Prompts per suite, at most.", min=1, rich_help_panel=DATA),
 ]
 Ends = Annotated[
     bool,
     typer.Option(
         "--eos",
-        help="Answers end at the model's end tokens; else all have the same length.",
+        help="Answers end at the model's end tokens; otherwise all have the same length.",
         rich_help_panel=SAMPLING,
     ),
 ]

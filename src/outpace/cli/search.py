@@ -44,7 +44,7 @@ PromptCount = Annotated[
     int, typer.Option("--prompts", help="Prompts of the data at most.", min=1, rich_help_panel=o.DATA)
 ]
 SearchSeed = Annotated[
-    int, typer.Option("--seed", help="Of the search, and of draws.", min=0, rich_help_panel=_SEARCH)
+    int, typer.Option("--seed", help="For the search and for sampling.", min=0, rich_help_panel=_SEARCH)
 ]
 
 

@@ -81,12 +81,12 @@ HeldOut = Annotated[
     ),
 ]
 Steps = Annotated[int, typer.Option("--steps", help="Updates of the weights.", rich_help_panel=_TRAINING)]
-BatchRows = Annotated[int, typer.Option("--rows", help="Rows to a forward.", rich_help_panel=_TRAINING)]
+BatchRows = Annotated[int, typer.Option("--rows", help="Rows per forward.", rich_help_panel=_TRAINING)]
 Accumulate = Annotated[
-    int, typer.Option("--accumulate", help="Forwards to an update.", rich_help_panel=_TRAINING)
+    int, typer.Option("--accumulate", help="Forwards per update.", rich_help_panel=_TRAINING)
 ]
 LearningRate = Annotated[
-    float, typer.Option("--learning-rate", help="The greatest.", rich_help_panel=_TRAINING)
+    float, typer.Option("--learning-rate", help="The peak learning rate.", rich_help_panel=_TRAINING)
 ]
 EvaluateEvery = Annotated[
     int,
@@ -98,12 +98,15 @@ Patience = Annotated[
     int,
     typer.Option(
         "--patience",
-        help="Stop after so many measurements without a gain; 0: never.",
+        help="Stop after N measurements without a gain; 0 never stops.",
         rich_help_panel=_TRAINING,
     ),
 ]
 TrainingSeed = Annotated[
-    int, typer.Option("--seed", help="Of first weights and order.", min=0, rich_help_panel=_TRAINING)
+    int,
+    typer.Option(
+        "--seed", help="For the first weights and the order of the data.", min=0, rich_help_panel=_TRAINING
+    ),
 ]
 Bf16 = Annotated[
     bool, typer.Option("--bf16", help="Forwards of the drafter in bfloat16.", rich_help_panel=_TRAINING)

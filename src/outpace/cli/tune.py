@@ -32,7 +32,7 @@ Objective = Annotated[
     ),
 ]
 TuneSeed = Annotated[
-    int, typer.Option("--seed", help="Of the order of the prompts.", min=0, rich_help_panel=o.SAMPLING)
+    int, typer.Option("--seed", help="For the order of the prompts.", min=0, rich_help_panel=o.SAMPLING)
 ]
 TuneBatches = Annotated[
     str,

@@ -249,7 +249,7 @@ class Liar(Match):
 
     def verify(self, logits: Any, draft: Any, draw: Any) -> Any:
         token = draw.token
-        draw.token = lambda *at: 7 if draw._sequence.output_length == 5 else token(*at)
+        draw.token = lambda *at: 7 if draw.sequence.output_length == 5 else token(*at)
         return super().verify(logits, draft, draw)
 
 
