@@ -118,7 +118,7 @@ def _everywhere(rows: Tensor, trees: Seq[Tree]) -> list[dict[int, int]]:
 def _along(rows: Tensor, trees: Seq[Tree]) -> list[dict[int, int]]:
     """In rounds: the roots of all sequences, then the children that hold the tokens found, and so on."""
     found: list[dict[int, int]] = [{} for _ in trees]
-    below = [children(tree.draft.parents) for tree in trees]
+    below = [children(tree.draft.parents) if tree.draft.tokens else [] for tree in trees]
     # Tree -> the nodes reached, which hold the same text, and that text.
     fronts: dict[int, tuple[list[int], list[int]]] = {place: ([-1], []) for place in range(len(trees))}
     while fronts:
@@ -127,6 +127,8 @@ def _along(rows: Tensor, trees: Seq[Tree]) -> list[dict[int, int]]:
         for (place, (nodes, path)), token in zip(fronts.items(), choose(rows, asks), strict=True):
             found[place][nodes[0]] = token
             tokens = trees[place].draft.tokens
+            if not tokens:
+                continue
             nodes = [child for node in nodes for child in below[place][node] if tokens[child] == token]
             if nodes:
                 reached[place] = nodes, [*path, token]
@@ -144,12 +146,12 @@ def choose(rows: Tensor, asks: Seq[Ask]) -> list[int]:
         rows: logits of a forward, shape [N, vocabulary].
         asks: which rows, of sequences without ``logits_processors``.
     """
-    found = [NO_TOKEN] * len(asks)
     plain = [place for place, ask in enumerate(asks) if ask.processor.plain]
-    if plain:
-        _put(found, plain, best_tokens(_gather(rows, [asks[place].row for place in plain])))
+    best = best_tokens(_gather(rows, [asks[place].row for place in plain])) if plain else []
     if len(plain) == len(asks):
-        return found
+        return best
+    found = [NO_TOKEN] * len(asks)
+    _put(found, plain, best)
     for greedy in (True, False):
         places = [
             place

@@ -195,9 +195,8 @@ def best_tokens(rows: Tensor) -> list[int]:
         return found
     # NumPy's argmax takes a seventh of the time of torch's, but knows no bfloat16.
     array = (rows.float() if rows.dtype.itemsize < 4 else rows).detach().numpy()
-    places = array.argmax(axis=-1)
-    values = array[np.arange(len(places)), places]
-    return [int(place) if value > -math.inf else -1 for place, value in zip(places, values, strict=True)]
+    places: list[int] = array.argmax(axis=-1).tolist()
+    return [token if array[row, token] > -math.inf else -1 for row, token in enumerate(places)]
 
 
 class Processor:

@@ -57,7 +57,7 @@ class Draw(Protocol):
 
 @dataclass(frozen=True)
 class Verifier(ABC):
-    """Decides which drafted tokens stand, and which tokens a step emits. Knows no model and no cache.
+    """Decides which drafted tokens are accepted, and which tokens a step emits. Knows no model and no cache.
 
     Class attributes:
         name: what spec strings call it.

@@ -1,4 +1,4 @@
-"""Lossy verifiers: tokens that the target would not have said stand if it finds them likely enough.
+"""Lossy verifiers: a drafted token that is not the target's own is accepted if the target finds it likely.
 
 Each is a rule on the target's distribution at a node. Where no child is the target's own draw, the walk goes
 to the child that the rule allows and the target finds most likely; where the rule allows none, the target's
@@ -27,7 +27,7 @@ def typical(q: Tensor, epsilon: float, delta: float) -> Tensor:
         q: the target's distribution, shape [vocabulary].
 
     Returns:
-        log q where a token may stand, minus infinity elsewhere, shape [vocabulary].
+        log q where a token may be accepted, minus infinity elsewhere, shape [vocabulary].
     """
     entropy = float(torch.special.entr(q).sum())
     return q.log().masked_fill(q <= min(epsilon, delta * math.exp(-entropy)), -torch.inf)
@@ -41,7 +41,7 @@ def top_beta(logprobs: Tensor, beta: int, tau: float) -> Tensor:
         tau: the gap allowed, in nats.
 
     Returns:
-        The log probabilities where a token may stand, minus infinity elsewhere, shape [vocabulary].
+        The log probabilities where a token may be accepted, minus infinity elsewhere, shape [vocabulary].
     """
     best = logprobs.topk(min(beta, len(logprobs))).values
     outside = (logprobs < best[-1]) | (best[0] - logprobs > tau)
@@ -58,17 +58,17 @@ def bild(logprobs: Tensor, threshold: float) -> Tensor:
         threshold: the highest cross-entropy that is not rolled back, in nats.
 
     Returns:
-        The log probabilities where a token may stand, minus infinity elsewhere, shape [vocabulary].
+        The log probabilities where a token may be accepted, minus infinity elsewhere, shape [vocabulary].
     """
     return logprobs.masked_fill(-logprobs > threshold, -torch.inf)
 
 
 @dataclass(frozen=True)
 class Typical(Verifier):
-    """Lossy: drafted tokens stand that are probable, or typical of an uncertain target. Exact if greedy.
+    """Lossy: accepts drafted tokens that are probable, or typical of an uncertain target. Exact if greedy.
 
     Attributes:
-        epsilon: probability above which a token always stands, above 0 and at most 1.
+        epsilon: probability above which a token is always accepted, above 0 and at most 1.
         delta: factor of exp(-entropy) in the threshold for uncertain distributions, above 0.
     """
 
@@ -98,10 +98,10 @@ class Typical(Verifier):
 
 @dataclass(frozen=True)
 class TopBeta(Verifier):
-    """Lossy: drafted tokens stand that are among the target's best.
+    """Lossy: accepts drafted tokens that are among the target's best.
 
     Attributes:
-        beta: a token is among so many most probable ones, at least 1.
+        beta: a token is among this many most probable ones, at least 1.
         tau: its log probability is within this of the best one's, in nats, at least 0.
     """
 
@@ -131,13 +131,13 @@ class TopBeta(Verifier):
 
 @dataclass(frozen=True)
 class BiLD(Verifier):
-    """Lossy: drafted tokens stand up to where the target finds one too unlikely, and rolls back.
+    """Lossy: accepts drafted tokens up to where the target finds one too unlikely, and rolls back.
 
     The paper's other half, the fallback to the target where the small model is unsure, is the draft model's
     ``min_confidence``.
 
     Attributes:
-        threshold: the highest -log q(x) of a token that stands, in nats, at least 0.
+        threshold: the highest -log q(x) of an accepted token, in nats, at least 0.
     """
 
     threshold: float = 2.0

@@ -15,7 +15,7 @@ from outpace.sampling import Logits
 from outpace.tree import children, path_to
 from outpace.verify.base import Draw, Verifier
 
-# Node -> scores of the tokens that may stand after it, shape [vocabulary]; minus infinity: may not.
+# Node -> scores of the tokens that may be accepted after it, shape [vocabulary]; others get minus infinity.
 Allowed = Callable[[int], Tensor]
 
 
@@ -26,7 +26,7 @@ def match(logits: Logits, draft: Draft, draw: Draw, allowed: Allowed | None = No
     Greedy: Stern et al. 2018, section 3; sampled: Daliri, Musco, Suresh 2024, algorithm 2.
 
     Args:
-        allowed: what lossy verifiers let stand besides: where no child is the target's own token, the walk
+        allowed: what lossy verifiers accept besides: where no child is the target's own token, the walk
             goes to the child that this scores highest.
     """
     below = children(draft.parents)
