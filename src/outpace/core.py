@@ -235,7 +235,8 @@ class Stats:
     """Raw counts and seconds of one sequence; the ratios are properties.
 
     ``drafted`` counts every node sent to the target, ``accepted`` those kept after the cut. In a batch the
-    wall time of a step counts in full for each sequence that took part in it. ``extra`` holds what a
+    wall time of a step counts in full for each sequence that took part in it. ``cached_tokens`` counts those
+    whose rows came from the prefix cache. ``extra`` holds what a
     drafter counts besides (lookahead: guesses alone).
     """
 
@@ -249,6 +250,7 @@ class Stats:
     seconds_verify: float = 0.0
     seconds_rest: float = 0.0
     lossy: bool = False
+    cached_tokens: int = 0
     extra: dict[str, int] = field(default_factory=dict)
 
     @property

@@ -54,6 +54,8 @@ class Sequence:
             strings take them into account, ``stats`` and ``logprobs`` begin after them.
         source: what an encoder-decoder model decodes it from. Its tokens, where they are of the model's own
             vocabulary, are the first of ``references``: a correction or a summary repeats its source.
+        priority: higher ones join first, and give way last.
+        salt: it shares rows of prompts only with those of the same salt.
     """
 
     def __init__(
@@ -68,6 +70,8 @@ class Sequence:
         references: Seq[Seq[int]] = (),
         output: Seq[int] = (),
         source: Source | None = None,
+        priority: int = 0,
+        salt: str | None = None,
     ) -> None:
         self.prompt_length = len(prompt)
         self.tokens = [*prompt, *output]
@@ -78,6 +82,8 @@ class Sequence:
         self.text = text
         self.criteria = criteria
         self.source = source
+        self.priority = priority
+        self.salt = salt
         self.references = (source.tokens, *references) if source is not None and source.tokens else references
         # Nodes taken at most of the next draft, where that is known: a drafter may save the rest.
         self.budget: int | None = None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -14,16 +12,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from outpace.cache import Place, Slot
+from outpace.cache import CacheFull
 from outpace.choosing import own_tokens
 from outpace.core import Draft, Generation, OutpaceError, SamplingParams, StreamedToken, out_of_memory
 from outpace.drafters.base import Drafter, SequenceDrafter
 from outpace.engine.guards import Clock, Turn, whole_number
+from outpace.engine.memory import capacity_of
 from outpace.engine.observer import Observer
 from outpace.engine.parts import Adaptive, check_draft, check_shape, drafter_of, policy_of
+from outpace.engine.prefix import PrefixCache
 from outpace.engine.profile import save_costs
 from outpace.engine.reader import Reader
 from outpace.engine.request import Requests, one_each, params_of_each
+from outpace.engine.scheduler import Active, Scheduler
 from outpace.policy.governor import Governor, Outcome, Plan
 from outpace.sampling import Logits
 from outpace.sequence import KeyedDraw, Sequence, Step
@@ -31,17 +32,6 @@ from outpace.targets import Output, Rows, Target, TargetModel
 from outpace.text import Tokenizer
 from outpace.tree import trim
 from outpace.verify import Verifier, load_verifier
-
-
-@dataclass(eq=False)
-class _Active:
-    """A sequence in the batch, with its slot in the cache and the drafter's state."""
-
-    sequence: Sequence
-    slot: Slot
-    number: int  # of its joining, ascending
-    state: Any = None
-    started: bool = False
 
 
 class Engine:
@@ -67,9 +57,15 @@ class Engine:
         costs: a profile with measured costs that the governor begins with (``save_costs``, ``outpace tune``).
         observer: is shown every step after the drafter has seen it: ``outpace.train.Online``.
         clock: what seconds are read from.
-        prefill_chunk: prompt tokens fed in one forward.
+        prefill_chunk: tokens of a prompt fed in one forward, at most; while others decode, as many as take
+            half the time of a step.
         slots: sequences to make room for at once (the cache grows, unless the target is static).
         length: rows to make room for in each slot.
+        memory: bytes that the rows of all sequences may take, or, below 1, a share of what is free now; None
+            for no limit. Requests wait while there is too little. A sequence that outgrows its rows takes
+            more from the newest of the lowest priority, which goes on later with the same tokens.
+        prefix_cache: bytes for rows of prompts that begin alike, which are then computed once; None for none.
+            Drafters that read hidden states need those of every row, so with them prompts are fed in full.
 
     Raises:
         OutpaceError: unknown drafter or verifier, or parts that do not fit each other.
@@ -89,6 +85,8 @@ class Engine:
         prefill_chunk: int = 512,
         slots: int = 1,
         length: int = 256,
+        memory: int | float | None = 0.9,
+        prefix_cache: int | None = None,
     ) -> None:
         self.prefill_chunk = whole_number("prefill_chunk", prefill_chunk, 1)
         slots, length = whole_number("slots", slots, 1), whole_number("length", length, 1)
@@ -103,15 +101,20 @@ class Engine:
         self._clock = Clock(clock)
         self._turn = Turn()
         self.target = self.drafter.attach(self.target)
-        self._cache = self.target.new_cache(slots, length)
-        self.room = (slots, length)  # the sequences that the cache was made for, and the rows of each
+        self._memory = memory
+        self._prefixes: PrefixCache | None = None
+        self._new_cache(slots, length)
+        if prefix_cache is not None:
+            self._prefixes = PrefixCache(whole_number("prefix_cache", prefix_cache, 1), self._cache.row_bytes)
+            if not self._cache.copies_rows:
+                raise OutpaceError(
+                    f"the cache of {self.target.name} does not copy rows; leave prefix_cache out"
+                )
         self._shared = self.drafter.prepare(self.target)
         self.observer = observer
         watched = () if observer is None else observer.hidden_layers
         self._layers = tuple(dict.fromkeys((*self.drafter.hidden_layers(self._shared), *watched)))
-        self._active: list[_Active] = []
-        self._numbers = itertools.count()
-        self._waiting: list[Sequence] = []
+        self._scheduler = Scheduler(self.target, self.prefill_chunk)
         self._requests = Requests(
             self.target,
             self.verifier,
@@ -155,7 +158,8 @@ class Engine:
                 self._requests.sequence(self._cache, prompt, own, references=copied, source=source)
                 for prompt, own, copied, source in zip(prompts, chosen, texts, given, strict=True)
             ]
-            self._waiting.extend(sequences)
+            for sequence in sequences:
+                self._scheduler.add(sequence)
         try:
             while any(sequence.finish_reason is None for sequence in sequences):
                 self.step()
@@ -185,7 +189,7 @@ class Engine:
 
     def _stream(self, sequence: Sequence) -> Iterator[StreamedToken]:
         with self._turn.taken():
-            self._waiting.append(sequence)
+            self._scheduler.add(sequence)
         reader = Reader(sequence)
         try:
             while True:
@@ -209,6 +213,8 @@ class Engine:
         references: Seq[Seq[int]] = (),
         output: Seq[int] = (),
         source: Any = None,
+        priority: int = 0,
+        salt: str | None = None,
     ) -> Sequence:
         """Let a sequence join at the next step.
 
@@ -218,12 +224,14 @@ class Engine:
             output: tokens emitted before, perhaps after another prompt, from which decoding goes on: the next
                 token is the one at their end, drawn as such. ``max_new_tokens`` counts them.
             source: what an encoder-decoder model decodes from, encoded now; see ``Seq2SeqTarget``.
+            priority: higher ones join first, and give way last where memory is short.
+            salt: rows in the prefix cache are shared only with requests of the same salt: one per tenant.
         """
         with self._turn.taken():
             sequence = self._requests.sequence(
-                self._cache, prompt, params, criteria, references, output, source
+                self._cache, prompt, params, criteria, references, output, source, priority, salt
             )
-            self._waiting.append(sequence)
+            self._scheduler.add(sequence)
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
@@ -238,10 +246,17 @@ class Engine:
             return self._everyone()
 
     def _everyone(self) -> list[Sequence]:
-        return [active.sequence for active in self._active] + self._waiting
+        return [active.sequence for active in self._active] + self._scheduler.waiting
+
+    @property
+    def _active(self) -> list[Active]:
+        return self._scheduler.active
 
     def step(self) -> list[Sequence]:
-        """Let waiting sequences join, run one step for all, and return those that took part.
+        """Let waiting sequences join, feed a chunk of their prompts, run one step for the others.
+
+        Returns:
+            The sequences that took part in the step: those whose prompts are in the cache.
 
         Sequences that ended have left the batch when this returns, those that ended with an error included.
         An interrupt, or an error of the policy or the observer, removes every sequence, since cache and
@@ -250,19 +265,21 @@ class Engine:
         with self._turn.taken():
             try:
                 ahead = self._join()
-                return self._advance(ahead) if self._active else []
+                self._scheduler.make_room(self._cache, self._release)
+                batch = self._scheduler.ready
+                return self._advance(batch, ahead) if batch else []
             except BaseException:
                 self._leave(self._everyone())
                 if len(self._cache):  # the error fell between taking a slot and noting who has it
-                    self._cache = self.target.new_cache(*self.room)
+                    self._new_cache(*self.room)
                 raise
 
-    def _advance(self, ahead: int) -> list[Sequence]:
-        """One step for the whole batch; ``ahead`` rows of each prompt are still to be fed before its root."""
-        took_part = [a.sequence for a in self._active]
+    def _advance(self, batch: list[Active], ahead: int) -> list[Sequence]:
+        """One step for a batch; ``ahead`` rows of each prompt are still to be fed before its root."""
+        took_part = [a.sequence for a in batch]
         began = self._clock()
-        plan = self._plan()
-        proposals = self._propose(plan)
+        plan = self._plan(batch)
+        proposals = self._propose(batch, plan)
         trimmed = self._trim(proposals, plan)
         drafted = self._clock()
         output = self._forward({a: draft for a, (draft, _) in trimmed.items()}, ahead)
@@ -271,6 +288,8 @@ class Engine:
         if output is not None:
             self._cache.keep({a.slot: _rows_kept(step, ahead) for a, step in steps.items()})
         kept = self._clock()
+        if output is not None and not ahead:
+            self._scheduler.pace.stepped(sum(len(draft) + 1 for draft, _ in trimmed.values()), kept - drafted)
         self._observe(steps)
         learnt = self._clock()
         if self.governor is not None and plan is not None and steps:
@@ -290,34 +309,38 @@ class Engine:
             stats.seconds_rest += kept - verified + ended - learnt
         return took_part
 
-    def _plan(self) -> Plan | None:
+    def _plan(self, batch: Seq[Active]) -> Plan | None:
         """What to draft for each sequence in this step; None for whatever is proposed."""
-        plan = None if self.governor is None else self.governor.plan(len(self._active))
-        for active in self._active:
+        plan = None if self.governor is None else self.governor.plan(len(batch))
+        for active in batch:
             active.sequence.budget = None if plan is None else plan.nodes
             active.sequence.row_cost = None if plan is None else plan.row_cost
         return plan
 
-    def _nodes_left(self, active: _Active, plan: Plan | None, draft: Draft) -> int | None:
-        """Nodes that pay by the plan, within the room of the sequence's slot where the cache cannot grow."""
-        budget = None if plan is None else plan.take(draft)
-        if not self._cache.static:
-            return budget
-        room = self._cache.room(active.slot) - len(active.sequence.tokens)
-        return room if budget is None else min(room, budget)
+    def _nodes_left(self, active: Active, draft: Draft, plan: Plan | None) -> int:
+        """Nodes of a draft that pay by the plan, and that the sequence's slot has or gets room for."""
+        nodes, length = len(draft), len(active.sequence.tokens)
+        if plan is not None:
+            nodes = min(nodes, plan.take(draft))
+        if length + nodes > self._cache.room(active.slot):
+            try:
+                self._cache.reserve(active.slot, length + nodes)
+            except CacheFull:  # no one gives way for a draft
+                nodes = self._cache.room(active.slot) - length
+        return nodes
 
-    def _calls(self, members: Iterable[_Active]) -> list[list[_Active]]:
+    def _calls(self, members: Iterable[Active]) -> list[list[Active]]:
         """The sequences that a call to the drafter is for: one, where the drafter handles one at a time."""
         cls, members = type(self.drafter), list(members)
         alone = cls.propose is SequenceDrafter.propose and cls.observe is SequenceDrafter.observe
         return [[one] for one in members] if alone or not members else [members]
 
-    def _propose(self, plan: Plan | None) -> dict[_Active, Draft]:
+    def _propose(self, batch: Seq[Active], plan: Plan | None) -> dict[Active, Draft]:
         """A draft for each sequence; an empty one where the drafter failed."""
-        proposals = dict.fromkeys(self._active, Draft())
+        proposals = dict.fromkeys(batch, Draft())
         if plan is not None and not plan.nodes:
             return proposals
-        for members in self._calls(self._active):
+        for members in self._calls(batch):
             try:
                 drafts = self.drafter.propose([a.state for a in members])
                 proposals.update(zip(members, drafts, strict=True))
@@ -326,50 +349,60 @@ class Engine:
         return proposals
 
     def _trim(
-        self, proposals: Mapping[_Active, Draft], plan: Plan | None
-    ) -> dict[_Active, tuple[Draft, Seq[int]]]:
+        self, proposals: Mapping[Active, Draft], plan: Plan | None
+    ) -> dict[Active, tuple[Draft, Seq[int]]]:
         """The drafts as they are verified, and which node of the proposal each of their nodes was."""
         trimmed = {}
         for active, draft in proposals.items():
             try:
                 # A path of n nodes emits n + 1 tokens, so deeper nodes than the room less one are of no use.
-                trimmed[active] = trim(draft, active.sequence.room - 1, self._nodes_left(active, plan, draft))
+                nodes = self._nodes_left(active, draft, plan)
+                trimmed[active] = trim(draft, active.sequence.room - 1, nodes)
                 check_draft(draft, self.target)
             except Exception as error:
                 active.sequence.fail(error)
         self._leave([a.sequence for a in proposals if a.sequence.error is not None])
         return trimmed
 
-    def _forward(self, drafts: Mapping[_Active, Draft], ahead: int) -> Output | None:
-        """The target's forward over the roots and drafts of the batch.
+    def _forward(self, drafts: Mapping[Active, Draft], ahead: int) -> Output | None:
+        """The target's forward over the roots and drafts of a batch; None where no sequence is left."""
+        feeds = {
+            a: Rows.under(a.sequence.tokens[-1 - ahead :], draft)
+            for a, draft in drafts.items()
+            if a.sequence.error is None
+        }
+        return self._feed(feeds, ahead)
+
+    def _feed(self, feeds: dict[Active, Rows], logits_from: int | None) -> Output | None:
+        """A forward of the target.
 
         An error ends the sequences in it. Where memory ran out it ends the newest one, and the others are
         tried again. None where no sequence is left.
         """
-        while self._active:
-            feeds = {a.slot: Rows.under(a.sequence.tokens[-1 - ahead :], drafts[a]) for a in self._active}
+        while feeds:
+            rows = {a.slot: own for a, own in feeds.items()}
             try:
-                return self.target.forward(self._cache, feeds, logits_from=ahead, hidden_layers=self._layers)
+                return self.target.forward(self._cache, rows, logits_from, self._layers)
             except Exception as error:
                 full = out_of_memory(error)
                 if full:
                     error.__traceback__ = None  # its frames hold the tensors of the forward
-                newest = max(self._active, key=attrgetter("number"))
-                failed = [newest] if full else list(self._active)
+                failed = [max(feeds, key=attrgetter("number"))] if full else list(feeds)
                 _fail(failed, error)
                 self._leave([a.sequence for a in failed])
+                feeds = {a: own for a, own in feeds.items() if a not in failed}
         return None
 
     def _verify_each(
-        self, trimmed: Mapping[_Active, tuple[Draft, Seq[int]]], output: Output, ahead: int
-    ) -> dict[_Active, Step]:
+        self, trimmed: Mapping[Active, tuple[Draft, Seq[int]]], output: Output, ahead: int
+    ) -> dict[Active, Step]:
         """What the step emits for each sequence; a sequence that fails has no entry."""
         assert output.logits is not None
         rows = output.logits
-        first = {active: output.span(active.slot).start for active in self._active}
+        first = {a: output.span(a.slot).start for a in trimmed if a.sequence.error is None}
         own = self._own_tokens(rows, first, trimmed)
         steps = {}
-        for active in self._active:
+        for active in first:
             sequence, root = active.sequence, active.sequence.output_length
             draft, kept = trimmed[active]
             try:
@@ -384,8 +417,8 @@ class Engine:
         return steps
 
     def _own_tokens(
-        self, rows: Tensor, first: Mapping[_Active, int], trimmed: Mapping[_Active, tuple[Draft, Seq[int]]]
-    ) -> dict[_Active, dict[int, int]]:
+        self, rows: Tensor, first: Mapping[Active, int], trimmed: Mapping[Active, tuple[Draft, Seq[int]]]
+    ) -> dict[Active, dict[int, int]]:
         """The target's own tokens by node, of the sequences whose walk follows them.
 
         Args:
@@ -413,7 +446,7 @@ class Engine:
             committed=_committed(hidden, verdict.path),
         )
 
-    def _observe(self, steps: Mapping[_Active, Step]) -> None:
+    def _observe(self, steps: Mapping[Active, Step]) -> None:
         """Tell the drafter, then the observer, what became of the drafts."""
         for members in self._calls(steps):
             try:
@@ -424,6 +457,15 @@ class Engine:
             self.observer.stepped(list(steps.values()))
 
     # -- memory ------------------------------------------------------------------------------------------
+
+    def _new_cache(self, slots: int, length: int) -> None:
+        """A cache in place of the one there is, within the memory given."""
+        self.room = (slots, length)  # the sequences that the cache was made for, and the rows of each
+        self._cache = self.target.new_cache(slots, length)
+        capacity = None if self._cache.static else capacity_of(self._memory, self._cache, self.target.device)
+        if capacity is not None:
+            del self._cache
+            self._cache = self.target.new_cache(slots, length, max(capacity, slots * length))
 
     def make_room(self, slots: int, length: int) -> None:
         """A new cache in place of this one, larger or smaller; what drafters remember is kept.
@@ -436,7 +478,7 @@ class Engine:
                 raise OutpaceError(
                     "sequences are being decoded, and their rows lie in the cache; remove them first"
                 )
-            self._cache, self.room = self.target.new_cache(slots, length), (slots, length)
+            self._new_cache(slots, length)
 
     # -- the governor ------------------------------------------------------------------------------------
 
@@ -455,124 +497,123 @@ class Engine:
     # -- joining and leaving -----------------------------------------------------------------------------
 
     def _join(self) -> int:
-        """Prefill those that wait, but for the last token of each prompt, which is the first root.
+        """Let sequences join, and feed a chunk of their prompts.
 
-        Where nobody else is in the batch, the last rows of the prompts, as many of each, are left to the
-        first step's forward: one forward less. (Not for a drafter that reads hidden states: it needs those of
-        the prompt before it drafts.) A static cache has no more slots than it has: the rest wait on
-        until one is free.
+        The last token of a prompt is the first root. Rows before it do not ride in the first step for a
+        drafter that reads hidden states: it needs those of the prompt before it drafts.
 
         Returns:
             The number of rows left to the step.
         """
-        self._waiting = [sequence for sequence in self._waiting if sequence.finish_reason is None]
-        most = self._cache.max_slots
-        free = len(self._waiting) if most is None else most - len(self._cache)
-        waiting = self._waiting[:free]
-        if not waiting:
-            return 0
         began = self._clock()
-        first = len(self._active)
-        for sequence in waiting:
-            self._waiting.remove(sequence)
-            sequence.stats.lossy = self.verifier.lossy
-            try:
-                slot = self.target.open(self._cache, sequence.source)
-            except Exception as error:
-                sequence.fail(error)
-                continue
-            self._active.append(_Active(sequence, slot, next(self._numbers)))
-        joined = self._active[first:]
-        if not joined:
+        for active in self._scheduler.admit(self._cache):
+            active.sequence.stats.lossy = self.verifier.lossy
+            if self._prefixes is not None and active.sequence.source is None and not self._layers:
+                sequence = active.sequence
+                try:
+                    sequence.stats.cached_tokens += self._prefixes.fill(
+                        self._cache, active.slot, sequence.tokens, sequence.salt
+                    )
+                except Exception as error:
+                    sequence.fail(error)
+        self._leave([a.sequence for a in self._active if a.sequence.error is not None])
+        chunk, ahead = self._scheduler.chunk(self._cache, rides=not self._layers)
+        if not chunk:
             return 0
-        tokens = [a.sequence.tokens for a in joined]
-        leaves = first == 0 and not self._layers
-        ahead = min(self.prefill_chunk, *(len(own) - 1 for own in tokens)) if leaves else 0
-        try:
-            hidden = self._prefill(
-                {a.slot: own[: len(own) - 1 - ahead] for a, own in zip(joined, tokens, strict=True)}
-            )
-        except Exception as error:
-            _fail(joined, error)
-            self._leave([a.sequence for a in joined])
-            return 0
-        self._start(joined, hidden)
+        self._prefill({a: rows for a, rows in chunk.items() if rows})
+        read = [a for a in chunk if a.sequence.error is None and self._behind(a) == ahead]
+        self._start(read)
         seconds = self._clock() - began
-        for sequence in waiting:
-            sequence.stats.seconds_prefill += seconds
-        self._leave([a.sequence for a in joined if a.sequence.error is not None])
-        return ahead if self._active else 0
+        for active in chunk:
+            active.sequence.stats.seconds_prefill += seconds
+        self._leave([a.sequence for a in chunk if a.sequence.error is not None])
+        return ahead
 
-    def _start(self, joined: Seq[_Active], hidden: Seq[Mapping[int, Tensor]]) -> None:
+    def _behind(self, active: Active) -> int:
+        """Rows of a sequence that are yet to be fed before its root."""
+        return len(active.sequence.tokens) - 1 - self._cache.length(active.slot)
+
+    def _prefill(self, chunk: Mapping[Active, int]) -> None:
+        """Feed the next rows of some prompts."""
+        if not chunk:
+            return
+        began = self._clock()
+        feeds = {}
+        for active, rows in chunk.items():
+            start = self._cache.length(active.slot)
+            feeds[active] = Rows(active.sequence.tokens[start : start + rows])
+        output = self._feed(feeds, None)
+        if output is None:
+            return
+        fed = {a: chunk[a] for a in chunk if a.sequence.error is None}
+        self._cache.keep({a.slot: range(rows) for a, rows in fed.items()})
+        for active, rows in fed.items():
+            if self._layers:
+                active.hidden.append(output.hidden_of(active.slot, 0, rows))
+        self._scheduler.pace.chunked(sum(fed.values()), self._clock() - began)
+
+    def _start(self, joined: Seq[Active]) -> None:
         """Let the drafter and the observer begin with sequences whose prompts are in the cache."""
+        hidden: dict[Active, dict[int, Tensor]] = {}
         for active in joined:
-            active.sequence.place = Place(self._cache, active.slot)
+            active.ready = True
+            if active.hidden:
+                pieces, active.hidden = active.hidden, []
+                hidden[active] = {
+                    layer: torch.cat([rows[layer] for rows in pieces]) for layer in self._layers
+                }
             try:
+                if self._prefixes is not None and active.sequence.source is None:
+                    self._keep_rows(active)
                 active.state = self.drafter.start(active.sequence, self._shared)
                 active.started = True
             except Exception as error:
                 active.sequence.fail(error)
-        states = dict(zip(joined, hidden, strict=False))  # none where no prompt had a row
-        read = [a for a in joined if a.started and self._layers and len(a.sequence.tokens) > 1]
+        read = [a for a in joined if a.started and a in hidden]
         if read:
             try:
-                self.drafter.read([a.state for a in read], [states[a] for a in read])
+                self.drafter.read([a.state for a in read], [hidden[a] for a in read])
             except Exception as error:
                 _fail(read, error)
         if self.observer is not None:
             for active in joined:
                 if active.started:
-                    self.observer.joined(active.sequence, states[active] if active in read else {})
+                    self.observer.joined(active.sequence, hidden.get(active, {}))
 
-    def _prefill(self, texts: Mapping[Slot, Seq[int]]) -> list[dict[int, Tensor]]:
-        """Feed a text to each slot.
-
-        Returns:
-            For each the hidden states of its rows, by layer, for the layers that the drafter reads; nothing
-            where a text has no row.
-        """
-        parts: list[list[dict[int, Tensor]]] = [[] for _ in texts]
-        for start in range(0, max(map(len, texts.values())), self.prefill_chunk):
-            chunks = {slot: text[start : start + self.prefill_chunk] for slot, text in texts.items()}
-            fed = {slot: Rows(chunk) for slot, chunk in chunks.items() if chunk}
-            output = self.target.forward(self._cache, fed, None, hidden_layers=self._layers)
-            self._cache.keep({slot: range(len(chunk)) for slot, chunk in chunks.items()})
-            for own, (slot, chunk) in zip(parts, chunks.items(), strict=True):
-                if chunk:
-                    own.append(output.hidden_of(slot, 0, len(chunk)))
-        layers = self._layers
-        return [
-            {layer: torch.cat([rows[layer] for rows in own]) for layer in layers} if own else {}
-            for own in parts
-        ]
+    def _keep_rows(self, active: Active) -> None:
+        """Keep a sequence's rows for requests that begin as it does."""
+        if self._prefixes is not None and active.sequence.source is None:
+            sequence = active.sequence
+            self._prefixes.keep(self._cache, active.slot, sequence.tokens[:-1], sequence.salt)
 
     def _leave(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:
-            place = next((i for i, a in enumerate(self._active) if a.sequence is sequence), None)
-            if place is None and sequence not in self._waiting:
+            active = next((a for a in self._active if a.sequence is sequence), None)
+            if active is not None:
+                self._release(active)
+            elif not self._scheduler.forget(sequence):
                 continue
-            if place is None:
-                self._waiting.remove(sequence)
-            else:
-                self._free(place)
             if sequence.finish_reason is None:
                 sequence.finish_reason = "removed"
 
-    def _free(self, place: int) -> None:
-        """Give back what a sequence of the batch holds."""
-        gone = self._active.pop(place)
-        self._cache.free(gone.slot)
-        if gone.started:
-            try:
-                self.drafter.stop(gone.state)
-            except Exception as error:
-                gone.sequence.fail(error)
-            if self.observer is not None:
-                self.observer.left(gone.sequence)
-        gone.sequence.place = None
+    def _release(self, active: Active) -> None:
+        """Take a sequence out of the batch, and give back what it holds."""
+        self._active.remove(active)
+        sequence = active.sequence
+        try:
+            if active.started and sequence.error is None:
+                self._keep_rows(active)
+            self._cache.free(active.slot)
+            if active.started:
+                self.drafter.stop(active.state)
+        except Exception as error:
+            sequence.fail(error)
+        if active.started and self.observer is not None:
+            self.observer.left(sequence)
+        sequence.place = None
 
 
-def _fail(members: Iterable[_Active], error: Exception) -> None:
+def _fail(members: Iterable[Active], error: Exception) -> None:
     for active in members:
         active.sequence.fail(error)
 

@@ -49,6 +49,8 @@ class Requests:
         references: Seq[Seq[int]] = (),
         output: Seq[int] = (),
         source: Any = None,
+        priority: int = 0,
+        salt: str | None = None,
     ) -> Sequence:
         """A checked sequence, not in the batch yet; ``Engine.add`` says what the arguments are.
 
@@ -81,6 +83,8 @@ class Requests:
             references=texts,
             output=output_ids(output, target),
             source=encoded,
+            priority=priority,
+            salt=salt,
         )
         sequence.stats.seconds_prefill = self.clock() - began
         return sequence
@@ -203,7 +207,8 @@ def output_limit(prompt_length: int, params: SamplingParams, target: TargetModel
     """Tokens that may be emitted: by ``max_new_tokens``, the context, and the rows of a static cache.
 
     Raises:
-        OutpaceError: a slot of the static cache has too few rows for the prompt.
+        OutpaceError: a slot of the static cache has too few rows for the prompt, or the cache for
+            the request.
     """
     limit = params.max_new_tokens
     if target.context is not None:
@@ -216,4 +221,9 @@ def output_limit(prompt_length: int, params: SamplingParams, target: TargetModel
             )
         # The last token is never fed, so it needs no row.
         limit = min(limit, cache.max_length + 1 - prompt_length)
+    elif cache.capacity is not None and prompt_length + limit - 1 > cache.capacity:
+        raise OutpaceError(
+            f"a prompt of {prompt_length} tokens and an answer of up to {limit} do not fit into the "
+            f"{cache.capacity} rows of the cache; lower max_new_tokens, or make the engine with more memory"
+        )
     return limit

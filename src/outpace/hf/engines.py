@@ -126,7 +126,9 @@ class Engines:
         with self._lock:
             engine = self._idle.pop() if self._idle and target is self._target else None
         if engine is None:
-            engine = RowEngine(target, self.drafter, self.verifier, adaptive=self.adaptive, slots=1, length=1)
+            engine = RowEngine(
+                target, self.drafter, self.verifier, adaptive=self.adaptive, slots=1, length=1, memory=None
+            )
             if self.costs and isinstance(engine.governor, Governor):
                 engine.governor.begin_with(self.costs)
         # After an error the engine is dropped: nobody knows what state it is in.

@@ -75,7 +75,8 @@ def layers_of(state: Within) -> int:
     if place.rows != length - 1:
         return 0
     layers = sequence.within_reach(state.shared.shape.depth)
-    return min(layers, place.cache.room(place.slot) - length) if place.cache.static else layers
+    bounded = place.cache.static or place.cache.capacity is not None
+    return min(layers, place.cache.room(place.slot) - length) if bounded else layers
 
 
 def feed(model: TargetModel, states: Seq[Within]) -> Tensor:

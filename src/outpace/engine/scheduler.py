@@ -1,0 +1,212 @@
+"""Who is in the batch: requests that wait for memory, prompts fed in chunks, and who gives way."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from outpace.cache import Cache, CacheFull, Place, Slot
+from outpace.sequence import Sequence
+from outpace.targets.base import TargetModel
+
+_PASSED = 8  # later requests that may join before one that waits
+_ANSWER, _DRAFT = 256, 64  # rows reserved at first: of an answer at most, and of a draft
+_LEAST = 16  # rows of a chunk, at least
+_WEIGHT = 0.3  # of the latest measurement in a mean
+
+
+@dataclass(eq=False)
+class Active:
+    """A sequence in the batch, with its rows in the cache and the drafter's state.
+
+    Attributes:
+        number: of its arrival, ascending.
+        hidden: the target's hidden states of its prompt, in pieces as they were fed, for a drafter that reads
+            them.
+        ready: its prompt is in the cache, except for the rows that the next step feeds.
+        started: the drafter has a state of it.
+    """
+
+    sequence: Sequence
+    slot: Slot
+    number: int
+    hidden: list[dict[int, Tensor]] = field(default_factory=list)
+    ready: bool = False
+    state: Any = None
+    started: bool = False
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Higher for who gives way later: by priority, then by arrival."""
+        return self.sequence.priority, -self.number
+
+
+@dataclass
+class _Waiting:
+    """A request that waits, and how many later ones have joined before it."""
+
+    sequence: Sequence
+    number: int
+    passed: int = 0
+
+    @property
+    def turn(self) -> tuple[bool, int, int]:
+        """Ascending in the order of admission."""
+        late = self.passed >= _PASSED
+        return not late, 0 if late else -self.sequence.priority, self.number
+
+
+class Scheduler:
+    """Lets requests join, in turn, as the cache has rows for them, and picks who gives way.
+
+    A request joins if the cache can reserve its prompt, its answer (256 tokens of it at first) and a draft.
+    Higher priorities go first, equals in the order of their arrival. Where one does not fit, later ones that
+    fit join before it, but no more than 8 of them. A sequence that outgrows its rows takes them from the
+    newest sequence of the lowest priority, which waits again and goes on from its tokens.
+    """
+
+    def __init__(self, target: TargetModel, prefill_chunk: int) -> None:
+        self.active: list[Active] = []
+        self.pace = Pace(prefill_chunk)
+        self._target = target
+        self._waiting: list[_Waiting] = []
+        self._numbers = itertools.count()
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        return [one.sequence for one in self._waiting]
+
+    @property
+    def ready(self) -> list[Active]:
+        return [active for active in self.active if active.ready]
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait, one that has ended excepted."""
+        if sequence.finish_reason is None:
+            self._waiting.append(_Waiting(sequence, next(self._numbers)))
+
+    def forget(self, sequence: Sequence) -> bool:
+        """Take a sequence out of those that wait. False if it is none of them."""
+        count = len(self._waiting)
+        self._waiting = [one for one in self._waiting if one.sequence is not sequence]
+        return len(self._waiting) < count
+
+    def admit(self, cache: Cache) -> list[Active]:
+        """Those that join now, each with a slot. One that cannot be opened ends with its error."""
+        joined: list[Active] = []
+        while self._waiting:
+            one = self._next(lambda sequence: self._open(cache, sequence))
+            if one is None:
+                break
+            joined.append(one)
+        self.active += joined
+        return joined
+
+    def _next(self, open_slot: Callable[[Sequence], Slot | None]) -> Active | None:
+        for one in sorted(self._waiting, key=lambda one: one.turn):
+            try:
+                slot = open_slot(one.sequence)
+            except Exception as error:
+                one.sequence.fail(error)
+                self.forget(one.sequence)
+                continue
+            if slot is not None:
+                self.forget(one.sequence)
+                for other in self._waiting:
+                    other.passed += other.number < one.number
+                return Active(one.sequence, slot, one.number)
+            if one.passed >= _PASSED:
+                break
+        return None
+
+    def _open(self, cache: Cache, sequence: Sequence) -> Slot | None:
+        """A slot with room for a sequence; None where there is too little now."""
+        if cache.max_slots is not None and len(cache) >= cache.max_slots:
+            return None
+        rows = len(sequence.tokens) + min(sequence.room, _ANSWER) + _DRAFT
+        most = min(filter(None, (cache.max_length, cache.capacity)), default=rows)
+        try:
+            slot = self._target.open(cache, sequence.source, min(rows, most))
+        except CacheFull:
+            return None
+        sequence.place = Place(cache, slot)
+        return slot
+
+    def chunk(self, cache: Cache, rides: bool) -> tuple[dict[Active, int], int]:
+        """How many rows of which prompts to feed now, in one forward.
+
+        Where others decode, a chunk costs about half a decode step, and prompts share it; otherwise each
+        prompt feeds a whole chunk. Where no one decodes and the last rows of all prompts can ride in the
+        first step's forward, the same number of each, they are left to it: one forward less.
+
+        Args:
+            rides: whether rows of a prompt may ride at all.
+
+        Returns:
+            The rows of each prompt, and how many of each are left to the step.
+        """
+        reading = sorted((a for a in self.active if not a.ready), key=lambda a: a.rank, reverse=True)
+        behind = {a: len(a.sequence.tokens) - 1 - cache.length(a.slot) for a in reading}
+        if len(reading) < len(self.active):
+            rows = self.pace.rows()
+            shared = reading[: max(1, rows // _LEAST)]
+            return {a: min(behind[a], rows // len(shared)) for a in shared}, 0
+        most = self.pace.most
+        ahead = min([most, *behind.values()]) if rides else 0
+        if all(rows - ahead <= most for rows in behind.values()):
+            return {a: rows - ahead for a, rows in behind.items()}, ahead
+        return {a: min(rows, most) for a, rows in behind.items()}, 0
+
+    def make_room(self, cache: Cache, release: Callable[[Active], None]) -> None:
+        """Reserve a row for each root, and let the last in rank wait again where too few are left.
+
+        Args:
+            release: takes a sequence out of the batch, and gives its rows back.
+        """
+        for active in sorted(self.ready, key=lambda a: a.rank, reverse=True):
+            while active in self.active and len(active.sequence.tokens) > cache.room(active.slot):
+                try:
+                    cache.reserve(active.slot, len(active.sequence.tokens))
+                except CacheFull:
+                    last = min(self.active, key=lambda a: a.rank)
+                    release(last)
+                    self._waiting.append(_Waiting(last.sequence, last.number))
+
+
+class Pace:
+    """How many rows of a prompt cost about half a decode step, as measured.
+
+    Args:
+        most: rows of a chunk at most, and where no one decodes.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._step: tuple[float, float] | None = None  # mean rows and seconds of a decode forward
+        self._chunk: tuple[float, float] | None = None
+
+    def stepped(self, rows: int, seconds: float) -> None:
+        self._step = _mean(self._step, rows, seconds)
+
+    def chunked(self, rows: int, seconds: float) -> None:
+        self._chunk = _mean(self._chunk, rows, seconds)
+
+    def rows(self) -> int:
+        """Of the next chunk: half a step's seconds over the seconds per further row of a forward."""
+        least = min(_LEAST, self.most)
+        if self._step is None or self._chunk is None:
+            return least
+        (rows, seconds), (wide, longer) = self._step, self._chunk
+        slope = (longer - seconds) / (wide - rows) if wide > rows else longer / wide
+        found = self.most if slope <= 0 else int(seconds / 2 / slope)
+        return max(least, min(found, 2 * int(wide), self.most))  # no more than twice what was measured
+
+
+def _mean(mean: tuple[float, float] | None, rows: float, seconds: float) -> tuple[float, float]:
+    if mean is None:
+        return rows, seconds
+    return mean[0] + _WEIGHT * (rows - mean[0]), mean[1] + _WEIGHT * (seconds - mean[1])

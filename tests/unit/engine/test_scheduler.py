@@ -1,0 +1,228 @@
+"""Who joins when, prompts in chunks, memory that runs short: the tokens are those of plain decoding."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from outpace import cache
+from outpace.core import OutpaceError, SamplingParams
+from outpace.engine import scheduler
+from outpace.engine.engine import Engine
+from outpace.engine.memory import capacity_of, free_bytes
+from outpace.engine.scheduler import Pace
+from outpace.sequence import Sequence
+from outpace.targets.base import Output
+from outpace.testing import ToyTarget
+
+PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6], [*range(1, 8), *range(1, 8), *range(1, 4)]]
+GREEDY = SamplingParams(max_new_tokens=30, ignore_eos=True)
+SAMPLED = SamplingParams(max_new_tokens=30, temperature=1.0, seed=3, ignore_eos=True)
+
+
+class Widths(ToyTarget):
+    """A target that notes the rows that each slot feeds to each forward, and whether logits were wanted."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.seen: list[tuple[list[int], bool]] = []
+
+    def forward(self, cache: Any, feeds: Any, logits_from: int | None = 0, *args: Any) -> Output:
+        self.seen.append(([len(rows.tokens) for rows in feeds.values()], logits_from is not None))
+        return super().forward(cache, feeds, logits_from, *args)
+
+
+@functools.cache
+def alone(prompt: tuple[int, ...], params: SamplingParams) -> list[int]:
+    return Engine(ToyTarget(context=None)).generate([prompt], params)[0].tokens
+
+
+def finish(engine: Engine) -> None:
+    while engine.sequences:
+        engine.step()
+
+
+def text(length: int, first: int = 0) -> list[int]:
+    return [1 + (first + 7 * place) % 31 for place in range(length)]
+
+
+def rows(target: ToyTarget, count: int) -> int:
+    """Bytes of some rows."""
+    return count * target.new_cache().row_bytes
+
+
+# -- chunks ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drafter", [None, "prompt_lookup"])
+def test_a_long_prompt_joins_in_chunks(drafter: Any) -> None:
+    target = Widths(context=None)
+    engine = Engine(target, drafter, prefill_chunk=64)
+    first = [engine.add(prompt, replace(SAMPLED, max_new_tokens=40)) for prompt in PROMPTS]
+    for _ in range(3):
+        engine.step()
+    target.seen.clear()
+    before = [s.stats.steps for s in first]
+    long = engine.add(text(150), GREEDY)
+    while not long.output_length:
+        steps = [s.stats.steps for s in first]
+        engine.step()
+        # Each step of the others brings one chunk at most, in a forward of its own.
+        assert all(s.finish_reason or s.stats.steps == n + 1 for s, n in zip(first, steps, strict=True))
+    chunks = [widths for widths, decoding in target.seen if not decoding]
+    assert len(chunks) > 2 and all(len(widths) == 1 and widths[0] <= 64 for widths in chunks)
+    assert sum(widths[0] for widths in chunks) == 149
+    assert first[0].stats.steps > before[0]
+    finish(engine)
+    for sequence in [*first, long]:
+        assert sequence.output == alone(tuple(sequence.prompt), sequence.params)
+
+
+def test_several_prompts_share_a_chunk() -> None:
+    target = Widths(context=None)
+    engine = Engine(target, prefill_chunk=64)
+    engine._scheduler.pace.rows = lambda: 32  # type: ignore[method-assign]
+    engine.add(PROMPTS[0], replace(SAMPLED, max_new_tokens=40))
+    engine.step()
+    target.seen.clear()
+    joined = [engine.add(text(21, place), GREEDY) for place in range(3)]
+    engine.step()
+    assert target.seen[0] == ([16, 16], False)
+    finish(engine)
+    for sequence in joined:
+        assert sequence.output == alone(tuple(sequence.prompt), GREEDY)
+
+
+def test_the_last_rows_ride_where_no_one_decodes() -> None:
+    target = Widths(context=None)
+    Engine(target, prefill_chunk=64).generate([text(60), text(40)], replace(GREEDY, max_new_tokens=1))
+    assert target.seen == [([20], False), ([40, 40], True)]
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    engine = Engine(ToyTarget(context=None), prefill_chunk=16)
+    long, short = engine.add(text(150), GREEDY), engine.add(text(9), GREEDY)
+    engine.step()
+    assert short.output_length and not long.output_length
+    finish(engine)
+    assert long.output == alone(tuple(text(150)), GREEDY)
+
+
+def test_a_pace_costs_half_a_step() -> None:
+    pace = Pace(512)
+    assert pace.rows() == 16
+    for _ in range(50):
+        pace.stepped(10, 1.0)
+        pace.chunked(pace.rows(), 1.0 + (pace.rows() - 10) / 80)
+    assert 36 <= pace.rows() <= 44
+    for _ in range(50):
+        pace.chunked(pace.rows(), 1.0)  # rows that cost nothing
+    assert pace.rows() == 512
+    assert Pace(4).rows() == 4
+
+
+# -- who joins ---------------------------------------------------------------------------------------------
+
+
+def test_requests_wait_for_memory_and_may_be_passed_eight_times() -> None:
+    target = ToyTarget(context=None)
+    engine = Engine(target, memory=rows(target, 1024))
+    params = replace(GREEDY, max_new_tokens=6)
+    for place in range(3):
+        engine.add(text(9, place), params)
+    engine.step()
+    big = engine.add(text(900), params)
+    order: list[Sequence] = []
+    later = [engine.add(text(9, place), params) for place in range(20)]
+    while engine.sequences:
+        engine.step()
+        order += [a.sequence for a in engine._scheduler.active if a.sequence not in order]
+        assert engine._cache.reserved <= 1024
+    assert order.index(big) == 3 + 8
+    for sequence in [big, *later]:
+        assert sequence.output == alone(tuple(sequence.prompt), params)
+
+
+def test_priority_goes_first() -> None:
+    target = ToyTarget(context=None)
+    engine = Engine(target, memory=rows(target, 256), length=64)
+    params = replace(GREEDY, max_new_tokens=100)
+    sequences = [engine.add(text(9, place), params, priority=place // 2) for place in range(4)]
+    order: list[int] = []
+    while engine.sequences:
+        for sequence in engine.step():
+            place = sequences.index(sequence)
+            if place not in order:
+                order.append(place)
+    assert order[0] in (2, 3) and order.index(2) < order.index(0) < order.index(1)
+
+
+def test_what_never_fits_is_refused() -> None:
+    target = ToyTarget(context=None)
+    engine = Engine(target, memory=rows(target, 300))
+    with pytest.raises(OutpaceError, match=r"300 rows.*max_new_tokens"):
+        engine.add(text(200), replace(GREEDY, max_new_tokens=200))
+    assert not engine.sequences
+    assert Engine(target, memory=rows(target, 300)).generate([text(200)], GREEDY)[0].tokens == alone(
+        tuple(text(200)), GREEDY
+    )
+
+
+# -- who gives way -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("drafter", "prefix_cache"),
+    [(None, None), ("prompt_lookup:branches=2", 1 << 20), ("lookahead:window=3,ngram=3", None)],
+)
+def test_a_sequence_goes_on_with_the_same_tokens(
+    drafter: Any, prefix_cache: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_LEAST_ROOM", 64)
+    monkeypatch.setattr(scheduler, "_ANSWER", 16)
+    monkeypatch.setattr(scheduler, "_DRAFT", 8)
+    target = ToyTarget(context=None)
+    engine = Engine(target, drafter, length=64, memory=rows(target, 150), prefix_cache=prefix_cache)
+    requests = [(text(20, place), replace(SAMPLED, max_new_tokens=60, seed=place)) for place in range(3)]
+    sequences = [engine.add(*request) for request in requests]
+    gone: list[Sequence] = []
+    release = engine._release
+
+    def note(active: Any) -> None:
+        if active.sequence.finish_reason is None:
+            gone.append(active.sequence)
+        release(active)
+
+    engine._release = note  # type: ignore[method-assign]
+    while engine.sequences:
+        engine.step()
+        assert engine._cache.reserved <= 150
+    assert gone and sequences[0] not in gone
+    for sequence, (prompt, params) in zip(sequences, requests, strict=True):
+        assert sequence.output == alone(tuple(prompt), params)
+        assert sequence.stats.tokens == 60
+        assert (sequence.stats.cached_tokens > 0) == (sequence in gone and prefix_cache is not None)
+    assert len(engine._cache) == 0
+
+
+# -- memory ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory", ["1", True, 0, -5, [1]])
+def test_memory_is_a_number(memory: Any) -> None:
+    with pytest.raises(OutpaceError, match="memory is a number of bytes"):
+        Engine(ToyTarget(), memory=memory)
+
+
+def test_memory_in_rows() -> None:
+    target = ToyTarget()
+    cache = target.new_cache()
+    assert capacity_of(None, cache, target.device) is None
+    assert capacity_of(10 * cache.row_bytes + 1, cache, target.device) == 10
+    free = free_bytes(target.device)
+    if free is not None:
+        share = capacity_of(0.5, cache, target.device)
+        assert share is not None and abs(share * cache.row_bytes / free - 0.5) < 0.2
