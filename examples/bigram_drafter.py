@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from outpace import Engine, SamplingParams
-from outpace.core import Draft, OutpaceError
+from outpace.core import Draft
 from outpace.drafters import SequenceDrafter
 from outpace.sequence import Sequence, Step
 from outpace.testing import ToyTarget, check_drafter
@@ -38,8 +38,7 @@ class Bigram(SequenceDrafter[BigramState]):
     paper: ClassVar[str] = "none: an example"
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise OutpaceError(f"bigram: length must be at least 1, not {self.length}")
+        self.check_least(length=1)
 
     def start(self, sequence: Sequence, shared: Any) -> BigramState:
         state = BigramState(sequence)

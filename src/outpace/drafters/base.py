@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from outpace.core import Draft
+from outpace.core import Draft, OutpaceError
 from outpace.sampling import key
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
@@ -42,6 +42,17 @@ class Drafter(ABC, Generic[State]):
         super().__init_subclass__(**options)
         if "name" not in vars(cls):
             cls.name = re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower().strip("_")
+
+    def check_least(self, **least: int) -> None:
+        """Check options against their least values; None passes. For ``__post_init__``.
+
+        Raises:
+            OutpaceError: an option is below its least value; the message names both.
+        """
+        for option, bound in least.items():
+            value = getattr(self, option)
+            if value is not None and value < bound:
+                raise OutpaceError(f"{self.name}: {option} must be at least {bound}, not {value}")
 
     @property
     def probabilities(self) -> bool:

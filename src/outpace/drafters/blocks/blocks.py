@@ -201,9 +201,7 @@ class BlockDrafter(Drafter[BlockState]):
 
     def __post_init__(self) -> None:
         check_noise(self.name, self.draws)
-        tokens = self.num_speculative_tokens
-        if tokens is not None and tokens < 1:
-            raise OutpaceError(f"{self.name}: num_speculative_tokens must be at least 1, not {tokens}")
+        self.check_least(num_speculative_tokens=1)
 
     def prepare(self, target: TargetModel) -> BlockShared:
         return BlockShared.of(self.name, self.kind.of(self.path, target), self.draws)

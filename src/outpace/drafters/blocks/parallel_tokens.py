@@ -183,11 +183,7 @@ class ParallelTokens(SequenceDrafter[Ahead]):
     ramp: ClassVar[int] = 2  # the first step only looks ahead
 
     def __post_init__(self) -> None:
-        if self.num_speculative_tokens is not None and self.num_speculative_tokens < 1:
-            raise OutpaceError(
-                "parallel_tokens: num_speculative_tokens must be at least 1, "
-                f"not {self.num_speculative_tokens}"
-            )
+        self.check_least(num_speculative_tokens=1)
         if self.behind not in ("all", "root"):
             raise OutpaceError(f"parallel_tokens: behind must be 'all' or 'root', not {self.behind!r}")
         check_noise("parallel_tokens", self.draws)

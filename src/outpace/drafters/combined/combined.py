@@ -109,9 +109,7 @@ class Combined(Drafter[CombinedState]):
                 )
         if not self.parts:
             raise OutpaceError("combined: give it parts, as in combined:(lookahead)+(prompt_lookup)")
-        for name, value, least in (("max_nodes", self.max_nodes, 1), ("minimum", self.minimum, 0)):
-            if value < least:
-                raise OutpaceError(f"combined: {name} must be at least {least}, not {value}")
+        self.check_least(max_nodes=1, minimum=0)
         if self.row_cost is not None and not 0 <= self.row_cost < math.inf:
             raise OutpaceError(f"combined: row_cost must be a number from 0 on, not {self.row_cost}")
 

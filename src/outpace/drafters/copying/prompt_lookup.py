@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from outpace.core import Draft, OutpaceError
+from outpace.core import Draft
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.copying.ngram_index import Match, NgramIndex
 from outpace.drafters.support.best_first import best_first, trust
+from outpace.drafters.support.draws import check_confidence
 from outpace.sequence import Sequence
 
 Context = tuple[int, list[Match]]  # a node's depth, and the matches that predict it
@@ -57,18 +58,8 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
     )
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("min_ngram", self.min_ngram, 1),
-            ("max_ngram", self.max_ngram, self.min_ngram),
-            ("num_speculative_tokens", self.num_speculative_tokens, 1),
-            ("branches", self.branches, 1),
-        ):
-            if value < least:
-                raise OutpaceError(f"prompt_lookup: {name} must be at least {least}, not {value}")
-        if not 0 <= self.min_confidence <= 1:
-            raise OutpaceError(
-                f"prompt_lookup: min_confidence must be between 0 and 1, not {self.min_confidence}"
-            )
+        self.check_least(min_ngram=1, max_ngram=self.min_ngram, num_speculative_tokens=1, branches=1)
+        check_confidence("prompt_lookup", self.min_confidence)
 
     @property
     def trees(self) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from outpace.core import Draft, OutpaceError
+from outpace.core import Draft
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.copying.ngram_places import NgramPlaces, nearest
 from outpace.sequence import Sequence, Step
@@ -129,14 +129,12 @@ class Reference(SequenceDrafter[ReferenceState]):
     )
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("num_speculative_tokens", self.num_speculative_tokens, 1),
-            ("max_speculative_tokens", self.max_speculative_tokens, self.num_speculative_tokens),
-            ("max_ngram", self.max_ngram, 1),
-            ("branches", self.branches, 1),
-        ):
-            if value < least:
-                raise OutpaceError(f"reference: {name} must be at least {least}, not {value}")
+        self.check_least(
+            num_speculative_tokens=1,
+            max_speculative_tokens=self.num_speculative_tokens,
+            max_ngram=1,
+            branches=1,
+        )
 
     @property
     def trees(self) -> bool:

@@ -23,6 +23,7 @@ from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.copying.suffix_automaton import SuffixAutomaton
 from outpace.drafters.copying.suffix_memory import Cursor, SuffixMemory
 from outpace.drafters.support.best_first import best_first, trust
+from outpace.drafters.support.draws import check_confidence
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 
@@ -82,17 +83,10 @@ class Suffix(SequenceDrafter[SuffixState]):
     )
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("num_speculative_tokens", self.num_speculative_tokens, 1),
-            ("max_ngram", self.max_ngram, 1),
-            ("branches", self.branches, 1),
-        ):
-            if value < least:
-                raise OutpaceError(f"suffix: {name} must be at least {least}, not {value}")
+        self.check_least(num_speculative_tokens=1, max_ngram=1, branches=1)
         if not self.max_spec_factor > 0:
             raise OutpaceError(f"suffix: max_spec_factor must be above 0, not {self.max_spec_factor}")
-        if not 0 <= self.min_confidence <= 1:
-            raise OutpaceError(f"suffix: min_confidence must be between 0 and 1, not {self.min_confidence}")
+        check_confidence("suffix", self.min_confidence)
         if self.memory and self.memory < _LEAST_MEMORY:
             raise OutpaceError(f"suffix: memory must be 0 or at least {_LEAST_MEMORY}, not {self.memory}")
 

@@ -17,14 +17,14 @@ import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import lru_cache
-from heapq import heappop, heappush
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.core import Draft, OutpaceError
+from outpace.core import Draft
 from outpace.drafters.base import SequenceDrafter
+from outpace.drafters.support.best_first import best_first
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.tree import depths
@@ -66,9 +66,7 @@ class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
     )
 
     def __post_init__(self) -> None:
-        for name, value in (("max_nodes", self.max_nodes), ("top_k", self.top_k)):
-            if value < 1:
-                raise OutpaceError(f"token_recycling: {name} must be at least 1, not {value}")
+        self.check_least(max_nodes=1, top_k=1)
 
     @property
     def trees(self) -> bool:
@@ -147,22 +145,15 @@ def template(nodes: int, top_k: int) -> Template:
     arXiv 2401.10774, section 2.3.3), which finds Sequoia's optimum (Chen et al. 2024, arXiv 2402.12374,
     section 3.1) where, as here, depth is not limited.
     """
-    parents: list[int] = []
-    ranks: list[int] = []
-    # The best child of each node picked, and the best sibling after it, are next: minus the product, parent,
-    # rank.
-    candidates = [(-chance(0), -1, 0)]
-    while len(parents) < nodes:
-        product, parent, rank = heappop(candidates)
-        heappush(candidates, (product * chance(0), len(parents), 0))
-        if rank + 1 < top_k:
-            heappush(candidates, (product / chance(rank) * chance(rank + 1), parent, rank + 1))
-        parents.append(parent)
-        ranks.append(rank)
-    depth = np.array(depths(parents), dtype=np.int64)
+
+    def children(_: None, product: float) -> list[tuple[float, int, None]]:
+        return [(product * chance(rank), rank, None) for rank in range(top_k)]
+
+    tree = best_first(None, children, nodes, ())
+    depth = np.array(depths(tree.parents), dtype=np.int64)
     layers = [(depth == d).nonzero()[0] for d in range(max(depth, default=-1) + 1)]
-    above, order = np.array(parents, dtype=np.int64), np.array(ranks, dtype=np.int64)
-    return Template(tuple(parents), tuple((layer, above[layer], order[layer]) for layer in layers))
+    above, ranks = np.array(tree.parents, dtype=np.int64), np.array(tree.tokens, dtype=np.int64)
+    return Template(tuple(tree.parents), tuple((layer, above[layer], ranks[layer]) for layer in layers))
 
 
 def chance(rank: int) -> float:

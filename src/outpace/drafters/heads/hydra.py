@@ -84,8 +84,7 @@ class Hydra(HeadDrafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_nodes is not None and self.max_nodes < 1:
-            raise OutpaceError(f"hydra: max_nodes must be at least 1, not {self.max_nodes}")
+        self.check_least(max_nodes=1)
 
     def parents(self, heads: Heads) -> list[int]:
         return heads.tree(self.max_nodes)

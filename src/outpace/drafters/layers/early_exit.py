@@ -129,10 +129,7 @@ class EarlyExit(Drafter[ExitState]):
     probabilities: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("layers", "num_speculative_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise OutpaceError(f"early_exit: {name} must be at least 1, not {value}")
+        self.check_least(layers=1, num_speculative_tokens=1)
         check_noise("early_exit", self.draws)
         if self.min_confidence is not None:
             check_confidence("early_exit", self.min_confidence)

@@ -61,11 +61,7 @@ class SelfSpeculative(Drafter[Within]):
     probabilities: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.num_speculative_tokens < 1:
-            raise OutpaceError(
-                "self_speculative: num_speculative_tokens must be at least 1, "
-                f"not {self.num_speculative_tokens}"
-            )
+        self.check_least(num_speculative_tokens=1)
         check_noise("self_speculative", self.draws)
         check_confidence("self_speculative", self.min_confidence)
 

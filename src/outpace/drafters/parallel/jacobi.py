@@ -50,10 +50,7 @@ class Jacobi(SequenceDrafter[JacobiState]):
     )
 
     def __post_init__(self) -> None:
-        if self.num_speculative_tokens < 1:
-            raise OutpaceError(
-                f"jacobi: num_speculative_tokens must be at least 1, not {self.num_speculative_tokens}"
-            )
+        self.check_least(num_speculative_tokens=1)
         if self.refill not in ("draw", "argmax"):
             raise OutpaceError(f"jacobi: refill must be 'draw' or 'argmax', not {self.refill!r}")
 

@@ -68,13 +68,7 @@ class Lookahead(SequenceDrafter[LookaheadState]):
     )
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("window", self.window, 0),
-            ("ngram", self.ngram, 2),
-            ("guesses", self.guesses, 0),
-        ):
-            if value < least:
-                raise OutpaceError(f"lookahead: {name} must be at least {least}, not {value}")
+        self.check_least(window=0, ngram=2, guesses=0)
         if self.refill not in ("draw", "argmax"):
             raise OutpaceError(f"lookahead: refill must be 'draw' or 'argmax', not {self.refill!r}")
 

@@ -66,15 +66,9 @@ class Retrieval(SequenceDrafter[RetrievalState]):
     def __post_init__(self) -> None:
         if not str(self.path):
             raise OutpaceError("retrieval: path must name a file; build one with `outpace datastore build`")
-        for name, value, least in (
-            ("min_ngram", self.min_ngram, 1),
-            ("max_ngram", self.max_ngram, self.min_ngram),
-            ("max_nodes", self.max_nodes, 1),
-            ("num_speculative_tokens", self.num_speculative_tokens, 1),
-            ("occurrences", self.occurrences, 1),
-        ):
-            if value < least:
-                raise OutpaceError(f"retrieval: {name} must be at least {least}, not {value}")
+        self.check_least(
+            min_ngram=1, max_ngram=self.min_ngram, max_nodes=1, num_speculative_tokens=1, occurrences=1
+        )
 
     @property
     def trees(self) -> bool:
