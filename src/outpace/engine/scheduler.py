@@ -168,9 +168,11 @@ class Scheduler:
             release: takes a sequence out of the batch, and gives its rows back.
         """
         for active in sorted(self.ready, key=lambda a: a.rank, reverse=True):
-            while active in self.active and len(active.sequence.tokens) > cache.room(active.slot):
+            rows = len(active.sequence.tokens)
+            while active in self.active and rows > cache.room(active.slot):
                 try:
-                    cache.reserve(active.slot, len(active.sequence.tokens))
+                    cache.reserve(active.slot, rows)
+                    break  # a cache may make room only as rows come
                 except CacheFull:
                     last = min(self.active, key=lambda a: a.rank)
                     release(last)

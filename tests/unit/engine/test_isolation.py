@@ -155,7 +155,7 @@ def test_a_tokenizer_that_fails() -> None:
     window = bad[7:10]
     assert not any(tokens[i : i + 3] == window for tokens in others for i in range(28))
     engine = Engine(ToyTarget(), "prompt_lookup", tokenizer=Numbers(lambda ids: ids[-3:] == window))
-    sequences = [engine.add(prompt, PARAMS[1]) for prompt in PROMPTS]
+    sequences = [engine.add(prompt, replace(PARAMS[1], stop="none")) for prompt in PROMPTS]
     while engine.sequences:
         engine.step()
     assert isinstance(sequences[BAD].error, Broken)
