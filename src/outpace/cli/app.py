@@ -56,6 +56,11 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
         except KeyboardInterrupt:
             screen.note("interrupted")
             raise typer.Exit(INTERRUPTED) from None
+        except ImportError as error:
+            if not _interrupted(error):
+                raise
+            screen.note("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             raise  # the reader of our output has closed it; typer ends quietly
         except OSError as error:
@@ -71,6 +76,13 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(MISTAKE) from None
 
     return run
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Report whether Ctrl-C is behind an error: transformers' lazy modules turn it into an ImportError."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def finish(whole: bool, equal: bool = True) -> None:

@@ -7,8 +7,10 @@ import signal
 import sys
 
 import pytest
+import typer
 
 from outpace.cli import screen
+from outpace.cli.app import INTERRUPTED, guarded
 from outpace.cli.drafters import _attributes
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.progress import bar
@@ -58,3 +60,25 @@ def test_attributes_of_a_docstring() -> None:
     )
     assert _attributes(doc) == {"one": "the first, on two lines.", "two": "the second."}
     assert _attributes("Nothing.") == {}
+
+
+def test_an_interrupt_in_the_middle_of_an_import_is_no_error_of_the_import(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @guarded
+    def interrupted() -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise ModuleNotFoundError("Could not import module 'AutoTokenizer'") from error
+
+    @guarded
+    def missing() -> None:
+        raise ModuleNotFoundError("No module named 'faiss'")
+
+    with pytest.raises(typer.Exit) as ended:
+        interrupted()
+    assert ended.value.exit_code == INTERRUPTED
+    assert capsys.readouterr().err == "interrupted\n"
+    with pytest.raises(ModuleNotFoundError):
+        missing()
