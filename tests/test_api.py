@@ -18,6 +18,7 @@ PUBLIC = {
     "Generation",
     "OutpaceError",
     "SamplingParams",
+    "Speculation",
     "Stats",
     "StreamedToken",
     "Target",

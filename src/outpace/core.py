@@ -59,6 +59,29 @@ _OPTIONAL = ("seed", "logprobs")
 
 
 @dataclass(frozen=True)
+class Speculation:
+    """Which drafter drafts for a request, and how much. A string in its place is the drafter.
+
+    Attributes:
+        drafter: a name among the engine's ``drafters``, "off" for plain decoding, None for the engine's own.
+        num_speculative_tokens: nodes of a draft at most, at least 0; None for what the drafter proposes.
+    """
+
+    drafter: str | None = None
+    num_speculative_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        most = self.num_speculative_tokens
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 0):
+            raise OutpaceError(f"num_speculative_tokens must be None or a number of at least 0, not {most!r}")
+        if self.drafter is not None and not isinstance(self.drafter, str):
+            raise OutpaceError(
+                f"speculation names a drafter of the engine, as in Engine(..., drafters={{'name': ...}}), "
+                f"or is 'off'; not {self.drafter!r}"
+            )
+
+
+@dataclass(frozen=True)
 class SamplingParams:
     """How one sequence is decoded.
 
@@ -85,6 +108,7 @@ class SamplingParams:
             log probability; of the raw distribution, before any processing.
         logits_processors: transformers' own, called as ``p(input_ids[1, n], scores[1, vocabulary])``
             exactly once per emitted token, in order.
+        speculation: a ``Speculation``, or the name of one of the engine's drafters, or "off".
     """
 
     max_new_tokens: int = 128
@@ -102,6 +126,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     logits_processors: Seq[LogitsProcessor] = ()
+    speculation: Speculation | str | None = None
 
     def __post_init__(self) -> None:
         self._convert()
@@ -135,6 +160,8 @@ class SamplingParams:
             values["stop"] = tuple(stop or ())
             values["stop_token_ids"] = tuple(operator.index(token) for token in self.stop_token_ids or ())
             values["logits_processors"] = tuple(self.logits_processors or ())
+            if not isinstance(self.speculation, Speculation):
+                values["speculation"] = Speculation(self.speculation)
         except (TypeError, ValueError) as error:
             raise OutpaceError(f"a sampling parameter has a value of the wrong type: {error}") from error
         for name, value in values.items():
@@ -143,6 +170,12 @@ class SamplingParams:
     def _check(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
             raise OutpaceError(f"{name} must be {rule}, not {getattr(self, name)!r}")
+
+    @property
+    def drafts(self) -> Speculation:
+        """``speculation``, where a string was given the drafter of that name."""
+        assert isinstance(self.speculation, Speculation)  # since __post_init__
+        return self.speculation
 
     @property
     def greedy(self) -> bool:

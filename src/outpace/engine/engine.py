@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from operator import attrgetter
 from pathlib import Path
@@ -15,17 +15,19 @@ from torch import Tensor
 from outpace.cache import CacheFull
 from outpace.choosing import own_tokens
 from outpace.core import Draft, Generation, OutpaceError, SamplingParams, StreamedToken, out_of_memory
-from outpace.drafters.base import Drafter, SequenceDrafter
+from outpace.drafters.base import Drafter
+from outpace.drafters.none import NoDraft
+from outpace.engine.drafting import Drafting, fail, groups
 from outpace.engine.guards import Clock, Turn, whole_number
 from outpace.engine.memory import capacity_of
 from outpace.engine.observer import Observer
-from outpace.engine.parts import Adaptive, check_draft, check_shape, drafter_of, policy_of
+from outpace.engine.parts import Adaptive, check_company, check_draft, check_shape, drafter_of, policy_of
 from outpace.engine.prefix import PrefixCache
 from outpace.engine.profile import save_costs
 from outpace.engine.reader import Reader
 from outpace.engine.request import Requests, one_each, params_of_each
 from outpace.engine.scheduler import Active, Scheduler
-from outpace.policy.governor import Governor, Outcome, Plan
+from outpace.policy.governor import Governor
 from outpace.sampling import Logits
 from outpace.sequence import KeyedDraw, Sequence, Step
 from outpace.targets import Output, Rows, Target, TargetModel
@@ -66,6 +68,8 @@ class Engine:
             more from the newest of the lowest priority, which goes on later with the same tokens.
         prefix_cache: bytes for rows of prompts that begin alike, which are then computed once; None for none.
             Drafters that read hidden states need those of every row, so with them prompts are fed in full.
+        drafters: further drafters, by the names that ``SamplingParams.speculation`` chooses them by;
+            sequences of all ride in one forward. Each that is governed has a governor of its own.
 
     Raises:
         OutpaceError: unknown drafter or verifier, or parts that do not fit each other.
@@ -87,6 +91,7 @@ class Engine:
         length: int = 256,
         memory: int | float | None = 0.9,
         prefix_cache: int | None = None,
+        drafters: Mapping[str, Drafter[Any] | str] | None = None,
     ) -> None:
         self.prefill_chunk = whole_number("prefill_chunk", prefill_chunk, 1)
         slots, length = whole_number("slots", slots, 1), whole_number("length", length, 1)
@@ -110,20 +115,37 @@ class Engine:
                 raise OutpaceError(
                     f"the cache of {self.target.name} does not copy rows; leave prefix_cache out"
                 )
-        self._shared = self.drafter.prepare(self.target)
+        others = {name: drafter_of(given) for name, given in (drafters or {}).items()}
+        check_company(self.drafter, others, self.verifier)
+        self._draftings = self._make_draftings(others, adaptive)
+        self._shared = self._draftings[None].shared
         self.observer = observer
         watched = () if observer is None else observer.hidden_layers
-        self._layers = tuple(dict.fromkeys((*self.drafter.hidden_layers(self._shared), *watched)))
+        read = [layer for d in self._draftings.values() for layer in d.drafter.hidden_layers(d.shared)]
+        self._layers = tuple(dict.fromkeys((*read, *watched)))
         self._scheduler = Scheduler(self.target, self.prefill_chunk)
         self._requests = Requests(
             self.target,
             self.verifier,
             tokenizer,
-            self.governor,
+            self._draftings,
             observer,
-            self.drafter.reads_references,
             self._clock,
         )
+
+    def _make_draftings(
+        self, others: Mapping[str, Drafter[Any]], adaptive: Adaptive
+    ) -> dict[str | None, Drafting]:
+        """The engine's drafters, by the name in ``Speculation.drafter``; None is its own."""
+        governed = adaptive if isinstance(adaptive, bool | str) else "auto"  # a policy is of one drafter
+        draftings: dict[str | None, Drafting] = {
+            None: Drafting(self.drafter, self.governor, self.target),
+            "off": Drafting(NoDraft(), None, self.target),
+        }
+        for name, other in others.items():
+            policy = policy_of(governed, other, self.verifier, self.target)
+            draftings[name] = Drafting(other, policy, self.target)
+        return draftings
 
     # -- whole generations -------------------------------------------------------------------------------
 
@@ -278,9 +300,7 @@ class Engine:
         """One step for a batch; ``ahead`` rows of each prompt are still to be fed before its root."""
         took_part = [a.sequence for a in batch]
         began = self._clock()
-        plan = self._plan(batch)
-        proposals = self._propose(batch, plan)
-        trimmed = self._trim(proposals, plan)
+        trimmed = self._trim(self._propose(batch))
         drafted = self._clock()
         output = self._forward({a: draft for a, (draft, _) in trimmed.items()}, ahead)
         steps = {} if output is None else self._verify_each(trimmed, output, ahead)
@@ -288,15 +308,15 @@ class Engine:
         if output is not None:
             self._cache.keep({a.slot: _rows_kept(step, ahead) for a, step in steps.items()})
         kept = self._clock()
+        rows = sum(len(draft) + 1 for draft, _ in trimmed.values())
         if output is not None and not ahead:
-            self._scheduler.pace.stepped(sum(len(draft) + 1 for draft, _ in trimmed.values()), kept - drafted)
+            self._scheduler.pace.stepped(rows, kept - drafted)
         self._observe(steps)
         learnt = self._clock()
-        if self.governor is not None and plan is not None and steps:
-            sizes = [len(step.draft) for step in steps.values()]
-            paths = [step.path for step in steps.values()]
-            drafting, verifying = drafted - began + learnt - kept, None if ahead else kept - drafted
-            self.governor.learn(Outcome(plan, sizes, paths, drafting, verifying))
+        for drafting, members in groups(steps).items():
+            share = sum(len(steps[a].draft) + 1 for a in members) / rows
+            seconds = share * (drafted - began + learnt - kept), share * (kept - drafted)
+            drafting.learn({a: steps[a] for a in members}, seconds[0], None if ahead else seconds[1])
         self._leave([sequence for sequence in took_part if sequence.finish_reason is not None])
         ended = self._clock()
         for sequence in took_part:
@@ -309,54 +329,31 @@ class Engine:
             stats.seconds_rest += kept - verified + ended - learnt
         return took_part
 
-    def _plan(self, batch: Seq[Active]) -> Plan | None:
-        """What to draft for each sequence in this step; None for whatever is proposed."""
-        plan = None if self.governor is None else self.governor.plan(len(batch))
-        for active in batch:
-            active.sequence.budget = None if plan is None else plan.nodes
-            active.sequence.row_cost = None if plan is None else plan.row_cost
-        return plan
+    def _propose(self, batch: Seq[Active]) -> dict[Active, Draft]:
+        """A draft for each sequence, by its own drafter; an empty one where that failed."""
+        proposals: dict[Active, Draft] = {}
+        for drafting, members in groups(batch).items():
+            drafting.decide(members)
+            proposals |= drafting.propose(members)
+        return proposals
 
-    def _nodes_left(self, active: Active, draft: Draft, plan: Plan | None) -> int:
-        """Nodes of a draft that pay by the plan, and that the sequence's slot has or gets room for."""
-        nodes, length = len(draft), len(active.sequence.tokens)
-        if plan is not None:
-            nodes = min(nodes, plan.take(draft))
+    def _nodes_left(self, active: Active, draft: Draft) -> int:
+        """Nodes of a draft to verify, within the room that the sequence's slot has or gets."""
+        nodes, length = active.drafting.nodes(active, draft), len(active.sequence.tokens)
         if length + nodes > self._cache.room(active.slot):
             try:
                 self._cache.reserve(active.slot, length + nodes)
             except CacheFull:  # no one gives way for a draft
                 nodes = self._cache.room(active.slot) - length
-        return nodes
+        return int(nodes)
 
-    def _calls(self, members: Iterable[Active]) -> list[list[Active]]:
-        """The sequences that a call to the drafter is for: one, where the drafter handles one at a time."""
-        cls, members = type(self.drafter), list(members)
-        alone = cls.propose is SequenceDrafter.propose and cls.observe is SequenceDrafter.observe
-        return [[one] for one in members] if alone or not members else [members]
-
-    def _propose(self, batch: Seq[Active], plan: Plan | None) -> dict[Active, Draft]:
-        """A draft for each sequence; an empty one where the drafter failed."""
-        proposals = dict.fromkeys(batch, Draft())
-        if plan is not None and not plan.nodes:
-            return proposals
-        for members in self._calls(batch):
-            try:
-                drafts = self.drafter.propose([a.state for a in members])
-                proposals.update(zip(members, drafts, strict=True))
-            except Exception as error:
-                _fail(members, error)
-        return proposals
-
-    def _trim(
-        self, proposals: Mapping[Active, Draft], plan: Plan | None
-    ) -> dict[Active, tuple[Draft, Seq[int]]]:
+    def _trim(self, proposals: Mapping[Active, Draft]) -> dict[Active, tuple[Draft, Seq[int]]]:
         """The drafts as they are verified, and which node of the proposal each of their nodes was."""
         trimmed = {}
         for active, draft in proposals.items():
             try:
                 # A path of n nodes emits n + 1 tokens, so deeper nodes than the room less one are of no use.
-                nodes = self._nodes_left(active, draft, plan)
+                nodes = self._nodes_left(active, draft)
                 trimmed[active] = trim(draft, active.sequence.room - 1, nodes)
                 check_draft(draft, self.target)
             except Exception as error:
@@ -388,7 +385,7 @@ class Engine:
                 if full:
                     error.__traceback__ = None  # its frames hold the tensors of the forward
                 failed = [max(feeds, key=attrgetter("number"))] if full else list(feeds)
-                _fail(failed, error)
+                fail(failed, error)
                 self._leave([a.sequence for a in failed])
                 feeds = {a: own for a, own in feeds.items() if a not in failed}
         return None
@@ -447,12 +444,9 @@ class Engine:
         )
 
     def _observe(self, steps: Mapping[Active, Step]) -> None:
-        """Tell the drafter, then the observer, what became of the drafts."""
-        for members in self._calls(steps):
-            try:
-                self.drafter.observe([a.state for a in members], [steps[a] for a in members])
-            except Exception as error:
-                _fail(members, error)
+        """Tell the drafters, then the observer, what became of the drafts."""
+        for drafting, members in groups(steps).items():
+            drafting.observe({a: steps[a] for a in members})
         if self.observer is not None and steps:
             self.observer.stepped(list(steps.values()))
 
@@ -507,6 +501,7 @@ class Engine:
         """
         began = self._clock()
         for active in self._scheduler.admit(self._cache):
+            active.drafting = self._draftings[active.sequence.params.drafts.drafter]
             active.sequence.stats.lossy = self.verifier.lossy
             if self._prefixes is not None and active.sequence.source is None and not self._layers:
                 sequence = active.sequence
@@ -565,16 +560,16 @@ class Engine:
             try:
                 if self._prefixes is not None and active.sequence.source is None:
                     self._keep_rows(active)
-                active.state = self.drafter.start(active.sequence, self._shared)
+                active.state = active.drafting.drafter.start(active.sequence, active.drafting.shared)
                 active.started = True
             except Exception as error:
                 active.sequence.fail(error)
         read = [a for a in joined if a.started and a in hidden]
-        if read:
+        for drafting, members in groups(read).items():
             try:
-                self.drafter.read([a.state for a in read], [hidden[a] for a in read])
+                drafting.drafter.read([a.state for a in members], [hidden[a] for a in members])
             except Exception as error:
-                _fail(read, error)
+                fail(members, error)
         if self.observer is not None:
             for active in joined:
                 if active.started:
@@ -605,17 +600,12 @@ class Engine:
                 self._keep_rows(active)
             self._cache.free(active.slot)
             if active.started:
-                self.drafter.stop(active.state)
+                active.drafting.drafter.stop(active.state)
         except Exception as error:
             sequence.fail(error)
         if active.started and self.observer is not None:
             self.observer.left(sequence)
         sequence.place = None
-
-
-def _fail(members: Iterable[Active], error: Exception) -> None:
-    for active in members:
-        active.sequence.fail(error)
 
 
 def _rows_kept(step: Step, ahead: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +35,20 @@ def check_draft(draft: Draft, target: TargetModel) -> None:
     tokens = draft.tokens
     if len(tokens) and not 0 <= min(tokens) <= max(tokens) < target.vocabulary + target.extra:
         raise OutpaceError(f"the drafter proposes ids outside the model's vocabulary: {list(tokens)}")
+
+
+def check_company(drafter: Drafter[Any], others: Mapping[str, Drafter[Any]], verifier: Verifier) -> None:
+    """Refuse drafters that cannot share an engine with others, and names that mean something already."""
+    for name, other in others.items():
+        if not isinstance(name, str) or not name or name == "off":
+            raise OutpaceError(f"a drafter's name is a string other than 'off', not {name!r}")
+        check_shape(other, verifier)
+    for one in (drafter, *others.values()) if others else ():
+        if type(one).attach is not Drafter.attach:
+            raise OutpaceError(
+                f"{type(one).__name__} replaces the target by one of its own, which other drafters do not "
+                "know; make an engine for it alone"
+            )
 
 
 def check_shape(drafter: Drafter[Any], verifier: Verifier) -> None:

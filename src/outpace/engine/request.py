@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from outpace.cache import Cache
 from outpace.core import ContextOverflow, OutpaceError, SamplingParams
+from outpace.engine.drafting import Drafting
 from outpace.engine.observer import Observer
 from outpace.policy.governor import Policy
 from outpace.sampling import Key
@@ -27,17 +28,16 @@ class Requests:
     """Makes sequences of what is asked of one engine, or refuses it.
 
     Attributes:
-        target, verifier, tokenizer, policy, observer: the engine's parts.
-        reads_references: whether its drafter does.
+        target, verifier, tokenizer, observer: the engine's parts.
+        draftings: its drafters, by the names that requests give.
         clock: what seconds are read from.
     """
 
     target: TargetModel
     verifier: Verifier
     tokenizer: Tokenizer | None
-    policy: Policy | None
+    draftings: Mapping[str | None, Drafting]
     observer: Observer | None
-    reads_references: bool
     clock: Callable[[], float]
 
     def sequence(
@@ -65,11 +65,12 @@ class Requests:
         check_prompt(tokens, target)
         check_ids(params, target)
         check_processors(params, self.verifier)
-        check_seed(params, self.verifier, self.policy, self.observer)
+        drafting = drafting_of(params, self.draftings)
+        check_seed(params, self.verifier, drafting.policy, self.observer)
         if params.stop and self.tokenizer is None:
             raise OutpaceError("stop strings need a tokenizer: Engine(target, drafter, tokenizer=tokenizer)")
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        texts = reference_ids(references, target, self.reads_references)
+        texts = reference_ids(references, target, drafting.drafter.reads_references)
         began = self.clock()
         encoded = target.encode(source)
         sequence = Sequence(
@@ -88,6 +89,22 @@ class Requests:
         )
         sequence.stats.seconds_prefill = self.clock() - began
         return sequence
+
+
+def drafting_of(params: SamplingParams, draftings: Mapping[str | None, Drafting]) -> Drafting:
+    """Who drafts for a request.
+
+    Raises:
+        OutpaceError: the engine has no drafter of that name.
+    """
+    name = params.drafts.drafter
+    if name not in draftings:
+        known = ", ".join(repr(one) for one in draftings if one is not None)
+        raise OutpaceError(
+            f"speculation names {name!r}, and this engine has: {known}; make it with "
+            f"drafters={{{name!r}: ...}}"
+        )
+    return draftings[name]
 
 
 def params_of_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:

@@ -25,6 +25,7 @@ class Active:
 
     Attributes:
         number: of its arrival, ascending.
+        drafting: the ``Drafting`` that drafts for it.
         hidden: the target's hidden states of its prompt, in pieces as they were fed, for a drafter that reads
             them.
         ready: its prompt is in the cache, except for the rows that the next step feeds.
@@ -34,6 +35,7 @@ class Active:
     sequence: Sequence
     slot: Slot
     number: int
+    drafting: Any = None
     hidden: list[dict[int, Tensor]] = field(default_factory=list)
     ready: bool = False
     state: Any = None
