@@ -36,7 +36,7 @@ def said() -> str:
 
 def test_a_reference_makes_it_faster(tmp_path: Path, said: str) -> None:
     (tmp_path / "said.txt").write_text(said, "utf-8")
-    args = ("--prompt", PROMPT, "--drafter", "reference:prompt=false", "--json")
+    args = ("--prompt", PROMPT, "--drafter", "reference:prompt=false", "--no-adaptive", "--json")
     without = json.loads(run(*args).stdout)
     with_it = json.loads(run(*args, "--reference", tmp_path / "said.txt").stdout)
     assert with_it["text"] == without["text"] == said
@@ -53,7 +53,7 @@ def test_references_of_lines(tmp_path: Path, said: str) -> None:
     rows = [{"prompt": PROMPT, "references": [said]}, {"prompt": PROMPT}]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     args = ("--file", file, "--json", "--batch", 2)
-    result = run(*args, "--drafter", "reference:prompt=false")
+    result = run(*args, "--drafter", "reference:prompt=false", "--no-adaptive")
     found = {row["index"]: row for row in map(json.loads, result.stdout.splitlines())}
     assert found[0]["stats"]["steps"] <= 2
     assert found[1]["stats"]["steps"] == len(found[1]["tokens"])

@@ -122,7 +122,7 @@ def test_a_model_is_trained_too_and_decodes(run: Run, folder: Path, model: Loade
     facts = json.loads((out / "target" / "adapter_config.json").read_text())
     moved = json.dumps(facts | {"base_model_name_or_path": "/nowhere/at/all"})
     (out / "target" / "adapter_config.json").write_text(moved)
-    with pytest.raises(OutpaceError, match=r"no such folder: /nowhere/at/all\. If that lies elsewhere now"):
+    with pytest.raises(OutpaceError, match=r"no such folder: /nowhere/at/all\. If that model has moved"):
         load(str(out / "target"), device="cpu")
 
 
@@ -241,7 +241,7 @@ def test_the_bar_begins_where_the_run_goes_on(run: Run, tmp_path: Path) -> None:
         ("medusa", ("--data", "hub:split=test"), "hub needs name"),
         ("medusa", ("--on-policy", "0.5"), "so it writes no text of its own to learn from; leave out"),
         ("medusa", ("--on-policy", "2"), "on_policy must be a fraction from 0 to 1, not 2.0"),
-        ("medusa", ("--draft", "x"), "medusa is no model of its own to go on from"),
+        ("medusa", ("--draft", "x"), "medusa is no model of its own to start from"),
         ("medusa", ("--boost-after", "/nowhere"), "/nowhere is not the folder of a trained drafter"),
         ("draft_model", ("--draft", "./nowhere"), "transformers cannot load './nowhere'"),
         (

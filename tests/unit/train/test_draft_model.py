@@ -305,7 +305,7 @@ def test_drafters_without_text_of_their_own_are_refused(documents: list[Document
     for method in LEARNED.keys() - {"draft_model"}:
         cls = LEARNED[method]
         module = cls.new(cls.config_type(), Target(tiny_llama(vocabulary=41, layers=3)))
-        with pytest.raises(OutpaceError, match=f"{method} drafts from what the target says"):
+        with pytest.raises(OutpaceError, match=f"{method} drafts from the target's states"):
             train(module, rows, rows, replace(SETTINGS, on_policy=0.5), tmp_path)
     with pytest.raises(OutpaceError, match="on_policy must be a fraction from 0 to 1"):
         replace(SETTINGS, on_policy=1.5)
