@@ -71,7 +71,7 @@ class Policy(Protocol):
     def timed(self) -> bool: ...
 
     def plan(self, batch: int) -> Plan:
-        """What to draft for each of so many sequences."""
+        """The plan for the next step of a batch of this many sequences."""
 
     def learn(self, outcome: Outcome) -> None:
         """What became of the step that was planned last."""

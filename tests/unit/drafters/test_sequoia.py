@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+import torch
 
 from outpace.core import Draft, SamplingParams, Stats
 from outpace.drafters.support.sequoia import acceptance_by_rank, best_tree, count_ranks, likeliest
@@ -73,7 +74,7 @@ def test_ranks_are_counted_at_the_nodes_the_verifier_came_to() -> None:
     draft = Draft((5, 6, 7, 8, 9), (-1, -1, 1, 1, 0))
 
     def step(path: list[int], tokens: list[int]) -> Step:
-        logits = Logits(None)  # type: ignore[arg-type]
+        logits = Logits(torch.empty(6, 0))  # of no vocabulary: nobody reads them
         return Step(draft, range(5), path, tokens, logits, 0, text, {})
 
     count_ranks(step([1, 2], [6, 7, 3]))  # the root's second, its first, and no child of that
