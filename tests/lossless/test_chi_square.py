@@ -183,7 +183,7 @@ def test_the_output_follows_the_targets_distribution(case: str, draws: int) -> N
 def one_accept_draw_for_siblings(patch: pytest.MonkeyPatch) -> None:
     def accept(self: KeyedDraw, probability: float, node: int) -> bool:
         return (
-            uniform(self._sequence.key.node(Stream.ACCEPT, self.root, len(path_to(TREE, node)))) < probability
+            uniform(self.sequence.key.node(Stream.ACCEPT, self.root, len(path_to(TREE, node)))) < probability
         )
 
     patch.setattr(KeyedDraw, "accept", accept)
@@ -191,14 +191,14 @@ def one_accept_draw_for_siblings(patch: pytest.MonkeyPatch) -> None:
 
 def accept_draws_keyed_by_position(patch: pytest.MonkeyPatch) -> None:
     def accept(self: KeyedDraw, probability: float, node: int) -> bool:
-        return uniform(self._sequence.key.node(Stream.ACCEPT, 0, self.root + node)) < probability
+        return uniform(self.sequence.key.node(Stream.ACCEPT, 0, self.root + node)) < probability
 
     patch.setattr(KeyedDraw, "accept", accept)
 
 
 def accept_draws_from_the_drafts_stream(patch: pytest.MonkeyPatch) -> None:
     def accept(self: KeyedDraw, probability: float, node: int) -> bool:
-        return uniform(self._sequence.key.node(Stream.DRAFT, self.root, node)) < probability
+        return uniform(self.sequence.key.node(Stream.DRAFT, self.root, node)) < probability
 
     patch.setattr(KeyedDraw, "accept", accept)
 
