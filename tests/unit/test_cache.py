@@ -361,7 +361,7 @@ def test_capacity() -> None:
 
 @pytest.mark.parametrize("rows", [1, 256, 257, 5000])
 def test_what_is_left_is_enough_for_what_a_slot_costs(rows: int) -> None:
-    """``allocate`` succeeds while ``capacity - reserved`` is at least ``cost``, whoever is there."""
+    """``allocate`` succeeds while ``capacity - reserved`` is at least ``cost``, with any other slots."""
     for others in ([], [100] * 5, [4000, 100], [300, 1000, 9000]):
         cache = KVCache(LAYERS, capacity=30_000)
         for need in others:

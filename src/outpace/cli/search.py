@@ -99,7 +99,7 @@ class Search:
         trials: sets of layers to try.
         num_speculative_tokens: tokens that ``self_speculative`` drafts.
         measure: what a set is judged by, "counts" or "seconds".
-        prompts: of the data, so many at most, the first ones.
+        prompts: the first prompts of the data, at most this many.
         seed: of the search.
     """
 

@@ -1,4 +1,4 @@
-"""What is asked of an engine: checked before anything is decoded, and made a sequence."""
+"""Requests to an engine: checked before anything is decoded, and made sequences."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Requests:
-    """Makes sequences of what is asked of one engine, or refuses it.
+    """Makes sequences of the requests to one engine, or refuses them.
 
     Attributes:
         target, verifier, tokenizer, observer: the engine's parts.
