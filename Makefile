@@ -1,6 +1,8 @@
 # make demo          run the demo on the embedded model
 # make test          run the tests
 # make test-slow     run the whole losslessness matrix and the long samples
+# make real          fetch a real model, SmolLM2-135M-Instruct, into the user's cache, for --model smollm2
+# make test-real     run the tests on that model
 # make lint          ruff and mypy
 # make test-lowest   unit tests and model zoo on the lowest versions of torch and transformers
 # make clean         remove build output and caches; make distclean also the environments
@@ -24,16 +26,22 @@ INPUTS := pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow lint lint-ruff lint-format lint-mypy test-lowest clean distclean
+.PHONY: demo test test-slow real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
 
 test: $(TEST)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not real" $(PYTEST_ARGS)
 
 test-slow: $(TEST)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+real: $(TEST)
+	$(BIN)/python tools/fetch_real.py
+
+test-real: $(TEST)
+	$(BIN)/python -m pytest -m real --durations 25
 
 lint: lint-ruff lint-format lint-mypy
 
@@ -67,7 +75,7 @@ LOWEST := $(patsubst constraints-%.txt,%,$(wildcard constraints-lowest*.txt))
 test-lowest: $(LOWEST:%=$(VENV_LOWEST)/%/.installed)
 	@set -e; for name in $(LOWEST); do \
 		echo "== constraints-$$name.txt"; \
-		OMP_NUM_THREADS=1 $(VENV_LOWEST)/$$name/bin/python -m pytest -m "not slow" $(PYTEST_ARGS) tests/unit tests/zoo; \
+		OMP_NUM_THREADS=1 $(VENV_LOWEST)/$$name/bin/python -m pytest -m "not slow and not real" $(PYTEST_ARGS) tests/unit tests/zoo; \
 	done
 
 $(VENV_LOWEST)/%/.installed: constraints-%.txt pyproject.toml

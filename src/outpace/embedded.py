@@ -1,7 +1,8 @@
-"""Folders of the models that come with the package, in the Hugging Face format."""
+"""Folders of models in the Hugging Face format: those in the package, and the one of `make real`."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from outpace.core import OutpaceError
@@ -35,6 +36,16 @@ def nano_drafter_path(method: str) -> Path:
             f"outpace train {method}"
         )
     return _embedded(f"outpace-nano-{method}")
+
+
+def smollm2_path() -> Path:
+    """The folder that `make real` writes SmolLM2-135M-Instruct into; there may be none yet.
+
+    It lies in ``$OUTPACE_CACHE``, by default ``outpace`` in the user's cache folder (``$XDG_CACHE_HOME`` or
+    ``~/.cache``).
+    """
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("OUTPACE_CACHE") or Path(caches) / "outpace") / "smollm2-135m-instruct"
 
 
 def _embedded(name: str) -> Path:

@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from outpace.core import ContextOverflow, OutpaceError, UnsupportedModel
 from outpace.drafters.base import Drafter
-from outpace.embedded import nano_path
+from outpace.embedded import nano_path, smollm2_path
 from outpace.engine.engine import Engine
 from outpace.engine.observer import Observer
 from outpace.engine.parts import Adaptive
@@ -156,7 +156,8 @@ def load(
     """Load a model for decoding.
 
     Args:
-        name: a hub name or a folder; None is the embedded model. A folder of low-rank updates that peft wrote
+        name: a hub name or a folder; None is the embedded model, "smollm2" the public model that
+            `make real` fetches. A folder of low-rank updates that peft wrote
             is loaded with the updates merged into their model.
         dtype: one of ``DTYPES``, or "auto": the model's own on a GPU, float32 on a CPU.
         device: as torch writes it; None is cuda where it is available.
@@ -291,6 +292,12 @@ def source_of(name: str | None) -> str:
         return str(path)
     if path.exists():
         raise OutpaceError(f"{name} is a file; give the folder that holds config.json and the weights")
+    if name == "smollm2":
+        if not smollm2_path().is_dir():
+            raise OutpaceError(
+                "SmolLM2-135M-Instruct is not here yet; fetch and convert it once, in a clone: make real"
+            )
+        return str(smollm2_path())
     if _looks_like_path(name):
         raise OutpaceError(f"no such folder: {name}")
     return name

@@ -37,6 +37,16 @@ def test_a_folder_loads_in_float32_on_a_cpu(model: Loaded, folder: Path) -> None
     assert load(str(folder), device="cpu", dtype="bfloat16").dtype == "bfloat16"
 
 
+def test_the_real_model_is_looked_for_in_the_cache(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path))
+    with pytest.raises(OutpaceError, match="make real"):
+        load("smollm2")
+    shutil.copytree(folder, tmp_path / "smollm2-135m-instruct")
+    assert load("smollm2", device="cpu").source == str(tmp_path / "smollm2-135m-instruct")
+
+
 def test_weights_come_from_safetensors_only(copy: Path) -> None:
     torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
     (copy / "model.safetensors").unlink()

@@ -51,7 +51,10 @@ Question = Annotated[str | None, typer.Option("--prompt", "-p", help="Decode thi
 Once = Annotated[
     bool, typer.Option("--once", help="Print the end only, for terminals that cannot be redrawn.")
 ]
-
+Real = Annotated[
+    bool,
+    typer.Option("--real", help="Use SmolLM2-135M-Instruct, which `make real` fetches, as a chat model."),
+]
 
 DEMO_DRAFTER = "lookahead:window=4,ngram=4,guesses=4"  # on a CPU a wide forward costs more
 
@@ -63,6 +66,7 @@ def demo(
     profile: o.ProfileFile = None,
     prompt: Question = None,
     once: Once = False,
+    real: Real = False,
     model: o.ModelName = None,
     device: o.Device = None,
     dtype: o.Dtype = "auto",
@@ -83,10 +87,14 @@ def demo(
         raise OutpaceError("the prompt is empty; give --prompt TEXT, or leave it out for the demo's question")
     if profile is None:
         drafter = drafter or DEMO_DRAFTER
+    if real:
+        if model is not None:
+            raise OutpaceError("--real names the model; leave --model out")
+        model, prompt = "smollm2", prompt or REAL_PROMPT
     loaded, spec = profiled(drafter, profile, verifier, model, device, dtype, trust_remote_code)
     engines = (loaded.engine(), engine_of(loaded, spec, verifier, 1, adaptive, None))
     label = labelled(spec, engines[1])
-    equal, whole = run(loaded, engines, label, prompt or DEMO_PROMPT, params, once)
+    equal, whole = run(loaded, engines, label, prompt or DEMO_PROMPT, params, once, chat=real)
     finish(whole, equal)
 
 
@@ -94,6 +102,10 @@ DEMO_PROMPT = (
     "Question: A bakery fills 6 trays with 12 rolls each. It sells 45 rolls in the morning and half of the "
     "rest in the afternoon. Each roll costs 2 dollars. How many dollars does the bakery take in that day?\n"
     "Answer:"
+)
+REAL_PROMPT = (
+    "Write a Python class Matrix with methods add, subtract, multiply and transpose. Check in each that the "
+    "sizes fit."
 )
 
 # Steps take turns with these, so that neighbours can be told apart.
@@ -262,11 +274,21 @@ def verdict(model: Loaded, job: Job, lanes: Seq[Lane]) -> tuple[str, bool]:
 
 
 def run(
-    model: Loaded, engines: tuple[Engine, Engine], label: str, prompt: str, params: SamplingParams, once: bool
+    model: Loaded,
+    engines: tuple[Engine, Engine],
+    label: str,
+    prompt: str,
+    params: SamplingParams,
+    once: bool,
+    chat: bool = False,
 ) -> tuple[bool, bool]:
-    """The whole demo; says whether the outputs are as promised, and whether the race was run to its end."""
+    """Run the race; returns whether the outputs are as promised, and whether it ran to its end.
+
+    Args:
+        chat: whether the prompt goes into the chat template.
+    """
     console = screen.out()
-    job = Job(0, Prompt(prompt), model.encode(prompt))
+    job = Job(0, Prompt(prompt), model.encode(prompt, chat))
     console.print(heading(model, prompt, console))
     with Interrupt() as interrupt:
         with screen.busy("warming up ..."):

@@ -14,7 +14,10 @@ OUTPUT = "Output"
 ModelName = Annotated[
     str | None,
     typer.Option(
-        "--model", "-m", help="Hub name or folder. Default: the embedded model.", rich_help_panel=MODEL
+        "--model",
+        "-m",
+        help="Hub name or folder, or smollm2 (see `make real`). Default: the embedded model.",
+        rich_help_panel=MODEL,
     ),
 ]
 VerifierName = Annotated[
