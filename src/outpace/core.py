@@ -65,10 +65,15 @@ class Speculation:
     Attributes:
         drafter: a name among the engine's ``drafters``, "off" for plain decoding, None for the engine's own.
         num_speculative_tokens: nodes of a draft at most, at least 0; None for what the drafter proposes.
+        memory: who shares what the drafter remembers of outputs (``suffix``, ``token_recycling``,
+            ``combined``): None for all requests of the engine, a name for the requests that give the same
+            name (those of one tenant, say), "off" for this request alone. The 16 most recently used names
+            are remembered.
     """
 
     drafter: str | None = None
     num_speculative_tokens: int | None = None
+    memory: str | None = None
 
     def __post_init__(self) -> None:
         most = self.num_speculative_tokens
@@ -79,6 +84,8 @@ class Speculation:
                 f"speculation names a drafter of the engine, as in Engine(..., drafters={{'name': ...}}), "
                 f"or is 'off'; not {self.drafter!r}"
             )
+        if self.memory is not None and (not isinstance(self.memory, str) or not self.memory):
+            raise OutpaceError(f"memory must be None, 'off' or a name, not {self.memory!r}")
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def test_the_oldest_outputs_are_forgotten() -> None:
     memory = drafter.prepare(ToyTarget())
     for start in range(0, 2000, 50):
         Dictation(drafter, list(range(start, start + 50)), prompt=[9999], shared=memory).run()
-        assert len(memory) <= 640
+        assert len(memory.shared) <= 640
     run = Dictation(drafter, list(range(1950, 2000)), prompt=[8888], shared=memory)
     assert run.run() <= 10
     assert len(run.state.cursors) <= 8

@@ -156,7 +156,7 @@ def test_sequences_of_an_engine_share_what_they_learn_or_not() -> None:
 
 
 def test_more_candidates_than_tokens_are_all_of_them() -> None:
-    shared = TokenRecycling(top_k=50).prepare(ToyTarget(vocabulary=3))
+    shared = TokenRecycling(top_k=50).prepare(ToyTarget(vocabulary=3)).shared
     assert shared.shape == (4, 3)
     assert torch.from_numpy(shared).eq(3).all()
 

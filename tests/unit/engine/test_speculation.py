@@ -125,3 +125,44 @@ def test_what_is_wrong_is_refused() -> None:
         Engine(ToyTarget(), drafters={"off": "jacobi"})
     with pytest.raises(OutpaceError, match="takes chains"):
         Engine(ToyTarget(), verifier="block", drafters={"window": "lookahead"})
+
+
+REMEMBERING = ["suffix", "token_recycling", "combined:parts=(suffix)+(token_recycling)"]
+
+
+@pytest.mark.parametrize("drafter", REMEMBERING)
+def test_who_shares_what_is_remembered(drafter: str) -> None:
+    """A request that repeats an earlier one takes fewer steps, if it may see what that one left."""
+    engine = Engine(ToyTarget(), drafter, adaptive=False)
+
+    def steps(memory: str | None) -> int:
+        params = SamplingParams(
+            max_new_tokens=60,
+            temperature=1.0,
+            seed=5,
+            ignore_eos=True,
+            speculation=Speculation(memory=memory),
+        )
+        (found,) = engine.generate([[3, 4]], params)
+        assert found.tokens == plain
+        return found.stats.steps
+
+    params = SamplingParams(max_new_tokens=60, temperature=1.0, seed=5, ignore_eos=True)
+    plain = Engine(ToyTarget()).generate([[3, 4]], params)[0].tokens
+    alone = steps("off")
+    assert steps("off") == alone
+    assert steps("mine") == alone
+    assert steps("mine") < alone
+    assert steps("yours") == alone
+    assert steps("off") == alone
+    assert steps(None) == alone
+    assert steps(None) < alone
+    for other in range(16):
+        steps(f"tenant {other}")
+    assert steps("mine") == alone, "the least recently used name is forgotten"
+
+
+@pytest.mark.parametrize("memory", ["", 3, True])
+def test_a_wrong_memory_is_refused(memory: Any) -> None:
+    with pytest.raises(OutpaceError, match="memory must be None, 'off' or a name"):
+        Speculation(memory=memory)

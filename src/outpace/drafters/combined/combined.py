@@ -25,6 +25,7 @@ from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.combined.ledger import Guesses, Ledger
 from outpace.drafters.combined.share import Share
+from outpace.drafters.support.memories import Memories
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.tree import worthwhile
@@ -40,7 +41,7 @@ class Shared(NamedTuple):
     """State that the sequences of an engine share: that of each part, the measurements, the cost of a row."""
 
     prepared: list[Any]
-    ledger: Ledger
+    ledgers: Memories[Ledger]
     layers: Layers
     row_cost: float
 
@@ -79,8 +80,9 @@ class Combined(Drafter[CombinedState]):
             measures it; without one 0.06 on a CPU, as measured with a small model, and 0.01 elsewhere.
         minimum: nodes that each part gets every sixteenth step in any case, so that one that learns from its
             rows can come back.
-        share: measure all sequences of an engine together; otherwise each starts knowing nothing. (Under
-            ``rejection`` the tokens of a seed depend on the drafts, so, shared, on the requests before.)
+        share: measure all sequences of an engine that share a memory together (``Speculation.memory``);
+            otherwise each starts knowing nothing. (Under ``rejection`` the tokens of a seed depend on the
+            drafts, so, if shared, on earlier requests.)
     """
 
     parts: tuple[Drafter[Any], ...]
@@ -142,13 +144,13 @@ class Combined(Drafter[CombinedState]):
         prepared = [part.prepare(target) for part in self.parts]
         layers = [part.hidden_layers(own) for part, own in zip(self.parts, prepared, strict=True)]
         usual = _CPU_ROW if target.device.type == "cpu" else _ROW
-        return Shared(prepared, Ledger(), layers, usual if self.row_cost is None else self.row_cost)
+        return Shared(prepared, Memories(Ledger), layers, usual if self.row_cost is None else self.row_cost)
 
     def hidden_layers(self, shared: Shared) -> tuple[int, ...]:
         return tuple(sorted({layer for own in shared.layers for layer in own}))
 
     def start(self, sequence: Sequence, shared: Shared) -> CombinedState:
-        ledger = shared.ledger if self.share else Ledger()
+        ledger = shared.ledgers.of(sequence) if self.share else Ledger()
         state = CombinedState(sequence, [], ledger, shared.layers, shared.row_cost)
         self._clear(state)
         try:

@@ -24,6 +24,7 @@ from outpace.drafters.copying.suffix_automaton import SuffixAutomaton
 from outpace.drafters.copying.suffix_memory import Cursor, SuffixMemory
 from outpace.drafters.support.best_first import best_first, trust
 from outpace.drafters.support.draws import check_confidence
+from outpace.drafters.support.memories import Memories
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 
@@ -67,7 +68,8 @@ class Suffix(SequenceDrafter[SuffixState]):
         min_confidence: a token is drafted only if its estimated chance of acceptance is at least this, in
             [0, 1].
         memory: tokens of earlier outputs that an engine remembers at most, about 500 bytes each, the oldest
-            forgotten first. 0 remembers none.
+            forgotten first. 0 remembers none. Requests that name a memory (``Speculation.memory``) have one
+            of this size per name.
     """
 
     num_speculative_tokens: int = 32
@@ -99,11 +101,11 @@ class Suffix(SequenceDrafter[SuffixState]):
         """Tokens of the longest n-grams whose counts matter: a match and the draft after it."""
         return self.max_ngram + self.num_speculative_tokens
 
-    def prepare(self, target: TargetModel) -> SuffixMemory:
-        return SuffixMemory(self.memory, self._counted)
+    def prepare(self, target: TargetModel) -> Memories[SuffixMemory]:
+        return Memories(lambda: SuffixMemory(self.memory, self._counted))
 
-    def start(self, sequence: Sequence, shared: SuffixMemory) -> SuffixState:
-        state = SuffixState(sequence, shared, SuffixAutomaton(self._counted))
+    def start(self, sequence: Sequence, shared: Memories[SuffixMemory]) -> SuffixState:
+        state = SuffixState(sequence, shared.of(sequence), SuffixAutomaton(self._counted))
         state.text.extend(sequence.tokens)
         return state
 

@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from outpace.core import Draft
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.support.best_first import best_first
+from outpace.drafters.support.memories import Memories
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.tree import depths
@@ -52,8 +53,9 @@ class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
     Attributes:
         max_nodes: tokens in the tree, at least 1.
         top_k: candidates kept per token, at least 1.
-        share: learn from all sequences of an engine together; otherwise each starts empty. (Under
-            ``rejection`` the tokens of a seed depend on the drafts, so, if shared, on earlier requests.)
+        share: learn from all sequences of an engine that share a memory (``Speculation.memory``); otherwise
+            each starts empty. (Under ``rejection`` the tokens of a seed depend on the drafts, so, if shared,
+            on earlier requests.)
     """
 
     max_nodes: int = 80
@@ -72,13 +74,12 @@ class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
     def trees(self) -> bool:
         return self.top_k > 1 and self.max_nodes > 1
 
-    def prepare(self, target: TargetModel) -> NDArray[np.int32]:
+    def prepare(self, target: TargetModel) -> Memories[NDArray[np.int32]]:
         size = target.vocabulary
-        return np.full((size + 1, min(self.top_k, size)), size, dtype=np.int32)
+        return Memories(lambda: np.full((size + 1, min(self.top_k, size)), size, dtype=np.int32))
 
-    def start(self, sequence: Sequence, shared: Any) -> TokenRecyclingState:
-        # The matrix that ``prepare`` made stays empty if sequences learn separately.
-        return TokenRecyclingState(sequence, shared if self.share else shared.copy())
+    def start(self, sequence: Sequence, shared: Memories[NDArray[np.int32]]) -> TokenRecyclingState:
+        return TokenRecyclingState(sequence, shared.of(sequence) if self.share else shared.new())
 
     def draft(self, state: TokenRecyclingState) -> Draft:
         sequence, follow = state.sequence, state.follow
