@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ from torch import Tensor
 from outpace.core import OutpaceError
 
 _LEAST_ROOM = 256  # rows of the smallest length class
+_LEAST_COLUMNS = 1024  # that a forward of fixed shapes sees, in a lane of as many: fewer shapes
 _TOGETHER = 16  # keys and values of layers in one buffer: one copy moves all, one at a time is made anew
 
 
@@ -230,8 +232,6 @@ class _Lane:
         self.places = places
         self.room = room
         self._parts = parts
-        # Where a static lane's forwards write: (device, width) -> places [B, 1] and rows [B, width].
-        self.fixed: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}
         self.buffers = [_zeros(part, places, room) for part in parts]
 
     @property
@@ -287,8 +287,8 @@ class _Lane:
 
     def move(self, places: list[int], sources: list[int], targets: list[int]) -> None:
         """Copy rows within their slots. All are read before any is written."""
-        devices = {part.shape.device for part in self._parts}
-        indices = {device: torch.tensor([places, sources, targets], device=device) for device in devices}
+        made, devices = torch.tensor([places, sources, targets]), {part.shape.device for part in self._parts}
+        indices = {device: made.to(device, non_blocking=True) for device in devices}
         for part, buffer in zip(self._parts, self.buffers, strict=True):
             place, source, target = indices[part.shape.device].unbind()
             buffer[:, place, :, target] = buffer[:, place, :, source]
@@ -342,8 +342,8 @@ class KVCache(Cache):
         layers: shape of each layer's rows.
         slots: sequences to make room for at once.
         length: rows to make room for in each of these slots, those of a draft included.
-        static: fixed shapes, for compiled steps and CUDA graphs: one lane, of which a forward covers every
-            slot and every row, whatever is in use; outgrowing it is an error.
+        static: buffers that never move, for forwards of fixed shapes: one lane, of which such a forward
+            covers slots and rows by powers of two; outgrowing it is an error.
         capacity: rows that may be reserved in all; None for no limit.
         spread: 1 keeps slots strictly by class; ``math.inf`` keeps all slots in one lane.
 
@@ -542,11 +542,11 @@ class KVCache(Cache):
     # -- the forward -------------------------------------------------------------------------------------
 
     def begin(self, widths: Mapping[Slot, int], pad_to: int = 0) -> list[Window]:
-        """Open a forward; a window per lane. A static cache's covers all its slots.
+        """Open a forward; a window per lane.
 
         Args:
             widths: rows that each slot feeds, at least one of them any.
-            pad_to: least width of the forward.
+            pad_to: least width of the forward. In a static cache one above 0 asks for fixed shapes.
 
         Raises:
             CacheFull: no room for the rows.
@@ -559,7 +559,8 @@ class KVCache(Cache):
             lanes.setdefault(seat.lane, {})[seat.place] = width
             seat.written = max(seat.written, seat.length + width)
         self._open = {seat.slot: width for seat, width in seats.items()}
-        self._windows = [Window(lane, places, pad_to, self.static) for lane, places in lanes.items()]
+        fixed = self.static and pad_to > 0
+        self._windows = [Window(lane, places, pad_to, fixed) for lane, places in lanes.items()]
         return self._windows
 
     def keep(self, paths: Mapping[Slot, Sequence[int]]) -> None:
@@ -634,18 +635,20 @@ class Window:
 
     Attributes:
         lane: where they are.
-        start, stop: the places that the forward covers; a slot there that feeds nothing has width 0.
+        start, stop: the places that the forward covers; a slot there that feeds nothing has width 0. With
+            fixed shapes ``start`` is 0 and ``stop`` a power of two, or the number of places.
         slots: those at these places; None where none is in use.
         width: rows of the forward, for each slot; those past a slot's own are padding.
-        columns: rows of the cache that its attention sees, from 0 on.
+        columns: rows of the cache that its attention sees, from 0 on. With fixed shapes a power of two, at
+            least 1024, or the lane's room.
         span: where the new rows lie, if that is the same for all and there is no padding.
     """
 
-    def __init__(self, lane: _Lane, widths: Mapping[int, int], pad_to: int = 0, static: bool = False) -> None:
+    def __init__(self, lane: _Lane, widths: Mapping[int, int], pad_to: int = 0, fixed: bool = False) -> None:
         self.lane = lane
-        self._static = static
-        # A static one covers every place and every row, so that shapes depend on nothing but the width.
-        self.start, self.stop = (0, lane.places) if static else (min(widths), max(widths) + 1)
+        self.start, self.stop = min(widths), max(widths) + 1
+        if fixed:
+            self.start, self.stop = 0, min(power_of_two(self.stop), lane.places)
         covered = range(self.start, self.stop)
         self.seats = [lane.seats[place] if place < len(lane.seats) else None for place in covered]
         self.slots = [None if seat is None else seat.slot for seat in self.seats]
@@ -653,14 +656,25 @@ class Window:
         self.offsets = [0 if seat is None else seat.length for seat in self.seats]
         self.width = max(*widths.values(), pad_to)
         ends = [offset + width for offset, width in zip(self.offsets, self.widths, strict=True) if width]
-        self.columns = lane.room if static else max(ends)
+        self.columns = max(ends)
+        if fixed:
+            self.columns = min(max(power_of_two(self.columns), _LEAST_COLUMNS), lane.room)
         first = self.offsets[0]
         even = all(o == first for o in self.offsets) and all(w == self.width for w in self.widths)
-        self.span = slice(first, first + self.width) if even and not static else None
+        self.span = slice(first, first + self.width) if even and not fixed else None
         self._written: dict[torch.device, tuple[Tensor, Tensor]] = {}
-        places = slice(self.start, self.stop)
-        self._targets = lane.by_layer(places, self.span or slice(None))
-        self._views = lane.by_layer(places, slice(self.columns))
+
+    @property
+    def places(self) -> slice:
+        return slice(self.start, self.stop)
+
+    @cached_property
+    def _targets(self) -> list[tuple[Tensor, Tensor]]:
+        return self.lane.by_layer(self.places, self.span or slice(None))
+
+    @cached_property
+    def _views(self) -> list[tuple[Tensor, Tensor]]:
+        return self.lane.by_layer(self.places, slice(self.columns))
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write a layer's new rows, each [B, heads, width, size]; returns views [B, heads, columns, size]."""
@@ -681,13 +695,37 @@ class Window:
                 [*range(offset, offset + width), *[scratch] * (self.width - width)]
                 for offset, width in zip(self.offsets, self.widths, strict=True)
             ]
-            made, key = torch.tensor(rows), (device, self.width)
-            if self._static and key in self.lane.fixed:
-                self.lane.fixed[key][1].copy_(made)
-                self._written[device] = self.lane.fixed[key]
-            else:
-                sequences = torch.arange(len(rows), device=device)[:, None]
-                self._written[device] = (sequences, made.to(device))
-                if self._static:
-                    self.lane.fixed[key] = self._written[device]
+            sequences = torch.arange(len(rows), device=device)[:, None]
+            self._written[device] = sequences, torch.tensor(rows).to(device, non_blocking=True)
         return self._written[device]
+
+
+class FixedRows:
+    """Where forwards of one fixed shape write and read, step after step: as ``Window``, made once.
+
+    Args:
+        window: of the first such forward.
+        device: where it is told which rows are written.
+
+    Attributes:
+        rows: of the cache, that are written, [B, width]; set before a forward.
+    """
+
+    def __init__(self, window: Window, device: torch.device) -> None:
+        self.width, self.columns, self.scratch = window.width, window.columns, window.lane.room
+        self.sequences = torch.arange(window.stop, device=device)[:, None]
+        self.rows = self.sequences  # until a forward sets it
+        self._targets = window.lane.by_layer(window.places, slice(None))
+        self._views = window.lane.by_layer(window.places, slice(window.columns))
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write a layer's new rows, each [B, heads, width, size]; returns views [B, heads, columns, size]."""
+        for target, new in zip(self._targets[layer], (keys, values), strict=True):
+            sequences, rows = self.sequences.to(target.device), self.rows.to(target.device)
+            target[sequences, :, rows] = new.transpose(1, 2)
+        return self._views[layer]
+
+
+def power_of_two(number: int) -> int:
+    """The power of two at or above a number."""
+    return 1 << max(number - 1, 0).bit_length()

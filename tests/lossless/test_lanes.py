@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import torch
 
+from devices import DEVICES
 from models import tiny_llama
 from outpace.cache import KVCache, Slot, Window, _Lane
 from outpace.core import SamplingParams
@@ -20,14 +20,6 @@ from outpace.testing import ToyTarget
 PROMPTS = [[5, 3], [(7 * i) % 31 + 1 for i in range(90)], [4, 4, 8] * 8, [9]]
 GREEDY = SamplingParams(max_new_tokens=30, ignore_eos=True)
 SAMPLED = SamplingParams(max_new_tokens=30, temperature=0.8, seed=7, ignore_eos=True)
-
-CUDA = pytest.param(
-    "cuda",
-    marks=[
-        pytest.mark.gpu,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    ],
-)
 
 
 def llama(device: str = "cpu") -> CausalTarget:
@@ -85,7 +77,7 @@ def decode(target: TargetModel, drafter: Any, params: SamplingParams) -> list[li
     return [sequence.output for sequence in sequences]
 
 
-@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_are_those_of_each_alone(

@@ -12,18 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from devices import GPU
 from outpace.cache import CacheFull, KVCache, LayerShape, RowShape, Slot, Window, _Lane
 from outpace.core import OutpaceError
 
 CPU = torch.device("cpu")
-CUDA = pytest.param(
-    torch.device("cuda"),
-    marks=[
-        pytest.mark.gpu,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    ],
-)
-DEVICES = [CPU, CUDA]
+DEVICES = [CPU, pytest.param(torch.device("cuda"), marks=GPU)]
 
 
 def shape(heads: int, size: int, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> RowShape:
@@ -457,12 +451,12 @@ def check_zeros_of(cache: KVCache, slot: Slot, start: int) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_static_shapes(device: torch.device) -> None:
-    """Every forward covers all slots and all rows, whatever is in use; the places to write have one shape."""
-    cache = KVCache(layers_on(device), 4, 16, static=True)
-    assert (cache.max_slots, cache.max_length, cache.cost(3)) == (4, 16, 16)
+    """A forward covers slots and columns by powers of two; the places to write have one shape for each."""
+    cache = KVCache(layers_on(device), 6, 16, static=True)
+    assert (cache.max_slots, cache.max_length, cache.cost(3)) == (6, 16, 16)
     seen = set()
     slots: list[Slot] = []
-    for count in (1, 2, 4):
+    for count in (1, 2, 3, 5, 6):
         while len(slots) < count:
             slots.append(cache.allocate())
         for first in range(count):
@@ -471,7 +465,22 @@ def test_static_shapes(device: torch.device) -> None:
             sequences, places = window.written(device)
             seen.add((len(window.slots), window.width, window.columns, sequences.shape, places.shape))
             cache.keep({})
-    assert seen == {(4, 2, 16, (4, 1), (4, 2))}
+    assert seen == {(count, 2, 16, (count, 1), (count, 2)) for count in (1, 2, 4, 6)}
+
+
+def test_columns_of_fixed_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outpace.cache._LEAST_COLUMNS", 4)
+    cache = KVCache(LAYERS, 1, 20, static=True)
+    slot = cache.allocate()
+    seen = []
+    for _ in range(20):
+        (window,) = cache.begin({slot: 1}, pad_to=1)
+        seen.append(window.columns)
+        cache.keep({slot: [0]})
+    assert seen == [4] * 4 + [8] * 4 + [16] * 8 + [20] * 4
+    cache.truncate(slot, 5)
+    (window,) = cache.begin({slot: 1})
+    assert window.columns == 6 and window.span == slice(5, 6)  # as large as it must be
 
 
 def test_outgrowing_a_static_cache() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from devices import DEVICES
 from outpace.choosing import _SHORTLISTS, NO_TOKEN, Ask, Tree, _along, _draw_cut, _everywhere, _limits, choose
 from outpace.core import Draft, NoTokenLeft, SamplingParams
 from outpace.sampling import Key, Logits, Processor, noisy_argmax, warp
@@ -18,8 +19,6 @@ from outpace.sequence import KeyedDraw, Sequence
 from outpace.tree import path_to
 from outpace.verify import load_verifier
 
-GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 
 

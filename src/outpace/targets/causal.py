@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor
 from transformers import Cache as ModelCache
 from transformers import PreTrainedModel
 
-from outpace.cache import Cache, KVCache, LayerShape, RowShape, Slot, Window
+from outpace.cache import Cache, FixedRows, KVCache, LayerShape, RowShape, Slot, Window, power_of_two
 from outpace.core import OutpaceError, Source, UnsupportedModel
 from outpace.targets.base import (
     HiddenStates,
@@ -27,12 +29,15 @@ from outpace.targets.base import (
     own_cache,
 )
 from outpace.targets.checks import context_of, end_tokens, family, refuse_by_config
+from outpace.targets.graphs import MOST_ROWS, WIDEST, Inputs, Made, Runner, runner_for
 from outpace.targets.layers import keep_layers
-from outpace.targets.masks import MaskMaker
+from outpace.targets.masks import Mask, MaskMaker, placed
 from outpace.targets.self_test import agree, self_test
 from outpace.tree import depths
 
 _NOTHING = Rows(())
+# Shape of a forward -> its inputs, and what runs it.
+_Known = dict[tuple[Any, ...], tuple[Inputs, Callable[[], Made]]]
 
 
 class CacheAdapter(ModelCache):
@@ -42,7 +47,7 @@ class CacheAdapter(ModelCache):
         places: layer of the model -> layer of the cache. (Layers that share another's keys have none.)
     """
 
-    def __init__(self, window: Window, places: dict[int, int]) -> None:
+    def __init__(self, window: Window | FixedRows, places: dict[int, int]) -> None:
         super().__init__(layers=[])
         self._window = window
         self._places = places
@@ -99,6 +104,19 @@ class Probe(CacheAdapter):
         return key_states, value_states
 
 
+class _Fixed:
+    """What a target keeps for its forwards of fixed shapes.
+
+    Attributes:
+        of: cache -> shape -> inputs, and what runs such a forward. It goes with the cache.
+        model: compiled, where that is asked for and done.
+    """
+
+    def __init__(self) -> None:
+        self.of: weakref.WeakKeyDictionary[KVCache, _Known] = weakref.WeakKeyDictionary()
+        self.model: Any = None
+
+
 class CausalTarget(TargetModel):
     """A decoder-only transformers model.
 
@@ -107,17 +125,30 @@ class CausalTarget(TargetModel):
 
     Args:
         model: loaded, in evaluation mode, on one device or spread over several.
-        static: fixed shapes, for compiled steps: every forward has a row for each slot of the cache, a width
-            that is a power of two, and the whole length of the cache. The cache then does not grow.
+        static: fixed shapes, in a cache that does not grow: a forward whose logits are wanted covers slots,
+            rows of a slot and columns by powers of two, as far as there are at most 128 rows of a slot and
+            512 in all; wider ones and those without logits (chunks of prompts) are as wide as they must be.
+            On a CUDA device each shape is captured as a graph when it is first met, and then replayed.
+        runner: what runs forwards of fixed shapes; None for graphs where the model is on one CUDA device.
+        compiled: options of ``torch.compile``, for the model in forwards of fixed shapes; None leaves it as
+            it is.
         check: run the self-test. Turn it off only for a model it has passed on.
 
     Raises:
         UnsupportedModel: named by family, with the reason.
+        OutpaceError: options for fixed shapes without ``static``.
     """
 
     _table: Tensor  # embeddings of ids past the vocabulary, where there are any
 
-    def __init__(self, model: PreTrainedModel, static: bool = False, check: bool = True) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        static: bool = False,
+        check: bool = True,
+        runner: Runner | None = None,
+        compiled: Mapping[str, Any] | None = None,
+    ) -> None:
         refuse_by_config(model)
         self.model = model
         self.static = static
@@ -125,12 +156,18 @@ class CausalTarget(TargetModel):
         self.context = context_of(config)
         self.eos_token_ids = end_tokens(model)
         self._keep_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._masks = MaskMaker(config, model.dtype, fixed=static)
-        self._inputs: dict[tuple[int, int], Tensor] = {}  # of a static target, [2, B, width] by shape
+        self._masks = MaskMaker(config, model.dtype)
         self.device = device_of(model.get_input_embeddings())
         self._hidden_size: int = config.hidden_size
         self._scale = scale_of(config)
         self._probe()
+        if not static and (runner is not None or compiled is not None):
+            raise OutpaceError("runner and compiled are for forwards of fixed shapes: give static=True too")
+        self._compiled = compiled
+        self._fixed = _Fixed()
+        if static:
+            devices = {shape.keys.device for shape in self._layers} | {w.device for w in model.parameters()}
+            self._runner = runner or runner_for(self.device, devices)
         if check:
             embeddings: Any = model.get_input_embeddings()
             self_test(self, model, embeddings.weight.shape[0], self._plain)
@@ -165,9 +202,11 @@ class CausalTarget(TargetModel):
         """
         if self.model.training:
             raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
-        widths = {slot: len(row.tokens) for slot, row in feeds.items()}
-        pad_to = _bucket(max(widths.values())) if self.static else 0
-        windows = own_cache(self, cache, KVCache).begin(widths, pad_to)
+        own, widths = own_cache(self, cache, KVCache), {slot: len(row.tokens) for slot, row in feeds.items()}
+        width = self._fixed_width(own, max(widths.values())) if logits_from is not None else 0
+        windows = own.begin(widths, width)
+        if width:
+            return self._pass_fixed(own, windows[0], feeds, logits_from or 0, hidden_layers, states)
         return Output.join([self._pass(one, feeds, logits_from, hidden_layers, states) for one in windows])
 
     def _pass(
@@ -181,36 +220,102 @@ class CausalTarget(TargetModel):
         """A forward of the model over one window."""
         rows = rows_of(window, feeds)
         tokens, positions = inputs_of(rows, window)
-        ids, places = self._placed(tokens, positions).unbind()
+        # One tensor for both: one copy to the device.
+        ids, places = torch.tensor([tokens, positions]).to(self.device, non_blocking=True).unbind()
         wanted = 0 if logits_from is None else max(window.width - logits_from, 0)
+        given = {"input_ids": ids} if states is None else {"inputs_embeds": _padded(window, states)}
+        made = self._made(
+            self.model,
+            given,
+            self._masks(rows, window, positions, self.device),
+            places,
+            CacheAdapter(window, self._places),
+            wanted,
+            hidden_layers,
+        )
+        return Output.of(
+            window.slots, feeds, made.logits[:, -wanted:] if wanted else None, logits_from, made.hidden
+        )
+
+    def _made(
+        self,
+        model: Any,
+        given: Mapping[str, Tensor],
+        mask: Mask,
+        positions: Tensor,
+        cache: CacheAdapter,
+        wanted: int,
+        hidden_layers: Sequence[int],
+    ) -> Made:
+        """What the model, as it is or compiled, makes of rows; logits of at least the last ``wanted``."""
         # transformers takes 0 for all of them.
         more: dict[str, Any] = {"logits_to_keep": max(wanted, 1)} if self._keep_logits else {}
         if hidden_layers:
             more["output_hidden_states"] = True
-        given: dict[str, Any] = {"input_ids": ids}
-        if states is not None:
-            given = {"inputs_embeds": _padded(window, states)}
-        output = self.model(
+        output = model(
             **given,
-            attention_mask=self._masks(rows, window, positions, self.device),
-            position_ids=places,
-            past_key_values=CacheAdapter(window, self._places),
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
             use_cache=True,
             **more,
         )
-        hidden = {layer: output.hidden_states[layer] for layer in hidden_layers}
-        logits = output.logits[:, -wanted:] if wanted else None
-        return Output.of(window.slots, feeds, logits, logits_from, hidden)
+        return Made(output.logits, {layer: output.hidden_states[layer] for layer in hidden_layers})
 
-    def _placed(self, tokens: list[list[int]], positions: list[list[int]]) -> Tensor:
-        """Ids and positions on the device, [2, B, width]; a static target's are written in place."""
-        made = torch.tensor([tokens, positions])  # one tensor for both: one copy to the device
-        if not self.static:
-            return made.to(self.device)
-        shape = len(tokens), len(tokens[0])
-        if shape not in self._inputs:
-            self._inputs[shape] = torch.empty((2, *shape), dtype=torch.long, device=self.device)
-        return self._inputs[shape].copy_(made)
+    # -- fixed shapes ------------------------------------------------------------------------------------
+
+    def _fixed_width(self, cache: KVCache, width: int) -> int:
+        """Width of a forward of fixed shapes; 0 where that does not pay."""
+        width = power_of_two(width)
+        pays = width <= WIDEST and power_of_two(len(cache)) * width <= MOST_ROWS
+        return width if self.static and pays else 0
+
+    def _pass_fixed(
+        self,
+        cache: KVCache,
+        window: Window,
+        feeds: Mapping[Slot, Rows],
+        logits_from: int,
+        hidden_layers: Sequence[int],
+        states: Mapping[Slot, Tensor] | None,
+    ) -> Output:
+        """A forward of fixed shapes over one window: captured when its shape is new, run again otherwise."""
+        rows, layers = rows_of(window, feeds), tuple(hidden_layers)
+        nodes = power_of_two(window.width + max(len(row.fed) for row in rows))
+        shape = (window.stop, window.width, window.columns, nodes, layers, states is not None)
+        known = self._fixed.of.setdefault(cache, {})
+        if shape in known:
+            inputs, run = known[shape]
+            inputs.fill(rows, window, states)
+        else:
+            inputs = Inputs(window, nodes, self.hidden, states is not None)
+            inputs.fill(rows, window, states)
+            run = self._runner.capture(partial(self._forward_fixed, inputs, layers))
+            known[shape] = inputs, run
+        made = run()
+        return Output.of(window.slots, feeds, made.logits[:, logits_from:], logits_from, made.hidden)
+
+    def _forward_fixed(self, inputs: Inputs, hidden_layers: Sequence[int]) -> Made:
+        """The forward from what lies in the inputs; nothing in it depends on the host."""
+        rows = inputs.rows
+        at = placed(inputs.numbers, rows.width, rows.columns, self._masks.sliding)
+        rows.rows = torch.where(at.real, at.rows, rows.scratch)
+        given = {"input_ids": at.tokens} if inputs.states is None else {"inputs_embeds": inputs.states}
+        mask, adapter = self._masks.form(at.full, at.near), CacheAdapter(rows, self._places)
+        return self._made(self._fixed_model(), given, mask, at.positions, adapter, rows.width, hidden_layers)
+
+    def _fixed_model(self) -> Any:
+        if self._compiled is None:
+            return self.model
+        if self._fixed.model is None:
+            self._fixed.model = torch.compile(self.model, dynamic=False, **self._compiled)
+        return self._fixed.model
+
+    def _twin(self) -> CausalTarget:
+        """A copy, whose model or embeddings may be exchanged."""
+        found = copy.copy(self)
+        found._fixed = _Fixed()
+        return found
 
     @property
     def layers(self) -> int:
@@ -219,7 +324,7 @@ class CausalTarget(TargetModel):
 
     def some_layers(self, layers: Sequence[int], bare: bool = False) -> CausalTarget:
         """See ``TargetModel``. With ``bare`` norm and head are left out: the logits are hidden states."""
-        part = copy.copy(self)
+        part = self._twin()
         part.model = keep_layers(self.model, layers, bare)
         probe = Probe()
         with torch.inference_mode():
@@ -233,7 +338,7 @@ class CausalTarget(TargetModel):
 
     def with_embeddings(self, table: Tensor | int) -> CausalTarget:
         embeddings: Any = self.model.get_input_embeddings()
-        found = copy.copy(self)
+        found = self._twin()
         found._table = extra_rows(embeddings.weight, table)
         found.extra = len(found._table)
         answers = []
@@ -397,8 +502,3 @@ def positions_of(row: Rows, offset: int, width: int) -> list[int]:
     places = range(size) if row.parents is None else depths(row.tree)[fed:]
     positions = [offset - fed + depth for depth in places]
     return positions + [positions[-1] if positions else 0] * (width - size)
-
-
-def _bucket(width: int) -> int:
-    """The power of two at or above a width."""
-    return 1 << max(width - 1, 0).bit_length()

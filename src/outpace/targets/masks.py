@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,20 +29,16 @@ class MaskMaker:
     A model whose config lists ``layer_types`` gets a dict with one mask per kind; else a ``sliding_window``
     in the config is cut from the one mask.
 
-    Args:
-        fixed: masks of one shape are written to one tensor, in place.
-
     Attributes:
         by_kind: whether the model takes a dict. Some list ``layer_types`` and take none; the target tries.
+        sliding: positions that a row sees at most in the layers with a window; None where there are none.
 
     Raises:
         UnsupportedModel: attention of a kind, or an implementation of it, that no tree mask is known for.
     """
 
-    def __init__(self, config: Any, dtype: torch.dtype, fixed: bool = False) -> None:
+    def __init__(self, config: Any, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._fixed = fixed
-        self._buffers: dict[tuple[torch.Size, str], Tensor] = {}
         self._additive = _additive(config)
         kinds = getattr(config, "layer_types", None)
         self._kinds = sorted(set(kinds)) if kinds else []
@@ -54,7 +50,7 @@ class MaskMaker:
             )
         self.by_kind = bool(self._kinds)
         window = getattr(config, "sliding_window", None) or None  # some configs have 0 for none
-        self._sliding: int | None = window if not self._kinds or _SLIDING in self._kinds else None
+        self.sliding: int | None = window if not self._kinds or _SLIDING in self._kinds else None
 
     @property
     def kinds(self) -> int:
@@ -64,15 +60,15 @@ class MaskMaker:
     def one(self, device: torch.device) -> Mask:
         """The mask of a single token that sees itself."""
         seen = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
-        return self._form(seen, seen, device)
+        return self.form(seen, seen)
 
     def given(self, seen: Tensor, positions: Tensor) -> Mask:
         """The mask of a forward without a cache. ``seen``: [B, N, N]; ``positions``: of each row, [B, N]."""
         near = seen
-        if self._sliding is not None:
-            near = seen & (positions[:, None, :] > positions[:, :, None] - self._sliding)
+        if self.sliding is not None:
+            near = seen & (positions[:, None, :] > positions[:, :, None] - self.sliding)
         full = seen[:, None]
-        return self._form(full, full if self._sliding is None else near[:, None], seen.device)
+        return self.form(full, full if self.sliding is None else near[:, None])
 
     def __call__(
         self, rows: Sequence[Rows], window: Window, positions: Sequence[Sequence[int]], device: torch.device
@@ -81,8 +77,7 @@ class MaskMaker:
         if self._is_plain(rows, window):
             return dict.fromkeys(self._kinds) if self.by_kind else None
         make = tree_masks if device.type == "cpu" else tree_masks_on
-        full, near = make(rows, window, positions, self._sliding, device)
-        return self._form(full, near, device)
+        return self.form(*make(rows, window, positions, self.sliding, device))
 
     def _is_plain(self, rows: Sequence[Rows], window: Window) -> bool:
         """Tell whether the model's own causal mask will do: no mask lets sdpa pick its fastest kernels.
@@ -90,35 +85,30 @@ class MaskMaker:
         That is one row for each sequence, all of one length; or, on sdpa, which takes no mask for a causal
         one, the first rows of a text.
         """
-        if window.span is None or (self._sliding is not None and window.columns > self._sliding):
+        if window.span is None or (self.sliding is not None and window.columns > self.sliding):
             return False
         chains = all(row.parents is None or is_chain(row.tree) for row in rows)
         return chains and (window.width == 1 or (window.span.start == 0 and not self._additive))
 
-    def _form(self, full: Tensor, sliding: Tensor, device: torch.device) -> Mask:
+    def form(self, full: Tensor, near: Tensor) -> Mask:
+        """Masks as the model takes them, of boolean ones [B, 1, width, columns].
+
+        Args:
+            full, near: what a row sees, in all and within the window.
+        """
         if not self.by_kind:
-            return self._tensor(full if self._sliding is None else sliding, device)
-        masks = {kind: sliding if kind == _SLIDING else full for kind in self._kinds}
-        if self._fixed:
-            return {kind: self._tensor(mask, device, kind) for kind, mask in masks.items()}
+            return self._tensor(full if self.sliding is None else near)
         # Below the window both are one tensor, and one mask will do.
-        distinct = {id(mask): mask for mask in masks.values()}
-        tensors = {key: self._tensor(mask, device) for key, mask in distinct.items()}
+        masks = {kind: near if kind == _SLIDING else full for kind in self._kinds}
+        tensors = {key: self._tensor(mask) for key, mask in {id(m): m for m in masks.values()}.items()}
         return {kind: tensors[id(mask)] for kind, mask in masks.items()}
 
-    def _tensor(self, seen: Tensor, device: torch.device, kind: str = _FULL) -> Tensor:
-        """A mask in the form that the model takes, on its device."""
-        if not self._additive and not self._fixed:
-            return seen.to(device)
-        dtype = self._dtype if self._additive else torch.bool
-        mask = self._buffers.get((seen.shape, kind))
-        if mask is None:
-            mask = torch.empty(seen.shape, dtype=dtype, device=device)
-            if self._fixed:
-                self._buffers[seen.shape, kind] = mask
+    def _tensor(self, seen: Tensor) -> Tensor:
+        """A mask as the attention takes it."""
         if not self._additive:
-            return mask.copy_(seen)
-        return mask.zero_().masked_fill_(~seen.to(device), torch.finfo(dtype).min)
+            return seen
+        mask = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device)
+        return mask.masked_fill_(~seen, torch.finfo(self._dtype).min)
 
 
 def _additive(config: Any) -> bool:
@@ -183,32 +173,92 @@ def tree_masks_on(
     sliding: int | None,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """The masks of ``tree_masks``, made on a device: only trees, lengths and positions are copied to it."""
-    width = window.width
-    most = width + max(len(row.fed) for row in rows)  # nodes of a tree, those fed before included
-    trees = np.zeros((len(rows), width, most), dtype=np.bool_)
-    numbers = np.zeros((len(rows), 2 + width + most), dtype=np.int64)
-    for place, (row, offset) in enumerate(zip(rows, window.offsets, strict=True)):
+    """The masks of ``tree_masks``, made on a device: only lengths and parents are copied to it."""
+    nodes = window.width + max(len(row.fed) for row in rows)
+    numbers = torch.from_numpy(packed(rows, window.offsets, window.width, nodes))
+    made = placed(numbers.to(device, non_blocking=True), window.width, window.columns, sliding)
+    return made.full, made.near
+
+
+def packed(rows: Sequence[Rows], offsets: Sequence[int], width: int, nodes: int) -> NDArray[np.int64]:
+    """All that a device must know of a forward's rows, in one array [B, 3 + width + nodes].
+
+    Of each sequence: its rows before the tree, the tree's rows that were fed before and those fed now, the
+    tokens of the latter, and the parents of all.
+
+    Args:
+        offsets: committed rows of each sequence.
+        nodes: most rows of a tree, those fed before included.
+    """
+    numbers = np.full((len(rows), 3 + width + nodes), -1, dtype=np.int64)
+    numbers[:, : 3 + width] = 0
+    for place, (row, offset) in enumerate(zip(rows, offsets, strict=True)):
         size, fed = len(row.tokens), len(row.fed)
-        trees[place, :size, : fed + size] = _ancestors(row)
-        numbers[place, :2] = offset - fed, size
-        numbers[place, 2 : 2 + width] = positions[place]
-        numbers[place, 2 + width : 2 + width + fed + size] = depths(row.tree)
-    base, sizes, at, deep = torch.from_numpy(numbers).to(device).split([1, 1, width, most], dim=1)
-    columns = torch.arange(window.columns, device=device)[None]
-    node = columns - base  # [B, columns]: which node a column holds; below 0 for the rows before the tree
-    inside = (node >= 0) & (node < most)
-    index = node.clamp(0, most - 1)
-    tree = torch.from_numpy(trees).to(device).gather(2, index[:, None].expand(-1, width, -1))
-    seen = (tree & inside[:, None]) | (node < 0)[:, None]
-    padding = (torch.arange(width, device=device)[None] >= sizes)[..., None]
-    first = (columns == 0)[:, None]
-    full = torch.where(padding, first, seen)[:, None]
-    if sliding is None:
-        return full, full
-    column_at = torch.where(inside, base + deep.gather(1, index), columns)
-    near = seen & (column_at[:, None, :] > at[..., None] - sliding)
-    return full, torch.where(padding, first, near)[:, None]
+        numbers[place, :3] = offset - fed, fed, size
+        numbers[place, 3 : 3 + size] = row.tokens
+        numbers[place, 3 + width : 3 + width + fed + size] = row.tree
+    return numbers
+
+
+class Placed(NamedTuple):
+    """The rows of a forward, on a device.
+
+    Attributes:
+        tokens: [B, width]; 0 in padding.
+        positions: [B, width]; legal ones in padding.
+        rows: of the cache, that each is written to, [B, width]; only those of ``real``.
+        real: which rows are no padding, [B, width].
+        full, near: masks [B, 1, width, columns], as those of ``tree_masks``.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    rows: Tensor
+    real: Tensor
+    full: Tensor
+    near: Tensor
+
+
+def placed(numbers: Tensor, width: int, columns: int, sliding: int | None) -> Placed:
+    """Unpack what ``packed`` packed, on its device; the host reads none of it."""
+    base, fed, size = numbers[:, :3].split(1, dim=1)
+    tokens, parents = numbers[:, 3 : 3 + width], numbers[:, 3 + width :]
+    nodes = parents.shape[1]
+    own = torch.arange(width, device=numbers.device)[None]
+    node = (fed + own).clamp(max=nodes - 1)  # [B, width]: each row's place in its tree
+    real = own < size
+    tree = ancestors(parents)
+    deep = tree.sum(dim=-1) - 1
+    positions = base + deep.gather(1, node)
+    column = torch.arange(columns, device=numbers.device)[None]
+    held = column - base  # [B, columns]: the node that a column holds; below 0 in the rows before the tree
+    inside = (held >= 0) & (held < nodes)
+    index = held.clamp(0, nodes - 1)
+    line = tree.gather(1, node[..., None].expand(-1, -1, nodes))  # [B, width, nodes]
+    line = line.gather(2, index[:, None].expand(-1, width, -1)) & inside[:, None]
+    seen = line | (held < 0)[:, None]
+    first = (column == 0)[:, None]
+    full = near = torch.where(real[..., None], seen, first)[:, None]
+    if sliding is not None and sliding < columns:
+        column_at = torch.where(inside, base + deep.gather(1, index), column)
+        seen = seen & (column_at[:, None, :] > positions[..., None] - sliding)
+        near = torch.where(real[..., None], seen, first)[:, None]
+    return Placed(tokens, positions, base + fed + own, real, full, near)
+
+
+def ancestors(parents: Tensor) -> Tensor:
+    """``tree.ancestor_mask`` of trees on a device: parents [B, n] -> [B, n, n].
+
+    Each round doubles how far up a node has looked.
+    """
+    size = parents.shape[1]
+    above = torch.arange(size, device=parents.device)[None]
+    above = torch.where(parents < 0, above, parents)
+    seen = torch.eye(size, dtype=torch.bool, device=parents.device).expand(len(parents), -1, -1)
+    for _ in range((size - 1).bit_length()):
+        seen = seen | seen.gather(1, above[..., None].expand(-1, -1, size))
+        above = above.gather(1, above)
+    return seen
 
 
 def _ancestors(row: Rows) -> NDArray[np.bool_]:

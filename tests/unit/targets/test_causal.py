@@ -116,47 +116,6 @@ def test_chunked_prefill() -> None:
     assert answers[0] == answers[1] == answers[2]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_static_inputs_stay_where_they_are(name: str) -> None:
-    """Forwards of one width read the same tensors: nothing is allocated for a step, as graphs need it."""
-    target = target_of(name, static=True)
-    cache = target.new_cache(2, 64)
-    slots = fill(target, cache, PROMPTS[:2])
-    places: dict[int, set[tuple[int, ...]]] = {}
-    with recorded(target.model) as calls:
-        for width in (1, 4, 1, 4, 1):
-            target.forward(cache, {slots[width % 2]: Rows([3] * width)})
-            cache.keep({slots[width % 2]: [0]})
-            masks = calls[-1]["attention_mask"]
-            tensors = [calls[-1]["input_ids"], calls[-1]["position_ids"]]
-            tensors += [*masks.values()] if isinstance(masks, dict) else [masks]
-            (lane,) = cache._lanes
-            tensors += lane.fixed[target.device, width]
-            places.setdefault(width, set()).add(tuple(tensor.data_ptr() for tensor in tensors))
-    assert {width: len(found) for width, found in places.items()} == {1: 1, 4: 1}
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3", "mistral", "deepseek-v3"])
-def test_static_shapes(name: str) -> None:
-    """With a static target the shapes of a forward depend on nothing but the bucket of its width."""
-    expected = [g.tokens for g in Engine(target_of(name)).generate(PROMPTS, PARAMS)]
-    target = target_of(name, static=True)
-    engine = Engine(
-        target, Lookahead(window=3, ngram=3, guesses=2), slots=4, length=64, prefill_chunk=4, adaptive=False
-    )
-    with recorded(target.model) as calls:
-        assert [g.tokens for g in engine.generate(PROMPTS, PARAMS)] == expected
-        engine.generate(PROMPTS[:1], PARAMS)
-    widths = {call["input_ids"].shape[1] for call in calls}
-    assert widths <= {1, 2, 4, 8, 16} and len(widths) > 2
-    for call in calls:
-        width = call["input_ids"].shape[1]
-        masks = call["attention_mask"]
-        for mask in masks.values() if isinstance(masks, dict) else [masks]:
-            assert mask.shape == (4, 1, width, 64)
-        assert call["input_ids"].shape == call["position_ids"].shape == (4, width)
-
-
 def test_static_forward_of_some_slots() -> None:
     """Slots before and after those that feed rows are padding, and not in the output."""
     outputs: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -170,19 +129,6 @@ def test_static_forward_of_some_slots() -> None:
     assert fixed[0].shape == (5, VOCABULARY)
     assert torch.allclose(fixed[0], dynamic[0])
     assert torch.allclose(fixed[1], dynamic[1])
-
-
-def test_static_plain_decoding_has_one_shape() -> None:
-    target = target_of(static=True)
-    engine = Engine(target, slots=2, length=64)
-    for prompt in PROMPTS:
-        engine.add(prompt[-1:], PARAMS)
-        with recorded(target.model) as calls:
-            engine.step()
-            if len(engine.sequences) == 2:
-                engine.remove(engine.sequences[0])
-                engine.step()
-        assert {(c["input_ids"].shape, c["attention_mask"].shape) for c in calls} == {((2, 1), (2, 1, 1, 64))}
 
 
 def test_outgrowing_a_static_cache() -> None:

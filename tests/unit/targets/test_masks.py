@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from outpace.cache import KVCache, LayerShape, RowShape, Window
 from outpace.core import UnsupportedModel
 from outpace.targets import causal
 from outpace.targets.base import Rows
-from outpace.targets.masks import MaskMaker, tree_masks, tree_masks_on
+from outpace.targets.masks import MaskMaker, packed, placed, tree_masks, tree_masks_on
 from outpace.tree import depths
 
 CPU = torch.device("cpu")
@@ -31,7 +32,7 @@ def window_of(lengths: list[int], widths: list[int], static: int = 0) -> Window:
     slots = [cache.allocate() for _ in lengths]
     for slot, length in zip(slots, lengths, strict=True):
         cache._seats[slot].length = length
-    (window,) = cache.begin(dict(zip(slots, widths, strict=True)))
+    (window,) = cache.begin(dict(zip(slots, widths, strict=True)), pad_to=1 if static else 0)
     return window
 
 
@@ -45,6 +46,34 @@ def test_masks_made_on_a_device_are_those_made_on_the_cpu() -> None:
             expected = tree_masks(rows, window, positions, sliding, CPU)
             found = tree_masks_on(rows, window, positions, sliding, CPU)
             assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), sliding
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), sliding=st.sampled_from([None, 1, 3, 8]))
+def test_rows_are_placed_on_a_device_as_on_the_host(seed: int, sliding: int | None) -> None:
+    """Trees of all shapes, some fed in two parts; the nodes are padded to a power of two, as steps do."""
+    rng = random.Random(seed)
+    rows, lengths = [], []
+    for _ in range(rng.randint(1, 4)):
+        tree = [rng.randint(-1, node - 1) for node in range(rng.randint(1, 9))]
+        fed = rng.choice([0, 0, rng.randint(0, len(tree) - 1)])
+        rows.append(Rows(list(range(1, len(tree) - fed + 1)), tree[fed:], fed=tree[:fed]))
+        lengths.append(rng.randint(fed, 12))
+    window = window_of(lengths, [len(row.tokens) for row in rows], static=30)
+    positions = [causal.positions_of(row, o, window.width) for row, o in zip(rows, lengths, strict=True)]
+    found = placed(
+        torch.from_numpy(packed(rows, window.offsets, window.width, 16)), window.width, 30, sliding
+    )
+    expected = tree_masks(rows, window, positions, sliding, CPU)
+    assert torch.equal(found.full, expected[0]) and torch.equal(found.near, expected[1])
+    written = window.written(CPU)[1]
+    for place, row in enumerate(rows):
+        size = len(row.tokens)
+        assert found.real[place].tolist() == [node < size for node in range(window.width)]
+        assert found.tokens[place, :size].tolist() == row.tokens
+        assert found.positions[place, :size].tolist() == positions[place][:size]
+        assert found.positions[place].min() >= 0 and found.positions[place].max() <= max(positions[place])
+        assert torch.equal(found.rows[place, :size], written[place, :size])
 
 
 def positions_of(rows: list[Rows], window: Window) -> list[list[int]]:
@@ -83,10 +112,11 @@ def batches(draw: st.DrawFn) -> tuple[list[Rows], list[int]]:
 @given(batch=batches(), sliding=st.sampled_from([None, 1, 3, 8]), static=st.booleans())
 def test_definition(batch: tuple[list[Rows], list[int]], sliding: int | None, static: bool) -> None:
     rows, lengths = batch
-    if not static:  # at both ends slots that feed nothing are not in the window
+    if not static:  # where shapes are not fixed, slots at both ends that feed nothing are not in the window
         fed = [place for place, row in enumerate(rows) if row.tokens]
         rows, lengths = rows[fed[0] : fed[-1] + 1], lengths[fed[0] : fed[-1] + 1]
     window = window_of(lengths, [len(row.tokens) for row in rows], static=30 if static else 0)
+    rows, lengths = rows[: window.stop], lengths[: window.stop]
     kinds = ["full_attention", "sliding_attention"] if sliding else ["full_attention"]
     maker = MaskMaker(config(layer_types=kinds, sliding_window=sliding), torch.float32)
     masks = maker(rows, window, positions_of(rows, window), CPU)

@@ -1,0 +1,10 @@
+"""Devices for tests: the CPU, and a GPU where there is one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+CUDA = pytest.param("cuda", marks=GPU)
+DEVICES = ["cpu", CUDA]
