@@ -366,9 +366,11 @@ class Generation:
 class StreamedToken:
     """One accepted token: its id, the step (from 1) that accepted it, and the text that may be shown now.
 
-    ``text`` is "" without a tokenizer, and while a stop string or a character is incomplete.
+    ``text`` is "" without a tokenizer, and while a stop string or a character is incomplete. ``logprobs`` are
+    those that the parameters ask for.
     """
 
     token: int
     step: int
     text: str = ""
+    logprobs: TokenLogprobs | None = None

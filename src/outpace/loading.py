@@ -63,11 +63,11 @@ class Loaded:
         slots: int = 1,
         adaptive: Adaptive = "auto",
         observer: Observer | None = None,
+        **more: Any,
     ) -> Engine:
         """A new engine on this model; the arguments are those of ``Engine``."""
-        engine = Engine(
-            self.target, drafter, verifier, self.tokenizer, adaptive=adaptive, observer=observer, slots=slots
-        )
+        parts = self.target, drafter, verifier, self.tokenizer
+        engine = Engine(*parts, adaptive=adaptive, observer=observer, slots=slots, **more)
         if self.costs and isinstance(engine.governor, Governor):
             engine.governor.begin_with(self.costs)
         return engine
@@ -130,7 +130,7 @@ class Loaded:
 
         Args:
             messages: with "role" and "content", as chat templates take them.
-            options: for the template, such as ``tools``.
+            options: for the template, such as ``tools``, or ``add_generation_prompt=False``.
 
         Raises:
             OutpaceError: there is no chat template, or it rejects the messages.
@@ -139,7 +139,7 @@ class Loaded:
             raise OutpaceError(f"{self.name} has no chat template; leave --chat out")
         try:
             text: str = self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=False, **options
+                list(messages), tokenize=False, **{"add_generation_prompt": True, **options}
             )
         except Exception as error:  # a template may raise anything
             raise OutpaceError(f"the chat template of {self.name} failed: {first_line(error)}") from error

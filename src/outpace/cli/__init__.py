@@ -14,7 +14,7 @@ from outpace.cli.app import INTERRUPTED, app
 # isort: off
 from outpace.cli import demo, generate, chat, drafters  # noqa: F401
 from outpace.cli import bench, scaling, compare, tune, grow  # noqa: F401
-from outpace.cli import train, search, datastore  # noqa: F401
+from outpace.cli import train, search, datastore, serve  # noqa: F401
 # isort: on
 
 

@@ -37,6 +37,7 @@ class Handle:
         self._inbox = inbox
         self._key = object()  # the engine's thread knows the request by it, and keeps no handle alive
         self._accepted: asyncio.Future[None] = loop.create_future()
+        self._joined = asyncio.Event()
         self._unread: deque[StreamedToken] = deque()
         self._collects = collects  # only the result is wanted: tokens are not read, so none is late
         self._generation: Generation | None = None
@@ -51,6 +52,10 @@ class Handle:
     def cancel(self) -> None:
         """End the request; its slot is free by the next step. One that has ended is left as it is."""
         self._inbox.put(_Cancel(self._key))
+
+    async def joined(self) -> None:
+        """Wait until the request is in the batch, or has ended."""
+        await self._joined.wait()
 
     async def result(self) -> Generation:
         """Wait for the end; a cancelled request has the ``finish_reason`` ``"removed"``.
@@ -70,13 +75,25 @@ class Handle:
         return self
 
     async def __anext__(self) -> StreamedToken:
-        while not self._unread:
-            if self._error is not None:
-                raise self._error
-            if self.ended:
-                raise StopAsyncIteration
-            await self._change()
+        if not self._unread:
+            self._unread.extend(await self.read())
+        if not self._unread:
+            raise StopAsyncIteration
         return self._unread.popleft()
+
+    async def read(self) -> list[StreamedToken]:
+        """All tokens that have come since the last call, at least one; none once the request has ended.
+
+        Raises:
+            Exception: what ended the request with an error, once its tokens have been read.
+        """
+        while not self._unread and not self.ended:
+            await self._change()
+        if not self._unread and self._error is not None:
+            raise self._error
+        tokens = list(self._unread)
+        self._unread.clear()
+        return tokens
 
     async def _change(self) -> None:
         self._changed.clear()
@@ -89,6 +106,8 @@ class Handle:
     def _deliver(self, news: _News) -> None:
         """Take what a step has brought; called in the event loop."""
         self._unread.extend(news.tokens)
+        if news.joined or news.generation is not None or news.error is not None:
+            self._joined.set()
         if not self.ended:
             self._generation, self._error = news.generation, news.error
         if not self._accepted.done():
@@ -128,6 +147,7 @@ class _News:
     """What a step has brought for one handle."""
 
     handle: weakref.ref[Handle]
+    joined: bool = False
     tokens: list[StreamedToken] = field(default_factory=list)
     generation: Generation | None = None
     error: Exception | None = None
@@ -152,31 +172,39 @@ class AsyncEngine:
 
     Args:
         make: an engine that no other thread uses, or a function that makes one, called in the new thread.
-        max_waiting: requests that may wait for their first step, at least 1; with more, ``add`` raises
+        max_waiting: requests that may wait to join the batch, at least 1; with more, ``add`` raises
             ``QueueFull``, or waits.
         max_unread: tokens that a reader may lag behind before its request is ended with an error; None for
             no limit but its own ``max_new_tokens``. A slow reader slows nobody else.
+        on_failure: called in the engine's thread with what has ended it.
 
     Raises:
         OutpaceError: an argument of the wrong type.
     """
 
     def __init__(
-        self, make: Engine | Callable[[], Engine], *, max_waiting: int = 256, max_unread: int | None = None
+        self,
+        make: Engine | Callable[[], Engine],
+        *,
+        max_waiting: int = 256,
+        max_unread: int | None = None,
+        on_failure: Callable[[BaseException], object] | None = None,
     ) -> None:
         if not isinstance(make, Engine) and not callable(make):
             raise OutpaceError(f"AsyncEngine takes an Engine or a function that makes one, not {make!r}")
         self._made = make
         self._max_waiting = whole_number("max_waiting", max_waiting, 1)
         self._max_unread = None if max_unread is None else whole_number("max_unread", max_unread, 1)
+        self._on_failure = on_failure
         self._inbox: queue.SimpleQueue[_Add | _Cancel | _Stop] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the next four
-        self._waiting = 0  # requests that have been let in and not taken a step
+        self._waiting = 0  # requests that have been let in and not joined the batch
         self._closed = False
         self._failed: BaseException | None = None
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._running: dict[object, _Running] = {}  # by the key of their handle; the engine thread's own
-        self._first: set[object] = set()  # of these, those that have not taken a step
+        self._outside: set[object] = set()  # of these, those that have not joined the batch
+        self._memory_use: float | None = None
         self._news: list[tuple[asyncio.AbstractEventLoop, _News]] = []
         self._stop: _Stop | None = None
         self._torch_threads = torch.get_num_threads()
@@ -192,8 +220,18 @@ class AsyncEngine:
 
     @property
     def waiting(self) -> int:
-        """Requests that have not taken a step yet."""
+        """Requests that have not joined the batch yet."""
         return self._waiting
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch."""
+        return max(0, len(self._running) - len(self._outside))
+
+    @property
+    def memory_use(self) -> float | None:
+        """``Engine.memory_use`` after the latest step."""
+        return self._memory_use
 
     async def generate(
         self, prompt: Seq[int], params: SamplingParams | None = None, *, wait: bool = False, **more: Any
@@ -313,6 +351,7 @@ class AsyncEngine:
                 self._remove(engine, key)
         if self._running:
             engine.step()
+            self._memory_use = engine.memory_use
             for key, running in list(self._running.items()):
                 self._report(engine, key, running)
         self._publish()
@@ -331,7 +370,7 @@ class AsyncEngine:
                 self._leave_queue()
                 self._news.append((message.loop, _News(message.handle, error=error, refusal=error)))
                 return
-            self._first.add(message.key)
+            self._outside.add(message.key)
             self._running[message.key] = _Running(message.handle, message.loop, sequence, Reader(sequence))
             self._news.append((message.loop, _News(message.handle)))
 
@@ -355,13 +394,14 @@ class AsyncEngine:
             news.error = OutpaceError(
                 f"more than {self._max_unread} tokens were left unread; read them faster, or raise max_unread"
             )
-        if key in self._first and (sequence.stats.steps or sequence.finish_reason is not None or news.error):
-            self._first.discard(key)
-            self._leave_queue()
         ended = sequence.finish_reason is not None or news.error is not None
+        if key in self._outside and (sequence.place is not None or ended):
+            self._outside.discard(key)
+            self._leave_queue()
+            news.joined = True
         if ended:
             del self._running[key]
-        if news.tokens or ended:
+        if news.tokens or news.joined or ended:
             self._news.append((running.loop, news))
 
     def _lags(self, handle: Handle, new: int) -> bool:
@@ -398,6 +438,8 @@ class AsyncEngine:
             if isinstance(message, _Add):
                 self._news.append((message.loop, _News(message.handle, error=cause, refusal=cause)))
         self._publish()
+        if self._on_failure is not None:
+            self._on_failure(error)
 
 
 def _deliver(all_news: Seq[_News]) -> None:

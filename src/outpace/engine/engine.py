@@ -68,6 +68,7 @@ class Engine:
             more from the newest of the lowest priority, which goes on later with the same tokens.
         prefix_cache: bytes for rows of prompts that begin alike, which are then computed once; None for none.
             Drafters that read hidden states need those of every row, so with them prompts are fed in full.
+        max_running: sequences decoded at once, at most; others wait. None for no limit but memory.
         drafters: further drafters, by the names that ``SamplingParams.speculation`` chooses them by;
             sequences of all ride in one forward. Each that is governed has a governor of its own.
 
@@ -91,6 +92,7 @@ class Engine:
         length: int = 256,
         memory: int | float | None = 0.9,
         prefix_cache: int | None = None,
+        max_running: int | None = None,
         drafters: Mapping[str, Drafter[Any] | str] | None = None,
     ) -> None:
         self.prefill_chunk = whole_number("prefill_chunk", prefill_chunk, 1)
@@ -123,7 +125,8 @@ class Engine:
         watched = () if observer is None else observer.hidden_layers
         read = [layer for d in self._draftings.values() for layer in d.drafter.hidden_layers(d.shared)]
         self._layers = tuple(dict.fromkeys((*read, *watched)))
-        self._scheduler = Scheduler(self.target, self.prefill_chunk)
+        most = None if max_running is None else whole_number("max_running", max_running, 1)
+        self._scheduler = Scheduler(self.target, self.prefill_chunk, most)
         self._requests = Requests(
             self.target,
             self.verifier,
@@ -266,6 +269,18 @@ class Engine:
         """The sequences being decoded, and those that wait to join."""
         with self._turn.taken():
             return self._everyone()
+
+    @property
+    def drafter_names(self) -> list[str]:
+        """The names of the further drafters, which ``SamplingParams.speculation`` chooses by."""
+        return [name for name in self._draftings if name is not None and name != "off"]
+
+    @property
+    def memory_use(self) -> float | None:
+        """The share of the memory for rows that is reserved; None without a limit."""
+        with self._turn.taken():
+            capacity = self._cache.capacity
+            return self._cache.reserved / capacity if capacity else None
 
     def _everyone(self) -> list[Sequence]:
         return [active.sequence for active in self._active] + self._scheduler.waiting

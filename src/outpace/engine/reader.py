@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outpace.core import StreamedToken
+from outpace.core import StreamedToken, TokenLogprobs
 from outpace.sequence import Sequence
 
 
@@ -22,6 +22,13 @@ class Reader:
             text = sequence.text.release(final=sequence.finish_reason is not None)
         self._read = last = first + len(tokens)
         return [
-            StreamedToken(token, sequence.steps[place], text if place == last - 1 else "")
+            StreamedToken(
+                token, sequence.steps[place], text if place == last - 1 else "", self._logprobs(place)
+            )
             for place, token in enumerate(tokens, first)
         ]
+
+    def _logprobs(self, place: int) -> TokenLogprobs | None:
+        sequence = self._sequence
+        place -= sequence.output_length - len(sequence.logprobs)  # none of output that was there before
+        return sequence.logprobs[place] if sequence.params.logprobs is not None and place >= 0 else None

@@ -69,12 +69,17 @@ class Scheduler:
     Higher priorities go first, equals in the order of their arrival. Where one does not fit, later ones that
     fit join before it, but no more than 8 of them. A sequence that outgrows its rows takes them from the
     newest sequence of the lowest priority, which waits again and goes on from its tokens.
+
+    Args:
+        prefill_chunk: rows of a chunk at most.
+        most: sequences in the batch at most; None for no limit.
     """
 
-    def __init__(self, target: TargetModel, prefill_chunk: int) -> None:
+    def __init__(self, target: TargetModel, prefill_chunk: int, most: int | None = None) -> None:
         self.active: list[Active] = []
         self.pace = Pace(prefill_chunk)
         self._target = target
+        self._most = most
         self._waiting: list[_Waiting] = []
         self._numbers = itertools.count()
 
@@ -127,7 +132,7 @@ class Scheduler:
 
     def _open(self, cache: Cache, sequence: Sequence) -> Slot | None:
         """A slot with room for a sequence; None where there is too little now."""
-        if cache.max_slots is not None and len(cache) >= cache.max_slots:
+        if any(most is not None and len(cache) >= most for most in (cache.max_slots, self._most)):
             return None
         rows = len(sequence.tokens) + min(sequence.room, _ANSWER) + _DRAFT
         most = min(filter(None, (cache.max_length, cache.capacity)), default=rows)

@@ -1,0 +1,209 @@
+"""``outpace serve``: an HTTP server with OpenAI's API."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outpace.cli import options as o
+from outpace.cli import screen
+from outpace.cli.app import app, guarded
+from outpace.cli.parts import profiled
+from outpace.core import OutpaceError
+
+if TYPE_CHECKING:
+    from outpace.engine.engine import Engine
+    from outpace.loading import Loaded
+    from outpace.serve.service import Service
+
+SERVER = "Server"
+LIMITS = "Limits"
+
+Host = Annotated[str, typer.Option("--host", help="Address to listen on.", rich_help_panel=SERVER)]
+Port = Annotated[
+    int,
+    typer.Option(
+        "--port", help="Port to listen on; 0 takes a free one.", min=0, max=65535, rich_help_panel=SERVER
+    ),
+]
+Name = Annotated[
+    str | None,
+    typer.Option(
+        "--served-model-name",
+        help="What clients call the model. Default: its name, of a folder the last part.",
+        rich_help_panel=SERVER,
+    ),
+]
+KeysFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--api-keys",
+        help="A file of keys, one per line, one of which each request must send. "
+        "(Or OUTPACE_API_KEYS, separated by commas.)",
+        rich_help_panel=SERVER,
+    ),
+]
+Origins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cors-origin",
+        help="Let the pages of this origin ask from a browser; repeatable.",
+        rich_help_panel=SERVER,
+    ),
+]
+Drain = Annotated[
+    float,
+    typer.Option(
+        "--drain", help="Seconds that running requests have after SIGTERM.", min=0, rich_help_panel=SERVER
+    ),
+]
+NoLog = Annotated[bool, typer.Option("--no-access-log", help="Do not log requests.", rich_help_panel=SERVER)]
+Others = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--also",
+        metavar="NAME=SPEC",
+        help="A further drafter, which requests choose by its name; repeatable.",
+        rich_help_panel=o.MODEL,
+    ),
+]
+MaxRunning = Annotated[
+    int,
+    typer.Option("--max-running", help="Sequences decoded at once.", min=1, rich_help_panel=LIMITS),
+]
+MaxWaiting = Annotated[
+    int,
+    typer.Option(
+        "--max-waiting",
+        help="Further ones that wait; with more, requests get 429.",
+        min=0,
+        rich_help_panel=LIMITS,
+    ),
+]
+MaxWait = Annotated[
+    float,
+    typer.Option(
+        "--max-wait", help="Seconds that a request waits, at most; then 503.", min=0, rich_help_panel=LIMITS
+    ),
+]
+MaxBody = Annotated[
+    float,
+    typer.Option("--max-body", help="MiB of a request's body, at most.", min=0.001, rich_help_panel=LIMITS),
+]
+Memory = Annotated[
+    float,
+    typer.Option(
+        "--memory",
+        help="GiB for keys and values, or, below 1, a share of what is free.",
+        min=0.001,
+        rich_help_panel=LIMITS,
+    ),
+]
+PrefixCache = Annotated[
+    int,
+    typer.Option(
+        "--prefix-cache",
+        help="MiB for prompts that begin alike, which are then computed once; 0 for none.",
+        min=0,
+        rich_help_panel=LIMITS,
+    ),
+]
+
+
+@app.command(epilog="Example: [bold]outpace serve --drafter prompt_lookup --port 8000[/bold]")
+@guarded
+def serve(
+    model: o.ModelName = None,
+    drafter: o.DefaultDrafterSpec = "",
+    also: Others = None,
+    profile: o.ProfileFile = None,
+    adaptive: o.Adaptive = None,
+    device: o.Device = None,
+    dtype: o.Dtype = "auto",
+    trust_remote_code: o.Trust = False,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    served_model_name: Name = None,
+    api_keys: KeysFile = None,
+    cors_origin: Origins = None,
+    drain: Drain = 30.0,
+    no_access_log: NoLog = False,
+    max_running: MaxRunning = 32,
+    max_waiting: MaxWaiting = 256,
+    max_wait: MaxWait = 60.0,
+    max_body: MaxBody = 4.0,
+    memory: Memory = 0.9,
+    prefix_cache: PrefixCache = 256,
+) -> None:
+    """Serve a model over HTTP with OpenAI's API."""
+    began = time.monotonic()
+    try:
+        from outpace.serve.door import Keys
+        from outpace.serve.server import Options, Server, listen
+        from outpace.serve.service import Limits, make_engine
+    except ModuleNotFoundError as error:
+        raise OutpaceError(
+            f"outpace serve needs {error.name}, which is not installed: pip install 'outpace[serve]'"
+        ) from error
+    limits = Limits(max_running, max_waiting, max_wait, body=int(max_body * 2**20))
+    keys = Keys.read(api_keys, os.environ.get("OUTPACE_API_KEYS", ""))
+    others = _others(also or [])
+    options = Options(host, port, served_model_name, drain, tuple(cors_origin or ()), keys, limits)
+    listener = listen(host, port)
+    address = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
+
+    def load() -> tuple[Loaded, Engine]:
+        loaded, spec = profiled(drafter, profile, "match", model, device, dtype, trust_remote_code)
+        engine = make_engine(
+            loaded,
+            spec,
+            limits,
+            others,
+            adaptive="auto" if adaptive is None else adaptive,
+            memory=memory if memory < 1 else int(memory * 2**30),
+            prefix_cache=prefix_cache * 2**20 or None,
+        )
+        return loaded, engine
+
+    def ready(service: Service) -> None:
+        seconds = time.monotonic() - began
+        screen.note(f"outpace serves {service.name} ({service.model.dtype} on {service.model.device})")
+        screen.note(f"  API      {address}/v1")
+        screen.note(f"  drafter  {', '.join(service.drafters)}")
+        screen.note(f"  keys     {f'{len(keys)} may ask' if len(keys) else 'none: anyone may ask'}")
+        screen.note(f"  ready after {seconds:.1f} s; Ctrl-C ends it", style="dim")
+
+    _log(not no_access_log)
+    server = Server(options, load, ready)
+    server.run(sockets=[listener])
+    if isinstance(server.error, OutpaceError | OSError):
+        raise server.error
+    if server.error is not None:
+        raise OutpaceError(f"the server failed: {server.error!r}") from server.error
+
+
+def _others(given: list[str]) -> dict[str, str]:
+    """Names and spec strings of further drafters."""
+    found = dict[str, str]()
+    for one in given:
+        name, equals, spec = one.partition("=")
+        if not (name and equals and spec):
+            raise OutpaceError(f"--also takes NAME=SPEC, as in copy=prompt_lookup; not {one!r}")
+        found[name] = spec
+    return found
+
+
+def _log(access: bool) -> None:
+    """Log requests as lines of JSON, and errors as text, on standard error."""
+    lines = logging.StreamHandler(sys.stderr)
+    lines.setFormatter(logging.Formatter("%(message)s"))
+    log = logging.getLogger("outpace.access")
+    log.propagate, log.level = False, logging.INFO
+    log.handlers = [lines] if access else [logging.NullHandler()]
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

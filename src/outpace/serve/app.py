@@ -1,0 +1,301 @@
+"""The routes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from outpace._version import __version__
+from outpace.serve import wire
+from outpace.serve.chat import chat, template_message
+from outpace.serve.completions import completions
+from outpace.serve.door import Door, Keys, error_response
+from outpace.serve.errors import Refused, later, refusal
+from outpace.serve.messages import count, messages
+from outpace.serve.responses import responses
+from outpace.serve.service import Service
+from outpace.serve.shapes import answer
+
+_LEFT = 499  # nginx's status for a client that has left; no one reads it
+
+
+class _Request(Request):
+    """A request whose JSON is read strictly: no NaN, no unpaired surrogates, no deep nesting."""
+
+    async def body(self) -> bytes:
+        if not hasattr(self, "_body"):
+            most: int = self.app.state.most
+            pieces, size = [], int(self.headers.get("content-length") or 0)
+            if size <= most:
+                size = 0
+                async for piece in self.stream():
+                    pieces.append(piece)
+                    size += len(piece)
+                    if size > most:
+                        break
+            if size > most:
+                message = (
+                    f"the body has more than {most} bytes; send less, or start the server with --max-body"
+                )
+                raise Refused(413, message, headers={"Connection": "close"})
+            self._body = b"".join(pieces)
+        return self._body
+
+    async def json(self) -> Any:
+        try:
+            return from_json(await self.body(), allow_inf_nan=False)
+        except ValueError as error:
+            raise Refused(400, f"the body is not JSON: {error}", code="invalid_json") from error
+
+
+class _Route(APIRoute):
+    """Reads bodies with ``_Request``, and gives up work whose client has left."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handler(request: Request) -> Response:
+            strict = _Request(request.scope, request.receive, request._send)
+            if request.method == "POST":
+                await strict.body()
+            return await _unless_gone(strict, handle(strict))
+
+        return handler
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """The result of some work, which is cancelled if the client leaves first."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(request))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        return Response(status_code=_LEFT)
+    finally:
+        for task in (gone, working):
+            task.cancel()
+        await asyncio.gather(gone, working, return_exceptions=True)
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+# -- routes ----------------------------------------------------------------------------------------------
+
+
+def _service(request: Request) -> Service:
+    service: Service | None = request.app.state.service
+    if service is None:
+        raise later(503, "the model is being loaded; try again", "loading", 2)
+    return service
+
+
+def _check_model(service: Service, model: str | None) -> None:
+    if model is not None and model != service.name:
+        message = f"there is no model {model!r} here; there is {service.name!r}"
+        raise Refused(404, message, "model", "model_not_found")
+
+
+def _endpoint(api: Callable[..., Awaitable[Response]], kind: type[Any]) -> Callable[..., Awaitable[Response]]:
+    """A route of an API: ``api(service, body, tenant)``, with a body of this type."""
+
+    async def ask(body: Any, request: Request) -> Response:
+        service = _service(request)
+        _check_model(service, body.model)
+        return await api(service, body, request.state.tenant)
+
+    ask.__annotations__["body"] = kind
+    ask.__name__ = api.__name__
+    return ask
+
+
+async def _tokenize(service: Service, body: wire.Tokenize, tenant: str | None) -> Response:
+    if (body.prompt is None) == (body.messages is None):
+        raise Refused(400, "give prompt or messages", "prompt")
+
+    def read() -> list[int]:
+        if body.prompt is not None:
+            return service.tokens(body.prompt, body.add_special_tokens)
+        turns = [template_message(one) for one in body.messages or ()]
+        return service.conversation(turns, add_generation_prompt=body.add_generation_prompt)
+
+    tokens = await asyncio.to_thread(read)
+    found = {"count": len(tokens), "max_model_len": service.defaults.context, "tokens": tokens}
+    if body.return_token_strs:
+        found["token_strs"] = service.model.tokenizer.convert_ids_to_tokens(tokens)
+    return answer(found)
+
+
+async def _detokenize(service: Service, body: wire.Detokenize, tenant: str | None) -> Response:
+    tokens = service.check_tokens(body.tokens)
+    return answer({"prompt": await asyncio.to_thread(service.model.tokenizer.decode, tokens)})
+
+
+async def _count(service: Service, body: wire.CountTokens, tenant: str | None) -> Response:
+    return answer(await asyncio.to_thread(count, service, body))
+
+
+_APIS: dict[str, tuple[Callable[..., Awaitable[Response]], type[Any]]] = {
+    "/v1/chat/completions": (chat, wire.Chat),
+    "/v1/completions": (completions, wire.Completions),
+    "/v1/messages": (messages, wire.Messages),
+    "/v1/messages/count_tokens": (_count, wire.CountTokens),
+    "/v1/responses": (responses, wire.Responses),
+    "/tokenize": (_tokenize, wire.Tokenize),
+    "/detokenize": (_detokenize, wire.Detokenize),
+}
+
+
+def _card(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "outpace",
+        "max_model_len": service.defaults.context,
+        "drafters": service.drafters,
+    }
+
+
+async def _models(request: Request) -> Response:
+    return answer({"object": "list", "data": [_card(_service(request))]})
+
+
+async def _model(name: str, request: Request) -> Response:
+    service = _service(request)
+    _check_model(service, name)
+    return answer(_card(service))
+
+
+async def _health(request: Request) -> Response:
+    service: Service | None = request.app.state.service
+    if service is not None and service.engine.failed is not None:
+        raise Refused(503, "the engine has failed; restart the server", code="engine_failed")
+    return answer({"status": "ok"})
+
+
+async def _ready(request: Request) -> Response:
+    _service(request).check()
+    return answer({"status": "ready"})
+
+
+async def _version() -> Response:
+    return answer({"version": __version__})
+
+
+async def _metrics(request: Request) -> Response:
+    text = await asyncio.to_thread(_service(request).metrics.text)
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+_PAGES: dict[str, Callable[..., Awaitable[Response]]] = {
+    "/v1/models": _models,
+    "/v1/models/{name:path}": _model,
+    "/health": _health,
+    "/health/ready": _ready,
+    "/version": _version,
+    "/metrics": _metrics,
+}
+
+
+# -- mistakes --------------------------------------------------------------------------------------------
+
+
+def _invalid(error: RequestValidationError) -> Refused:
+    """The first of a body's mistakes, in words."""
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"][1:]]
+    if first["type"] == "extra_forbidden":
+        return Refused(400, f"unrecognized request argument: {'.'.join(place)}", ".".join(place) or None)
+    if not place:
+        message = "the body must be a JSON object, sent as Content-Type: application/json"
+        return Refused(400, message, code="invalid_json")
+    return Refused(400, f"{'.'.join(place)}: {first['msg']}", place[0])
+
+
+async def _mistake(request: Request, error: Exception) -> Response:
+    """Any error before the head of a response, in the shape of its API."""
+    if isinstance(error, RequestValidationError):
+        refused = _invalid(error)
+    elif isinstance(error, HTTPException):
+        cause = error.__cause__  # of what FastAPI reports as a body that cannot be parsed
+        refused = cause if isinstance(cause, Refused) else Refused(error.status_code, _words(request, error))
+        refused.headers = {**(error.headers or {}), **refused.headers}
+    elif isinstance(error, ClientDisconnect):
+        return Response(status_code=_LEFT)
+    else:
+        refused = refusal(error)
+    return error_response(request.scope, refused)
+
+
+def _words(request: Request, error: HTTPException) -> str:
+    if error.status_code == 404:
+        return f"there is nothing at {request.url.path}"
+    if error.status_code == 405:
+        return f"{request.url.path} does not take {request.method}"
+    return str(error.detail)
+
+
+# -- the application -------------------------------------------------------------------------------------
+
+
+def make_app(
+    keys: Keys,
+    most: int,
+    origins: Sequence[str] = (),
+    opening: Callable[[], Awaitable[Service | None]] | None = None,
+) -> FastAPI:
+    """The application; ``app.state.service`` is what it serves, None while that is being loaded.
+
+    Args:
+        most: bytes of a body.
+        origins: whose pages may ask from a browser.
+        opening: makes the service, once the event loop runs; None where that failed.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async def load() -> None:
+            if opening is not None:
+                app.state.service = await opening()
+
+        loading = asyncio.ensure_future(load())
+        yield
+        loading.cancel()
+        if app.state.service is not None:
+            await app.state.service.engine.shutdown(drain=False)
+
+    app = FastAPI(title="outpace", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.service, app.state.most = None, most
+    router = APIRouter(route_class=_Route)
+    for path, (api, kind) in _APIS.items():
+        router.add_api_route(path, _endpoint(api, kind), methods=["POST"], response_class=Response)
+    for path, page in _PAGES.items():
+        router.add_api_route(path, page, methods=["GET"], response_class=Response)
+    app.include_router(router)
+    for mistake in (RequestValidationError, HTTPException, ClientDisconnect, Refused, Exception):
+        app.add_exception_handler(mistake, _mistake)
+    app.add_middleware(Door, keys=keys)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    return app

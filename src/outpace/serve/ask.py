@@ -1,0 +1,136 @@
+"""The one internal request of all APIs, made of wire types: prompts as tokens, and how to decode them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from outpace.core import SamplingParams, Speculation
+from outpace.serve import wire
+from outpace.serve.errors import Refused
+
+_SEEDS = 2**64
+_ANSWER = 4096  # tokens, where neither request nor context sets a limit
+FROM_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is to be decoded.
+
+    Attributes:
+        prompts: token ids, one list per prompt.
+        params: of the first choice of each prompt.
+        n: choices per prompt.
+        schema: the JSON schema that the text obeys; None for any text.
+        prediction: a text that the output may repeat, as token ids.
+        min_tokens: tokens before which it does not end.
+        salt: what prompts share cached rows by.
+    """
+
+    prompts: Seq[Seq[int]]
+    params: SamplingParams
+    n: int = 1
+    schema: dict[str, Any] | None = None
+    prediction: Seq[int] | None = None
+    min_tokens: int = 0
+    salt: str | None = None
+
+    def choice(self, index: int) -> SamplingParams:
+        """The parameters of the choice of this index among the choices of all prompts: its own seed."""
+        seed = self.params.seed
+        return self.params if seed is None else replace(self.params, seed=(seed + index) % _SEEDS)
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What the model's generation_config sets where a request does not.
+
+    Attributes:
+        values: by the names of ``SamplingParams``.
+        context: tokens of prompt and answer at most; None for no limit.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    context: int | None = None
+
+    @classmethod
+    def of(cls, target: Any) -> Defaults:
+        """Those of a target, where it has a transformers model."""
+        config = getattr(getattr(target, "model", None), "generation_config", None)
+        given = {name: getattr(config, name, None) for name in FROM_CONFIG}
+        return cls({name: value for name, value in given.items() if value is not None}, target.context)
+
+    def params(self, body: wire.Sampled, **more: Any) -> SamplingParams:
+        """How to decode a request.
+
+        Args:
+            more: further fields of ``SamplingParams``; None leaves one at its default.
+        """
+        own = {name: getattr(body, name, None) for name in FROM_CONFIG}
+        found = {"temperature": 1.0, **self.values, **{k: v for k, v in own.items() if v is not None}}
+        found["top_k"] = max(0, found.get("top_k", 0))  # -1 is vLLM's for all
+        found |= {name: value for name, value in more.items() if value is not None}
+        return SamplingParams(**found, speculation=speculation(body.speculation))
+
+    def room(self, prompts: Seq[Seq[int]], asked: int | None) -> int:
+        """Tokens to emit at most.
+
+        Raises:
+            Refused: prompt and answer are longer than the context.
+        """
+        longest = max((len(prompt) for prompt in prompts), default=0)
+        if self.context is None:
+            return _ANSWER if asked is None else asked
+        left = self.context - longest
+        if left < (asked or (1 if asked is None else 0)):
+            answer = "" if asked is None else f" and {asked} of the answer"
+            raise Refused(
+                400,
+                f"this model's maximum context length is {self.context} tokens, but {longest + (asked or 0)} "
+                f"were requested: {longest} of the prompt{answer}; shorten the prompt, or ask for fewer",
+                code="context_length_exceeded",
+            )
+        return left if asked is None else asked
+
+
+def openai_params(body: wire.OpenAI, defaults: Defaults, room: int, logprobs: int | None) -> SamplingParams:
+    """How to decode a request to chat or completions."""
+    return defaults.params(
+        body,
+        max_new_tokens=room,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logit_bias=_bias(body.logit_bias),
+        seed=None if body.seed is None else body.seed % _SEEDS,
+        stop=body.stop,
+        stop_token_ids=body.stop_token_ids,
+        ignore_eos=body.ignore_eos,
+        logprobs=logprobs,
+    )
+
+
+def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
+    try:
+        return None if given is None else {int(token): value for token, value in given.items()}
+    except ValueError as error:
+        raise Refused(400, "the keys of logit_bias are token ids", "logit_bias") from error
+
+
+def speculation(given: str | bool | wire.Speculate | None) -> Speculation:
+    """Who drafts, as a request says it: false and "off" for no one, true for the server's own drafter."""
+    if given is False:
+        return Speculation("off")
+    if given is None or given is True:
+        return Speculation()
+    if isinstance(given, str):
+        return Speculation(given)
+    return Speculation(given.drafter, given.num_speculative_tokens)
+
+
+def plain_text(content: str | Seq[wire.TextPart | wire.RefusalPart] | None) -> str:
+    """A message's content as one text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text if isinstance(part, wire.TextPart) else part.refusal for part in content)

@@ -1,0 +1,330 @@
+"""``/v1/chat/completions``: messages and tools to the one request, events to chunks of chat."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import AsyncIterator
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from starlette.responses import Response
+
+from outpace.core import Generation
+from outpace.serve import wire
+from outpace.serve.ask import Ask, openai_params, plain_text
+from outpace.serve.errors import Refused
+from outpace.serve.grammar import tool_schema
+from outpace.serve.service import Event, Run, Service
+from outpace.serve.shapes import (
+    FINISH,
+    Stream,
+    Words,
+    answer,
+    entries_of,
+    event,
+    extras,
+    logprobs_of,
+    new_id,
+    usage,
+)
+
+_log = logging.getLogger("outpace.serve")
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,256}")
+
+
+async def chat(service: Service, body: wire.Chat, salt: str | None) -> Response:
+    """Answer a request to chat."""
+    run = await service.start(body.n or 1, lambda: _ask(service, body, salt))
+    writer = _Writer(service, body, run)
+    if body.stream:
+        return Stream(run, writer.chunks())
+    await run.finish()
+    return answer(writer.whole())
+
+
+# -- the request -----------------------------------------------------------------------------------------
+
+
+def _ask(service: Service, body: wire.Chat, salt: str | None) -> Ask:
+    if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
+        raise Refused(400, "give max_completion_tokens or max_tokens, not both", "max_tokens")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise Refused(400, "top_logprobs needs logprobs: true", "top_logprobs")
+    if body.stream_options is not None and not body.stream:
+        raise Refused(400, "stream_options needs stream: true", "stream_options")
+    schema = schema_of(body)
+    if schema is not None and body.min_tokens:
+        raise Refused(400, "min_tokens cannot be combined with a schema; leave it out", "min_tokens")
+    options: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    if body.tools and body.tool_choice != "none":
+        options["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
+    prompt = service.conversation([template_message(one) for one in body.messages], **options)
+    room = service.defaults.room([prompt], body.max_completion_tokens or body.max_tokens)
+    prediction = None
+    if body.prediction is not None:
+        prediction = service.tokens(plain_text(body.prediction.content), special=False)
+    return Ask(
+        [prompt],
+        openai_params(body, service.defaults, room, (body.top_logprobs or 0) if body.logprobs else None),
+        body.n or 1,
+        schema,
+        prediction,
+        body.min_tokens,
+        None if salt is None and body.cache_salt is None else f"{salt}:{body.cache_salt}",
+    )
+
+
+def template_message(message: wire.Message) -> dict[str, Any]:
+    """A message as chat templates take it."""
+    found: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": plain_text(message.content),
+    }
+    if message.name is not None:
+        found["name"] = message.name
+    if message.tool_call_id is not None:
+        found["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        found["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return found
+
+
+def _arguments(text: str) -> Any:
+    """Arguments of a call as an object, which templates expect; a text that is none as it is."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _called(body: wire.Chat) -> list[wire.Function]:
+    """The functions one of which the answer must call.
+
+    Raises:
+        Refused: it is not among the tools, or its name is none.
+    """
+    choice, tools = body.tool_choice, [tool.function for tool in body.tools or ()]
+    if choice in (None, "none", "auto"):
+        return []
+    if isinstance(choice, wire.NamedTool):
+        tools = [one for one in tools if one.name == choice.function.name]
+    if not tools:
+        raise Refused(400, "tool_choice names a tool that is not among tools", "tool_choice")
+    for one in tools:
+        if not _NAME.fullmatch(one.name):
+            raise Refused(400, "a tool's name has letters, digits, _, . and - only", "tools")
+    return tools
+
+
+def schema_of(body: wire.Chat) -> dict[str, Any] | None:
+    """The schema that the answer obeys: that of its format, or of a call that it must make.
+
+    Raises:
+        Refused: there are two of them, or one is missing.
+    """
+    called, form = _called(body), body.response_format
+    if form is None or form.type == "text":
+        return tool_schema(called) if called else None
+    if called:
+        raise Refused(400, "response_format and a required tool exclude each other", "response_format")
+    if form.type == "json_object":
+        return {"type": "object"}
+    if form.json_schema is None:
+        raise Refused(400, "response_format needs json_schema: {name, schema}", "response_format")
+    return form.json_schema.schema_ if form.json_schema.schema_ is not None else {}
+
+
+# -- the answer ------------------------------------------------------------------------------------------
+
+
+class _Call:
+    """The text of one forced call, ``{"name":"...","arguments":...}``, read as it comes."""
+
+    def __init__(self, names: Seq[str]) -> None:
+        self._heads = {f'{{"name":{json.dumps(name)},"arguments":': name for name in names}
+        self.id = new_id("call_")
+        self.name: str | None = None
+        self._text = ""
+
+    def push(self, text: str) -> str:
+        """New text; returns what is new of the arguments."""
+        self._text += text
+        if self.name is None:
+            head = next((head for head in self._heads if self._text.startswith(head)), None)
+            if head is None:
+                return ""
+            self.name, self._text = self._heads[head], self._text[len(head) :]
+        piece, self._text = self._text[:-1], self._text[-1:]  # the last character may close the call
+        return piece
+
+    def end(self, complete: bool) -> str:
+        """The rest of the arguments."""
+        return "" if complete or self.name is None else self._text
+
+
+class _Writer:
+    """Writes the events of one run as OpenAI's chat does."""
+
+    def __init__(self, service: Service, body: wire.Chat, run: Run) -> None:
+        self._service, self._body, self._run = service, body, run
+        self._words = Words(service)
+        self._names = [one.name for one in _called(body)]
+        self._calls = {index: _Call(self._names) for index in range(run.ask.n)} if self._names else {}
+        self._parses = bool(
+            body.tools
+            and not self._names
+            and body.tool_choice != "none"
+            and getattr(service.model.tokenizer, "response_template", None)
+        )
+        self._emitted = 0
+        self._head = {
+            "id": new_id("chatcmpl-"),
+            "object": "chat.completion",
+            "created": int(service.now()),
+            "model": service.name,
+            "system_fingerprint": service.fingerprint,
+        }
+
+    # -- in one piece --
+
+    def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        generations, body = self._run.generations, self._body
+        found = self._head | {
+            "choices": [self._choice(index, one) for index, one in enumerate(generations)],
+            "usage": usage(self._run, generations),
+            "service_tier": None,
+        }
+        if body.return_token_ids:
+            found["prompt_token_ids"] = self._run.ask.prompts[0]
+        return found | self._extras()
+
+    def _extras(self) -> dict[str, Any]:
+        body = self._body
+        return extras(self._run, self._run.generations, body.speculation_metrics, body.speculation)
+
+    def _choice(self, index: int, one: Generation) -> dict[str, Any]:
+        reason = FINISH[one.finish_reason]
+        message: dict[str, Any] = {"role": "assistant", "content": one.text, "refusal": None}
+        if self._names:
+            call = _Call(self._names)
+            arguments = call.push(one.text or "") + call.end(reason == "stop")
+            if call.name is not None:
+                message["content"] = None
+                message["tool_calls"] = [_tool_call(call.id, call.name, arguments)]
+                reason = "tool_calls" if reason == "stop" else reason
+        elif self._parses:
+            parsed = self._parsed(one)
+            message |= parsed
+            reason = "tool_calls" if parsed.get("tool_calls") else reason
+        choice: dict[str, Any] = {"index": index, "message": message, "logprobs": None}
+        if self._body.logprobs:
+            choice["logprobs"] = self._logprobs(entries_of(one))
+        if self._body.return_token_ids:
+            choice["token_ids"] = one.tokens
+        return choice | {"finish_reason": reason}
+
+    def _parsed(self, one: Generation) -> dict[str, Any]:
+        """Content and calls of an output, by the tokenizer's own response template."""
+        ids = [token for token in one.tokens if token not in self._service.model.target.eos_token_ids]
+        tools = [tool.model_dump(exclude_none=True) for tool in self._body.tools or ()]
+        tokenizer = self._service.model.tokenizer
+        try:
+            parsed = tokenizer.parse_response(ids, prefix=list(self._run.ask.prompts[0]), tools=tools)
+        except Exception as error:  # a template's expressions meet text that no one has foreseen
+            _log.warning("the response template failed, so the answer is text: %s", error)
+            return {"content": one.text}
+        found = {"content": parsed.get("content")}
+        calls = [
+            _tool_call(new_id("call_"), call["function"]["name"], json.dumps(call["function"]["arguments"]))
+            for call in parsed.get("tool_calls") or ()
+        ]
+        return found | ({"tool_calls": calls} if calls else {})
+
+    def _logprobs(self, entries: Seq[tuple[int, Any]]) -> dict[str, Any]:
+        wanted = self._body.top_logprobs or 0
+        return {"content": [self._words.chat(token, one, wanted) for token, one in entries], "refusal": None}
+
+    # -- in chunks --
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The answer as server-sent events."""
+        options = self._body.stream_options
+        for index in range(self._run.ask.n):
+            first = {"role": "assistant", "content": "", "refusal": None}
+            more = {"prompt_token_ids": self._run.ask.prompts[0]} if self._body.return_token_ids else {}
+            yield self._chunk([_delta(index, first)], **more)
+        async for one in self._run.events():
+            self._emitted += len(one.tokens)
+            for choice in self._deltas(one):
+                yield self._chunk([choice])
+        last = self._extras()
+        if options is not None and options.include_usage:
+            last["usage"] = usage(self._run, self._run.generations)
+        if last:
+            yield self._chunk([], **last)
+        yield event(b"[DONE]")
+
+    def _deltas(self, one: Event) -> list[dict[str, Any]]:
+        """What an event adds to its choice; the finish by itself, with an empty delta."""
+        found = []
+        delta, reason = self._delta_of(one)
+        traced = bool(one.tokens and (self._body.logprobs or self._body.return_token_ids))
+        if delta or traced:
+            choice = _delta(one.index, delta or {"content": ""})
+            if self._body.logprobs:
+                choice["logprobs"] = self._logprobs(logprobs_of(one.tokens))
+            if self._body.return_token_ids:
+                choice["token_ids"] = [token.token for token in one.tokens]
+            found.append(choice)
+        if one.end is not None:
+            found.append(_delta(one.index, {}) | {"finish_reason": reason or FINISH[one.end.finish_reason]})
+        return found
+
+    def _delta_of(self, one: Event) -> tuple[dict[str, Any], str | None]:
+        """The delta, and the finish reason where it is not that of the engine."""
+        if self._parses:
+            parsed = {} if one.end is None else self._parsed(one.end)
+            calls = [call | {"index": place} for place, call in enumerate(parsed.pop("tool_calls", ()))]
+            delta = {name: value for name, value in parsed.items() if value}
+            return delta | ({"tool_calls": calls} if calls else {}), "tool_calls" if calls else None
+        if not self._names:
+            return ({"content": one.text} if one.text else {}), None
+        call = self._calls[one.index]
+        known = call.name is not None
+        piece = call.push(one.text)
+        complete = one.end is not None and one.end.finish_reason != "length"
+        if one.end is not None:
+            piece += call.end(complete)
+        reason = "tool_calls" if complete and call.name is not None else None
+        if call.name is None or not (piece or not known):
+            return {}, reason
+        if known:
+            return {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]}, reason
+        return {"tool_calls": [{"index": 0} | _tool_call(call.id, call.name, piece)]}, reason
+
+    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        options = self._body.stream_options
+        chunk = self._head | {"object": "chat.completion.chunk", "choices": choices}
+        if options is not None and options.continuous_usage_stats:
+            chunk["usage"] = usage(self._run, self._run.generations, self._emitted)
+        elif options is not None and options.include_usage:
+            chunk["usage"] = None
+        return event(chunk | more)
+
+
+def _delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _tool_call(identifier: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -1,0 +1,125 @@
+"""What every request passes: its id, the keys, the access log. Plain ASGI, so that disconnects are seen."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from outpace.core import OutpaceError
+from outpace.serve.errors import Refused
+from outpace.serve.messages import error_body
+from outpace.serve.shapes import answer
+
+access = logging.getLogger("outpace.access")
+_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_OPEN = {"/health", "/health/ready"}  # whoever watches over a server holds no key
+
+
+class Keys:
+    """The keys that let requests in; without any all are let in.
+
+    Only digests are kept. Each request is compared with all of them, in time that tells nothing of them.
+    """
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key) for key in keys]
+
+    @classmethod
+    def read(cls, path: Path | None, environment: str = "") -> Keys:
+        """The keys of a file, one per line, and of an environment variable, separated by commas.
+
+        Raises:
+            OutpaceError: the file cannot be read, or contains no key.
+        """
+        keys = [key.strip() for key in environment.split(",") if key.strip()]
+        if path is not None:
+            try:
+                lines = path.read_text("utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise OutpaceError(f"cannot read the keys in {path}: {error}") from error
+            found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+            if not found:
+                raise OutpaceError(f"{path} contains no key; write one per line")
+            keys += found
+        return cls(keys)
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def tenant(self, headers: Headers) -> str | None:
+        """What tells this key's requests from others'; None where no key is needed.
+
+        Raises:
+            Refused: the key is missing or wrong.
+        """
+        if not self._digests:
+            return None
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        digest = _digest(given)
+        equal = [hmac.compare_digest(digest, key) for key in self._digests]
+        if not any(equal):
+            message = "the API key is missing or wrong; send it as Authorization: Bearer KEY or x-api-key"
+            raise Refused(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        return digest.hex()
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def error_response(scope: Scope, refused: Refused) -> Response:
+    """An error in the shape of the API that was asked."""
+    anthropic = scope["path"].startswith("/v1/messages")
+    response = answer(error_body(refused) if anthropic else refused.body())
+    response.status_code = refused.status
+    response.headers.update(refused.headers)
+    return response
+
+
+class Door:
+    """Gives each request an id, asks for its key, and writes one line about it when it has ended."""
+
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        identifier = given if _ID.fullmatch(given) else secrets.token_hex(8)
+        state = scope.setdefault("state", {})
+        began = time.monotonic()
+        line: dict[str, Any] = {"id": identifier, "method": scope["method"], "path": scope["path"]}
+        line["status"] = None  # where the client left before there was one
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                line["status"] = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = identifier
+            await send(message)
+
+        try:
+            state["tenant"] = None if scope["path"] in _OPEN else self._keys.tenant(headers)
+        except Refused as refused:
+            await error_response(scope, refused)(scope, receive, sending)
+        else:
+            await self._app(scope, receive, sending)
+        finally:
+            line["seconds"] = round(time.monotonic() - began, 6)
+            access.info("%s", json.dumps({"time": round(time.time(), 3)} | line))

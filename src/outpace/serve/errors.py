@@ -1,0 +1,59 @@
+"""Refusals, and the object that OpenAI's API reports them with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from outpace.core import ContextOverflow, OutpaceError
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+@dataclass
+class Refused(Exception):
+    """An answer other than 200.
+
+    Attributes:
+        status: of HTTP.
+        message: the reason and the remedy.
+        param: the field of the request that is wrong.
+        code: a name of the mistake, for programs.
+        headers: of the response.
+    """
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def type(self) -> str:
+        """OpenAI's name of the kind of error."""
+        default = "invalid_request_error" if self.status < 500 else "server_error"
+        return _TYPES.get(self.status, default)
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+def later(status: int, message: str, code: str, seconds: float) -> Refused:
+    """A refusal of what may be tried again, after so many seconds."""
+    headers = {"Retry-After": str(max(1, math.ceil(seconds))), "x-should-retry": "true"}
+    return Refused(status, message, code=code, headers=headers)
+
+
+def refusal(error: BaseException) -> Refused:
+    """What a client is told of an error in its request."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, ContextOverflow):
+        return Refused(400, str(error), code="context_length_exceeded")
+    if isinstance(error, OutpaceError):
+        return Refused(400, str(error))
+    return Refused(500, f"the request failed: {type(error).__name__}: {error}", code="request_failed")

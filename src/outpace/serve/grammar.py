@@ -1,0 +1,161 @@
+"""Grammars: a JSON schema as a mask over the logits, by llguidance, and drafts of the tokens it forces."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import llguidance
+import llguidance.hf
+import numpy as np
+import torch
+from torch import Tensor
+
+from outpace.core import Draft, OutpaceError
+from outpace.drafters.base import SequenceDrafter
+from outpace.sequence import Sequence
+from outpace.serve.errors import Refused
+from outpace.tree import chain
+
+_SECONDS = 5.0  # for compiling a schema, at most
+_CHANCE = 0.98  # that a forced token is the target's: another one may begin the same text
+
+
+class Grammars:
+    """Compiles schemas for one tokenizer.
+
+    Args:
+        tokenizer: transformers' own, a fast one.
+        vocabulary: entries of a row of logits.
+        eos: the tokens that end an output.
+    """
+
+    def __init__(self, tokenizer: Any, vocabulary: int, eos: frozenset[int]) -> None:
+        self._arguments = tokenizer, vocabulary, sorted(eos)
+        self._tokenizer: llguidance.LLTokenizer | None = None
+
+    def tokenizer(self) -> llguidance.LLTokenizer:
+        """llguidance's view of the tokenizer, made when it is first asked for.
+
+        Raises:
+            Refused: the tokenizer is of a kind that llguidance does not know.
+        """
+        if self._tokenizer is None:
+            try:
+                self._tokenizer = llguidance.hf.from_tokenizer(*self._arguments)
+            except Exception as error:  # llguidance raises what its Rust code meets
+                raise Refused(400, f"this model's tokenizer supports no grammars: {error}") from error
+        return self._tokenizer
+
+    async def compile(self, schema: dict[str, Any]) -> llguidance.LLMatcher:
+        """A matcher of the JSON texts that a schema allows, written without spaces.
+
+        Raises:
+            Refused: the schema is wrong, or takes too long.
+        """
+        try:
+            with anyio.fail_after(_SECONDS):
+                return await asyncio.to_thread(self._compile, schema)
+        except TimeoutError:
+            raise Refused(
+                400, f"the schema takes more than {_SECONDS:g} s to compile; simplify it", "response_format"
+            ) from None
+
+    def _compile(self, schema: dict[str, Any]) -> llguidance.LLMatcher:
+        tokenizer = self.tokenizer()
+        try:
+            text = llguidance.LLMatcher.grammar_from_json_schema(
+                json.dumps(schema), overrides={"whitespace_flexible": False}
+            )
+            matcher = llguidance.LLMatcher(tokenizer, text, log_level=0)
+        except ValueError as error:
+            raise Refused(400, f"the schema cannot be used: {error}", "response_format") from error
+        if matcher.is_error():
+            reason = matcher.get_error().strip()
+            raise Refused(400, f"the schema cannot be used: {reason}", "response_format")
+        return matcher
+
+
+class Grammar:
+    """A matcher that follows one sequence: its logits processor, and the criterion of its end.
+
+    Args:
+        prompt_length: tokens before the output.
+    """
+
+    def __init__(self, matcher: llguidance.LLMatcher, prompt_length: int) -> None:
+        self._matcher = matcher.deep_copy()
+        self._read = prompt_length
+
+    def _follow(self, new: list[int]) -> None:
+        self._read += len(new)
+        if new and not (self._matcher.is_stopped() or self._matcher.consume_tokens(new)):
+            raise OutpaceError(f"the grammar cannot go on: {self._matcher.get_error().strip()}")
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Exclude what the grammar does not allow next, of scores [1, vocabulary]."""
+        self._follow(input_ids[0, self._read :].tolist())
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        allowed = np.unpackbits(bits, count=scores.shape[-1], bitorder="little").astype(np.bool_)
+        return scores.masked_fill(~torch.from_numpy(allowed).to(scores.device), -torch.inf)
+
+    def ended(self, tokens: list[int]) -> bool:
+        """Whether the text is complete and nothing may follow it."""
+        self._follow(tokens[self._read :])
+        return bool(self._matcher.is_stopped())
+
+    def forced(self) -> list[int]:
+        """Tokens of the text that must follow, as the tokenizer writes it."""
+        return [] if self._matcher.is_stopped() else list(self._matcher.compute_ff_tokens())
+
+
+@dataclass(frozen=True)
+class Forced(SequenceDrafter[Sequence]):
+    """Drafts what the request's grammar forces.
+
+    The target may begin the same text with other tokens, so the verifier decides, as ever.
+    """
+
+    paper = "llguidance (github.com/guidance-ai/llguidance), fast-forward tokens"
+
+    def start(self, sequence: Sequence, shared: Any) -> Sequence:
+        return sequence
+
+    def draft(self, state: Sequence) -> Draft:
+        for processor in state.params.logits_processors:
+            if isinstance(processor, Grammar):
+                tokens = processor.forced()
+                draft = chain(tokens[: state.within_reach(len(tokens))])
+                return Draft(draft.tokens, draft.parents, chances=_chances(draft.tokens))
+        return Draft()
+
+
+def _chances(tokens: Seq[int]) -> list[float]:
+    return [_CHANCE ** (depth + 1) for depth in range(len(tokens))]
+
+
+def tool_schema(functions: Seq[Any]) -> dict[str, Any]:
+    """A schema of one call of one of these functions: its name, then its arguments.
+
+    Raises:
+        Refused: two functions define different things by one name.
+    """
+    calls, shared = [], dict[str, dict[str, Any]]()
+    for one in functions:
+        arguments = dict(one.parameters or {"type": "object", "properties": {}})
+        for key in ("$defs", "definitions"):  # references begin at the root
+            for name, definition in arguments.pop(key, {}).items():
+                if shared.setdefault(key, {}).setdefault(name, definition) != definition:
+                    raise Refused(400, f"two tools define {name!r} in different ways; rename one", "tools")
+        call = {
+            "type": "object",
+            "properties": {"name": {"const": one.name}, "arguments": arguments},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        calls.append(call)
+    return {"anyOf": calls, **shared}

@@ -1,0 +1,111 @@
+"""``/v1/messages``, as Anthropic's: a thin adapter for text."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.responses import Response
+
+from outpace.core import Generation
+from outpace.serve import wire
+from outpace.serve.ask import Ask, plain_text
+from outpace.serve.errors import Refused
+from outpace.serve.service import Run, Service
+from outpace.serve.shapes import Stream, answer, event, extras, new_id
+
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+
+
+async def messages(service: Service, body: wire.Messages, salt: str | None) -> Response:
+    """Answer a request to Anthropic's messages."""
+
+    def ask() -> Ask:
+        prompt = _prompt(service, body)
+        room = service.defaults.room([prompt], body.max_tokens)
+        params = service.defaults.params(body, max_new_tokens=room, stop=body.stop_sequences)
+        return Ask([prompt], params, salt=salt)
+
+    run = await service.start(1, ask)
+    if body.stream:
+        return Stream(run, _events(service, body, run), lambda refused: event(error_body(refused), "error"))
+    (one,) = await run.finish()
+    found = _head(service, run) | _stop(service, body, one)
+    found["content"] = [{"type": "text", "text": one.text}]
+    found["usage"] = _usage(run, one)
+    return answer(found | extras(run, [one], body.speculation_metrics, body.speculation))
+
+
+def count(service: Service, body: wire.CountTokens) -> dict[str, int]:
+    """The tokens of a request."""
+    return {"input_tokens": len(_prompt(service, body))}
+
+
+def error_body(refused: Refused) -> dict[str, Any]:
+    """Anthropic's error object."""
+    default = "invalid_request_error" if refused.status < 500 else "api_error"
+    kind = "overloaded_error" if refused.status == 503 else _TYPES.get(refused.status, default)
+    return {"type": "error", "error": {"type": kind, "message": refused.message}}
+
+
+def _prompt(service: Service, body: wire.Messages | wire.CountTokens) -> list[int]:
+    turns = [{"role": one.role, "content": plain_text(one.content)} for one in body.messages]
+    if body.system is not None:
+        turns.insert(0, {"role": "system", "content": plain_text(body.system)})
+    return service.conversation(turns)
+
+
+def _head(service: Service, run: Run) -> dict[str, Any]:
+    return {
+        "id": new_id("msg_"),
+        "type": "message",
+        "role": "assistant",
+        "model": service.name,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+    }
+
+
+def _stop(service: Service, body: wire.Messages, one: Generation) -> dict[str, Any]:
+    """Why an output ended, and the stop string that ended it."""
+    if one.finish_reason != "stop":
+        return {"stop_reason": "max_tokens" if one.finish_reason == "length" else "end_turn"}
+    whole = service.model.tokenizer.decode(one.tokens, skip_special_tokens=True)
+    rest = whole[len(one.text or "") :]
+    found = next((stop for stop in body.stop_sequences or () if rest.startswith(stop)), None)
+    return {"stop_reason": "stop_sequence", "stop_sequence": found}
+
+
+def _usage(run: Run, one: Generation | None = None) -> dict[str, int]:
+    cached = min(one.stats.cached_tokens, len(run.ask.prompts[0])) if one is not None else 0
+    return {
+        "input_tokens": len(run.ask.prompts[0]) - cached,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": 0 if one is None else len(one.tokens),
+    }
+
+
+async def _events(service: Service, body: wire.Messages, run: Run) -> AsyncIterator[bytes]:
+    head = _head(service, run) | {"usage": _usage(run)}
+    yield _event("message_start", message=head)
+    yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+    async for one in run.events():
+        if one.text:
+            yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": one.text})
+    yield _event("content_block_stop", index=0)
+    (end,) = run.generations
+    delta = {"stop_sequence": None} | _stop(service, body, end)
+    more = extras(run, [end], body.speculation_metrics, body.speculation)
+    yield _event("message_delta", delta=delta, usage=_usage(run, end), **more)
+    yield _event("message_stop")
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return event({"type": kind} | fields, kind)

@@ -1,0 +1,152 @@
+"""``/v1/responses`` without a memory: a thin adapter for text."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.responses import Response
+
+from outpace.core import Generation
+from outpace.serve import wire
+from outpace.serve.ask import Ask, plain_text
+from outpace.serve.errors import Refused
+from outpace.serve.service import Run, Service
+from outpace.serve.shapes import Stream, answer, event, extras, new_id, usage
+
+
+async def responses(service: Service, body: wire.Responses, salt: str | None) -> Response:
+    """Answer a request to responses."""
+    if body.store:
+        raise Refused(400, "nothing is stored here; leave store out, or give false", "store")
+    run = await service.start(1, lambda: _ask(service, body, salt))
+    writer = _Writer(service, body, run)
+    if body.stream:
+        return Stream(run, writer.events(), writer.error)
+    (one,) = await run.finish()
+    return answer(writer.response(one))
+
+
+def _ask(service: Service, body: wire.Responses, salt: str | None) -> Ask:
+    given = body.input
+    turns = (
+        [{"role": "user", "content": given}]
+        if isinstance(given, str)
+        else [
+            {
+                "role": "system" if one.role == "developer" else one.role,
+                "content": plain_text(one.content),
+            }
+            for one in given
+        ]
+    )
+    if body.instructions is not None:
+        turns.insert(0, {"role": "system", "content": body.instructions})
+    prompt = service.conversation(turns)
+    room = service.defaults.room([prompt], body.max_output_tokens)
+    return Ask([prompt], service.defaults.params(body, max_new_tokens=room), schema=_schema(body), salt=salt)
+
+
+def _schema(body: wire.Responses) -> dict[str, Any] | None:
+    form = body.text.format if body.text is not None else None
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return {"type": "object"}
+    if form.schema_ is None:
+        raise Refused(400, "a format of type json_schema needs a schema", "text")
+    return form.schema_
+
+
+class _Writer:
+    """Writes the events of one run as OpenAI's responses do."""
+
+    def __init__(self, service: Service, body: wire.Responses, run: Run) -> None:
+        self._body, self._run = body, run
+        self._item = new_id("msg_")
+        asked = body.text.format if body.text is not None else None
+        form = wire.ResponseFormat(type="text") if asked is None else asked
+        self._head: dict[str, Any] = {
+            "id": new_id("resp_"),
+            "object": "response",
+            "created_at": int(service.now()),
+            "model": service.name,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "metadata": body.metadata or {},
+            "max_output_tokens": body.max_output_tokens,
+            "parallel_tool_calls": False,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": run.ask.params.temperature,
+            "top_p": run.ask.params.top_p,
+            "text": {"format": form.model_dump(by_alias=True, exclude_none=True)},
+            "tool_choice": "none",
+            "tools": [],
+            "truncation": "disabled",
+            "status": "in_progress",
+            "output": [],
+            "usage": None,
+        }
+        self._numbers = itertools.count()
+
+    def _message(self, text: str, status: str) -> dict[str, Any]:
+        content = [] if status == "in_progress" else [_part(text)]
+        return {
+            "id": self._item,
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": content,
+        }
+
+    def response(self, one: Generation) -> dict[str, Any]:
+        """The answer in one piece."""
+        cut = one.finish_reason == "length"
+        status = "incomplete" if cut else "completed"
+        counts = usage(self._run, [one])
+        found = self._head | {
+            "status": status,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": [self._message(one.text or "", status)],
+            "usage": {
+                "input_tokens": counts["prompt_tokens"],
+                "input_tokens_details": counts["prompt_tokens_details"],
+                "output_tokens": counts["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": counts["total_tokens"],
+            },
+        }
+        return found | extras(self._run, [one], self._body.speculation_metrics, self._body.speculation)
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The answer as server-sent events."""
+        place = {"item_id": self._item, "output_index": 0, "content_index": 0}
+        yield self._event("response.created", response=self._head)
+        yield self._event("response.in_progress", response=self._head)
+        item = self._message("", "in_progress")
+        yield self._event("response.output_item.added", output_index=0, item=item)
+        yield self._event("response.content_part.added", **place, part=_part(""))
+        async for one in self._run.events():
+            if one.text:
+                yield self._event("response.output_text.delta", **place, delta=one.text, logprobs=[])
+        (end,) = self._run.generations
+        whole, text = self.response(end), end.text or ""
+        yield self._event("response.output_text.done", **place, text=text, logprobs=[])
+        yield self._event("response.content_part.done", **place, part=_part(text))
+        yield self._event("response.output_item.done", output_index=0, item=whole["output"][0])
+        yield self._event(f"response.{whole['status']}", response=whole)
+
+    def error(self, refused: Refused) -> bytes:
+        """The event that an error ends the answer with."""
+        failed = {"code": refused.code or "server_error", "message": refused.message}
+        return self._event("response.failed", response=self._head | {"status": "failed", "error": failed})
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        return event({"type": kind, "sequence_number": next(self._numbers)} | fields, kind)
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

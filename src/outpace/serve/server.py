@@ -1,0 +1,112 @@
+"""A server in this process: start-up, signals, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from outpace.core import OutpaceError
+from outpace.engine.engine import Engine
+from outpace.loading import Loaded
+from outpace.serve.app import make_app
+from outpace.serve.door import Keys
+from outpace.serve.service import Limits, Service
+
+_BACKLOG = 2048
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to serve.
+
+    Attributes:
+        name: what clients call the model; None for the model's own name.
+        drain: seconds that running requests have after a signal to end.
+        origins: whose pages may ask from a browser.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    name: str | None = None
+    drain: float = 30.0
+    origins: Sequence[str] = ()
+    keys: Keys = field(default_factory=lambda: Keys(()))
+    limits: Limits = field(default_factory=Limits)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        OutpaceError: the address cannot be had.
+    """
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
+        )
+    except (OSError, OverflowError) as error:
+        raise OutpaceError(
+            f"cannot listen on {host}:{port}: {error}; choose another --port or --host"
+        ) from error
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which on the first signal drains, and on the second ends now.
+
+    Args:
+        load: loads the model and makes the engine; called in a thread while the server answers already.
+        ready: called with the service once it answers requests.
+    """
+
+    def __init__(
+        self, options: Options, load: Callable[[], tuple[Loaded, Engine]], ready: Callable[[Service], None]
+    ) -> None:
+        self._options, self._load, self._ready = options, load, ready
+        self.error: Exception | None = None  # what loading, or the engine, ended with
+        self._draining: asyncio.Task[None] | None = None
+        self.app: FastAPI = make_app(options.keys, options.limits.body, options.origins, self._open)
+        config: dict[str, Any] = {"access_log": False, "log_config": None, "timeout_graceful_shutdown": 5}
+        super().__init__(uvicorn.Config(self.app, server_header=False, **config))
+
+    async def _open(self) -> Service | None:
+        self._loop = asyncio.get_running_loop()
+        try:
+            model, engine = await asyncio.to_thread(self._load)
+        except Exception as error:
+            self.error, self.should_exit = error, True
+            return None
+        name = self._options.name or (Path(model.name).name if Path(model.name).is_dir() else model.name)
+        service = Service(model, engine, self._options.limits, name, on_failure=self._failed)
+        self._ready(service)
+        return service
+
+    def _failed(self) -> None:
+        """End, where the engine's thread has died; streams have got their error event."""
+        failed = self.app.state.service.engine.failed
+        self.error = OutpaceError(f"the engine has failed: {failed!r}")
+        self.error.__cause__ = failed
+        self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain on the first signal, end on the second."""
+        if self._draining is not None or self.app.state.service is None:
+            self.should_exit = self.force_exit = True
+        else:
+            self._loop.call_soon_threadsafe(self.drain)
+
+    def drain(self) -> None:
+        """Refuse what is new, finish what runs, and end."""
+        if self._draining is None:
+            self._draining = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
+        await self.app.state.service.drain(self._options.drain)
+        self.should_exit = True

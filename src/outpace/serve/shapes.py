@@ -1,0 +1,180 @@
+"""Parts that the answers of several APIs share: usage, log probabilities, server-sent events."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from pydantic_core import to_json
+from sse_starlette import EventSourceResponse
+from sse_starlette.sse import SendTimeoutError
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from outpace.core import Generation, StreamedToken, TokenLogprobs
+from outpace.serve.errors import Refused
+from outpace.serve.service import Run, Service
+
+FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
+_HEADERS = {"Cache-Control": "no-cache"}
+
+
+def new_id(prefix: str) -> str:
+    """An identifier of an answer."""
+    return f"{prefix}{secrets.token_hex(12)}"
+
+
+def answer(body: dict[str, Any]) -> Response:
+    """A JSON response."""
+    return Response(to_json(body), media_type="application/json")
+
+
+def event(data: Any, name: str | None = None) -> bytes:
+    """One server-sent event."""
+    head = b"" if name is None else f"event: {name}\n".encode()
+    return head + b"data: " + (data if isinstance(data, bytes) else to_json(data)) + b"\n\n"
+
+
+class Stream(EventSourceResponse):
+    """A response of server-sent events; an error after its head is the last of them.
+
+    Args:
+        chunks: the events, one or more in each.
+        error: writes the event of an error.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        chunks: AsyncIterator[bytes],
+        error: Callable[[Refused], bytes] = lambda refused: event(refused.body()),
+    ) -> None:
+        limits = run.service.limits
+        self._run = run
+        super().__init__(
+            _guarded(chunks, error), headers=_HEADERS, ping=limits.ping, send_timeout=limits.send, sep="\n"
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            raise ClientDisconnect from None
+        finally:
+            self._run.close()  # also where the client has left before the first chunk was asked for
+
+
+async def _guarded(chunks: AsyncIterator[bytes], error: Callable[[Refused], bytes]) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in chunks:
+            yield chunk
+    except Refused as refused:
+        yield error(refused)
+
+
+def usage(run: Run, generations: Seq[Generation], emitted: int | None = None) -> dict[str, Any]:
+    """OpenAI's usage object.
+
+    Args:
+        emitted: tokens so far, where not all choices have ended.
+    """
+    ask = run.ask
+    prompt = sum(len(tokens) for tokens in ask.prompts)
+    completion = sum(len(one.tokens) for one in generations) if emitted is None else emitted
+    # The choices of a prompt share it, as its tokens are counted.
+    firsts = zip(ask.prompts, generations[:: ask.n], strict=False)
+    cached = sum(min(one.stats.cached_tokens, len(tokens)) for tokens, one in firsts)
+    found: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+    if ask.prediction is not None:
+        drafted, accepted = (
+            sum(one.stats.extra.get(f"reference_{what}", 0) for one in generations)
+            for what in ("drafted", "accepted")
+        )
+        found["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        }
+    return found
+
+
+def extras(run: Run, generations: Seq[Generation], asked_metrics: bool, asked: Any) -> dict[str, Any]:
+    """What outpace adds to an answer, where the request asks for it: who drafted, and how it went."""
+    found: dict[str, Any] = {}
+    if asked is not None:
+        most = run.ask.params.drafts.num_speculative_tokens
+        found["speculation"] = {"drafter": run.used, "num_speculative_tokens": most}
+    if asked_metrics:
+        found["metrics"] = {"speculative_decoding": speculative(generations)}
+    return found
+
+
+def speculative(generations: Seq[Generation]) -> dict[str, Any]:
+    """How drafting went, as vLLM reports it (``--per-request-spec-decode-metrics summary``)."""
+    stats = [one.stats for one in generations]
+    steps, drafted, accepted = (
+        sum(getattr(one, name) for one in stats) for name in ("steps", "drafted", "accepted")
+    )
+    longest = max((len(one.accepted_per_position) for one in stats), default=0)
+    reached = [steps] + [
+        sum(one.accepted_per_position[depth] for one in stats if depth < len(one.accepted_per_position))
+        for depth in range(longest)
+    ]
+    return {
+        "mean_acceptance_length": 1 + accepted / steps if steps else 0.0,
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "acceptance_histogram": [a - b for a, b in zip(reached, [*reached[1:], 0], strict=True)],
+        "num_spec_steps": steps,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+    }
+
+
+class Words:
+    """Tokens as clients see them: their text and their bytes."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def text(self, token: int) -> str:
+        """A token alone, special ones too."""
+        return str(self._service.model.tokenizer.decode([token], skip_special_tokens=False))
+
+    def bytes(self, token: int) -> list[int]:
+        """The bytes of a token, also where they are part of a character."""
+        try:
+            return list(self._service.grammars.tokenizer().decode_bytes([token]))
+        except Refused:  # a tokenizer that llguidance does not know
+            return list(self.text(token).encode())
+
+    def chat(self, token: int, found: TokenLogprobs, wanted: int) -> dict[str, Any]:
+        """One entry of a chat's ``logprobs.content``."""
+        top = list(found.top.items())[:wanted]
+        return self._entry(token, found.logprob) | {
+            "top_logprobs": [self._entry(other, value) for other, value in top]
+        }
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        return {"token": self.text(token), "logprob": finite(logprob), "bytes": self.bytes(token)}
+
+
+def finite(logprob: float) -> float:
+    """A log probability as JSON can write it."""
+    return max(logprob, -9999.0)
+
+
+def logprobs_of(tokens: Seq[StreamedToken]) -> list[tuple[int, TokenLogprobs]]:
+    """The tokens that bring log probabilities."""
+    return [(one.token, one.logprobs) for one in tokens if one.logprobs is not None]
+
+
+def entries_of(one: Generation) -> list[tuple[int, TokenLogprobs]]:
+    """The log probabilities of a whole output."""
+    return list(zip(one.tokens, one.logprobs or (), strict=False))

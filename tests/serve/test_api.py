@@ -1,0 +1,305 @@
+"""The shapes of OpenAI's API, and that texts are the engine's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outpace.core import SamplingParams
+from outpace.engine.engine import Engine
+from serving import STORY, model, run, serving
+
+USAGE = {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"}
+
+
+def engine_text(prompt: list[int], **params: Any) -> tuple[list[int], str]:
+    """What plain decoding gives."""
+    engine = Engine(model().target, tokenizer=model().tokenizer)
+    (found,) = engine.generate([prompt], SamplingParams(**params))
+    return found.tokens, found.text or ""
+
+
+def story() -> list[int]:
+    return model().encode_chat(STORY)
+
+
+def test_chat_is_the_engines_text_in_one_piece_and_in_chunks() -> None:
+    async def main() -> None:
+        tokens, text = engine_text(story(), max_new_tokens=40, ignore_eos=True)
+        async with serving() as client:
+            found = await client.chat(max_tokens=40, ignore_eos=True, return_token_ids=True).json()
+            assert found["object"] == "chat.completion" and found["model"] == "nano"
+            (choice,) = found["choices"]
+            assert choice["message"] == {"role": "assistant", "content": text, "refusal": None}
+            assert choice["token_ids"] == tokens and found["prompt_token_ids"] == story()
+            assert choice["finish_reason"] == "length" and choice["logprobs"] is None
+            assert set(found["usage"]) == USAGE and found["usage"]["completion_tokens"] == len(tokens)
+            options = {"include_usage": True}
+            *chunks, usage, done = await client.chat(
+                max_tokens=40, ignore_eos=True, stream=True, stream_options=options
+            ).events()
+            assert done == "[DONE]"
+            assert usage["choices"] == [] and usage["usage"] == found["usage"]
+            first, *rest, last = [chunk["choices"][0] for chunk in chunks]
+            assert first["delta"]["role"] == "assistant" and first["finish_reason"] is None
+            assert "".join(choice["delta"]["content"] for choice in rest) == text
+            assert last["delta"] == {} and last["finish_reason"] == "length"
+            assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+            assert len({chunk["id"] for chunk in chunks}) == 1
+            assert all(chunk["usage"] is None for chunk in chunks)
+
+    run(main)
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_completions_take_texts_and_ids_and_several(as_ids: bool) -> None:
+    async def main() -> None:
+        texts = ["The quick brown", "Once upon a time"]
+        ids = [model().tokens(text) for text in texts]
+        expected = [engine_text(prompt, max_new_tokens=16)[1] for prompt in ids]
+        async with serving() as client:
+            found = await client.complete(ids if as_ids else texts).json()
+            assert [choice["text"] for choice in found["choices"]] == expected
+            assert [choice["index"] for choice in found["choices"]] == [0, 1]
+            found = await client.complete(ids[0] if as_ids else texts[0], echo=True).json()
+            assert found["choices"][0]["text"] == texts[0] + expected[0]
+            *chunks, _ = await client.complete(ids if as_ids else texts, stream=True).events()
+            pieces = ["", ""]
+            for chunk in chunks:
+                pieces[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+            assert pieces == expected
+            assert [c["choices"][0]["finish_reason"] for c in chunks].count(None) == len(chunks) - 2
+
+    run(main)
+
+
+def test_each_of_n_choices_has_its_own_seed() -> None:
+    async def main() -> None:
+        expected = [
+            engine_text(story(), max_new_tokens=12, temperature=0.8, seed=seed % 2**64, top_k=20)[1]
+            for seed in (-1, 0, 1)
+        ]
+        assert len(set(expected)) == 3
+        async with serving() as client:
+            found = await client.chat(n=3, seed=-1, temperature=0.8, top_k=20, max_tokens=12).json()
+            assert [choice["message"]["content"] for choice in found["choices"]] == expected
+            assert found["usage"]["prompt_tokens"] == len(story())
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("sent", "params"),
+    [
+        ({"presence_penalty": 1.5}, {"presence_penalty": 1.5}),
+        ({"frequency_penalty": 1.5}, {"frequency_penalty": 1.5}),
+        ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
+        ({"logit_bias": {"300": 50}}, {"logit_bias": {300: 50.0}}),
+        ({"temperature": 1.3, "seed": 3, "top_p": 0.6}, {"temperature": 1.3, "seed": 3, "top_p": 0.6}),
+        ({"temperature": 1.3, "seed": 3, "min_p": 0.2}, {"temperature": 1.3, "seed": 3, "min_p": 0.2}),
+        ({"seed": 5, "temperature": None}, {"seed": 5, "temperature": 1.0}),
+        ({"stop": "the"}, {"stop": "the"}),
+        ({"stop_token_ids": [16]}, {"stop_token_ids": [16]}),
+        ({"ignore_eos": True}, {"ignore_eos": True}),
+    ],
+)
+def test_parameters_reach_the_engine(sent: dict[str, Any], params: dict[str, Any]) -> None:
+    async def main() -> None:
+        tokens, text = engine_text(story(), max_new_tokens=24, **params)
+        async with serving() as client:
+            found = await client.chat(max_completion_tokens=24, return_token_ids=True, **sent).json()
+            assert found["choices"][0]["token_ids"] == tokens
+            assert found["choices"][0]["message"]["content"] == text
+
+    run(main)
+
+
+def test_min_tokens_holds_back_the_end() -> None:
+    async def main() -> None:
+        async with serving() as client:
+            ends = {"logit_bias": {"0": 100}}
+            found = await client.chat(max_tokens=9, return_token_ids=True, **ends).json()
+            assert found["choices"][0]["token_ids"] == [0]
+            assert found["choices"][0]["finish_reason"] == "stop"
+            found = await client.chat(max_tokens=9, min_tokens=4, return_token_ids=True, **ends).json()
+            assert len(found["choices"][0]["token_ids"]) == 5
+
+    run(main)
+
+
+def test_log_probabilities_in_both_shapes_and_in_chunks() -> None:
+    async def main() -> None:
+        engine = Engine(model().target, tokenizer=model().tokenizer)
+        (one,) = engine.generate([story()], SamplingParams(max_new_tokens=8, logprobs=2))
+        assert one.logprobs is not None
+        async with serving() as client:
+            asked = {"max_tokens": 8, "logprobs": True, "top_logprobs": 2}
+            content = (await client.chat(**asked).json())["choices"][0]["logprobs"]["content"]
+            assert [entry["logprob"] for entry in content] == pytest.approx([o.logprob for o in one.logprobs])
+            assert bytes(byte for entry in content for byte in entry["bytes"]).decode() == one.text
+            assert all(len(entry["top_logprobs"]) == 2 for entry in content)
+            assert all(set(entry["top_logprobs"][0]) == {"token", "logprob", "bytes"} for entry in content)
+            *chunks, _ = await client.chat(stream=True, **asked).events()
+            streamed = [
+                entry
+                for chunk in chunks
+                for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]
+            ]
+            assert streamed == content
+            older = (await client.complete(story(), max_tokens=8, logprobs=2).json())["choices"][0]
+            assert older["logprobs"]["token_logprobs"] == [entry["logprob"] for entry in content]
+            assert older["logprobs"]["tokens"] == [entry["token"] for entry in content]
+            assert older["logprobs"]["text_offset"][:2] == [0, len(content[0]["token"])]
+            assert all(len(top) == 2 for top in older["logprobs"]["top_logprobs"])
+
+    run(main)
+
+
+def test_a_character_of_several_tokens_is_never_broken() -> None:
+    async def main() -> None:
+        wanted = model().plain_tokens("é😀")
+        assert len(wanted) > 2
+        async with serving() as client:
+            # Each token is forced in turn: a bias on all is enough to meet halves of characters.
+            bias = {str(token): 60 for token in wanted}
+            *chunks, _ = await client.chat(
+                max_tokens=20, temperature=2, seed=1, logit_bias=bias, stream=True
+            ).events()
+            pieces = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+            whole = await client.chat(max_tokens=20, temperature=2, seed=1, logit_bias=bias).json()
+            text = whole["choices"][0]["message"]["content"]
+            assert "".join(pieces) == text
+            assert (
+                "\N{REPLACEMENT CHARACTER}" in text or text
+            )  # halves that never become whole are shown last
+            head = "".join(pieces[:-2])
+            assert text.startswith(head)
+
+    run(main)
+
+
+def test_usage_on_every_chunk() -> None:
+    async def main() -> None:
+        async with serving() as client:
+            options = {"include_usage": True, "continuous_usage_stats": True}
+            *chunks, _ = await client.complete(
+                "The", max_tokens=6, stream=True, stream_options=options
+            ).events()
+            counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+            assert counts == sorted(counts) and counts[-1] == 6 and counts[0] >= 1
+
+    run(main)
+
+
+def test_pages() -> None:
+    async def main() -> None:
+        async with serving(others={"copy": "prompt_lookup:branches=1"}) as client:
+            models = await client.get("/v1/models")
+            (card,) = models["data"]
+            assert card["id"] == "nano" and card["max_model_len"] == 2048
+            assert card["drafters"] == ["prompt_lookup", "off", "copy"]
+            assert await client.get("/v1/models/nano") == card
+            assert (await client.get("/v1/models/other"))["error"]["code"] == "model_not_found"
+            assert await client.get("/health") == {"status": "ok"}
+            assert await client.get("/health/ready") == {"status": "ready"}
+            assert set(await client.get("/version")) == {"version"}
+            assert "/v1/chat/completions" in (await client.get("/openapi.json"))["paths"]
+
+    run(main)
+
+
+def test_tokenize_and_detokenize() -> None:
+    async def main() -> None:
+        async with serving() as client:
+            found = await client.send("/tokenize", {"prompt": "The dog", "return_token_strs": True}).json()
+            assert found["tokens"] == model().tokens("The dog") and found["count"] == len(found["tokens"])
+            assert len(found["token_strs"]) == found["count"] and found["max_model_len"] == 2048
+            back = await client.send("/detokenize", {"tokens": found["tokens"]}).json()
+            assert back == {"prompt": "The dog"}
+            chat = await client.send("/tokenize", {"messages": STORY}).json()
+            assert chat["tokens"] == story()
+            assert (await client.send("/detokenize", {"tokens": [4096]}).json())["error"]["param"] == "prompt"
+
+    run(main)
+
+
+def test_speculation_is_chosen_and_reported() -> None:
+    async def main() -> None:
+        async with serving(others={"copy": "prompt_lookup:branches=1"}) as client:
+            asked = {
+                "max_tokens": 60,
+                "ignore_eos": True,
+                "speculation_metrics": True,
+                "return_token_ids": True,
+            }
+            texts = set()
+            for speculation, used in [
+                ("off", "off"),
+                (False, "off"),
+                (True, "prompt_lookup"),
+                ("prompt_lookup", "prompt_lookup"),
+                ("copy", "copy"),
+                ({"drafter": "copy", "num_speculative_tokens": 2}, "copy"),
+            ]:
+                found = await client.chat(speculation=speculation, **asked).json()
+                assert found["speculation"]["drafter"] == used
+                measured = found["metrics"]["speculative_decoding"]
+                assert (measured["num_draft_tokens"] > 0) == (used != "off")
+                steps = measured["num_spec_steps"]
+                assert sum(measured["acceptance_histogram"]) == steps
+                assert steps + measured["num_accepted_draft_tokens"] >= 60
+                texts.add(tuple(found["choices"][0]["token_ids"]))
+            assert len(texts) == 1
+            assert measured["num_draft_tokens"] <= 2 * steps
+            assert "metrics" not in await client.chat(max_tokens=2).json()
+            wrong = await client.chat(speculation="nothing").json()
+            assert wrong["error"]["param"] == "speculation" and "'copy'" in wrong["error"]["message"]
+            *_, chunk, _ = await client.chat(max_tokens=3, stream=True, speculation="off").events()
+            assert chunk["choices"] == [] and chunk["speculation"]["drafter"] == "off"
+
+    run(main)
+
+
+def test_prompts_that_begin_alike_are_counted_as_cached() -> None:
+    async def main() -> None:
+        async with serving(change=_with_prefix_cache) as client:
+            prompt = list(range(100, 260))
+            first = await client.complete(prompt, max_tokens=2).json()
+            again = await client.complete(prompt, max_tokens=2).json()
+            assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+            assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 128
+            assert first["choices"] == again["choices"]
+
+    run(main)
+
+
+def _with_prefix_cache(engine: Engine) -> None:
+    from outpace.engine.prefix import PrefixCache
+
+    engine._prefixes = PrefixCache(2**24, engine._cache.row_bytes)
+
+
+def test_predicted_outputs_are_copied() -> None:
+    async def main() -> None:
+        tokens, text = engine_text(story(), max_new_tokens=60, ignore_eos=True)
+        async with serving() as client:
+            asked = {"max_tokens": 60, "ignore_eos": True, "speculation_metrics": True, "speculation": True}
+            plain = await client.chat(**asked).json()
+            assert "completion_tokens_details" not in plain["usage"]
+            prediction = {"type": "content", "content": text}
+            found = await client.chat(prediction=prediction, **asked).json()
+            assert found["choices"] == plain["choices"]
+            assert found["speculation"]["drafter"] == "request"
+            details = found["usage"]["completion_tokens_details"]
+            assert details["accepted_prediction_tokens"] > 40
+            steps = found["metrics"]["speculative_decoding"]["num_spec_steps"]
+            assert steps < plain["metrics"]["speculative_decoding"]["num_spec_steps"]
+            wrong = await client.chat(prediction={"type": "content", "content": "no no no"}, **asked).json()
+            assert wrong["choices"] == plain["choices"]
+            assert wrong["usage"]["completion_tokens_details"]["rejected_prediction_tokens"] > 0
+            sampled = {"n": 2, "temperature": 0.7, "seed": 4, "logprobs": True, "max_tokens": 20}
+            with_prediction = await client.chat(prediction=prediction, **sampled).json()
+            assert with_prediction["choices"] == (await client.chat(**sampled).json())["choices"]
+
+    run(main)

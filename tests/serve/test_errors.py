@@ -1,0 +1,219 @@
+"""Every mistake is answered in OpenAI's shape, and holds nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from serving import LONG, STORY, run, serving
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HI: dict[str, Any] = {"messages": STORY, "max_tokens": 2}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}
+
+
+def chat(**more: Any) -> bytes:
+    return json.dumps({**HI, **more}).encode()
+
+
+def message(raw: bytes) -> bytes:
+    return b'{"messages":[{"role":"user","content":"' + raw + b'"}],"max_tokens":2}'
+
+
+BODIES: list[tuple[str, bytes, int, str | None]] = [
+    ("not JSON", b"{bad", 400, None),
+    ("nothing", b"", 400, None),
+    ("a list", b"[1]", 400, None),
+    ("not UTF-8", message(b"\xff"), 400, None),
+    ("a lone surrogate", message(b"\\ud800"), 400, None),
+    ("NaN", b'{"temperature":NaN}', 400, None),
+    ("infinity", chat()[:-1] + b',"temperature":1e999}', 400, "temperature"),
+    ("a huge number", chat()[:-1] + b',"n":' + b"9" * 5000 + b"}", 400, None),
+    ("deep nesting", chat()[:-1] + b',"metadata":' + b"[" * 10**5 + b"]" * 10**5 + b"}", 400, None),
+    ("a wrong type", chat(temperature="1"), 400, "temperature"),
+    ("a truth as a number", chat(max_tokens=True), 400, "max_tokens"),
+    ("out of range", chat(top_p=0), 400, "top_p"),
+    ("too many choices", chat(n=129), 400, "n"),
+    ("an unknown field", chat(temprature=1), 400, "temprature"),
+    ("an unknown model", chat(model="gpt-4"), 404, "model"),
+    ("an unknown role", chat(messages=[{"role": "x", "content": "y"}]), 400, "messages"),
+    ("no messages", chat(messages=[]), 400, "messages"),
+    ("a picture", chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), 400, "messages"),
+    ("too long an answer", chat(max_tokens=2048), 400, None),
+    ("too long a prompt", message(b"ab " * 200_000), 400, None),
+    ("a token too large", chat(stop_token_ids=[4096]), 400, None),
+    ("a bias of no token", chat(logit_bias={"x": 1}), 400, "logit_bias"),
+    ("a wrong schema", chat(response_format=SCHEMA), 400, "response_format"),
+    ("no such tool", chat(tool_choice="required"), 400, "tool_choice"),
+    ("top_logprobs alone", chat(top_logprobs=2), 400, "top_logprobs"),
+    ("stream_options alone", chat(stream_options={}), 400, "stream_options"),
+    ("oversize", message(b"a" * (5 * 2**20)), 413, None),
+]
+
+
+def test_bodies() -> None:
+    async def main() -> None:
+        async with serving() as client:
+            for name, body, status, param in BODIES:
+                exchange = client.send(CHAT, body, method="POST")
+                error = (await exchange.json())["error"]
+                assert exchange.status == status, (name, error)
+                assert set(error) == {"message", "type", "param", "code"} and error["message"]
+                assert error["param"] == param, (name, error)
+                assert client.service._inside == 0
+
+    run(main)
+
+
+def test_completions() -> None:
+    bodies: list[tuple[dict[str, Any], str]] = [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [4096]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": "a", "suffix": "b"}, "suffix"),
+        ({"prompt": "a", "best_of": 2}, "best_of"),
+        ({"prompt": "a", "echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
+        ({"prompt": ["a"] * 100, "n": 100}, "n"),
+    ]
+
+    async def main() -> None:
+        async with serving() as client:
+            for body, param in bodies:
+                exchange = client.send(TEXT, body)
+                assert (await exchange.json())["error"]["param"] == param
+                assert exchange.status == 400
+
+    run(main)
+
+
+def test_a_body_longer_than_it_says_is_cut_off() -> None:
+    async def main() -> None:
+        async with serving(body=100) as client:
+            exchange = client.send(TEXT, b'{"prompt":"' + b"a" * 200 + b'"}', content_length="20")
+            assert (await exchange.json())["error"]["message"]
+            assert exchange.status == 413
+
+    run(main)
+
+
+def test_paths_methods_and_types() -> None:
+    async def main() -> None:
+        async with serving() as client:
+            for exchange, status in [
+                (client.send("/v1/nothing"), 404),
+                (client.send(CHAT), 405),
+                (client.send(CHAT, chat(), content_type="text/plain"), 400),
+            ]:
+                assert (await exchange.json())["error"]["type"]
+                assert exchange.status == status
+            anthropic = await client.send("/v1/messages", {"messages": STORY}).json()
+            assert anthropic["type"] == "error"
+            assert anthropic["error"]["type"] == "invalid_request_error"
+
+    run(main)
+
+
+def test_keys() -> None:
+    async def main() -> None:
+        async with serving(keys=("first", "second")) as client:
+            for headers, status in [
+                ({}, 401),
+                ({"authorization": "Bearer wrong"}, 401),
+                ({"authorization": "Basic first"}, 401),
+                ({"authorization": "Bearer firs"}, 401),
+                ({"x_api_key": ""}, 401),
+                ({"authorization": "Bearer first"}, 200),
+                ({"authorization": "bearer second"}, 200),
+                ({"x_api_key": "second"}, 200),
+            ]:
+                exchange = client.send(CHAT, chat(), **headers)
+                found = await exchange.json()
+                assert exchange.status == status, headers
+                assert status == 200 or found["error"]["code"] == "invalid_api_key"
+            assert await client.get("/health") == {"status": "ok"}
+            assert "error" in await client.get("/metrics")
+
+    run(main)
+
+
+def test_keys_share_no_cached_prompts() -> None:
+    async def main() -> None:
+        salts = []
+        async with serving(keys=("first", "second")) as client:
+            add = client.service.engine.add
+
+            async def seen(*given: Any, **more: Any) -> Any:
+                salts.append(more["salt"])
+                return await add(*given, **more)
+
+            client.service.engine.add = seen  # type: ignore[method-assign]
+            for key in ("first", "second", "first"):
+                await client.send(CHAT, chat(), x_api_key=key).json()
+            await client.send(CHAT, chat(cache_salt="own"), x_api_key="first").json()
+        assert salts[0] == salts[2] and len(set(salts)) == 3
+        assert not any("first" in salt for salt in salts)
+
+    run(main)
+
+
+def test_request_ids_and_the_access_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with serving(keys=("secret",)) as client:
+            exchange = client.send(CHAT, chat(), x_request_id="mine-1", x_api_key="secret")
+            await exchange.json()
+            assert exchange.headers["x-request-id"] == "mine-1"
+            exchange = client.send(CHAT, chat(), x_request_id="no\tgood")
+            await exchange.json()
+            assert exchange.headers["x-request-id"] not in ("no\tgood", "")
+
+    with caplog.at_level("INFO", "outpace.access"):
+        run(main)
+    lines = [json.loads(record.message) for record in caplog.records if record.name == "outpace.access"]
+    assert [(line["status"], line["path"]) for line in lines] == [(200, CHAT), (401, CHAT)]
+    assert lines[0]["id"] == "mine-1" and "secret" not in caplog.text
+
+
+def test_metrics_have_vllms_names() -> None:
+    async def main() -> None:
+        async with serving() as client:
+            await client.chat(max_tokens=30, ignore_eos=True).json()
+            text = await client.send("/metrics").text()
+            for name, value in [
+                ("num_requests_running", 0.0),
+                ("num_requests_waiting", 0.0),
+                ("generation_tokens_total", 30.0),
+                ("time_to_first_token_seconds_count", 1.0),
+                ("inter_token_latency_seconds_count", None),
+                ("e2e_request_latency_seconds_count", 1.0),
+                ("request_queue_time_seconds_count", 1.0),
+                ("prefix_cache_queries_total", None),
+                ("kv_cache_usage_perc", None),
+            ]:
+                line = next(one for one in text.splitlines() if one.startswith(f"outpace:{name}{{"))
+                assert value is None or line.endswith(f" {value}"), line
+            drafted = [
+                one for one in text.splitlines() if one.startswith("outpace:spec_decode_num_draft_tokens_t")
+            ]
+            assert 'drafter="prompt_lookup"' in drafted[0] and not drafted[0].endswith(" 0.0")
+
+    run(main)
+
+
+def test_metrics_while_one_runs() -> None:
+    async def main() -> None:
+        async with serving(running=1) as client:
+            first, second = client.send(CHAT, LONG), client.send(CHAT, LONG)
+            await first.chunk()
+            text = await client.send("/metrics").text()
+            assert 'outpace:num_requests_running{model_name="nano"} 1.0' in text
+            assert 'outpace:num_requests_waiting{model_name="nano"} 1.0' in text
+            for exchange in (first, second):
+                exchange.leave()
+            await client.empty()
+
+    run(main)

@@ -1,0 +1,182 @@
+"""A service in a test's event loop, and a client that speaks ASGI: it can leave, and stop reading."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from fastapi import FastAPI
+
+from outpace.engine.engine import Engine
+from outpace.loading import Loaded, load
+from outpace.serve.app import make_app
+from outpace.serve.door import Keys
+from outpace.serve.service import Limits, Service, make_engine
+
+T = TypeVar("T")
+STORY = [{"role": "user", "content": "Tell me a story about a dog."}]
+LONG = {"messages": STORY, "max_tokens": 1900, "ignore_eos": True, "stream": True}
+
+
+@lru_cache(maxsize=1)
+def model() -> Loaded:
+    """The embedded model, in a precision in which a batch does not change a token."""
+    return load(None, "float64", "cpu")
+
+
+def run(main: Callable[[], Awaitable[T]]) -> T:
+    async def limited() -> T:
+        return await asyncio.wait_for(main(), 120)
+
+    return asyncio.run(limited())
+
+
+class Exchange:
+    """One request and its response, as it comes.
+
+    Attributes:
+        status, headers: None and empty until the head has come.
+        reads: cleared, the client accepts no more chunks.
+    """
+
+    def __init__(self, app: FastAPI, method: str, path: str, body: bytes, headers: dict[str, str]) -> None:
+        self.status: int | None = None
+        self.headers: dict[str, str] = {}
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self._left = asyncio.Event()
+        self._asked = False
+        self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
+        pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        self._scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "scheme": "http",
+            "headers": pairs,
+            "server": ("testserver", 80),
+            "client": ("testclient", 50000),
+        }
+        self._body = body
+        self.task = asyncio.ensure_future(self._run(app))
+
+    async def _run(self, app: FastAPI) -> None:
+        try:
+            await app(self._scope, self._receive, self._send)
+        finally:
+            self._chunks.put_nowait(None)
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._asked:
+            self._asked = True
+            return {"type": "http.request", "body": self._body, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+            return
+        await self.reads.wait()
+        if message["body"]:
+            self._chunks.put_nowait(message["body"])
+
+    def leave(self) -> None:
+        """Close the connection."""
+        self._left.set()
+
+    async def chunk(self) -> bytes | None:
+        """The next piece of the body; None at its end."""
+        return await self._chunks.get()
+
+    async def text(self) -> str:
+        """The whole body, from here on."""
+        pieces = []
+        while (piece := await self.chunk()) is not None:
+            pieces.append(piece)
+        await self.task
+        return b"".join(pieces).decode()
+
+    async def json(self) -> Any:
+        return json.loads(await self.text())
+
+    async def events(self) -> list[Any]:
+        """The data of all server-sent events; "[DONE]" as a text."""
+        return [
+            data if data == "[DONE]" else json.loads(data)
+            for line in (await self.text()).splitlines()
+            if line.startswith("data: ") and (data := line.removeprefix("data: "))
+        ]
+
+
+class Client:
+    """Sends requests to an application in this event loop."""
+
+    def __init__(self, app: FastAPI, service: Service) -> None:
+        self.app, self.service = app, service
+
+    def send(self, path: str, body: Any = None, method: str = "", **headers: str) -> Exchange:
+        """Send a request; ``body`` is bytes, or what is sent as JSON."""
+        raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        return Exchange(
+            self.app,
+            method or ("GET" if body is None else "POST"),
+            path,
+            raw,
+            {"content-type": "application/json", "content-length": str(len(raw)), **given},
+        )
+
+    def chat(self, **more: Any) -> Exchange:
+        return self.send("/v1/chat/completions", {"messages": STORY, "temperature": 0, **more})
+
+    def complete(self, prompt: Any, **more: Any) -> Exchange:
+        return self.send("/v1/completions", {"prompt": prompt, "temperature": 0, **more})
+
+    async def get(self, path: str) -> Any:
+        return await self.send(path).json()
+
+    async def empty(self) -> None:
+        """Wait until nothing holds room any more, and check that the engine decodes nothing."""
+        await self.service._empty.wait()
+        assert (
+            await self.service.engine.generate([5, 6, 7]) is not None
+        )  # after it, what was cancelled is out
+        assert self.service.engine.running == self.service.engine.waiting == 0
+
+
+@asynccontextmanager
+async def serving(
+    drafter: str = "prompt_lookup",
+    keys: tuple[str, ...] = (),
+    others: dict[str, str] | None = None,
+    change: Callable[[Engine], None] = lambda engine: None,
+    on_failure: Callable[[], object] | None = None,
+    memory: float | int = 0.2,
+    **limits: Any,
+) -> AsyncIterator[Client]:
+    """A service of the embedded model, and a client of it.
+
+    Args:
+        change: is given the engine before it is used.
+    """
+    chosen = Limits(**limits)
+    engine = make_engine(model(), drafter, chosen, others, adaptive=False, memory=memory)
+    change(engine)
+    app = make_app(Keys(keys), chosen.body)
+    service = Service(model(), engine, chosen, "nano", on_failure=on_failure)
+    app.state.service = service
+    try:
+        yield Client(app, service)
+    finally:
+        await service.engine.shutdown(drain=False)
