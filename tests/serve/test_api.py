@@ -144,7 +144,8 @@ def test_log_probabilities_in_both_shapes_and_in_chunks() -> None:
             streamed = [
                 entry
                 for chunk in chunks
-                for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]
+                if chunk["choices"][0]["logprobs"]
+                for entry in chunk["choices"][0]["logprobs"]["content"]
             ]
             assert streamed == content
             older = (await client.complete(story(), max_tokens=8, logprobs=2).json())["choices"][0]
@@ -161,7 +162,6 @@ def test_a_character_of_several_tokens_is_never_broken() -> None:
         wanted = model().plain_tokens("é😀")
         assert len(wanted) > 2
         async with serving() as client:
-            # Each token is forced in turn: a bias on all is enough to meet halves of characters.
             bias = {str(token): 60 for token in wanted}
             *chunks, _ = await client.chat(
                 max_tokens=20, temperature=2, seed=1, logit_bias=bias, stream=True
@@ -228,7 +228,7 @@ def test_speculation_is_chosen_and_reported() -> None:
     async def main() -> None:
         async with serving(others={"copy": "prompt_lookup:branches=1"}) as client:
             asked = {
-                "max_tokens": 60,
+                "max_tokens": 40,
                 "ignore_eos": True,
                 "speculation_metrics": True,
                 "return_token_ids": True,
@@ -248,7 +248,7 @@ def test_speculation_is_chosen_and_reported() -> None:
                 assert (measured["num_draft_tokens"] > 0) == (used != "off")
                 steps = measured["num_spec_steps"]
                 assert sum(measured["acceptance_histogram"]) == steps
-                assert steps + measured["num_accepted_draft_tokens"] >= 60
+                assert steps + measured["num_accepted_draft_tokens"] >= 40
                 texts.add(tuple(found["choices"][0]["token_ids"]))
             assert len(texts) == 1
             assert measured["num_draft_tokens"] <= 2 * steps
@@ -282,9 +282,9 @@ def _with_prefix_cache(engine: Engine) -> None:
 
 def test_predicted_outputs_are_copied() -> None:
     async def main() -> None:
-        tokens, text = engine_text(story(), max_new_tokens=60, ignore_eos=True)
+        _, text = engine_text(story(), max_new_tokens=40, ignore_eos=True)
         async with serving() as client:
-            asked = {"max_tokens": 60, "ignore_eos": True, "speculation_metrics": True, "speculation": True}
+            asked = {"max_tokens": 40, "ignore_eos": True, "speculation_metrics": True, "speculation": True}
             plain = await client.chat(**asked).json()
             assert "completion_tokens_details" not in plain["usage"]
             prediction = {"type": "content", "content": text}
@@ -292,7 +292,7 @@ def test_predicted_outputs_are_copied() -> None:
             assert found["choices"] == plain["choices"]
             assert found["speculation"]["drafter"] == "request"
             details = found["usage"]["completion_tokens_details"]
-            assert details["accepted_prediction_tokens"] > 40
+            assert details["accepted_prediction_tokens"] > 25
             steps = found["metrics"]["speculative_decoding"]["num_spec_steps"]
             assert steps < plain["metrics"]["speculative_decoding"]["num_spec_steps"]
             wrong = await client.chat(prediction={"type": "content", "content": "no no no"}, **asked).json()

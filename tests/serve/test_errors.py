@@ -196,10 +196,9 @@ def test_metrics_have_vllms_names() -> None:
             ]:
                 line = next(one for one in text.splitlines() if one.startswith(f"outpace:{name}{{"))
                 assert value is None or line.endswith(f" {value}"), line
-            drafted = [
-                one for one in text.splitlines() if one.startswith("outpace:spec_decode_num_draft_tokens_t")
-            ]
-            assert 'drafter="prompt_lookup"' in drafted[0] and not drafted[0].endswith(" 0.0")
+            name = "outpace:spec_decode_num_draft_tokens_total"
+            drafted = next(one for one in text.splitlines() if one.startswith(name))
+            assert 'drafter="prompt_lookup"' in drafted and not drafted.endswith(" 0.0")
 
     run(main)
 

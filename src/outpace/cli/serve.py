@@ -172,12 +172,7 @@ def serve(
         return loaded, engine
 
     def ready(service: Service) -> None:
-        seconds = time.monotonic() - began
-        screen.note(f"outpace serves {service.name} ({service.model.dtype} on {service.model.device})")
-        screen.note(f"  API      {address}/v1")
-        screen.note(f"  drafter  {', '.join(service.drafters)}")
-        screen.note(f"  keys     {f'{len(keys)} may ask' if len(keys) else 'none: anyone may ask'}")
-        screen.note(f"  ready after {seconds:.1f} s; Ctrl-C ends it", style="dim")
+        _banner(service, address, len(keys), time.monotonic() - began)
 
     _log(not no_access_log)
     server = Server(options, load, ready)
@@ -186,6 +181,14 @@ def serve(
         raise server.error
     if server.error is not None:
         raise OutpaceError(f"the server failed: {server.error!r}") from server.error
+
+
+def _banner(service: Service, address: str, keys: int, seconds: float) -> None:
+    screen.note(f"outpace serves {service.name} ({service.model.dtype} on {service.model.device})")
+    screen.note(f"  API       {address}/v1")
+    screen.note(f"  drafters  {', '.join(service.drafters)}")
+    screen.note(f"  keys      {keys or 'none: anyone may ask'}")
+    screen.note(f"  ready after {seconds:.1f} s; Ctrl-C ends it", style="dim")
 
 
 def _others(given: list[str]) -> dict[str, str]:

@@ -45,9 +45,7 @@ class _Request(Request):
                     if size > most:
                         break
             if size > most:
-                message = (
-                    f"the body has more than {most} bytes; send less, or start the server with --max-body"
-                )
+                message = f"the body has more than {most} bytes; send less, or serve with --max-body"
                 raise Refused(413, message, headers={"Connection": "close"})
             self._body = b"".join(pieces)
         return self._body
