@@ -3,13 +3,16 @@
     python benchmarks/lookahead_reference.py --reference DIR
 
 DIR holds a model (`model/`) and `lookahead.json`: prompts as token ids, the greedy continuation of each,
-and for each setting of the original implementation its tokens per step.
+and for each setting of the original implementation its tokens per step. The window moves by one place per
+step, as in the original, or by the tokens accepted; two seeds of each.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -28,22 +31,30 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32, use_safetensors=True)
     target = outpace.Target(model)
     params = SamplingParams(max_new_tokens=reference["max_new_tokens"])
-    print("| window | ngram | guesses | pool from text | original tau | tau | equal |")
-    print("| ---: | ---: | ---: | --- | ---: | ---: | ---: |")
+    print("| window | ngram | guesses | pool from text | original | moved by one | by the accepted | equal |")
+    print("| ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: |")
     for setting in reference["original"]:
+        pool = setting["pool_from_prompt"]  # the original has one option for prompt and output
         drafter = Lookahead(
-            window=setting["window"],
-            ngram=setting["ngram"],
-            guesses=setting["guesses"],
-            pool_from_prompt=setting["pool_from_prompt"],
-            pool_from_output=setting["pool_from_prompt"],  # the original has one option for both
+            setting["window"],
+            setting["ngram"],
+            setting["guesses"],
+            pool_from_prompt=pool,
+            pool_from_output=pool,
         )
-        found = outpace.Engine(target, drafter).generate(reference["prompts"], params)
-        equal = sum(g.tokens == t for g, t in zip(found, reference["greedy_tokens"], strict=True))
-        tau = sum(g.stats.tokens for g in found) / sum(g.stats.steps for g in found)
+        taus: dict[str, list[str]] = {"one": [], "accepted": []}
+        equal = 0
+        for moves_by, seed in product(taus, (0, 1)):
+            own = replace(drafter, moves_by=moves_by, seed=seed)
+            found = outpace.Engine(target, own, adaptive=False, slots=4).generate(
+                reference["prompts"], params
+            )
+            equal += sum(g.tokens == t for g, t in zip(found, reference["greedy_tokens"], strict=True))
+            tau = sum(g.stats.tokens for g in found) / sum(g.stats.steps for g in found)
+            taus[moves_by].append(f"{tau:.3f}")
         print(
-            f"| {drafter.window} | {drafter.ngram} | {drafter.guesses} | {drafter.pool_from_prompt} "
-            f"| {setting['tau']:.3f} | {tau:.3f} | {equal}/{len(found)} |",
+            f"| {drafter.window} | {drafter.ngram} | {drafter.guesses} | {pool} | {setting['tau']:.3f} "
+            f"| {', '.join(taus['one'])} | {', '.join(taus['accepted'])} | {equal}/{4 * len(found)} |",
             flush=True,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,6 +107,34 @@ def test_window_and_pool_both_save_steps() -> None:
     assert steps(Lookahead()) < steps(Lookahead(guesses=0))
 
 
+@dataclass(frozen=True)
+class Moved(Lookahead):
+    """Levels before and after each step of a full window, with the tokens emitted."""
+
+    seen: list[tuple[list[list[int]], list[list[int]], int]] = field(default_factory=list)
+
+    def learn(self, state: LookaheadState, step: Step) -> None:
+        before = [list(level) for level in state.levels]
+        super().learn(state, step)
+        if len(before) == self.ngram - 1 and state.levels:
+            self.seen.append((before, state.levels, len(step.tokens)))
+
+
+@pytest.mark.parametrize("moves_by", ["one", "accepted"])
+def test_the_window_moves_by_one_place_or_by_the_tokens_emitted(moves_by: Any) -> None:
+    drafter = Moved(window=5, ngram=4, guesses=4, moves_by=moves_by)
+    params = SamplingParams(max_new_tokens=80, ignore_eos=True)
+    Engine(ToyTarget(), drafter, adaptive=False).generate([PROMPT], params)
+    assert any(emitted > 1 for _, _, emitted in drafter.seen)
+    for before, after, emitted in drafter.seen:
+        assert [len(level) for level in after] == [5, 5, 5]
+        gone = emitted - 1 if moves_by == "accepted" else 0
+        for level in (0, 1):  # the last level is new
+            kept = before[level + 1][gone:]
+            first = int(level == 0)  # cell (0, 0) is the root
+            assert after[level][first : len(kept)] == kept[first:]
+
+
 def test_tokens_that_end_the_text_never_enter_the_window() -> None:
     drafter = Recorded(window=4, ngram=3, guesses=3)
     # Of five tokens one ends the text, and the target says it now and then.
@@ -125,7 +154,9 @@ def test_guesses_are_counted_apart() -> None:
     assert found.stats.extra["guessed"] >= found.stats.drafted > 0
 
 
-@pytest.mark.parametrize("options", [{"window": -1}, {"ngram": 1}, {"guesses": -1}, {"refill": "x"}])
+@pytest.mark.parametrize(
+    "options", [{"window": -1}, {"ngram": 1}, {"guesses": -1}, {"refill": "x"}, {"moves_by": "two"}]
+)
 def test_refuses_options_that_make_no_sense(options: dict[str, int]) -> None:
     with pytest.raises(OutpaceError, match=next(iter(options))):
         Lookahead(**options)  # type: ignore[arg-type]

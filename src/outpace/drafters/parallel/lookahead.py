@@ -52,6 +52,8 @@ class Lookahead(SequenceDrafter[LookaheadState]):
         pool_from_prompt: fill the pool from the prompt.
         pool_from_output: fill the pool from accepted text.
         refill: whether a cell gets the target's keyed draw, or its argmax. (The same if decoding is greedy.)
+        moves_by: places that the window moves per step: "one", as published, or as many as tokens were
+            "accepted" and emitted, so that each cell keeps its place in the text.
         seed: seed of the tokens that fill cells which no forward has computed.
     """
 
@@ -61,6 +63,7 @@ class Lookahead(SequenceDrafter[LookaheadState]):
     pool_from_prompt: bool = True
     pool_from_output: bool = True
     refill: Literal["draw", "argmax"] = "draw"
+    moves_by: Literal["one", "accepted"] = "one"
     seed: int = 0
 
     paper: ClassVar[str] = (
@@ -71,6 +74,8 @@ class Lookahead(SequenceDrafter[LookaheadState]):
         self.check_least(window=0, ngram=2, guesses=0)
         if self.refill not in ("draw", "argmax"):
             raise OutpaceError(f"lookahead: refill must be 'draw' or 'argmax', not {self.refill!r}")
+        if self.moves_by not in ("one", "accepted"):
+            raise OutpaceError(f"lookahead: moves_by must be 'one' or 'accepted', not {self.moves_by!r}")
 
     @property
     def trees(self) -> bool:
@@ -144,10 +149,11 @@ class Lookahead(SequenceDrafter[LookaheadState]):
             for column in zip(*levels, strict=False):
                 state.pool.add(column[0], column[1:])
             levels = levels[1:]
-        # Cell (l, i) is l + i places after the root, and the root moves on by m = len(step.tokens) places.
-        # If level 0 was dropped (a full window), old cell (l, i) is new cell (l - 1, i - (m - 1)); otherwise
-        # it is new cell (l, i - m). So the first `moved` columns go.
-        moved = len(step.tokens) - full
+        # Cell (l, i) is l + i places after the root. Where the window moves by m places, old cell (l, i) is
+        # new cell (l - 1, i - (m - 1)) if level 0 was dropped (a full window), and (l, i - m) otherwise: the
+        # first `moved` columns go. With m = 1 a full window keeps all its columns: they guess places further
+        # on than those they were filled for, but none begins anew from filler.
+        moved = (1 if self.moves_by == "one" else len(step.tokens)) - full
         state.levels = [level[moved:] for level in levels]
         self._widen(state, self.window + self.ngram - 1 - len(levels))
 
