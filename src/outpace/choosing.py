@@ -4,13 +4,13 @@ This is the seam between a forward and the walk along the drafts: logits go in, 
 out on the host. They are the tokens of ``sampling``'s functions, bit for bit:
 
 - penalties and bias are index operations over (row, token) pairs;
-- noise is made only for tokens that may be left. For top-k, top-p and min-p those are looked for among the
-  few best of a row. The winner is certain unless rounding decides whether it is left: such a row is drawn by
-  the reference, one row at a time.
+- noise is made only for tokens that top-k, top-p and min-p may leave, a short list of each row. The best of
+  these is the draw if it is certain to be left; where rounding decides, the reference draws that row.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,10 +26,10 @@ from outpace.sampling import (
     Key,
     Processor,
     best_tokens,
+    host_noise,
     noise_of,
     noisy_argmax,
     penalised,
-    signed,
     token_words,
     truncate,
 )
@@ -41,10 +41,12 @@ _UNDECIDED = -2
 # Logits up to which an accelerator takes all nodes at once, at the cost of rows that no walk reaches, and not
 # in rounds, at the cost of one transfer for each accepted token. On the CPU transfers cost nothing.
 AT_ONCE = 1 << 24
-# Numbers of best tokens among which those left by top-k, top-p and min-p are looked for, in turn.
+# Lengths of the lists of best tokens that accelerators make, in turn.
 _SHORTLISTS = (64, 1024)
-# On the CPU a single row of a vocabulary up to this size is drawn faster by the reference.
-_ALONE = 4096
+# Noise is between -3.7 and 36.8: a token whose score is 41 below the best one's is never drawn.
+_NEVER = math.exp(-41)
+# Two noisy scores this close may change places by the rounding of a logarithm.
+_CLOSE = 1e-9
 # On the CPU noise is made for this many (row, token) pairs at a time, which stay in its cache.
 _CHUNK = 1 << 16
 
@@ -251,10 +253,9 @@ def _sample(scores: Tensor, asks: Seq[Ask]) -> list[int]:
     for start in range(0, len(whole), step):
         places = whole[start : start + step]
         _put(found, places, _draw_whole(_gather(scores, places), [words[place] for place in places]))
-    alone = len(asks) == 1 and scores.device.type == "cpu" and scores.shape[-1] <= _ALONE
-    for size in () if alone else _SHORTLISTS:
+    for size in (None,) if scores.device.type == "cpu" else _SHORTLISTS:
         places = [place for place in range(len(asks)) if cut[place] and found[place] == _UNDECIDED]
-        if not places or (size > _SHORTLISTS[0] and scores.shape[-1] <= _SHORTLISTS[0]):
+        if not places:
             break
         limits = _limits([params[place] for place in places], scores.shape[-1])
         own_words = [words[place] for place in places]
@@ -284,9 +285,9 @@ def _draw_alone(scores: Tensor, params: SamplingParams, word: int) -> int:
         return NO_TOKEN  # an error where a walk comes by, and only there
 
 
-def _keys(words: Seq[int], device: torch.device) -> Tensor:
-    """Keys of rows, int64 [n, 1]."""
-    return torch.tensor([[signed(word)] for word in words], device=device)
+def _host_keys(words: Seq[int]) -> NDArray[np.int64]:
+    """Keys of rows, [n]."""
+    return np.array(words, np.uint64).view(np.int64)
 
 
 def _draw_whole(scores: Tensor, words: Seq[int]) -> list[int]:
@@ -296,68 +297,154 @@ def _draw_whole(scores: Tensor, words: Seq[int]) -> list[int]:
         words: the rows' keys.
     """
     device = scores.device
-    noisy = noise_of(token_words(scores.shape[-1], device) ^ _keys(words, device)) + scores
+    noisy = (
+        noise_of(
+            token_words(scores.shape[-1], device) ^ torch.from_numpy(_host_keys(words)[:, None]).to(device)
+        )
+        + scores
+    )
     # Infinite and NaN scores are the reference's business.
     noisy.masked_fill_(~scores.amax(dim=-1, keepdim=True).isfinite(), -torch.inf)
     return [_UNDECIDED if token == NO_TOKEN else token for token in best_tokens(noisy)]
 
 
-def _limits(params: Seq[SamplingParams], vocabulary: int) -> NDArray[np.float64]:
-    """Top-k, top-p and min-p of each row, [3, n, 1]; without an effect where none is asked for."""
-    limits = [
-        [own.top_k if 0 < own.top_k < vocabulary else vocabulary for own in params],
-        [own.top_p if own.top_p < 1 else 2.0 for own in params],
-        [own.min_p if own.min_p > 0 else -1.0 for own in params],
-    ]
-    return np.array(limits)[..., None]
+class _Limits(NamedTuple):
+    """Top-k, top-p and min-p of some rows, each [n]; without an effect where none is asked for."""
+
+    top_k: NDArray[np.int64]
+    top_p: NDArray[np.float64]
+    min_p: NDArray[np.float64]
 
 
-def _draw_cut(scores: Tensor, words: Seq[int], limits: NDArray[np.float64], size: int) -> list[int]:
-    """Draws from what top-k, top-p and min-p leave of rows of heated scores, float32 [n, vocabulary].
+def _limits(params: Seq[SamplingParams], vocabulary: int) -> _Limits:
+    return _Limits(
+        np.array([own.top_k if 0 < own.top_k < vocabulary else vocabulary for own in params]),
+        np.array([own.top_p if own.top_p < 1 else 2.0 for own in params]),
+        np.array([own.min_p if own.min_p > 0 else -1.0 for own in params]),
+    )
 
-    The best token with noise among those that may be left is the draw if it is certain to be left. The
-    margins cover the reference's rounding: it sums float32 probabilities, whose sum is off by the vocabulary
-    times 2 ** -24 at most, whatever the order. Only the shortlists come to the host, in one transfer.
 
-    Args:
-        words: the rows' keys.
-        limits: see ``_limits``.
-        size: look among this many best tokens of each row.
+class _Lists(NamedTuple):
+    """The tokens of each row that may be left, and some others, on the host; row after row.
 
-    Returns:
-        The tokens; ``_UNDECIDED`` where rounding decides, or where more tokens may be left.
+    Attributes:
+        ends: row i has the places ends[i] .. ends[i + 1] - 1; none where its list would be too short.
+        ids: int64.
+        values: heated scores, float64.
+        weights: exp(score - the row's best score).
+        totals: sum of the weights of all tokens that top-k leaves, [n].
     """
+
+    ends: list[int]
+    ids: NDArray[np.int64]
+    values: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    totals: NDArray[np.float64]
+
+
+def _margin(vocabulary: int) -> float:
+    """Error of a sum of probabilities: the reference adds in float32, in whatever order."""
+    return vocabulary * 2.0**-23 + 1e-5
+
+
+def _lists_by_weight(scores: Tensor, limits: _Limits) -> _Lists:
+    """Lists on the CPU: the tokens left out weigh too little to be left, even together.
+
+    Those that weigh at most (1 - top-p) / vocabulary of the total weigh 1 - top-p together at most, so the
+    others reach top-p.
+    """
+    array, (count, vocabulary) = scores.numpy(), scores.shape
+    weights = np.exp(array - array.max(axis=1, keepdims=True))
+    for row in np.flatnonzero(limits.top_k < vocabulary):
+        place = vocabulary - int(limits.top_k[row])
+        weights[row, array[row] < np.partition(array[row], place)[place]] = 0
+    totals = weights.sum(axis=1).astype(np.float64)
+    reach = (1 - limits.top_p - _margin(vocabulary)) * totals / vocabulary
+    least = np.maximum(np.maximum(reach, limits.min_p * (1 - 1e-5)), _NEVER)
+    places = np.flatnonzero(weights > least[:, None])
+    ends = np.searchsorted(places, np.arange(count + 1) * vocabulary).tolist()
+    values, weights = array.ravel()[places].astype(np.float64), weights.ravel()[places].astype(np.float64)
+    return _Lists(ends, places % vocabulary, values, weights, totals)
+
+
+def _lists_of_best(scores: Tensor, limits: _Limits, size: int) -> _Lists:
+    """Lists of the ``size`` best tokens, in one transfer; none where others may be left too."""
     vocabulary = scores.shape[-1]
     size = min(size, vocabulary)
     best, ids = scores.topk(size)  # in descending order
-    totals = (scores - best[:, :1]).exp_().sum(dim=1, keepdim=True)
+    sums = (scores - best[:, :1]).exp_().sum(dim=1, keepdim=True)
     # Token ids and float32 numbers are exact in float64.
-    lists = torch.cat([best.double(), ids.double(), totals.double()], dim=1).cpu()
-    tokens = lists[:, size : 2 * size].long()
-    noise = noise_of(token_words(vocabulary, tokens.device)[tokens] ^ _keys(words, tokens.device)).numpy()
-    values, total = lists[:, :size].numpy(), lists[:, -1:].numpy()
-    peak = values[:, :1]
+    lists = torch.cat([best.double(), ids.double(), sums.double()], dim=1).cpu().numpy()
+    values, totals = lists[:, :size], lists[:, -1]
     top_k, top_p, min_p = limits
-    finite = np.isfinite(peak)
+    weights = np.exp(values - values[:, :1])
+    kth = np.take_along_axis(values, np.minimum(top_k, size)[:, None] - 1, axis=1)
+    left = values >= kth  # equals of the k-th too
+    totals = np.where(top_k < vocabulary, (weights * left).sum(axis=1), totals)
+    # The last token is removed by top-k; or by top-p or min-p, where all that top-k leaves was added.
+    above = weights[:, :-1].sum(axis=1) > (top_p + _margin(vocabulary)) * totals
+    whole = ~left[:, -1] | ((top_k == vocabulary) & (above | (weights[:, -1] < min_p * (1 - 1e-5))))
+    left &= whole[:, None] | (size == vocabulary)
+    ends = [0, *left.sum(axis=1).cumsum().tolist()]
+    return _Lists(ends, lists[:, size:-1][left].astype(np.int64), values[left], weights[left], totals)
+
+
+def _draw_cut(scores: Tensor, words: Seq[int], limits: _Limits, size: int | None = None) -> list[int]:
+    """Draws from what top-k, top-p and min-p leave of rows of heated scores, float32 [n, vocabulary].
+
+    Args:
+        words: the rows' keys.
+        size: length of the lists; None for those by weight, on the CPU.
+
+    Returns:
+        The tokens; ``_UNDECIDED`` where rounding decides, a list is too short, or no score is finite.
+    """
+    vocabulary = scores.shape[-1]
     with np.errstate(invalid="ignore"):
-        weights = np.exp(values - peak)
-        # Top-k leaves equals of the k-th. One past the end of the list is seen by its last token being left.
-        kth = np.take_along_axis(values, np.minimum(top_k, size).astype(np.int64) - 1, axis=1)
-        left = (values >= kth) & (values > -np.inf)
-        total = np.where(top_k < vocabulary, (weights * left).sum(axis=1, keepdims=True), total)
-        # Top-p leaves a token if those above it have less than p together; the first is always left.
-        above = (weights.cumsum(axis=1) - weights) / total
-    margin = vocabulary * 2.0**-23 + 1e-5
-    certain = above < top_p - margin
-    certain[:, 0] = True
-    certain &= left & (weights > min_p * (1 + 1e-5))
-    possible = left & (above <= top_p + margin) & (weights >= min_p * (1 - 1e-5))
-    # Of equal ones, the order is the sort's: they are certain together, and possible together.
-    certain = values > np.where(certain, -np.inf, values).max(axis=1, keepdims=True)
-    possible = left & (values >= np.where(possible, values, np.inf).min(axis=1, keepdims=True))
-    drawn = np.where(possible, values + noise, -np.inf).argmax(axis=1, keepdims=True)
-    decided = np.take_along_axis(certain, drawn, axis=1) & finite
-    if size < vocabulary:
-        decided &= ~possible[:, -1:]
-    found = np.where(decided, np.take_along_axis(tokens.numpy(), drawn, axis=1), _UNDECIDED)
-    return [int(token) for token in found[:, 0]]
+        lists = _lists_by_weight(scores, limits) if size is None else _lists_of_best(scores, limits, size)
+    ends, ids, values, weights, totals = lists
+    keys = np.repeat(_host_keys(words), np.diff(ends))
+    noisy = values + host_noise(token_words(vocabulary, torch.device("cpu")).numpy()[ids] ^ keys)
+    _, top_p, min_p = limits
+    margin, found = _margin(vocabulary), []
+    for row, total in enumerate(totals.tolist()):
+        own = slice(ends[row], ends[row + 1])
+        bounds = (top_p[row] - margin) * total, (top_p[row] + margin) * total
+        place = _winner(values[own], weights[own], noisy[own], bounds, float(min_p[row]))
+        found.append(_UNDECIDED if place is None else int(ids[own][place]))
+    return found
+
+
+def _winner(
+    values: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    noisy: NDArray[np.float64],
+    top_p: tuple[float, float],
+    min_p: float,
+) -> int | None:
+    """The place of the draw in the list of a row: the best noisy score of those that are left.
+
+    The best of all is it if it is certain to be left. If it is certain not to be, neither is any token with
+    a score as low, and the best of the others is next.
+
+    Args:
+        noisy: values with noise; overwritten.
+        top_p: a token is certain to be left if those before it weigh less than the first bound, and certain
+            not to be if they weigh more than the second.
+
+    Returns:
+        None where rounding decides, or where there is no list.
+    """
+    while len(noisy):
+        best = int(noisy.argmax())
+        top, value, weight = float(noisy[best]), values[best], float(weights[best])
+        noisy[best] = -math.inf
+        # Of equal ones, the order is the sort's: all but the token itself may come before it.
+        before = float(weights[values >= value].sum()) - weight
+        if (before <= 0 or before < top_p[0]) and weight > min_p * (1 + 1e-5):
+            return best if float(noisy.max()) < top - _CLOSE else None
+        above = float(weights[values > value].sum())
+        if not top > -math.inf or (above <= top_p[1] and weight >= min_p * (1 - 1e-5)):
+            return None
+        noisy[values <= value] = -math.inf
+    return None

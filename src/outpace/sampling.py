@@ -16,6 +16,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -61,8 +62,11 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def _mix_words(words: Tensor) -> Tensor:
-    """``mix`` on int64 words; the masks turn torch's arithmetic shifts into logical ones."""
+Words = TypeVar("Words", Tensor, NDArray[np.int64])
+
+
+def _mix_words(words: Words) -> Words:
+    """``mix`` on int64 words; the masks turn arithmetic shifts into logical ones."""
     words = (words ^ (words >> 30 & (1 << 34) - 1)) * signed(_MULTIPLIERS[0])
     words = (words ^ (words >> 27 & (1 << 37) - 1)) * signed(_MULTIPLIERS[1])
     return words ^ (words >> 31 & (1 << 33) - 1)
@@ -87,6 +91,13 @@ def uniform(word: int) -> float:
 def noise_of(words: Tensor) -> Tensor:
     """Standard Gumbel noise, float64, of int64 words: a token's word xor a key."""
     return -torch.log(-torch.log(_unit(_mix_words(words))))
+
+
+def host_noise(words: NDArray[np.int64]) -> NDArray[np.float64]:
+    """``noise_of`` on the host, quicker for few words; its logarithms may be rounded otherwise."""
+    units = ((_mix_words(words) >> 12 & (1 << 52) - 1) + 0.5) * 2.0**-52
+    noise: NDArray[np.float64] = -np.log(-np.log(units))
+    return noise
 
 
 def gumbel(word: int, vocabulary: int, device: torch.device, tokens: Tensor | None = None) -> Tensor:

@@ -184,14 +184,40 @@ def test_rows_of_a_real_size_are_drawn_as_the_reference_draws_them(vocabulary: i
         assert choose(rows, [Ask(i, processor, key, i) for i in range(24)]) == expected
 
 
-def test_most_rows_need_no_reference() -> None:
-    """The shortlist decides nearly all of them: what it leaves undecided costs a full sort."""
+LISTS = [None, *_SHORTLISTS]  # by weight, and of so many best tokens
+
+
+@pytest.mark.parametrize("size", LISTS[::2])
+def test_most_rows_need_no_reference(size: int | None) -> None:
+    """The lists decide nearly all of them: what they leave undecided costs a full sort."""
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(200, 4096, generator=generator) * 4
     params = [SamplingParams(temperature=0.8, top_p=0.9)] * 200
     words = [row * 0x1234567 for row in range(200)]
-    drawn = _draw_cut(rows, words, _limits(params, 4096), _SHORTLISTS[1])
+    drawn = _draw_cut(rows, words, _limits(params, 4096), size)
     assert sum(token < 0 for token in drawn) <= 2
+
+
+@pytest.mark.parametrize("spread", [0.5, 4.0])
+@pytest.mark.parametrize("size", LISTS)
+def test_what_a_list_decides_is_the_references_draw(size: int | None, spread: float) -> None:
+    """Also where more tokens are left than a list holds."""
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(64, 1500, generator=generator) * spread
+    rows[::2] = (rows[::2] * 4).round() / 4  # ties at every border
+    words = [Key(5).target(index) for index in range(64)]
+    for options in (
+        {"top_p": 0.9},
+        {"top_k": 100, "top_p": 0.5},
+        {"top_k": 1200, "top_p": 0.9},
+        {"min_p": 0.2},
+    ):
+        params = SamplingParams(temperature=1.0, **options)  # type: ignore[arg-type]
+        expected = [noisy_argmax(warp(row, params), word) for row, word in zip(rows, words, strict=True)]
+        drawn = _draw_cut(rows, words, _limits([params] * 64, 1500), size)
+        decided = {place: token for place, token in enumerate(drawn) if token >= 0}
+        assert decided == {place: expected[place] for place in decided}
+        assert decided or size is not None
 
 
 def test_a_text_that_a_tree_holds_twice_is_followed_in_both_places() -> None:
