@@ -1,4 +1,4 @@
-"""Whether sequences of different lengths share a forward, in memory and in seconds, and packed rows.
+"""Sequences of different lengths in one forward or in lanes, in memory and in seconds, and packed rows.
 
     outpace grow --like llama-0.1b --out nano-0.1b
     OMP_NUM_THREADS=1 python benchmarks/lanes.py nano-0.1b

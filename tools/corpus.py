@@ -267,7 +267,7 @@ def clean_code(text: str) -> str:
 
 
 def is_plain_code(text: str) -> bool:
-    """Whether a file is code rather than a table, another alphabet, or text with our special token."""
+    """True if a file is code rather than a table, another alphabet, or text with our special token."""
     digits = sum(map(text.count, string.digits))
     longest = max(map(len, text.splitlines()), default=0)
     ascii_only = len(text.encode()) - len(text) < 0.01 * len(text)

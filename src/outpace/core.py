@@ -37,7 +37,7 @@ class NoTokenLeft(OutpaceError):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory is full: Python's, a device's, or that of torch's tensors on a CPU.
+    """True if an error says that memory is full: Python's, a device's, or that of torch's tensors on a CPU.
 
     The last is a RuntimeError as any other, but for its words.
     """
@@ -60,7 +60,7 @@ _OPTIONAL = ("seed", "logprobs")
 
 @dataclass(frozen=True)
 class Speculation:
-    """Which drafter drafts for a request, and how much. A string in its place is the drafter.
+    """Choice of a request's drafter, and of how much it drafts. A string in its place is the drafter.
 
     Attributes:
         drafter: a name among the engine's ``drafters``, "off" for plain decoding, None for the engine's own.
@@ -90,7 +90,7 @@ class Speculation:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one sequence is decoded.
+    """Options of decoding one sequence.
 
     The logits of a step are processed in transformers' order: ``logit_bias``, the three penalties,
     ``logits_processors``, ``temperature``, ``top_k``, ``top_p``, ``min_p``.
@@ -200,9 +200,9 @@ class Draft:
             [vocabulary], from which that node's children were drawn. None for a drafter that *chooses*
             (n-gram, top-k, argmax): its tokens are point masses.
         replacement: whether siblings were drawn with replacement.
-        riders: the last so many nodes are no guesses: they ride along for the logits at them, and are never
-            accepted. Their tokens may be ids past the vocabulary, where the target was given embeddings for
-            them. No guess hangs under one.
+        riders: number of last nodes that are no guesses: they ride along for the logits at them, and are
+            never accepted. Their tokens may be ids past the vocabulary, where the target was given embeddings
+            for them. No guess hangs under one.
         chances: of each node, how likely the drafter holds it that it is accepted, above 0, at most its
             parent's; None where it does not say. ``combined`` weighs drafts by them.
     """
@@ -240,7 +240,7 @@ class Draft:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What the text is decoded from, by an encoder-decoder model: the encoder's answer, computed once.
+    """Source of an encoder-decoder model's text: the encoder's answer, computed once.
 
     Many requests may share one.
 
@@ -254,7 +254,7 @@ class Source:
 
 
 class Verdict:
-    """What a verifier decides: the accepted nodes, root's child first, and the tokens to emit.
+    """A verifier's decision: the accepted nodes, root's child first, and the tokens to emit.
 
     ``tokens`` holds the accepted nodes' tokens and then the bonus token, the target's own; the bonus is
     missing only where the sequence ended on an accepted token.

@@ -13,7 +13,7 @@ def read_line(line: str) -> Any:
     """The value of a line.
 
     Raises:
-        OutpaceError: it is no JSON, or has half a character; the message does not say where.
+        OutpaceError: it is no JSON, or contains an unpaired surrogate; the message does not say where.
     """
     try:
         value = json.loads(line)
@@ -27,7 +27,7 @@ def read_line(line: str) -> Any:
 
 
 def check_text(text: str) -> None:
-    """Refuse half a character, which no tokenizer takes: a lone surrogate, or a byte that is not UTF-8.
+    """Refuse unpaired surrogates, which no tokenizer takes and which are not valid UTF-8.
 
     Raises:
         OutpaceError: the message names it.
@@ -35,9 +35,9 @@ def check_text(text: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        half = text[error.start]
+        surrogate = text[error.start]
         raise OutpaceError(
-            f"{half!a} is half a character; write the other half too, or leave it out"
+            f"{surrogate!a} is an unpaired surrogate, which is not valid UTF-8; leave it out"
         ) from None
 
 

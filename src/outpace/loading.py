@@ -74,7 +74,7 @@ class Loaded:
 
     @property
     def has_template(self) -> bool:
-        """Whether there is a chat template."""
+        """True if there is a chat template."""
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def tokens(self, text: str) -> list[int]:
@@ -272,7 +272,7 @@ def _shown(name: str | None) -> str:
 
 
 def source_of(name: str | None) -> str:
-    """What transformers loads a model from: the path of an existing folder, otherwise a hub name.
+    """The path of an existing folder, otherwise a hub name: what transformers loads a model from.
 
     Raises:
         OutpaceError: the name is neither.
@@ -304,7 +304,7 @@ def source_of(name: str | None) -> str:
 
 
 def _looks_like_path(name: str) -> bool:
-    """Whether a name cannot be one of the hub's, which is ``name`` or ``owner/name``."""
+    """True if a name cannot be one of the hub's, which is ``name`` or ``owner/name``."""
     separators = name.count("/") + name.count(os.sep) * (os.sep != "/")
     return name.startswith((".", "/", "~", os.sep)) or separators > 1 or name.endswith(("/", os.sep))
 

@@ -365,7 +365,7 @@ class SelectedLogits(Logits):
 
 @dataclass(frozen=True)
 class Key:
-    """What a sequence's draws are keyed by.
+    """Key of a sequence's draws.
 
     Attributes:
         seed: the sequence's seed.

@@ -123,7 +123,7 @@ class Sequence:
         return self.limit - self.output_length
 
     def within_reach(self, depth: int) -> int:
-        """How many of so many depths are worth drafting: could be accepted, and are within the budget."""
+        """The part of a depth worth drafting: what could be accepted, within the budget."""
         depth = min(depth, self.room - 1)
         return depth if self.budget is None else min(depth, self.budget)
 
@@ -305,7 +305,7 @@ def _checked(token: int) -> int:
 
 @dataclass(frozen=True)
 class Step:
-    """What happened to one sequence in one forward of the target; drafters learn from it.
+    """Outcome of one forward of the target for one sequence; drafters learn from it.
 
     Attributes:
         draft: the tree that was verified: what was proposed, trimmed to what was still allowed.

@@ -200,7 +200,7 @@ class _Loader(Generic[T]):
         raise OutpaceError(f"{name}: a {self.kind} goes in parentheses, as in {name}:{groups}, not {item!r}")
 
     def _nested(self, name: str, option: str, text: str, hint: Any) -> Any:
-        """What the groups in ``(spec)+(spec)`` describe: one, or a tuple where the field holds several."""
+        """Drafters of the groups in ``(spec)+(spec)``: one, or a tuple where the field holds several."""
         if text.lower() == "none" and type(None) in typing.get_args(hint):
             return None
         groups = _split(text, "+")
@@ -249,7 +249,7 @@ class _Loader(Generic[T]):
 
 
 def _is_module(name: str, options: str) -> bool:
-    """Whether a name that is in no table is the module of a path, ``name:ClassName``.
+    """True if a name that is in no table is the module of a path, ``name:ClassName``.
 
     Without a dot it is one only if the module exists and a class is named: a misspelt name gets a hint.
     """
@@ -261,7 +261,7 @@ def _is_module(name: str, options: str) -> bool:
 
 
 def _several(hint: Any) -> bool:
-    """Whether a field holds a tuple."""
+    """True if a field holds a tuple."""
     return typing.get_origin(hint) is tuple
 
 
@@ -277,7 +277,7 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _balanced(text: str) -> bool:
-    """Whether each parenthesis that opens is closed, and none closes that was not opened."""
+    """True if parentheses match."""
     depth = 0
     for character in text:
         depth += (character == "(") - (character == ")")

@@ -54,7 +54,7 @@ class TextStream:
 
     @property
     def pending(self) -> bool:
-        """Whether the last tokens are not in ``text`` yet: they end within a character, or have no text."""
+        """True if the last tokens are not in ``text`` yet: they end within a character, or have no text."""
         self._take()
         return self._read < len(self._tokens)
 

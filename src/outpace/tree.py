@@ -139,7 +139,7 @@ def select(draft: Draft, kept: Sequence[int]) -> Draft:
 
 
 def worthwhile(chances: Sequence[float], row_cost: float) -> int:
-    """How many nodes give the most tokens per time, where each takes ``row_cost`` of a plain step.
+    """Number of nodes that gives the most tokens per time, where each takes ``row_cost`` of a plain step.
 
     Args:
         chances: that each node is accepted, the likeliest first.

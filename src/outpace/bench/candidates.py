@@ -24,10 +24,9 @@ class Candidate:
 
 
 def candidates(specs: Seq[str]) -> list[Candidate]:
-    """List the candidates that drafters stand for, plain decoding first.
+    """List the candidates of a list of drafters, plain decoding first.
 
-    A name alone stands for itself, governed, and for its options of several widths. A spec with options
-    stands for itself.
+    A name alone gives itself, governed, and options of several widths. A spec with options gives itself.
 
     Raises:
         OutpaceError: an unknown drafter or option.

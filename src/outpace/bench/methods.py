@@ -85,7 +85,7 @@ def split_drafters(text: str) -> list[str]:
 def split_peers(text: str) -> list[Peer]:
     """Parse a list of peers such as ``transformers:plain,vllm=/path/to/venv``; ``none`` for no peer.
 
-    A library's name alone stands for all of its methods.
+    A library's name alone means all of its methods.
 
     Raises:
         OutpaceError: no such library or method, or a path that is no environment.

@@ -111,7 +111,7 @@ class Method(Protocol):
 
 
 class Foreign:
-    """What methods of other libraries have in common."""
+    """Base of methods of other libraries."""
 
     peer = True
     lossy = False

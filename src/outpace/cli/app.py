@@ -95,7 +95,7 @@ def finish(whole: bool, equal: bool = True) -> None:
 
 
 def show(found: T, as_json: bool, table: Callable[[T], Any]) -> None:
-    """What a command found, on standard output."""
+    """Print a command's result on standard output."""
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:

@@ -53,7 +53,7 @@ from outpace.verify import load_verifier
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured, as far as it is known without the model."""
+    """Options of a benchmark, as far as they are known without the model."""
 
     suites: tuple[Suite, ...]
     limit: int | None
@@ -73,7 +73,7 @@ class Plan:
         return replace(self, drafters=drafters, notes=tuple(notes))
 
     def facts(self) -> dict[str, object]:
-        """What figures depend on, for the record."""
+        """Facts that figures depend on, for the record."""
         return {
             **asdict(self.settings),
             "suites": {suite.name: suite.source for suite in self.suites},
@@ -260,7 +260,7 @@ def _measure_all(chosen: Plan, model: Loaded) -> Record:
 def _measure(chosen: Plan, model: Loaded, suites: Seq[Suite], methods: Seq[Method], found: Record) -> None:
     """A row for each method, suite and batch, into the record.
 
-    Where plain decoding fails on a suite at a batch, a note stands for its rows.
+    Where plain decoding fails on a suite at a batch, a note takes the place of its rows.
 
     Raises:
         OutpaceError: it failed on all.
@@ -293,7 +293,7 @@ def _advance(progress: Bar, name: str) -> Callable[[Measured], None]:
 
 
 def _of_batch(methods: Seq[Method], batch: int, notes: list[str]) -> list[Method]:
-    """Those that can decode so many prompts at once."""
+    """Methods that can decode a batch of this size."""
     if batch == 1:
         return list(methods)
     for method in methods:

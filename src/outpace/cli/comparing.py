@@ -140,7 +140,7 @@ def drift_json(drift: Drift) -> dict[str, Any]:
 
 
 def first_difference(model: Loaded, plain: Generation, other: Generation) -> Difference | None:
-    """Where two outputs of one prompt part, or None if they are equal."""
+    """The place where two outputs of one prompt part; None if they are equal."""
     from outpace.targets.drift import parting
 
     index = parting(plain.tokens, other.tokens)
@@ -185,7 +185,7 @@ def compare(
 
 
 def promises(engine: Engine, params: SamplingParams) -> bool:
-    """Whether an engine promises the tokens of plain decoding; some verifiers keep a distribution only."""
+    """True if an engine promises the tokens of plain decoding; some verifiers keep a distribution only."""
     return engine.verifier.invariant or (params.greedy and not engine.verifier.lossy)
 
 
@@ -276,12 +276,12 @@ def verdict(found: Seq[Comparison]) -> list[str]:
 
 
 def kept(engine: Engine) -> str:
-    """What a verifier that does not promise equal tokens does to the output."""
+    """The promise of a verifier that changes tokens."""
     if engine.verifier.lossy:
         return f"the verifier {engine.verifier} changes what is said"
     return f"the verifier {engine.verifier} keeps the distribution of the output, not its tokens"
 
 
 def failed(found: Seq[Comparison]) -> bool:
-    """Whether outputs differ that were promised to be equal."""
+    """True if outputs differ that were promised to be equal."""
     return any(one.promised and not one.equal for one in found)

@@ -60,7 +60,7 @@ def find(sources: list[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _is_text(file: Path) -> bool:
-    """Whether a file begins as UTF-8 text does."""
+    """True if a file begins with UTF-8 text."""
     with file.open("rb") as opened:
         start = opened.read(_SNIFFED)
     try:

@@ -102,7 +102,7 @@ def build_datastore(
 @datastores.command("info", epilog="Example: [bold]outpace datastore info texts.datastore --verify[/bold]")
 @guarded
 def datastore_info(file: DatastoreFile, verify: VerifyAll = False, as_json: o.AsJson = False) -> None:
-    """What a datastore holds."""
+    """Print the contents of a datastore."""
     show(describe(file, verify), as_json, table)
 
 
@@ -112,7 +112,7 @@ _UNIT = 1_000_000  # bytes of the sources to a step of the bar
 
 @dataclass(frozen=True)
 class Sources:
-    """What a datastore is built from: files, and how to read them."""
+    """Inputs of a datastore: files, and how to read them."""
 
     files: list[Path]
     field: str
@@ -222,7 +222,7 @@ def _tokens(pieces: list[Piece], vocabulary: Vocabulary) -> list[Any]:
 
 
 def describe(file: Path, verify: bool = False) -> dict[str, Any]:
-    """What a datastore holds, as JSON values.
+    """Contents of a datastore, as JSON values.
 
     Args:
         verify: read all of it, and compare it with its checksums.

@@ -218,7 +218,7 @@ def frame(lanes: Seq[Lane], console: Console, rows: int | None = None) -> Render
 
 
 def heading(model: Loaded, prompt: str, console: Console) -> Text:
-    """What is decoded by what, and how to read it."""
+    """Heading: the model, the prompt, and the meaning of the colours."""
     text = Text(f"{model}. Both take turns, each on its own clock.\n", style="dim")
     text.append(screen.printable(prompt.strip()), style="not dim")
     if console.is_terminal:

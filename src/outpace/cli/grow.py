@@ -100,7 +100,7 @@ def run(
 
 
 def table(found: dict[str, Any]) -> Table:
-    """What was grown, for a person."""
+    """The result as text: what was grown."""
     made = Table(show_header=False, box=None)
     sizes = ", ".join(f"{size} {name.replace('_', ' ')}" for name, size in found["shape"].items())
     grown, own = found["parameters"], found["model_parameters"]

@@ -61,7 +61,7 @@ def engine_of(
 
 
 def summary(online: Online) -> str:
-    """What a drafter has learnt, in a line."""
+    """A line about what a drafter has learnt."""
     rounds = online.rounds
     if not rounds:
         return (

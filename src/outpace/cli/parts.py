@@ -1,4 +1,4 @@
-"""What commands make of their options: sampling parameters, the model, the drafter."""
+"""From options to objects: sampling parameters, the model, the drafter."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def check_drafter(spec: str, references: bool) -> None:
 
 
 def labelled(drafter: str, engine: Engine) -> str:
-    """What an engine is called beside plain decoding: its drafter, and a verifier that changes the tokens."""
+    """Name of an engine beside plain decoding: its drafter, and a verifier that changes the tokens."""
     return drafter if engine.verifier.invariant else f"{drafter}, {engine.verifier}"
 
 

@@ -30,7 +30,7 @@ class Prompt:
 
 
 def is_list(file: Path | None) -> bool:
-    """Whether a file holds a prompt to the line."""
+    """True if a file holds one prompt per line."""
     return file is not None and file.suffix.lower() in LINES
 
 

@@ -34,7 +34,7 @@ class Job:
 
 @dataclass
 class Total:
-    """What a run of several prompts has done so far."""
+    """Totals of a run of several prompts so far."""
 
     prompts: int = 0
     tokens: int = 0
@@ -169,7 +169,7 @@ def rate(tokens: int, seconds: float) -> float:
 
 
 def lossy_note(verifier: Verifier) -> str:
-    """What to add to a line about an output that is not the target's; empty for an exact verifier."""
+    """Remark on an output that is not the target's; empty for an exact verifier."""
     return f"; not the model's own output: {verifier}" if verifier.lossy else ""
 
 

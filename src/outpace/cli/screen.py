@@ -26,7 +26,7 @@ def err() -> Console:
 
 
 def live(console: Console) -> bool:
-    """Whether what is shown can be redrawn in place."""
+    """True if the output can be redrawn in place."""
     return console.is_terminal and not console.is_dumb_terminal and console.file.isatty()
 
 
@@ -48,7 +48,7 @@ def note(message: str, style: str = "dim") -> None:
 
 @contextmanager
 def of_the_first() -> Iterator[None]:
-    """Where a launcher started several processes, what the others have to show is not shown; errors are."""
+    """Silence all but one of several processes that a launcher started; errors are shown."""
     if os.environ.get("RANK", "0") == "0":
         yield
         return

@@ -93,7 +93,7 @@ def search(
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """What is searched for, and how.
+    """Options of a search.
 
     Attributes:
         trials: sets of layers to try.

@@ -73,7 +73,7 @@ def answered(
 
 
 def seconds(out: Path) -> float:
-    """How long the answers took that a folder keeps, all runs that made them together."""
+    """Seconds that the answers in a folder took, over all runs that made them."""
     notes = [out / f"{name}.json" for name in _SHOWN]
     kept = [json.loads(note.read_text("utf-8")) for note in notes if note.is_file()]
     return sum(float(noted.get("seconds", 0.0)) for noted in kept)

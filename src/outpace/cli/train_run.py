@@ -139,7 +139,7 @@ class _Shown:
 
 
 def _amounts(texts: Texts) -> dict[str, int]:
-    """How much there is to learn and to measure on."""
+    """Numbers of texts to learn from and to measure on."""
     return {
         "documents": len(texts.parts.learnt),
         "calibration_documents": len(texts.parts.calibration),
@@ -155,7 +155,7 @@ def _tokens(rows: Seq[Row]) -> int:
 
 
 def _seen(rows: Seq[Row], settings: Training, steps: int) -> int:
-    """Tokens that so many steps of a process read, prompts included: whole passes and a share of one."""
+    """Tokens that N steps of a process read, prompts included: whole passes and a share of one."""
     return round(_tokens(rows) * steps * settings.rows * settings.accumulate / len(rows))
 
 
@@ -184,7 +184,7 @@ def torch_seed(seed: int) -> None:
 
 
 def table(found: Mapping[str, Any]) -> Table:
-    """What came of a training, for a person."""
+    """The result of a training as text."""
     made = Table("", "", show_header=False, box=None)
     made.columns[1].overflow = "fold"  # a path is there to be copied
     for name, value in found.items():

@@ -18,7 +18,7 @@ from outpace.train.processes import Processes
 
 @dataclass(frozen=True)
 class Corpus:
-    """What is learnt from.
+    """Training texts.
 
     Attributes:
         source: a JSONL file, a folder of them, or a data set of the hub, as ``outpace.train.hub`` reads it.
@@ -39,7 +39,7 @@ class Corpus:
 
     @property
     def params(self) -> SamplingParams:
-        """How the target answers."""
+        """Options of the target's answers."""
         return SamplingParams(max_new_tokens=self.max_new_tokens, temperature=self.temperature, seed=0)
 
 
@@ -109,7 +109,7 @@ def _answers(
 def _in_own_words(
     model: Loaded, corpus: Corpus, held_out: Seq[Document], out: Path, processes: Processes
 ) -> list[Document]:
-    """What the target says after the prompts of documents that others wrote.
+    """The target's answers to the prompts of documents that others wrote.
 
     A draft is accepted where the target would say it, so another's words cannot tell how many tokens a step
     decoding would make.

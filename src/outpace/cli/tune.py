@@ -18,7 +18,7 @@ TuneDrafters = Annotated[
     typer.Option(
         "--drafters",
         metavar="LIST",
-        help="Drafters to try: a name stands for its options of several widths, a spec for itself.",
+        help="Drafters to try: a name tries options of several widths, a spec only itself.",
         show_default=False,
         rich_help_panel=o.METHODS,
     ),

@@ -39,13 +39,13 @@ DRAFTERS = (
     "combined:(suffix)+(token_recycling),max_nodes=8,combined:(suffix)+(token_recycling),max_nodes=16,"
     "combined:(suffix)+(token_recycling),max_nodes=32"
 )
-_HELD_OUT = 4  # one prompt in so many is kept for --verify
+_HELD_OUT = 4  # one prompt in this number is kept for --verify
 _SHOWN = 8  # candidates in the table
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be tuned, as far as it is known without the model."""
+    """Options of tuning, as far as they are known without the model."""
 
     suite: Suite
     limit: int | None
@@ -93,7 +93,7 @@ def plan(
 
 @dataclass
 class Found:
-    """What came of it.
+    """Result of tuning.
 
     Attributes:
         unseen: the prompts that were kept for verifying, if that was asked for.
@@ -111,7 +111,7 @@ class Found:
 
     @property
     def whole(self) -> bool:
-        """Whether all was done that was asked for."""
+        """True if everything asked for was done."""
         return self.saved and (self.unseen is None or self.verified is not None)
 
 
@@ -253,7 +253,7 @@ def _figures(row: Row) -> dict[str, Any]:
 
 
 def agrees(expected: Speed, verified: Speed) -> bool | None:
-    """Whether the intervals of two speedups meet; None where one has too few prompts for an interval."""
+    """True if the intervals of two speedups overlap; None where one has too few prompts for an interval."""
     if expected.interval is None or verified.interval is None:
         return None
     (low, high), (other_low, other_high) = expected.interval, verified.interval
@@ -313,7 +313,7 @@ def lines(found: Found, chosen: Plan) -> list[str]:
 
 
 def _verified(checked: Row, expected: Speed, each: str, broken: bool) -> list[str]:
-    """What the choice did on other prompts, and where its outputs are not plain decoding's."""
+    """Lines about the choice on other prompts: its speed, and outputs that are not plain decoding's."""
     speed = _speed(checked)
     verdict = {
         True: "as expected",

@@ -1,4 +1,4 @@
-"""Where results go: standard output or a file, each written as it comes. Imports no torch."""
+"""Writing results to standard output or a file, each as it comes. Imports no torch."""
 
 from __future__ import annotations
 

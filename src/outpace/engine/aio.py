@@ -46,7 +46,7 @@ class Handle:
 
     @property
     def ended(self) -> bool:
-        """Whether the request has ended; tokens may still be unread."""
+        """True if the request has ended; tokens may still be unread."""
         return self._generation is not None or self._error is not None
 
     def cancel(self) -> None:
@@ -144,7 +144,7 @@ class _Stop:
 
 @dataclass
 class _News:
-    """What a step has brought for one handle."""
+    """Result of a step for one handle."""
 
     handle: weakref.ref[Handle]
     joined: bool = False
@@ -215,7 +215,7 @@ class AsyncEngine:
 
     @property
     def failed(self) -> BaseException | None:
-        """What ended the engine's thread, where something did."""
+        """The error that ended the engine's thread, if any."""
         return self._failed
 
     @property

@@ -69,7 +69,7 @@ class Drafting:
         return nodes if most is None else min(nodes, most)
 
     def observe(self, steps: Mapping[Active, Step]) -> None:
-        """What became of the drafts."""
+        """Tell the drafter the outcome of its drafts."""
         for some in self.calls(steps):
             try:
                 self.drafter.observe([a.state for a in some], [steps[a] for a in some])

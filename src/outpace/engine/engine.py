@@ -408,7 +408,7 @@ class Engine:
     def _verify_each(
         self, trimmed: Mapping[Active, tuple[Draft, Seq[int]]], output: Output, ahead: int
     ) -> dict[Active, Step]:
-        """What the step emits for each sequence; a sequence that fails has no entry."""
+        """Tokens that the step emits for each sequence; a sequence that fails has no entry."""
         assert output.logits is not None
         rows = output.logits
         first = {a: output.span(a.slot).start for a in trimmed if a.sequence.error is None}

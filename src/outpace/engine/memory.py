@@ -1,4 +1,4 @@
-"""How many rows of a cache fit into memory."""
+"""Number of a cache's rows that fit into memory."""
 
 from __future__ import annotations
 

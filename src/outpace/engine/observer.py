@@ -1,4 +1,4 @@
-"""Who looks on while an engine decodes, and may change what is drafted later: online learning."""
+"""Observers of an engine's steps, which may change what is drafted later: online learning."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from outpace.sequence import Sequence, Step
 
 
 class Observer(Protocol):
-    """What an engine calls, in its own thread, between forwards: ``Engine(target, drafter, observer=...)``.
+    """An object that an engine calls between forwards: ``Engine(target, drafter, observer=...)``.
 
-    It sees what the drafter sees, after the drafter has. It may change a drafter's weights there, and there
-    alone: a draft is then made with one set of weights from its first node to its last.
+    It is called in the engine's thread, and sees what the drafter sees, after the drafter has. It may change
+    a drafter's weights there, and there alone: a draft is then made with one set of weights from its first
+    node to its last.
 
     Attributes:
         hidden_layers: layers of the target whose hidden states it is to be shown, as ``Output.hidden`` counts

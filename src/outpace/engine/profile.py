@@ -24,7 +24,7 @@ _HEAD = (
 
 @dataclass(frozen=True)
 class Profile:
-    """What was found for one model, dtype and machine.
+    """The best drafter found for one model, dtype and machine.
 
     Attributes:
         drafter: the spec of the fastest drafter.
@@ -52,7 +52,7 @@ class Profile:
 
 
 def key_of(target: TargetModel) -> str:
-    """What a profile holds for: the model's name without folders, its size, its dtype and the machine."""
+    """Key of a profile: the model's name without folders, its size, its dtype and the machine."""
     return ", ".join([Path(target.name).name, target.identity])
 
 
@@ -127,7 +127,7 @@ def load_profile(path: str | Path, target: TargetModel) -> Profile:
 
 
 def other_batch(profile: Profile, at_once: Iterable[int]) -> str | None:
-    """What to tell who decodes other numbers of prompts at once than the profile names; None for nothing."""
+    """A remark, if other numbers of prompts are decoded at once than the profile names; otherwise None."""
     others = sorted({count for count in at_once if count != profile.batch})
     if not others:
         return None

@@ -1,4 +1,4 @@
-"""What a sequence has emitted since it was last read, as it is streamed."""
+"""Reading a stream: tokens and text that a sequence emitted since it was last read."""
 
 from __future__ import annotations
 

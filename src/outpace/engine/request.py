@@ -92,7 +92,7 @@ class Requests:
 
 
 def drafting_of(params: SamplingParams, draftings: Mapping[str | None, Drafting]) -> Drafting:
-    """Who drafts for a request.
+    """The drafter of a request.
 
     Raises:
         OutpaceError: the engine has no drafter of that name.
@@ -118,7 +118,7 @@ def params_of_each(params: SamplingParams | Seq[SamplingParams] | None, count: i
 
 
 def one_each(given: Seq[T] | None, absent: T, count: int, what: str) -> Seq[T]:
-    """What was given for each of so many prompts; where nothing was, ``absent`` for each."""
+    """The values given for N prompts; if none were, ``absent`` for each."""
     if given is None:
         return [absent] * count
     if len(given) != count:

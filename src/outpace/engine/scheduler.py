@@ -1,4 +1,4 @@
-"""Who is in the batch: requests that wait for memory, prompts fed in chunks, and who gives way."""
+"""The batch and its queue: requests that wait for memory, prompts fed in chunks, and who gives way."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Scheduler:
         return len(self._waiting) < count
 
     def admit(self, cache: Cache) -> list[Active]:
-        """Those that join now, each with a slot. One that cannot be opened ends with its error."""
+        """Sequences that join now, each with a slot. One that cannot be opened ends with its error."""
         joined: list[Active] = []
         while self._waiting:
             one = self._next(lambda sequence: self._open(cache, sequence))
@@ -144,7 +144,7 @@ class Scheduler:
         return slot
 
     def chunk(self, cache: Cache, rides: bool) -> tuple[dict[Active, int], int]:
-        """How many rows of which prompts to feed now, in one forward.
+        """Rows of prompts to feed now, in one forward.
 
         Where others decode, a chunk costs about half a decode step, and prompts share it; otherwise each
         prompt feeds a whole chunk. Where no one decodes and the last rows of all prompts can ride in the
@@ -187,7 +187,7 @@ class Scheduler:
 
 
 class Pace:
-    """How many rows of a prompt cost about half a decode step, as measured.
+    """Number of a prompt's rows that cost about half a decode step, as measured.
 
     Args:
         most: rows of a chunk at most, and where no one decodes.

@@ -29,7 +29,7 @@ _DRAFT = 64  # rows to make room for beside them
 
 @dataclass(frozen=True)
 class Request:
-    """What generate() prepared.
+    """Arguments that generate() prepared.
 
     Attributes:
         input_ids: [rows, length], left-padded.

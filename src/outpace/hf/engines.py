@@ -29,7 +29,7 @@ _passed: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
 
 
 def _state(model: Any) -> tuple[Any, ...]:
-    """What a target is made for; another dtype, device, attention or vocabulary needs another target."""
+    """Key of a target: another dtype, device, attention or vocabulary needs another target."""
     if not isinstance(model, PreTrainedModel):
         return ()  # Target says what it is
     ends: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]

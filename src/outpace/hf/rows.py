@@ -104,11 +104,11 @@ class Row:
 
     @property
     def needs_criteria(self) -> bool:
-        """Whether ``ends`` must be called: the engine handles the limit and the stop tokens itself."""
+        """True if ``ends`` must be called; the engine handles the limit and the stop tokens itself."""
         return bool(self._criteria)
 
     def ends(self, tokens: list[int]) -> bool:
-        """Whether the row ends with the last of ``tokens``, the prompt and output without pads."""
+        """True if the row ends with the last of ``tokens``, the prompt and output without pads."""
         count = len(tokens) - len(self.prompt)
         if self.ended is None and (self._criterion_met(tokens) or count >= self._limit):
             self.ended = count

@@ -1,1 +1,1 @@
-"""How much to draft: measured costs, measured acceptance, and the governor that weighs them."""
+"""Deciding how much to draft: measured costs, measured acceptance, and the governor that weighs them."""

@@ -10,7 +10,7 @@ _REACH = 2  # widths past the widest tried that may be tried next
 
 
 class Acceptance:
-    """How many nodes a draft has and how many of them are accepted, by their place in the draft.
+    """Counts of nodes drafted and accepted, by their place in the draft.
 
     A draft that is cut to its first nodes loses exactly the acceptances behind the cut, so one wide step
     tells of every narrower one. Places are counted in intervals between widths, and the past fades.

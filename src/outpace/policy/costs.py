@@ -73,7 +73,7 @@ class Curve:
         self._stale = True
 
     def __bool__(self) -> bool:
-        """Whether it knows any width."""
+        """True if any width was measured."""
         return any(cell.seconds or cell.known for cell in self._cells.values())
 
     def age(self, rows: int) -> float:

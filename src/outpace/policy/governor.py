@@ -1,4 +1,4 @@
-"""How many nodes to draft: pure policy over measured seconds and measured acceptance.
+"""Decide how many nodes to draft: pure policy over measured seconds and measured acceptance.
 
 With B sequences in a batch, a_i the chance that node i of a draft is accepted, e_i the chance that there is
 such a node, V(r) the seconds of a forward over r rows and D(n) those of drafting n nodes for each sequence,
@@ -43,7 +43,7 @@ _SAMPLE = 4  # plain steps while drafts are off, of which one is measured
 
 @dataclass(frozen=True)
 class Plan:
-    """What a step drafts.
+    """Plan of a step's drafts.
 
     Attributes:
         nodes: for each sequence at most; 0 for a plain step.
@@ -74,7 +74,7 @@ class Policy(Protocol):
         """The plan for the next step of a batch of this many sequences."""
 
     def learn(self, outcome: Outcome) -> None:
-        """What became of the step that was planned last."""
+        """Take in the outcome of the step that was planned last."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Pinned:
 
 
 class _View(NamedTuple):
-    """What is known of drafts.
+    """Statistics of drafts.
 
     Attributes:
         plain: seconds of a plain step; nan where it was not measured yet.
@@ -213,7 +213,7 @@ class Governor:
             self._on = account >= min(max(_SAVINGS, view.price), self.ramp * view.price)
 
     def view(self, batch: int) -> _View:
-        """What drafts promise a batch, by all that was measured."""
+        """Expected gain of drafts for a batch, by all that was measured."""
         forwards, drafting = self.forwards.curve(batch), self.drafting.curve(batch)
         before = verified = forwards.at(batch)
         knows = bool(drafting)
@@ -279,7 +279,7 @@ class Governor:
         return found
 
     def costs(self) -> dict[str, Any]:
-        """What was measured, for a file: seconds over rows, by the number of sequences."""
+        """Measured costs, for a file: seconds over rows, by the number of sequences."""
         return {"verify": self.forwards.dump(), f"draft, {self.drafter}": self.drafting.dump()}
 
     def begin_with(self, costs: Mapping[str, Any]) -> None:

@@ -58,7 +58,7 @@ class Answer:
         return sequence.finish_reason is not None and sequence.output_length <= len(self.output)
 
     def fits(self, document: int) -> bool:
-        """Whether document and prefix fit into the target's context."""
+        """True if document and prefix fit into the target's context."""
         context = self._engine.target.context
         return context is None or len(self._texts[document]) + len(self._prefix) <= context
 

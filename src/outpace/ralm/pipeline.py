@@ -32,7 +32,7 @@ Query = TypeVar("Query")
 
 @dataclass(frozen=True)
 class Speculation:
-    """How documents are guessed.
+    """Options of guessing documents.
 
     Attributes:
         stride: blocks decoded with guessed documents before the knowledge base is asked, at least 0; None

@@ -201,7 +201,7 @@ class TargetModel(ABC):
 
     @property
     def name(self) -> str:
-        """The model's name or path, or else its class."""
+        """The model's name or path; without one, its class."""
         if self.model is None:
             return type(self).__name__
         return str(self.model.name_or_path or type(self.model).__name__)

@@ -108,7 +108,7 @@ def _read(kind: Any, name: str, **options: Any) -> Any:
 
 
 def load_tokenizer(given: Any, model: Any, needed: bool) -> Any:
-    """A tokenizer that was given, by name or as an object, or else the one that lies beside a model.
+    """A tokenizer that was given, by name or as an object, otherwise the one that lies beside a model.
 
     Args:
         model: the model's name or path; or a target, whose transformers model knows where it came from.

@@ -103,7 +103,7 @@ def _check_options(drafter: Drafter[Any]) -> None:
 
 
 def _plain(value: Any) -> bool:
-    """Whether a value compares by content, unlike a model."""
+    """True if a value compares by content, unlike a model."""
     if isinstance(value, tuple | list | set | frozenset):
         return all(map(_plain, value))
     if isinstance(value, dict):

@@ -30,7 +30,7 @@ TARGET = "target"  # the folder of the target's updates, in the drafter's
 
 @dataclass(frozen=True)
 class JointConfig:
-    """What is trained together: a drafter's method and options, and the target's updates."""
+    """Modules trained together: a drafter's method and options, and the target's updates."""
 
     method: str
     module: Any
@@ -127,7 +127,7 @@ class Joint(Learned):
 
     @torch.no_grad()
     def figures(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """How far the target has moved: its own loss, and the share of places with the same best token."""
+        """Drift of the target: its own loss, and the share of places with the same best token."""
         loss, same, count = 0.0, 0, 0
         for batch in batches:
             logits = self._heard(batch)[1]

@@ -53,12 +53,12 @@ class Log:
 
 
 def _finite(value: Any) -> bool:
-    """Whether a number, or every number in a list, is finite."""
+    """True if a number, or every number in a list, is finite."""
     if isinstance(value, list):
         return all(map(_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
 
 
 def _whole(line: str) -> bool:
-    """Whether a line of the log was written completely."""
+    """True if a line of the log was written completely."""
     return line.endswith("}")

@@ -30,7 +30,7 @@ from outpace.train.update import means, update
 
 @dataclass(frozen=True)
 class Training:
-    """How a module is trained.
+    """Options of training a module.
 
     Attributes:
         steps: updates of the weights.
@@ -222,7 +222,7 @@ def _accelerator(target: TargetModel, settings: Training) -> Any:
 
 
 def _signature(module: Learned, rows: Seq[Row], settings: Training, earlier: Seq[Learned]) -> dict[str, Any]:
-    """What must be the same for a run to resume from a checkpoint."""
+    """Facts that must be equal for a run to resume from a checkpoint."""
     return {
         "method": module.method,
         "config": asdict(module.config),

@@ -18,7 +18,7 @@ from outpace.train.data import Document
 
 
 def is_on_policy(forward: int, fraction: float) -> bool:
-    """Whether a forward, numbered from 0, reads the drafter's own text: a fraction of them, evenly spaced."""
+    """True if a forward, numbered from 0, reads the drafter's own text: a fraction of them, evenly spaced."""
     return int((forward + 1) * fraction) > int(forward * fraction)
 
 

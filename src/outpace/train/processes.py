@@ -44,7 +44,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes and reports."""
+        """True in the process that writes and reports."""
         return self.index == 0
 
     def share(self, of: Seq[T]) -> tuple[int, Seq[T]]:

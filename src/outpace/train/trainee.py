@@ -26,7 +26,7 @@ _CLIP = 1.0  # the maximum norm of the gradients
 
 @dataclass(frozen=True)
 class Learning:
-    """How a drafter learns while it is used.
+    """Options of a drafter that learns while it is used.
 
     Attributes:
         tokens: the capacity of the buffer; the oldest text is dropped. Each request in flight holds up to

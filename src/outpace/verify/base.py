@@ -81,7 +81,7 @@ class Verifier(ABC):
     by_tokens: ClassVar[bool] = False
 
     def uses_own_tokens(self, params: SamplingParams) -> bool:
-        """Whether a walk follows the target's own tokens, so that they may be found before it, in one pass.
+        """True if a walk follows the target's own tokens, so that they may be found before it, in one pass.
 
         A greedy distribution is a point mass at that token. ``logits_processors`` are called during the walk,
         once for each emitted token.

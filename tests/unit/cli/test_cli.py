@@ -452,15 +452,15 @@ def test_chat_template_that_is_not_there(run: Run, folder: Path) -> None:
 
 @pytest.mark.parametrize("command", [("generate",), ("demo", "--once")])
 def test_a_prompt_that_is_no_text_is_refused(run: Run, folder: Path, command: tuple[str, ...]) -> None:
-    """A shell hands over any bytes; those that are not UTF-8 arrive as half a character each."""
-    refused(run(*command, "-m", folder, "-p", "a\udcffb"), r"'\udcff' is half a character")
+    """A shell hands over any bytes; those that are not UTF-8 arrive as unpaired surrogates."""
+    refused(run(*command, "-m", folder, "-p", "a\udcffb"), r"'\udcff' is an unpaired surrogate")
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("{oops", "not JSON"),
-        (r'{"prompt": "a \ud800 b"}', r"'\ud800' is half a character"),
+        (r'{"prompt": "a \ud800 b"}', r"'\ud800' is an unpaired surrogate"),
         ('{"text": "x"}', 'no "prompt", "question" or "turns"'),
         ('{"turns": []}', "the prompt is not a string"),
         ("17", "the prompt is not a string"),

@@ -60,7 +60,7 @@ def test_lines_are_documents(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("{oops", "line 2: not JSON"),
-        (r'{"text": "\udc00"}', r"line 2: '\\udc00' is half a character"),
+        (r'{"text": "\udc00"}', r"line 2: '\\udc00' is an unpaired surrogate"),
         ('{"body": "x"}', "line 2: no 'text'; name the field that holds the text with --field"),
         ("17", "line 2: neither a text nor a list"),
         ("[1, true]", "line 2: neither a text nor a list"),

@@ -373,7 +373,7 @@ def test_every_kind_of_line_is_read(tmp_path: Path) -> None:
     ("line", "match"),
     [
         ("{", "line 1: not JSON"),
-        (r'{"text": "\ud800"}', r"line 1: '\\ud800' is half a character"),
+        (r'{"text": "\ud800"}', r"line 1: '\\ud800' is an unpaired surrogate"),
         ("3", "line 1: neither a string nor an object"),
         ('{"words": "x"}', 'no "text"'),
         ('{"text": 3}', '"text" is not a string'),

@@ -50,7 +50,7 @@ class Shared(NamedTuple):
 class CombinedState:
     """A sequence's states of the parts, what they proposed last, and where that is in the draft.
 
-    ``nodes[part][node]`` is the node of the draft that stands for a part's node; -1 where none does.
+    ``nodes[part][node]`` is the node of the draft that represents a part's node; -1 where none does.
     ``guesses`` is all that they proposed, as one tree.
     """
 

@@ -22,7 +22,7 @@ class Guesses(NamedTuple):
 
     Attributes:
         tokens, parents: the tree; -1 is the root, and parents come first.
-        guessers: of each node, those who guess it: a number whose bit i stands for guesser i.
+        guessers: of each node, those who guess it: a number whose bit i is guesser i's.
         stated: the chance they give it where its parent is right; 0 where they do not say.
     """
 

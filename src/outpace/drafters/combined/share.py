@@ -22,7 +22,7 @@ class Share(Step):
     Args:
         whole: the step of all parts together.
         proposal: what the part drafted.
-        nodes: for each of its nodes, the one of the whole proposal that stands for it; -1 where none does.
+        nodes: for each of its nodes, the one of the whole proposal that represents it; -1 where none does.
         layers: of the target, that the part reads.
     """
 

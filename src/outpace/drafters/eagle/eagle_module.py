@@ -99,7 +99,7 @@ class EagleConfig(LayerConfig):
         return _TOKENS if self.version == 1 and self.steps == 1 else self.steps
 
     def made_for(self, target: TargetModel) -> EagleConfig:
-        """The same config with every default filled in for a target."""
+        """This config with every default filled in for a target."""
         layers = (-1,) if self.version == 1 else self.layers or default_layers(target)
         return dataclasses.replace(
             self.sized(target.hidden.size),

@@ -1,4 +1,4 @@
-"""What a drafter remembers across requests: shared by all of an engine, by those of one name, or by none."""
+"""A drafter's memory across requests: shared by all of an engine, by those of one name, or by none."""
 
 from __future__ import annotations
 

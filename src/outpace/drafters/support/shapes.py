@@ -1,4 +1,4 @@
-"""Which nodes a draft model's tree has: fixed beforehand, or grown where the draft model is confident."""
+"""Shapes of a draft model's tree: fixed beforehand, or grown where the draft model is confident."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Shape(ABC):
 
     @abstractmethod
     def within(self, nodes: int | None) -> Shape:
-        """The same with at most ``nodes`` nodes, those likeliest to be accepted; itself for None."""
+        """This shape with at most ``nodes`` nodes, those likeliest to be accepted; itself for None."""
 
     def finish(self, tree: Growing, replacement: bool) -> Draft:
         """The draft that the tree makes. ``replacement``: how its siblings were drawn, where they were."""
@@ -107,7 +107,7 @@ class Shape(ABC):
 
 
 class Static(Shape):
-    """The same tree in every step: a node's child of rank r is the r-th child of its place in that tree.
+    """A fixed tree: a node's child of rank r is the r-th child of its place in that tree.
 
     A chain is one, with a single child everywhere.
 

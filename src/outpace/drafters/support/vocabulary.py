@@ -36,7 +36,7 @@ class Reader(Protocol):
 
 
 class Vocabulary:
-    """The same ids: drafts need no translation.
+    """Vocabularies with the same ids: drafts need no translation.
 
     Attributes:
         late: tokens that a text may have grown by in a step, including the root.
