@@ -23,6 +23,7 @@ from outpace.serve.completions import completions
 from outpace.serve.door import Door, Keys, error_response
 from outpace.serve.errors import Refused, later, refusal
 from outpace.serve.messages import count, messages
+from outpace.serve.page import FILES, File
 from outpace.serve.responses import responses
 from outpace.serve.service import Service
 from outpace.serve.shapes import answer
@@ -166,6 +167,7 @@ def _card(service: Service) -> dict[str, Any]:
         "owned_by": "outpace",
         "max_model_len": service.defaults.context,
         "drafters": service.drafters,
+        "max_running": service.limits.running,
     }
 
 
@@ -208,6 +210,13 @@ _PAGES: dict[str, Callable[..., Awaitable[Response]]] = {
     "/version": _version,
     "/metrics": _metrics,
 }
+
+
+def _static(file: File) -> Callable[[], Awaitable[Response]]:
+    async def static() -> Response:
+        return file.response()
+
+    return static
 
 
 # -- mistakes --------------------------------------------------------------------------------------------
@@ -284,6 +293,8 @@ def make_app(
         router.add_api_route(path, _endpoint(api, kind), methods=["POST"], response_class=Response)
     for path, page in _PAGES.items():
         router.add_api_route(path, page, methods=["GET"], response_class=Response)
+    for path, file in FILES.items():
+        router.add_api_route(path, _static(file), methods=["GET"], response_class=Response)
     app.include_router(router)
     for mistake in (RequestValidationError, HTTPException, ClientDisconnect, Refused, Exception):
         app.add_exception_handler(mistake, _mistake)

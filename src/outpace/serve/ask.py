@@ -27,6 +27,7 @@ class Ask:
         prediction: a text that the output may repeat, as token ids.
         min_tokens: tokens before which it does not end.
         salt: what prompts share cached rows by.
+        trace: whether the steps are noted.
     """
 
     prompts: Seq[Seq[int]]
@@ -36,6 +37,7 @@ class Ask:
     prediction: Seq[int] | None = None
     min_tokens: int = 0
     salt: str | None = None
+    trace: bool = False
 
     def choice(self, index: int) -> SamplingParams:
         """The parameters of the choice of this index among the choices of all prompts: its own seed."""

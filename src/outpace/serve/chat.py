@@ -54,6 +54,8 @@ def _ask(service: Service, body: wire.Chat, salt: str | None) -> Ask:
         raise Refused(400, "top_logprobs needs logprobs: true", "top_logprobs")
     if body.stream_options is not None and not body.stream:
         raise Refused(400, "stream_options needs stream: true", "stream_options")
+    if body.trace and not body.stream:
+        raise Refused(400, "trace needs stream: true", "trace")
     schema = schema_of(body)
     if schema is not None and body.min_tokens:
         raise Refused(400, "min_tokens cannot be combined with a schema; leave it out", "min_tokens")
@@ -73,6 +75,7 @@ def _ask(service: Service, body: wire.Chat, salt: str | None) -> Ask:
         prediction,
         body.min_tokens,
         None if salt is None and body.cache_salt is None else f"{salt}:{body.cache_salt}",
+        body.trace,
     )
 
 
@@ -278,13 +281,16 @@ class _Writer:
         """What an event adds to its choice; the finish by itself, with an empty delta."""
         found = []
         delta, reason = self._delta_of(one)
-        traced = bool(one.tokens and (self._body.logprobs or self._body.return_token_ids))
+        trace = self._run.choices[one.index].trace
+        traced = bool(one.tokens and (self._body.logprobs or self._body.return_token_ids or trace))
         if delta or traced:
             choice = _delta(one.index, delta or {"content": ""})
             if self._body.logprobs:
                 choice["logprobs"] = self._logprobs(logprobs_of(one.tokens))
             if self._body.return_token_ids:
                 choice["token_ids"] = [token.token for token in one.tokens]
+            if trace is not None:
+                choice["trace"] = trace.take(one.tokens, self._words.text)
             found.append(choice)
         if one.end is not None:
             found.append(_delta(one.index, {}) | {"finish_reason": reason or FINISH[one.end.finish_reason]})

@@ -65,6 +65,8 @@ def _ask(service: Service, body: wire.Completions, salt: str | None) -> Ask:
         raise Refused(400, "echo with logprobs is not supported; leave one out", "echo")
     if body.stream_options is not None and not body.stream:
         raise Refused(400, "stream_options needs stream: true", "stream_options")
+    if body.trace and not body.stream:
+        raise Refused(400, "trace needs stream: true", "trace")
     prompts = [
         service.tokens(one) if isinstance(one, str) else service.check_tokens(one) for one in _prompts(body)
     ]
@@ -77,6 +79,7 @@ def _ask(service: Service, body: wire.Completions, salt: str | None) -> Ask:
         body.n or 1,
         min_tokens=body.min_tokens,
         salt=None if salt is None and body.cache_salt is None else f"{salt}:{body.cache_salt}",
+        trace=body.trace,
     )
 
 
@@ -168,12 +171,15 @@ class _Writer:
         """What an event adds to its choice; the finish by itself."""
         found = []
         ids, logprobs = self._body.return_token_ids, self._body.logprobs is not None
-        if one.text or (one.tokens and (ids or logprobs)):
+        trace = self._run.choices[one.index].trace
+        if one.text or (one.tokens and (ids or logprobs or trace)):
             choice = _piece(one.index, one.text)
             if logprobs:
                 choice["logprobs"] = self._logprobs(one.index, logprobs_of(one.tokens))
             if ids:
                 choice["token_ids"] = [token.token for token in one.tokens]
+            if trace is not None:
+                choice["trace"] = trace.take(one.tokens, self._words.text)
             found.append(choice)
         if one.end is not None:
             found.append(_piece(one.index, "") | {"finish_reason": FINISH[one.end.finish_reason]})

@@ -20,11 +20,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from outpace.core import OutpaceError
 from outpace.serve.errors import Refused
 from outpace.serve.messages import error_body
+from outpace.serve.page import FILES
 from outpace.serve.shapes import answer
 
 access = logging.getLogger("outpace.access")
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-_OPEN = {"/health", "/health/ready"}  # whoever watches over a server holds no key
+_OPEN = {"/health", "/health/ready", *FILES}  # whoever watches over a server holds no key
 
 
 class Keys:

@@ -27,6 +27,7 @@ from outpace.serve.ask import Ask, Defaults
 from outpace.serve.errors import Refused, later, refusal
 from outpace.serve.grammar import Forced, Grammar, Grammars
 from outpace.serve.metrics import Metrics
+from outpace.serve.trace import Trace, Traced, Tracer
 
 T = TypeVar("T")
 BROUGHT = "request"  # the drafter of what a request brings: a prediction, a grammar
@@ -87,7 +88,7 @@ def make_engine(
         raise OutpaceError(f"{BROUGHT!r} names the drafter of predictions; choose another name")
     if type(own).attach is Drafter.attach:  # one that replaces the target drafts alone
         drafters[BROUGHT] = with_brought(own)
-    return model.engine(own, max_running=limits.running, drafters=drafters, **more)
+    return model.engine(own, max_running=limits.running, drafters=drafters, observer=Tracer(), **more)
 
 
 @dataclass
@@ -126,6 +127,7 @@ class Choice:
     """One sequence of a run.
 
     Attributes:
+        trace: its steps, where they are asked for.
         began, joined, latest: seconds of the clock: when it was asked for, joined, and when tokens came last.
     """
 
@@ -134,6 +136,7 @@ class Choice:
     handle: Handle
     drafter: str
     began: float
+    trace: Trace | None = None
     joined: float | None = None
     latest: float | None = None
 
@@ -442,13 +445,16 @@ class Service:
                 grammar = Grammar(matcher, len(prompt))
                 params = replace(params, logits_processors=[grammar])
                 criteria = grammar.ended
+            trace = Trace(run.used) if ask.trace else None
+            if trace is not None:
+                params = Traced.of(params, trace)
             try:
                 handle = await self.engine.add(
                     prompt, params, criteria=criteria, references=references, salt=ask.salt
                 )
             except Exception as error:
                 raise refusal(self.engine.failed or error) from error
-            run.choices.append(Choice(index, prompt, handle, run.used, began))
+            run.choices.append(Choice(index, prompt, handle, run.used, began, trace))
 
     def _drafter(self, ask: Ask) -> str | None:
         """The engine's name of the drafter for a request.

@@ -63,6 +63,8 @@ class OpenAI(Sampled):
     stop_token_ids: Annotated[list[Token], Field(max_length=1000)] | None = None
     return_token_ids: bool | None = False
     cache_salt: str | None = None
+    # outpace's own
+    trace: bool = False
     # Without an effect on the text
     user: str | None = None
     store: bool | None = None

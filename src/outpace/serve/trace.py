@@ -1,0 +1,112 @@
+"""An opt-in trace of how a choice was decoded: the tree of each step, the accepted path, who drafted it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from torch import Tensor
+
+from outpace.core import SamplingParams, StreamedToken
+from outpace.sequence import Sequence, Step
+
+_INNER = "inner"  # a cascade's counts of its own draft model's steps, which are not steps of the target
+
+
+class Trace:
+    """The steps of one choice that no one has read yet.
+
+    The engine's thread notes a step before the event loop gets its tokens.
+
+    Args:
+        drafter: the name of the drafter, to which all is ascribed where it does not count its parts.
+    """
+
+    def __init__(self, drafter: str) -> None:
+        self._drafter = drafter
+        self._noted: dict[int, dict[str, Any]] = {}
+        self._counted: dict[str, int] = {}
+
+    def note(self, step: Step) -> None:
+        """Keep what became of a step's draft."""
+        draft = step.draft.guesses
+        self._noted[step.sequence.steps[step.root]] = {
+            "drafters": self._drafters(step),
+            "tree": {"tokens": list(draft.tokens), "parents": list(draft.parents)},
+            "path": list(step.path),
+        }
+
+    def _drafters(self, step: Step) -> dict[str, dict[str, int]]:
+        """Nodes drafted and accepted by each drafter.
+
+        A node that several propose counts for each of them. As a drafter's tree contains the parents of its
+        nodes, what it has accepted is the beginning of the path.
+        """
+        counts = step.sequence.stats.extra
+        new = {name: count - self._counted.get(name, 0) for name, count in counts.items()}
+        self._counted = dict(counts)
+        parts = [name.removesuffix("_drafted") for name in new if name.endswith("_drafted")]
+        found = {
+            part: {"drafted": new[f"{part}_drafted"], "accepted": new[f"{part}_accepted"]}
+            for part in parts
+            if part != _INNER
+        }
+        if not found and len(step.draft):
+            found = {self._drafter: {"drafted": len(step.draft.guesses), "accepted": len(step.path)}}
+        return {name: count for name, count in found.items() if count["drafted"]}
+
+    def take(self, tokens: Seq[StreamedToken], text: Callable[[int], str]) -> list[dict[str, Any]]:
+        """The steps that emitted these tokens, in their order, as they are sent.
+
+        Args:
+            text: of a token by itself.
+        """
+        found = []
+        for number, group in itertools.groupby(tokens, lambda token: token.step):
+            emitted = list(group)
+            step = self._noted.pop(number)
+            step["tree"]["texts"] = [text(token) for token in step["tree"]["tokens"]]
+            found.append(
+                {
+                    "step": number,
+                    "text": "".join(token.text for token in emitted),
+                    "tokens": [token.token for token in emitted],
+                    "texts": [text(token.token) for token in emitted],
+                }
+                | step
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Traced(SamplingParams):
+    """Parameters of a request whose steps are noted."""
+
+    trace: Trace = field(default_factory=lambda: Trace("off"), compare=False, repr=False)
+
+    @classmethod
+    def of(cls, params: SamplingParams, trace: Trace) -> Traced:
+        """The same parameters, with a trace."""
+        return cls(**{own.name: getattr(params, own.name) for own in fields(SamplingParams)}, trace=trace)
+
+
+class Tracer:
+    """The observer that notes the steps of traced requests, and of no others."""
+
+    hidden_layers: tuple[int, ...] = ()
+    timed = False
+
+    def joined(self, sequence: Sequence, hidden: Mapping[int, Tensor]) -> None:
+        """Nothing is noted before the first step."""
+
+    def stepped(self, steps: Seq[Step]) -> None:
+        """Note the steps of traced requests."""
+        for step in steps:
+            if isinstance(step.sequence.params, Traced):
+                step.sequence.params.trace.note(step)
+
+    def left(self, sequence: Sequence) -> None:
+        """Its trace belongs to the request, and goes with it."""

@@ -1,0 +1,236 @@
+"""The page at ``/``: its files and their headers, and what it shows in a real browser."""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from outpace.serve.page import FILES
+from outpace.serve.server import Options, Server, listen
+from outpace.serve.service import Limits, Service, make_engine
+from serving import model, run, serving
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+DRAFTER = "combined:(lookahead:window=4)+(prompt_lookup)"
+STREAM = re.compile("/v1/(chat/)?completions")
+REFUSED = "Failed to load resource: the server responded with a status of 400 (Bad Request)"  # the browser's
+
+
+def test_the_files_are_sent_without_a_key_with_their_types_and_a_strict_policy() -> None:
+    kinds = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+    async def main() -> None:
+        async with serving(keys=("secret",)) as client:
+            for path in FILES:
+                exchange = client.send(path)
+                text, ending = await exchange.text(), "html" if path == "/" else path.rpartition(".")[2]
+                assert exchange.status == 200 and text
+                assert exchange.headers["content-type"].startswith(kinds.get(ending, "text/plain"))
+                assert exchange.headers["x-content-type-options"] == "nosniff"
+                policy = dict(
+                    part.strip().split(" ", 1)
+                    for part in exchange.headers["content-security-policy"].split(";")
+                )
+                assert policy["default-src"] == "'none'"
+                assert {policy[f"{kind}-src"] for kind in ("script", "style", "connect")} == {"'self'"}
+
+    run(main)
+
+
+def test_the_page_names_files_that_there_are_and_has_nothing_inline() -> None:
+    page = FILES["/"].content.decode()
+    for name in re.findall(r'(?:href|src)="([^"]*)"', page):
+        assert f"/{name}" in FILES
+    assert not re.search(r"<style|\bstyle=|\bon\w+=|<script(?![^>]*\bsrc=)", page)
+    module = FILES["/static/playground.js"].content.decode()
+    for name in re.findall(r'from "\./([^"]*)"', module):
+        assert f"/static/{name}" in FILES
+    assert "innerHTML" not in module and "unsafeHTML" not in module
+    licences = FILES["/static/vendor/LICENSES.txt"].content.decode()
+    for path in FILES:
+        if path.startswith("/static/vendor/") and path.endswith(".js"):
+            assert re.search(rf"package {path.rpartition('/')[2][:-3]}, version \d", licences)
+
+
+# -- in a browser ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A server of the embedded model in a thread of this process."""
+    started: queue.SimpleQueue[Service] = queue.SimpleQueue()
+    listener = listen("127.0.0.1", 0)
+    limits = Limits()
+
+    def load() -> tuple[Any, Any]:
+        return model(), make_engine(model(), DRAFTER, limits, adaptive=False, memory=0.2)
+
+    server = Server(Options(drain=0, limits=limits), load, started.put)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    started.get(timeout=60)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    api = pytest.importorskip("playwright.sync_api", reason="the browser's tests need playwright")
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("the browser's tests need chromium")
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Iterator[Page]:
+    """The playground; at the end, nothing has left its origin, and nothing was written to the console."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    left, said = list[str](), list[str]()
+    page.on("request", lambda request: left.append(request.url))
+    page.on("console", lambda message: message.text == REFUSED or said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(f"{address}/")
+    page.get_by_text("nano", exact=False).first.wait_for()
+    yield page
+    assert left and all(url.startswith(f"{address}/") for url in left)
+    assert said == []
+    context.close()
+
+
+def steps_of(text: str) -> list[dict[str, Any]]:
+    """The trace in the body of a stream."""
+    events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")]
+    return [step for event in events for c in json.loads(event)["choices"] for step in c.get("trace", ())]
+
+
+def finish(page: Page) -> None:
+    """Wait until no request is running."""
+    page.locator("button:disabled", has_text="Stop").wait_for()
+
+
+def spans(page: Page, name: str) -> list[list[Any]]:
+    """Number, class and text of each step of a run, as they are shown."""
+    found: list[list[Any]] = page.locator(f"#tokens-{name} .step").evaluate_all(
+        "found => found.map(one => [Number(one.dataset.step), one.classList[1], one.textContent])"
+    )
+    return found
+
+
+def test_colours_are_those_of_the_steps_of_the_response(page: Page) -> None:
+    page.get_by_label("Text to continue").fill("one two three four. one two three four. one")
+    page.get_by_role("spinbutton", name="Tokens").fill("48")
+    with page.expect_response(STREAM) as caught:
+        page.get_by_role("button", name="Generate").click()
+    finish(page)
+    steps = steps_of(caught.value.text())
+    assert len(steps) > 3 and any(len(step["tokens"]) > 2 for step in steps)
+    assert spans(page, "generate") == [[s["step"], f"tint{s['step'] % 3}", s["text"]] for s in steps]
+    drafted = page.locator("#tokens-generate .token.drafted").all_text_contents()
+    assert drafted == [text for step in steps for text in step["texts"][: len(step["path"])]]
+    bars = page.locator("#bars-generate .bar")
+    assert bars.count() == len(steps)
+    # The tree of the step under the mouse, and the next by keyboard.
+    place = next(place for place, step in enumerate(steps) if step["path"])
+    page.locator("#tokens-generate .step").nth(place).hover()
+    heading = page.get_by_role("heading", name=re.compile(r"Step \d"))
+    assert heading.inner_text() == f"Step {place + 1}"
+    assert page.locator(".tree .node.rejected").count() == len(steps[place]["tree"]["tokens"]) - len(
+        steps[place]["path"]
+    )
+    shown = page.locator(".tree .node.accepted:not(.root) text").all_text_contents()
+    path = steps[place]["texts"][: len(steps[place]["path"])]
+    assert shown == [text.replace(" ", "·").replace("\n", "⏎") for text in path]
+    page.locator("#tokens-generate").focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    page.get_by_role("heading", name="Step 2", exact=True).wait_for()
+
+
+@pytest.mark.parametrize("order", ["together", "one after the other"])
+def test_a_race_ends_identical(page: Page, order: str) -> None:
+    page.get_by_role("tab", name="Race").click()
+    page.get_by_role("radio", name=order).check()
+    page.get_by_role("spinbutton", name="Tokens").fill("24")
+    page.get_by_role("spinbutton", name="Temperature").fill("0.8")
+    page.get_by_role("button", name="Race").click()
+    page.locator("#verdict.good").wait_for()
+    finish(page)
+    plain, drafted = spans(page, "plain"), spans(page, "drafted")
+    assert "".join(text for *_, text in plain) == "".join(text for *_, text in drafted)
+    assert 3 < len(drafted) < len(plain)
+    assert page.locator("#verdict").inner_text().startswith("identical: ")
+
+
+def test_a_race_shows_where_the_texts_differ(page: Page) -> None:
+    """The plain lane is sent with another seed."""
+
+    def other_seed(route: Any) -> None:
+        body = route.request.post_data_json
+        seed = 7 if body.get("speculation") == "off" else body["seed"]
+        route.continue_(post_data=json.dumps({**body, "seed": seed}))
+
+    page.route(STREAM, other_seed)
+    page.get_by_role("tab", name="Race").click()
+    page.get_by_role("spinbutton", name="Temperature").fill("2")
+    page.get_by_role("spinbutton", name="Tokens").fill("12")
+    page.get_by_role("button", name="Race").click()
+    page.locator("#verdict.error", has_text="they differ from token").wait_for()
+    finish(page)
+    assert page.locator("#tokens-drafted .differs").count() == 1
+
+
+def test_an_edit_marks_what_was_reused(page: Page) -> None:
+    page.get_by_role("tab", name="Edit").click()
+    with page.expect_response(STREAM) as caught:
+        page.get_by_role("button", name="Edit").click()
+    finish(page)
+    steps = steps_of(caught.value.text())
+    reused = [
+        text
+        for step in steps
+        for text in step["texts"][: step["drafters"].get("reference", {"accepted": 0})["accepted"]]
+        if text != "<|endoftext|>"  # which is no part of the text
+    ]
+    assert len(reused) > 10
+    assert page.locator("#tokens-edit .reused").all_text_contents() == reused
+
+
+def test_it_is_usable_by_keyboard_at_320_pixels(page: Page) -> None:
+    page.set_viewport_size({"width": 320, "height": 640})
+    page.keyboard.press("Tab")
+    for name in ("Race", "Edit", "Server", "Generate"):
+        page.keyboard.press("ArrowRight")
+        page.get_by_role("tab", name=name, selected=True).wait_for()
+        assert page.evaluate("() => document.documentElement.scrollWidth") == 320
+    page.get_by_role("spinbutton", name="Tokens").fill("16")
+    page.keyboard.press("Enter")
+    page.locator("#tokens-generate .step").first.wait_for()
+    finish(page)
+    assert page.evaluate("() => document.documentElement.scrollWidth") == 320
+    button = page.get_by_role("button", name="Generate")
+    button.focus()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Shift+Tab")
+    assert button.evaluate("button => getComputedStyle(button).outlineStyle") == "solid"
+
+
+def test_a_refusal_is_shown(page: Page) -> None:
+    page.get_by_role("spinbutton", name="Tokens").fill("99999")
+    page.get_by_role("button", name="Generate").click()
+    page.get_by_text("maximum context length").wait_for()
