@@ -65,6 +65,7 @@ OPTIONAL: dict[str, set[str]] = {
     "optuna": {"bench", "train"},
     "peft": {"train"},
     "pydivsufsort": set(),
+    "triton": {"targets"},
 }
 
 FUNCTION_LINES = 60

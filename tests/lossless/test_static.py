@@ -319,7 +319,7 @@ def test_nothing_is_read_on_the_host(name: str) -> None:
 def test_an_upload_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     target = on_meta("llama")
     cache = target.new_cache(1, 32)
-    monkeypatch.setattr(target._masks, "form", lambda full, near: torch.ones(full.shape).to(full.device))
+    monkeypatch.setattr(target._masks, "of", lambda trees, _: torch.ones(1, 1, 1, 32).to(trees.base.device))
     with pytest.raises(HostRead):
         target.forward(cache, {cache.allocate(): Rows([1])})
 

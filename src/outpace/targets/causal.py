@@ -30,9 +30,10 @@ from outpace.targets.base import (
 )
 from outpace.targets.checks import context_of, end_tokens, family, refuse_by_config
 from outpace.targets.graphs import MOST_ROWS, WIDEST, Inputs, Made, Runner, runner_for
-from outpace.targets.layers import keep_layers
-from outpace.targets.masks import Mask, MaskMaker, placed
+from outpace.targets.layers import exchange, keep_layers
+from outpace.targets.masks import TREE, Mask, MaskMaker, placed
 from outpace.targets.self_test import agree, self_test
+from outpace.targets.tree_attention import takes_no_tree
 from outpace.tree import depths
 
 _NOTHING = Rows(())
@@ -121,7 +122,9 @@ class CausalTarget(TargetModel):
     """A decoder-only transformers model.
 
     Construction runs a few forwards over about twenty tokens: they show the shape of the cache, and that a
-    tree gives the logits of its paths. The model is used as it is and left as it is.
+    tree gives the logits of its paths. The model is used as it is and left as it is. One that runs on
+    FlashAttention or flex attention, which take no tree mask, is used through a copy of its modules, with the
+    same weights, that runs on ``tree_attention``; modules that are put in later are not seen by it.
 
     Args:
         model: loaded, in evaluation mode, on one device or spread over several.
@@ -150,6 +153,8 @@ class CausalTarget(TargetModel):
         compiled: Mapping[str, Any] | None = None,
     ) -> None:
         refuse_by_config(model)
+        if takes_no_tree(model.config.get_text_config(decoder=True)):
+            model = exchange(model, lambda _: None, TREE)
         self.model = model
         self.static = static
         config = model.config.get_text_config(decoder=True)
@@ -298,11 +303,18 @@ class CausalTarget(TargetModel):
     def _forward_fixed(self, inputs: Inputs, hidden_layers: Sequence[int]) -> Made:
         """The forward from what lies in the inputs; nothing in it depends on the host."""
         rows = inputs.rows
-        at = placed(inputs.numbers, rows.width, rows.columns, self._masks.sliding)
-        rows.rows = torch.where(at.real, at.rows, rows.scratch)
+        at = placed(inputs.numbers, rows.width)
+        rows.rows = torch.where(at.trees.real, at.rows, rows.scratch)
         given = {"input_ids": at.tokens} if inputs.states is None else {"inputs_embeds": inputs.states}
-        mask, adapter = self._masks.form(at.full, at.near), CacheAdapter(rows, self._places)
-        return self._made(self._fixed_model(), given, mask, at.positions, adapter, rows.width, hidden_layers)
+        return self._made(
+            self._fixed_model(),
+            given,
+            self._masks.of(at.trees, rows.columns),
+            at.trees.positions,
+            CacheAdapter(rows, self._places),
+            rows.width,
+            hidden_layers,
+        )
 
     def _fixed_model(self) -> Any:
         if self._compiled is None:

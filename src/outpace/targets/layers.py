@@ -7,10 +7,11 @@ is made are copies of the two outer modules, which hold other lists of the same 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
+from transformers import PretrainedConfig
 
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.checks import family
@@ -69,8 +70,43 @@ def keep_layers(model: Any, layers: Sequence[int], bare: bool = False) -> Any:
     return outer
 
 
+def exchange(model: Any, change: Callable[[nn.Module], nn.Module | None], attention: str | None) -> Any:
+    """A copy of a model with other modules in some places; all weights are shared, the model stays as it is.
+
+    Args:
+        change: gives the module to put in another's place; None where it stays.
+        attention: implementation of attention that the copy runs on, as in ``attn_implementation``; None for
+            the model's own.
+    """
+    twins: dict[int, Any] = {}
+    configs: dict[int, Any] = {}
+
+    def config_of(config: Any) -> Any:
+        if id(config) not in configs:
+            configs[id(config)] = copy.deepcopy(config)
+            configs[id(config)]._attn_implementation = attention
+        return configs[id(config)]
+
+    def twin_of(module: nn.Module) -> Any:
+        if id(module) not in twins:
+            changed = change(module)
+            twin = twins[id(module)] = _twin(module) if changed is None else changed
+            if changed is None:
+                twin._modules = {
+                    name: None if child is None else twin_of(child) for name, child in module._modules.items()
+                }
+                if attention is not None and isinstance(vars(twin).get("config"), PretrainedConfig):
+                    twin.config = config_of(twin.config)
+        return twins[id(module)]
+
+    return twin_of(model)
+
+
 def _twin(module: nn.Module) -> Any:
-    """A module with the same children, parameters and hooks, whose children can be exchanged."""
+    """A module with the same children, parameters and hooks, whose children and hooks can be exchanged."""
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
+    for name, value in vars(module).items():
+        if "hooks" in name and isinstance(value, dict):
+            vars(twin)[name] = copy.copy(value)
     return twin

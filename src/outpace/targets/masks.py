@@ -17,6 +17,10 @@ from outpace.tree import ancestor_mask, chain_mask, depths, is_chain
 
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
+WORD = 64  # nodes in a word of a compact mask
+
+# Attention over compact masks (``tree_attention.py``).
+TREE = "outpace_tree"
 
 # What a model takes as attention_mask. None where its own causal mask is the right one.
 Mask = Tensor | dict[str, Tensor | None] | None
@@ -25,13 +29,13 @@ Mask = Tensor | dict[str, Tensor | None] | None
 class MaskMaker:
     """Masks [B, 1, width, columns] for one model.
 
-    Boolean where attention runs on sdpa, additive where it is eager (there a boolean mask would be *added*).
+    Boolean where attention runs on sdpa, additive where it is eager (there a boolean mask would be *added*),
+    and ``compact`` where it is our own.
     A model whose config lists ``layer_types`` gets a dict with one mask per kind; else a ``sliding_window``
     in the config is cut from the one mask.
 
     Attributes:
         by_kind: whether the model takes a dict. Some list ``layer_types`` and take none; the target tries.
-        sliding: positions that a row sees at most in the layers with a window; None where there are none.
 
     Raises:
         UnsupportedModel: attention of a kind, or an implementation of it, that no tree mask is known for.
@@ -39,7 +43,8 @@ class MaskMaker:
 
     def __init__(self, config: Any, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._additive = _additive(config)
+        self._compact = config._attn_implementation == TREE
+        self._additive = not self._compact and _additive(config)
         kinds = getattr(config, "layer_types", None)
         self._kinds = sorted(set(kinds)) if kinds else []
         unknown = set(self._kinds) - {_FULL, _SLIDING}
@@ -50,7 +55,7 @@ class MaskMaker:
             )
         self.by_kind = bool(self._kinds)
         window = getattr(config, "sliding_window", None) or None  # some configs have 0 for none
-        self.sliding: int | None = window if not self._kinds or _SLIDING in self._kinds else None
+        self._sliding: int | None = window if not self._kinds or _SLIDING in self._kinds else None
 
     @property
     def kinds(self) -> int:
@@ -59,25 +64,29 @@ class MaskMaker:
 
     def one(self, device: torch.device) -> Mask:
         """The mask of a single token that sees itself."""
-        seen = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
-        return self.form(seen, seen)
+        seen = torch.ones((1, 1, 1), dtype=torch.bool, device=device)
+        return self.given(seen, torch.zeros((1, 1), dtype=torch.long, device=device))
 
     def given(self, seen: Tensor, positions: Tensor) -> Mask:
         """The mask of a forward without a cache. ``seen``: [B, N, N]; ``positions``: of each row, [B, N]."""
-        near = seen
-        if self.sliding is not None:
-            near = seen & (positions[:, None, :] > positions[:, :, None] - self.sliding)
-        full = seen[:, None]
-        return self.form(full, full if self.sliding is None else near[:, None])
+        base, real = torch.zeros_like(positions[:, :1]), torch.ones_like(positions, dtype=torch.bool)
+        return self.of(Trees(base, real, seen, positions, positions), seen.shape[2])
+
+    def of(self, trees: Trees, columns: int) -> Mask:
+        """The mask or masks of a forward whose rows are on the device."""
+        if self._compact:
+            return self._form(*compact(trees, self._sliding))
+        return self._form(*dense(trees, columns, self._sliding))
 
     def __call__(
         self, rows: Sequence[Rows], window: Window, positions: Sequence[Sequence[int]], device: torch.device
     ) -> Mask:
         """The mask or masks of a forward. ``positions``: of each row, [B][width]."""
+        if self._compact or (device.type != "cpu" and not self._is_plain(rows, window)):
+            return self.of(placed_on(rows, window, device).trees, window.columns)
         if self._is_plain(rows, window):
             return dict.fromkeys(self._kinds) if self.by_kind else None
-        make = tree_masks if device.type == "cpu" else tree_masks_on
-        return self.form(*make(rows, window, positions, self.sliding, device))
+        return self._form(*tree_masks(rows, window, positions, self._sliding))
 
     def _is_plain(self, rows: Sequence[Rows], window: Window) -> bool:
         """Tell whether the model's own causal mask will do: no mask lets sdpa pick its fastest kernels.
@@ -85,19 +94,20 @@ class MaskMaker:
         That is one row for each sequence, all of one length; or, on sdpa, which takes no mask for a causal
         one, the first rows of a text.
         """
-        if window.span is None or (self.sliding is not None and window.columns > self.sliding):
+        if window.span is None or (self._sliding is not None and window.columns > self._sliding):
             return False
         chains = all(row.parents is None or is_chain(row.tree) for row in rows)
         return chains and (window.width == 1 or (window.span.start == 0 and not self._additive))
 
-    def form(self, full: Tensor, near: Tensor) -> Mask:
-        """Masks as the model takes them, of boolean ones [B, 1, width, columns].
+    def _form(self, full: Tensor, near: Tensor) -> Mask:
+        """Masks as the model takes them.
 
         Args:
-            full, near: what a row sees, in all and within the window.
+            full, near: what a row sees, in all and within the window: boolean [B, 1, width, columns], or
+                compact.
         """
         if not self.by_kind:
-            return self._tensor(full if self.sliding is None else near)
+            return self._tensor(full if self._sliding is None else near)
         # Below the window both are one tensor, and one mask will do.
         masks = {kind: near if kind == _SLIDING else full for kind in self._kinds}
         tensors = {key: self._tensor(mask) for key, mask in {id(m): m for m in masks.values()}.items()}
@@ -131,7 +141,7 @@ def _additive(config: Any) -> bool:
         return bool(form is eager_mask)
     raise UnsupportedModel(
         f"{config.model_type} runs on attn_implementation={implementation!r}, which takes no tree mask; "
-        "load the model with 'sdpa' or 'eager'"
+        "load the model with 'sdpa', 'eager' or 'outpace_tree'"
     )
 
 
@@ -140,7 +150,6 @@ def tree_masks(
     window: Window,
     positions: Sequence[Sequence[int]],
     sliding: int | None,
-    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     """Two masks [B, 1, width, columns], made on the CPU: all that a row sees, and that within the window.
 
@@ -166,18 +175,11 @@ def tree_masks(
     return full, torch.from_numpy(near)
 
 
-def tree_masks_on(
-    rows: Sequence[Rows],
-    window: Window,
-    positions: Sequence[Sequence[int]],
-    sliding: int | None,
-    device: torch.device,
-) -> tuple[Tensor, Tensor]:
-    """The masks of ``tree_masks``, made on a device: only lengths and parents are copied to it."""
+def placed_on(rows: Sequence[Rows], window: Window, device: torch.device) -> Placed:
+    """A forward's rows on a device: only tokens, lengths and parents are copied to it."""
     nodes = window.width + max(len(row.fed) for row in rows)
     numbers = torch.from_numpy(packed(rows, window.offsets, window.width, nodes))
-    made = placed(numbers.to(device, non_blocking=True), window.width, window.columns, sliding)
-    return made.full, made.near
+    return placed(numbers.to(device, non_blocking=True), window.width)
 
 
 def packed(rows: Sequence[Rows], offsets: Sequence[int], width: int, nodes: int) -> NDArray[np.int64]:
@@ -200,50 +202,90 @@ def packed(rows: Sequence[Rows], offsets: Sequence[int], width: int, nodes: int)
     return numbers
 
 
+class Trees(NamedTuple):
+    """What each row of a forward sees: the columns before its tree, and nodes of that.
+
+    Attributes:
+        base: the column that holds a tree's first node, [B, 1].
+        real: which rows are no padding, [B, width].
+        sees: which nodes each row sees, [B, width, nodes].
+        positions: of the rows, [B, width]; legal ones in padding.
+        node_positions: [B, nodes].
+    """
+
+    base: Tensor
+    real: Tensor
+    sees: Tensor
+    positions: Tensor
+    node_positions: Tensor
+
+
 class Placed(NamedTuple):
     """The rows of a forward, on a device.
 
     Attributes:
         tokens: [B, width]; 0 in padding.
-        positions: [B, width]; legal ones in padding.
-        rows: of the cache, that each is written to, [B, width]; only those of ``real``.
-        real: which rows are no padding, [B, width].
-        full, near: masks [B, 1, width, columns], as those of ``tree_masks``.
+        rows: of the cache, that each is written to, [B, width]; of no meaning in padding.
+        trees: what they see.
     """
 
     tokens: Tensor
-    positions: Tensor
     rows: Tensor
-    real: Tensor
-    full: Tensor
-    near: Tensor
+    trees: Trees
 
 
-def placed(numbers: Tensor, width: int, columns: int, sliding: int | None) -> Placed:
+def placed(numbers: Tensor, width: int) -> Placed:
     """Unpack what ``packed`` packed, on its device; the host reads none of it."""
     base, fed, size = numbers[:, :3].split(1, dim=1)
     tokens, parents = numbers[:, 3 : 3 + width], numbers[:, 3 + width :]
     nodes = parents.shape[1]
     own = torch.arange(width, device=numbers.device)[None]
     node = (fed + own).clamp(max=nodes - 1)  # [B, width]: each row's place in its tree
-    real = own < size
     tree = ancestors(parents)
-    deep = tree.sum(dim=-1) - 1
-    positions = base + deep.gather(1, node)
-    column = torch.arange(columns, device=numbers.device)[None]
-    held = column - base  # [B, columns]: the node that a column holds; below 0 in the rows before the tree
+    at = base + tree.sum(dim=-1) - 1
+    sees = tree.gather(1, node[..., None].expand(-1, -1, nodes))
+    return Placed(tokens, base + fed + own, Trees(base, own < size, sees, at.gather(1, node), at))
+
+
+def dense(trees: Trees, columns: int, sliding: int | None) -> tuple[Tensor, Tensor]:
+    """The masks of ``tree_masks``, made on a device."""
+    width, nodes = trees.sees.shape[1:]
+    column = torch.arange(columns, device=trees.base.device)[None]
+    held = column - trees.base  # [B, columns]: the node that a column holds; below 0 before the tree
     inside = (held >= 0) & (held < nodes)
     index = held.clamp(0, nodes - 1)
-    line = tree.gather(1, node[..., None].expand(-1, -1, nodes))  # [B, width, nodes]
-    line = line.gather(2, index[:, None].expand(-1, width, -1)) & inside[:, None]
-    seen = line | (held < 0)[:, None]
+    seen = trees.sees.gather(2, index[:, None].expand(-1, width, -1)) & inside[:, None]
+    seen = seen | (held < 0)[:, None]
     first = (column == 0)[:, None]
-    full = near = torch.where(real[..., None], seen, first)[:, None]
+    full = near = torch.where(trees.real[..., None], seen, first)[:, None]
     if sliding is not None and sliding < columns:
-        column_at = torch.where(inside, base + deep.gather(1, index), column)
-        seen = seen & (column_at[:, None, :] > positions[..., None] - sliding)
-        near = torch.where(real[..., None], seen, first)[:, None]
-    return Placed(tokens, positions, base + fed + own, real, full, near)
+        column_at = torch.where(inside, trees.node_positions.gather(1, index), column)
+        seen = seen & (column_at[:, None, :] > trees.positions[..., None] - sliding)
+        near = torch.where(trees.real[..., None], seen, first)[:, None]
+    return full, near
+
+
+def compact(trees: Trees, sliding: int | None) -> tuple[Tensor, Tensor]:
+    """The masks of ``dense`` in a form without columns, int64 [B, 1, width, 2 + words].
+
+    Of each row: the column of its tree's first node, the first column before that which it sees, and the
+    nodes that it sees, a bit each, 64 in a word. Padding sees nothing.
+    """
+    sees = trees.sees & trees.real[..., None]
+    base = trees.base.expand(-1, sees.shape[1])
+    full = near = _words(base, torch.where(trees.real, 0, base), sees)
+    if sliding is not None:
+        low = torch.where(trees.real, (trees.positions - sliding + 1).clamp(min=0), base)
+        sees = sees & (trees.node_positions[:, None, :] > trees.positions[..., None] - sliding)
+        near = _words(base, low, sees)
+    return full, near
+
+
+def _words(base: Tensor, low: Tensor, sees: Tensor) -> Tensor:
+    nodes = sees.shape[2]
+    bits = torch.nn.functional.pad(sees, (0, -nodes % WORD)).unflatten(2, (-1, WORD)).long()
+    words = (bits << torch.arange(WORD, device=sees.device)).sum(dim=-1)
+    return torch.cat([base[..., None], low[..., None], words], dim=-1)[:, None]
 
 
 def ancestors(parents: Tensor) -> Tensor:

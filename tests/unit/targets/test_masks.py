@@ -15,7 +15,8 @@ from outpace.cache import KVCache, LayerShape, RowShape, Window
 from outpace.core import UnsupportedModel
 from outpace.targets import causal
 from outpace.targets.base import Rows
-from outpace.targets.masks import MaskMaker, packed, placed, tree_masks, tree_masks_on
+from outpace.targets.masks import MaskMaker, compact, dense, packed, placed, placed_on, tree_masks
+from outpace.targets.tree_attention import visible
 from outpace.tree import depths
 
 CPU = torch.device("cpu")
@@ -43,8 +44,8 @@ def test_masks_made_on_a_device_are_those_made_on_the_cpu() -> None:
         window = window_of(lengths, [len(row.tokens) for row in rows], static=40)
         positions = [causal.positions_of(row, o, window.width) for row, o in zip(rows, lengths, strict=True)]
         for sliding in (None, 1, 3, 12, 100):
-            expected = tree_masks(rows, window, positions, sliding, CPU)
-            found = tree_masks_on(rows, window, positions, sliding, CPU)
+            expected = tree_masks(rows, window, positions, sliding)
+            found = dense(placed_on(rows, window, CPU).trees, window.columns, sliding)
             assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), sliding
 
 
@@ -61,18 +62,22 @@ def test_rows_are_placed_on_a_device_as_on_the_host(seed: int, sliding: int | No
         lengths.append(rng.randint(fed, 12))
     window = window_of(lengths, [len(row.tokens) for row in rows], static=30)
     positions = [causal.positions_of(row, o, window.width) for row, o in zip(rows, lengths, strict=True)]
-    found = placed(
-        torch.from_numpy(packed(rows, window.offsets, window.width, 16)), window.width, 30, sliding
-    )
-    expected = tree_masks(rows, window, positions, sliding, CPU)
-    assert torch.equal(found.full, expected[0]) and torch.equal(found.near, expected[1])
+    found = placed(torch.from_numpy(packed(rows, window.offsets, window.width, 16)), window.width)
+    real, at = found.trees.real, found.trees.positions
+    expected = tree_masks(rows, window, positions, sliding)
+    for whole, seen, short in zip(
+        expected, dense(found.trees, 30, sliding), compact(found.trees, sliding), strict=True
+    ):
+        assert torch.equal(seen, whole)
+        # Where padding sees column 0 in a dense mask, it sees nothing in a compact one.
+        assert torch.equal(visible(short, 30), whole & real[:, None, :, None])
     written = window.written(CPU)[1]
     for place, row in enumerate(rows):
         size = len(row.tokens)
-        assert found.real[place].tolist() == [node < size for node in range(window.width)]
+        assert real[place].tolist() == [node < size for node in range(window.width)]
         assert found.tokens[place, :size].tolist() == row.tokens
-        assert found.positions[place, :size].tolist() == positions[place][:size]
-        assert found.positions[place].min() >= 0 and found.positions[place].max() <= max(positions[place])
+        assert at[place, :size].tolist() == positions[place][:size]
+        assert at[place].min() >= 0 and at[place].max() <= max(positions[place])
         assert torch.equal(found.rows[place, :size], written[place, :size])
 
 
@@ -204,7 +209,7 @@ def test_registered_attention() -> None:
         assert isinstance(mask, torch.Tensor) and mask.dtype == dtype
 
 
-@pytest.mark.parametrize("implementation", ["flash_attention_2", "flex_attention", "paged|sdpa"])
+@pytest.mark.parametrize("implementation", ["flash_attention_2", "paged|sdpa"])
 def test_refused_implementations(implementation: str) -> None:
     with pytest.raises(UnsupportedModel, match="test runs on attn_implementation"):
         MaskMaker(config(implementation), torch.float32)
