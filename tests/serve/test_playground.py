@@ -162,9 +162,10 @@ def test_colours_are_those_of_the_steps_of_the_response(page: Page) -> None:
     page.get_by_role("heading", name="Step 2", exact=True).wait_for()
 
 
-@pytest.mark.parametrize("order", ["together", "one after the other"])
-def test_a_race_ends_identical(page: Page, order: str) -> None:
+@pytest.mark.parametrize(("api", "order"), [("Completion", "together"), ("Chat", "one after the other")])
+def test_a_race_ends_identical(page: Page, api: str, order: str) -> None:
     page.get_by_role("tab", name="Race").click()
+    page.get_by_role("radio", name=api).check()
     page.get_by_role("radio", name=order).check()
     page.get_by_role("spinbutton", name="Tokens").fill("24")
     page.get_by_role("spinbutton", name="Temperature").fill("0.8")
@@ -228,6 +229,15 @@ def test_it_is_usable_by_keyboard_at_320_pixels(page: Page) -> None:
     page.keyboard.press("Tab")
     page.keyboard.press("Shift+Tab")
     assert button.evaluate("button => getComputedStyle(button).outlineStyle") == "solid"
+
+
+def test_the_server_view_shows_what_the_metrics_say(page: Page) -> None:
+    page.get_by_role("tab", name="Server").click()
+    page.get_by_text("0 of 32 in use").wait_for()
+    page.get_by_text("0 waiting").wait_for()
+    page.get_by_text("0 % of the memory").wait_for()
+    assert page.locator(".square").count() == 32
+    assert page.locator("#view").get_by_text(re.compile("NaN|undefined")).count() == 0
 
 
 def test_a_refusal_is_shown(page: Page) -> None:

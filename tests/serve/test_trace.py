@@ -77,7 +77,7 @@ def test_what_a_prediction_brought_is_told_from_the_rest() -> None:
 
 def test_each_choice_has_its_own_trace() -> None:
     async def main() -> None:
-        async with serving() as client:
+        async with serving(COMBINED) as client:
             found = await choices(
                 client, "/v1/completions", prompt=REPEATING, n=2, seed=1, temperature=0.9, trace=True
             )

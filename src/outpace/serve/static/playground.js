@@ -5,7 +5,7 @@ import { createParser } from "./vendor/eventsource-parser.js";
 
 const TINTS = 3; // backgrounds that steps take in turn
 const STROKES = 4; // underlines that drafters take in turn
-const BATCH = 8; // requests sent together, to see them in the slots
+const BATCH = 8; // sequences decoded together, to see them in the slots
 const REFERENCE = "reference"; // the drafter that reads a prediction
 const EXAMPLE =
   "Lookahead decoding is a way to make a language model slower. It guesses several tokens ahead, checks them all " +
@@ -34,9 +34,10 @@ const state = {
     change: "What is lookahead decoding?",
     sent: false,
   },
-  runs: {}, // by name: generate, plain, drafted, edit
+  runs: {}, // by name: generate, plain, drafted, edit, batch
   chosen: {}, // name of a run -> index of the step that is looked at
   server: { now: null, rates: [] },
+  lane: "drafted", // the run of the race whose tree is shown
   copied: false,
 };
 
@@ -154,6 +155,12 @@ function request(speculation) {
   return [path, { model: state.model.id, ...asked, max_tokens, temperature, seed, ...speculated(speculation) }];
 }
 
+// As choices of one request: a browser opens only so many connections.
+function batchRequest() {
+  const [path, body] = request(state.form.drafter);
+  return [path, { ...body, n: BATCH }];
+}
+
 function editRequest() {
   const { text, change, sent, max_tokens, temperature, seed, drafter } = state.form;
   const body = {
@@ -183,11 +190,9 @@ async function submit(event) {
   const { drafter, together } = state.form;
   if (state.tab === "generate") await begin("generate", request(drafter));
   if (state.tab === "edit") await begin("edit", editRequest());
-  if (state.tab === "server") {
-    const [path, body] = request(drafter);
-    for (let place = 0; place < BATCH; place++) begin(`batch${place}`, [path, { ...body, seed: body.seed + place }]);
-  }
+  if (state.tab === "server") await begin("batch", batchRequest());
   if (state.tab === "race") {
+    state.lane = "drafted";
     delete state.runs.plain;
     delete state.runs.drafted;
     const plain = begin("plain", request("off"));
@@ -274,7 +279,7 @@ function form() {
       : nothing}
     <div class="actions">
       <button type="submit" class="primary" ?disabled=${!state.model || running()}>
-        ${{ generate: "Generate", race: "Race", edit: "Edit", server: `Send ${BATCH} requests` }[tab]}
+        ${{ generate: "Generate", race: "Race", edit: "Edit", server: `Decode ${BATCH} at once` }[tab]}
       </button>
       <button type="button" @click=${stop} ?disabled=${!running()}>Stop</button>
     </div>
@@ -375,18 +380,19 @@ function status(run) {
   return `done: ${plural(run.ids.length, "token")} in ${plural(run.steps.length, "step")}, ${figure(run.seconds, 2)} s`;
 }
 
-// The index of the step that is looked at: the one chosen, else the latest; at the end the longest.
+// The index of the step that is looked at: the one chosen, else the latest; at the end the last of the longest.
 function chosenStep(name) {
-  const { steps, ended } = state.runs[name] ?? { steps: [] };
+  const { steps, ended } = state.runs[name] ?? { steps: [], ended: false };
   if (state.chosen[name] !== undefined) return state.chosen[name];
   if (!ended) return steps.length - 1;
   const lengths = steps.map((step) => step.tokens.length);
-  return lengths.indexOf(Math.max(...lengths));
+  return lengths.lastIndexOf(Math.max(...lengths));
 }
 
 function choose(name, index) {
   const last = (state.runs[name]?.steps.length ?? 0) - 1;
   state.chosen[name] = Math.max(0, Math.min(index, last));
+  state.lane = name;
   draw();
 }
 
@@ -611,7 +617,7 @@ function race() {
     return html`<section class="panel" aria-label=${label}>
       <header>
         <h2>${label}</h2>
-        <p class=${run?.error ? "error" : ""}>${status(run)}</p>
+        <p class=${run?.error ? "error" : ""}>${run?.finish ? `${figure(run.seconds, 2)} s` : status(run)}</p>
       </header>
       ${figures(run)}
       <progress max=${run?.body.max_tokens ?? 1} .value=${done} aria-label="Tokens"></progress>
@@ -620,8 +626,8 @@ function race() {
   };
   return html`
     <p class=${`verdict ${kind}`} id="verdict" role="status">${text || "The same request twice: plain, and with a drafter."}</p>
-    <div class="lanes">${lane("plain", "Plain")} ${lane("drafted", "With a drafter")}</div>
-    ${tree("drafted")}
+    <div class="lanes">${lane("plain", "Plain")} ${lane("drafted", "Drafted")}</div>
+    ${tree(state.lane)}
   `;
 }
 
@@ -698,8 +704,8 @@ function python(value, indent = 1) {
 
 function lines() {
   if (!state.model) return "";
-  const [path, body] =
-    state.tab === "edit" ? editRequest() : request(state.tab === "race" ? "off" : state.form.drafter);
+  const asked = { generate: () => request(state.form.drafter), race: () => request(""), edit: editRequest, server: batchRequest };
+  const [path, body] = asked[state.tab]();
   const chat = path.endsWith("chat/completions");
   const { speculation, ...known } = body;
   const call = (own, extra) => {
@@ -786,9 +792,11 @@ function page() {
         )}
       </nav>
     </header>
-    <main id="view" role="tabpanel" aria-labelledby=${`tab-${tab}`} class=${tab}>
-      <div class="ask">${form()}</div>
-      <div class="answer">${views[tab]()} ${code()}</div>
+    <main>
+      <div id="view" role="tabpanel" aria-labelledby=${`tab-${tab}`}>
+        <div class="ask">${form()}</div>
+        <div class="answer">${views[tab]()} ${code()}</div>
+      </div>
     </main>
   `;
 }
