@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -68,8 +67,7 @@ class Ask(NamedTuple):
     path: Seq[int] = ()
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(NamedTuple):
     """One sequence's part of a forward.
 
     Attributes:
@@ -100,6 +98,9 @@ def own_tokens(rows: Tensor, trees: Seq[Tree], at_once: int = AT_ONCE) -> list[d
     Returns:
         For each tree, node -> token; ``NO_TOKEN`` where none is left.
     """
+    if trees and all(tree.processor.plain for tree in trees):  # one argmax over all rows
+        best = best_tokens(rows)
+        return [dict(enumerate(best[t.first : t.first + 1 + len(t.draft)], -1)) for t in trees]
     size = sum(1 + len(tree.draft) for tree in trees) * rows.shape[-1]
     if rows.device.type != "cpu" and size <= at_once:
         return _everywhere(rows, trees)
@@ -138,7 +139,6 @@ def _along(rows: Tensor, trees: Seq[Tree]) -> list[dict[int, int]]:
     return found
 
 
-@torch.inference_mode()
 def choose(rows: Tensor, asks: Seq[Ask]) -> list[int]:
     """The target's own tokens at some rows; ``NO_TOKEN`` where none is left.
 
@@ -162,9 +162,10 @@ def choose(rows: Tensor, asks: Seq[Ask]) -> list[int]:
         ]
         if places:
             part = [asks[place] for place in places]
-            scores = _gather(rows, [ask.row for ask in part]).to(torch.float32, copy=True)
-            _adjust(scores, part)
-            _put(found, places, best_tokens(scores) if greedy else _sample(scores, part))
+            with torch.inference_mode():
+                scores = _gather(rows, [ask.row for ask in part]).to(torch.float32, copy=True)
+                _adjust(scores, part)
+                _put(found, places, best_tokens(scores) if greedy else _sample(scores, part))
     return found
 
 

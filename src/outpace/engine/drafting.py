@@ -14,6 +14,8 @@ from outpace.policy.governor import Outcome, Plan, Policy
 from outpace.sequence import Step
 from outpace.targets.base import TargetModel
 
+_NOTHING = Draft()
+
 
 @dataclass(eq=False)
 class Drafting:
@@ -30,28 +32,33 @@ class Drafting:
     target: TargetModel
     shared: Any = field(init=False)
     plan: Plan | None = field(init=False, default=None)
+    _alone: bool = field(init=False)  # the drafter handles one sequence at a time
 
     def __post_init__(self) -> None:
         self.shared = self.drafter.prepare(self.target)
+        cls = type(self.drafter)
+        self._alone = cls.propose is SequenceDrafter.propose and cls.observe is SequenceDrafter.observe
 
     def decide(self, members: Seq[Active]) -> None:
         """Plan a step for some sequences."""
         self.plan = None if self.policy is None else self.policy.plan(len(members))
         for active in members:
             sequence = active.sequence
-            limits = [sequence.params.drafts.num_speculative_tokens, self.plan.nodes if self.plan else None]
-            sequence.budget = min((limit for limit in limits if limit is not None), default=None)
-            sequence.row_cost = None if self.plan is None else self.plan.row_cost
+            most = sequence.params.drafts.num_speculative_tokens
+            if self.plan is None:
+                sequence.budget, sequence.row_cost = most, None
+            else:
+                sequence.budget = self.plan.nodes if most is None else min(most, self.plan.nodes)
+                sequence.row_cost = self.plan.row_cost
 
     def calls(self, members: Iterable[Active]) -> list[list[Active]]:
         """The sequences that a call to the drafter is for: one, where the drafter handles one at a time."""
-        cls, members = type(self.drafter), list(members)
-        alone = cls.propose is SequenceDrafter.propose and cls.observe is SequenceDrafter.observe
-        return [[one] for one in members] if alone or not members else [members]
+        members = list(members)
+        return [[one] for one in members] if self._alone or not members else [members]
 
     def propose(self, members: Seq[Active]) -> dict[Active, Draft]:
         """A draft for each sequence; an empty one where the drafter failed."""
-        proposals = dict.fromkeys(members, Draft())
+        proposals = dict.fromkeys(members, _NOTHING)
         if self.plan is not None and not self.plan.nodes:
             return proposals
         for some in self.calls(members):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -34,6 +35,8 @@ from outpace.targets import Output, Rows, Target, TargetModel
 from outpace.text import Tokenizer
 from outpace.tree import trim
 from outpace.verify import Verifier, load_verifier
+
+_log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -437,8 +440,12 @@ class Engine:
             first: the row of each sequence's root.
         """
         chosen = [active for active in first if self.verifier.uses_own_tokens(active.sequence.params)]
-        trees = [active.sequence.tree(trimmed[active][0].guesses, first[active]) for active in chosen]
-        return dict(zip(chosen, own_tokens(rows, trees), strict=True))
+        try:
+            trees = [active.sequence.tree(trimmed[active][0].guesses, first[active]) for active in chosen]
+            return dict(zip(chosen, own_tokens(rows, trees), strict=True))
+        except Exception:  # what is wrong with one sequence then ends that one alone
+            _log.warning("tokens are chosen node by node in this step", exc_info=True)
+            return {}
 
     def _verify(
         self, draw: KeyedDraw, draft: Draft, kept: Seq[int], logits: Logits, hidden: dict[int, Tensor]
@@ -514,6 +521,8 @@ class Engine:
         Returns:
             The number of rows left to the step.
         """
+        if not self._scheduler.joining:
+            return 0
         began = self._clock()
         for active in self._scheduler.admit(self._cache):
             active.drafting = self._draftings[active.sequence.params.drafts.drafter]

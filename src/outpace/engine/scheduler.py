@@ -91,6 +91,11 @@ class Scheduler:
     def ready(self) -> list[Active]:
         return [active for active in self.active if active.ready]
 
+    @property
+    def joining(self) -> bool:
+        """Whether a sequence waits, or has rows of its prompt to be fed."""
+        return bool(self._waiting) or not all(active.ready for active in self.active)
+
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait, one that has ended excepted."""
         if sequence.finish_reason is None:
@@ -174,7 +179,8 @@ class Scheduler:
         Args:
             release: takes a sequence out of the batch, and gives its rows back.
         """
-        for active in sorted(self.ready, key=lambda a: a.rank, reverse=True):
+        short = [a for a in self.ready if len(a.sequence.tokens) > cache.room(a.slot)]
+        for active in sorted(short, key=lambda a: a.rank, reverse=True):
             rows = len(active.sequence.tokens)
             while active in self.active and rows > cache.room(active.slot):
                 try:

@@ -107,6 +107,40 @@ def test_a_criterion_or_processor_that_fails(
     check(engine, sequences, params, Broken)
 
 
+@pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled"])
+@pytest.mark.parametrize("drafter", ["none", "prompt_lookup:branches=2"])
+def test_a_fault_while_tokens_are_chosen_for_all(
+    drafter: str, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sequence's penalties fail, which are counted in one pass with those of the others."""
+    params = replace(params, frequency_penalty=0.2)
+    engine = Engine(ToyTarget(), drafter)
+    sequences = [engine.add(prompt, params) for prompt in PROMPTS]
+    processor = sequences[BAD].processor
+    counts = processor.counts
+
+    def fail(more: Seq[int] = ()) -> Any:
+        if sequences[BAD].output_length >= 5:
+            raise Broken("counting")
+        return counts(more)
+
+    monkeypatch.setattr(processor, "counts", fail)
+    check(engine, sequences, params, Broken)
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled"])
+def test_tokens_that_cannot_be_chosen_for_all_are_chosen_node_by_node(
+    params: SamplingParams, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise Broken("the pass for all")
+
+    monkeypatch.setattr("outpace.engine.engine.own_tokens", fail)
+    found = Engine(ToyTarget(), "prompt_lookup").generate(PROMPTS, params)
+    assert [one.tokens for one in found] == plain(params)
+    assert "the pass for all" in caplog.text
+
+
 @pytest.mark.parametrize("bias", [dict.fromkeys(range(32), -math.inf)])
 @pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled"])
 def test_no_token_left(params: SamplingParams, bias: dict[int, float]) -> None:
