@@ -541,12 +541,13 @@ class KVCache(Cache):
 
     # -- the forward -------------------------------------------------------------------------------------
 
-    def begin(self, widths: Mapping[Slot, int], pad_to: int = 0) -> list[Window]:
+    def begin(self, widths: Mapping[Slot, int], pad_to: int = 0, multiple: int = 1) -> list[Window]:
         """Open a forward; a window per lane.
 
         Args:
             widths: rows that each slot feeds, at least one of them any.
             pad_to: least width of the forward. In a static cache one above 0 asks for fixed shapes.
+            multiple: the rows of a window, over all its slots, are padded to a multiple of this.
 
         Raises:
             CacheFull: no room for the rows.
@@ -560,7 +561,7 @@ class KVCache(Cache):
             seat.written = max(seat.written, seat.length + width)
         self._open = {seat.slot: width for seat, width in seats.items()}
         fixed = self.static and pad_to > 0
-        self._windows = [Window(lane, places, pad_to, fixed) for lane, places in lanes.items()]
+        self._windows = [Window(lane, places, pad_to, fixed, multiple) for lane, places in lanes.items()]
         return self._windows
 
     def keep(self, paths: Mapping[Slot, Sequence[int]]) -> None:
@@ -644,7 +645,14 @@ class Window:
         span: where the new rows lie, if that is the same for all and there is no padding.
     """
 
-    def __init__(self, lane: _Lane, widths: Mapping[int, int], pad_to: int = 0, fixed: bool = False) -> None:
+    def __init__(
+        self,
+        lane: _Lane,
+        widths: Mapping[int, int],
+        pad_to: int = 0,
+        fixed: bool = False,
+        multiple: int = 1,
+    ) -> None:
         self.lane = lane
         self.start, self.stop = min(widths), max(widths) + 1
         if fixed:
@@ -654,7 +662,8 @@ class Window:
         self.slots = [None if seat is None else seat.slot for seat in self.seats]
         self.widths = [widths.get(place, 0) for place in covered]
         self.offsets = [0 if seat is None else seat.length for seat in self.seats]
-        self.width = max(*widths.values(), pad_to)
+        step = multiple // math.gcd(multiple, len(covered))
+        self.width = -(-max(*widths.values(), pad_to) // step) * step
         ends = [offset + width for offset, width in zip(self.offsets, self.widths, strict=True) if width]
         self.columns = max(ends)
         if fixed:

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from outpace.cache import Cache
 from outpace.core import OutpaceError
-
-_MEMINFO = Path("/proc/meminfo")
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """Memory that is free on a device; None where that is not known."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    if device.type == "cpu" and _MEMINFO.exists():
-        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text("ascii").splitlines())
-        available = lines.get("MemAvailable", "").split()
-        return int(available[0]) * 1024 if available else None
-    return None
+from outpace.targets.hardware import free_bytes
 
 
 def capacity_of(memory: Any, cache: Cache, device: torch.device) -> int | None:

@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 from transformers.generation.stopping_criteria import StoppingCriteriaList, StopStringCriteria
@@ -39,6 +39,8 @@ def accelerate(
     verifier: str | Verifier = "match",
     adaptive: Adaptive = "auto",
     profile: str | Path | None = None,
+    exact: bool | Literal["auto"] = "auto",
+    pack: bool | Literal["auto"] = "auto",
 ) -> Model:
     """Make ``model.generate(...)`` faster without changes to its callers, and return the model.
 
@@ -76,6 +78,11 @@ def accelerate(
             seeds would not make a call repeatable, so True refuses sampling there.
         profile: a file written by ``outpace tune``, which names the drafter in place of ``drafter``. It was
             the fastest for calls with as many rows as the ``--batch`` it was tuned with.
+        exact: make the logits of drafted and plain rows the same to the last bit, so that in half precision
+            too no near-tie differs from ``accelerate(model, "none")``. "auto": where this is tested and costs
+            little; True refuses other models, with the reason. See ``CausalTarget``.
+        pack: lay weights of linear layers out anew on a CPU, beside the model's own, until ``restore``.
+            "auto": where that is faster and memory allows.
 
     Warns:
         UserWarning: the verifier is lossy.
@@ -89,9 +96,9 @@ def accelerate(
     if profile is not None:
         if drafter is not None:
             raise OutpaceError("give a drafter or a profile, not both: a profile names a drafter")
-        known = load_profile(profile, Engines("none", "match").target(model))
+        known = load_profile(profile, Engines("none", "match", exact=exact, pack=pack).target(model))
         drafter, costs = known.drafter, known.costs
-    engines = Engines("lookahead" if drafter is None else drafter, verifier, adaptive, costs)
+    engines = Engines("lookahead" if drafter is None else drafter, verifier, adaptive, costs, exact, pack)
     with engines.lend(engines.target(model)):  # parts that do not fit are reported now, not at the first call
         pass
     _refuse_foreign(model)
@@ -123,7 +130,8 @@ def decode(
     ``streamer`` nor ``tokenizer`` to a callable. A streamer would receive the prompt and nothing more, not
     even its end, and ``stop_strings`` fails without a tokenizer. ``assistant_model`` and ``synced_gpus`` are
     not passed either; they are ignored. Use ``accelerate`` for any of these. An engine is made for each call,
-    which costs a forward over one token and, once per model, a self-test; ``accelerate`` keeps its engine.
+    which costs a forward over one token and, once per model, a self-test; ``accelerate`` keeps its engine,
+    and packs weights and tests bits, for which a call is too short.
 
     Args:
         drafter: a drafter or its spec string; "none" decodes plainly.
@@ -144,7 +152,9 @@ def decode(
 
     def custom_generate(model: Any, input_ids: Tensor, **prepared: Any) -> Any:
         # Engines for this call alone: keeping the callable must not keep a model alive.
-        return Decoder(Engines(drafter, verifier, adaptive))(model, input_ids, **prepared)
+        return Decoder(Engines(drafter, verifier, adaptive, exact=False, pack=False))(
+            model, input_ids, **prepared
+        )
 
     return custom_generate
 

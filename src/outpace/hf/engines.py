@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
@@ -20,6 +20,7 @@ from outpace.hf.checks import refuse_encoder
 from outpace.policy.governor import Governor
 from outpace.sequence import Sequence
 from outpace.targets import Target, TargetModel
+from outpace.targets.packed import written
 from outpace.verify import Verifier
 
 LayerRows = tuple[Tensor, Tensor]
@@ -35,7 +36,7 @@ def _state(model: Any) -> tuple[Any, ...]:
     ends: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
     places = [(end.weight.device, tuple(end.weight.shape)) for end in ends if end is not None]
     attention = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", None)
-    return (model.dtype, attention, *places)
+    return (model.dtype, attention, *places, written(model))
 
 
 class RowEngine(Engine):
@@ -83,6 +84,7 @@ class Engines:
         verifier: a verifier or its spec string.
         adaptive: as for ``Engine``.
         costs: measured costs of a profile, which governors begin with.
+        exact, pack: as for ``CausalTarget``.
     """
 
     def __init__(
@@ -91,11 +93,14 @@ class Engines:
         verifier: str | Verifier,
         adaptive: Adaptive = "auto",
         costs: Mapping[str, Any] | None = None,
+        exact: bool | Literal["auto"] = "auto",
+        pack: bool | Literal["auto"] = "auto",
     ) -> None:
         self.drafter = drafter
         self.verifier = verifier
         self.adaptive = adaptive
         self.costs = costs
+        self._step = {"exact": exact, "pack": pack}
         self._lock = threading.Lock()
         self._target: TargetModel | None = None
         self._made_for: tuple[Any, ...] | None = None
@@ -112,7 +117,7 @@ class Engines:
             state = _state(model)
             if self._target is None or self._made_for != state:
                 self._idle.clear()
-                self._target = Target(model, check=_passed.get(model) != state)
+                self._target = Target(model, check=_passed.get(model) != state, **self._step)
                 self._made_for = _passed[model] = state
             return self._target
 

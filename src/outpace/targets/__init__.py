@@ -31,7 +31,8 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
     if config is None or not callable(model):
         raise UnsupportedModel(f"a {type(model).__name__} is not a transformers model; pass a loaded model")
     if getattr(config, "is_encoder_decoder", False):
-        if options.pop("static", False):
-            raise OutpaceError("static shapes are for decoder-only models: leave static out")
+        for name in ("static", "exact", "pack"):
+            if options.pop(name, False) not in (False, "auto"):
+                raise OutpaceError(f"{name} is for decoder-only models: leave it out")
         return Seq2SeqTarget(model, **options)
     return CausalTarget(model, **options)

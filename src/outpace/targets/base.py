@@ -6,6 +6,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -180,7 +181,11 @@ class TargetModel(ABC):
         model: the transformers model that it is made of; None where there is none.
         device: where its tokens go in; the CPU by default.
         extra: number of ids past the vocabulary that it takes; see ``with_embeddings``.
-        min_rows: fewest rows of a slot per forward that it is efficient, or exact, with.
+        row_step: the rows of a forward are padded to a multiple of this.
+        bit_exact: the logits of a row are the same to the last bit in plain decoding and in a forward with
+            any number of rows, any tree, any other sequences, and after any chunks of the prompt.
+        inexact: why it is not bit-exact; empty if it is.
+        packed: kernel -> linear layers whose weights it reads in a layout made for it.
         max_leaves: most leaves of a draft that it can verify; None for no limit.
 
     Class attributes:
@@ -196,7 +201,10 @@ class TargetModel(ABC):
     model: Any = None
     device: torch.device = torch.device("cpu")
     extra: int = 0
-    min_rows: int = 1
+    row_step: int = 1
+    bit_exact: bool = False
+    inexact: str = "not tested"
+    packed: Mapping[str, int] = MappingProxyType({})
     max_leaves: int | None = None
 
     @property

@@ -10,7 +10,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from outpace.cache import Cache, FixedRows, KVCache, LayerShape, RowShape, Slot, Window, power_of_two
 from outpace.core import OutpaceError, Source, UnsupportedModel
+from outpace.targets.attention import EXACT
 from outpace.targets.base import (
     HiddenStates,
     Output,
@@ -28,11 +29,12 @@ from outpace.targets.base import (
     extra_rows,
     own_cache,
 )
-from outpace.targets.checks import context_of, end_tokens, family, refuse_by_config
+from outpace.targets.checks import context_of, end_tokens, family, refuse_by_config, why_not_exact
 from outpace.targets.graphs import MOST_ROWS, WIDEST, Inputs, Made, Runner, runner_for
 from outpace.targets.layers import exchange, keep_layers
 from outpace.targets.masks import TREE, Mask, MaskMaker, placed
-from outpace.targets.self_test import agree, self_test
+from outpace.targets.packed import Packer, Weights, packing_wanted, tail_step
+from outpace.targets.self_test import agree, bit_test, self_test
 from outpace.targets.tree_attention import takes_no_tree
 from outpace.tree import depths
 
@@ -121,10 +123,13 @@ class _Fixed:
 class CausalTarget(TargetModel):
     """A decoder-only transformers model.
 
-    Construction runs a few forwards over about twenty tokens: they show the shape of the cache, and that a
-    tree gives the logits of its paths. The model is used as it is and left as it is. One that runs on
-    FlashAttention or flex attention, which take no tree mask, is used through a copy of its modules, with the
-    same weights, that runs on ``tree_attention``; modules that are put in later are not seen by it.
+    Construction runs some forwards over a few dozen tokens: they show the shape of the cache, that a tree
+    gives the logits of its paths, and whether it gives their very bits. The model is left as it is.
+
+    Its steps may run on a copy of its modules, with the same weights. On a CPU: linear layers laid out anew
+    (``packed.py``), and an attention that is bit-exact (``attention.py``). A model that runs on FlashAttention
+    or flex attention, which take no tree mask: on ``tree_attention``. Weights written to in place are laid
+    out again at the next forward; modules put in later, and hooks added later, are not seen.
 
     Args:
         model: loaded, in evaluation mode, on one device or spread over several.
@@ -135,6 +140,11 @@ class CausalTarget(TargetModel):
         runner: what runs forwards of fixed shapes; None for graphs where the model is on one CUDA device.
         compiled: options of ``torch.compile``, for the model in forwards of fixed shapes; None leaves it as
             it is.
+        exact: make the logits of a row the same to the last bit whatever the number of rows, the tree, the
+            other sequences, the chunks of the prompt. True refuses a model for which this fails; "auto" tries
+            it for bfloat16 and float16 on a CPU, where near-ties would differ otherwise; see ``bit_exact``.
+        pack: lay the weights of linear layers out anew, beside those of the model. True refuses a model or a
+            machine where that cannot be had; "auto" packs where it is faster and memory allows.
         check: run the self-test. Turn it off only for a model it has passed on.
 
     Raises:
@@ -142,6 +152,7 @@ class CausalTarget(TargetModel):
         OutpaceError: options for fixed shapes without ``static``.
     """
 
+    _is_part = False  # some layers of another target
     _table: Tensor  # embeddings of ids past the vocabulary, where there are any
 
     def __init__(
@@ -151,6 +162,8 @@ class CausalTarget(TargetModel):
         check: bool = True,
         runner: Runner | None = None,
         compiled: Mapping[str, Any] | None = None,
+        exact: bool | Literal["auto"] = "auto",
+        pack: bool | Literal["auto"] = "auto",
     ) -> None:
         refuse_by_config(model)
         if takes_no_tree(model.config.get_text_config(decoder=True)):
@@ -161,11 +174,10 @@ class CausalTarget(TargetModel):
         self.context = context_of(config)
         self.eos_token_ids = end_tokens(model)
         self._keep_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._masks = MaskMaker(config, model.dtype)
         self.device = device_of(model.get_input_embeddings())
         self._hidden_size: int = config.hidden_size
         self._scale = scale_of(config)
-        self._probe()
+        self._choose(check, exact, pack)
         if not static and (runner is not None or compiled is not None):
             raise OutpaceError("runner and compiled are for forwards of fixed shapes: give static=True too")
         self._compiled = compiled
@@ -174,8 +186,60 @@ class CausalTarget(TargetModel):
             devices = {shape.keys.device for shape in self._layers} | {w.device for w in model.parameters()}
             self._runner = runner or runner_for(self.device, devices)
         if check:
-            embeddings: Any = model.get_input_embeddings()
-            self_test(self, model, embeddings.weight.shape[0], self._plain)
+            self_test(self, model, self._embedded, self._plain)
+
+    def _choose(self, check: bool, exact: bool | Literal["auto"], pack: bool | Literal["auto"]) -> None:
+        """Find what steps run on, and whether they are bit-exact."""
+        reason = why_not_exact(self.model, exact) or ("its shapes are fixed" if self.static else "")
+        packs = packing_wanted(self.model, pack)
+        if not reason:
+            try:
+                self._take(packs, exact=True)
+                # Who asks for it without a check has seen it pass.
+                reason = "" if exact is True and not check else bit_test(self, self._step, self._embedded)
+            except UnsupportedModel as error:
+                reason = str(error)
+        if reason and exact is True:
+            raise UnsupportedModel(f"{family(self.model)} is not bit-exact: {reason}; leave exact out")
+        if reason:
+            self._take(packs, exact=False)
+        self.bit_exact, self.inexact = not reason, reason
+
+    def _take(self, packs: bool, exact: bool) -> None:
+        """Make what steps run on: a copy of the model's modules where some are exchanged, or the model."""
+        packer = Packer(self.model, packs, exact)
+        changed = exchange(self.model, packer, EXACT if exact else None) if packs or exact else self.model
+        self.packed = dict(packer.kernels)
+        self._step: Any = changed if exact or self.packed else self.model
+        self._weights = Weights(self.model if self.packed else None)
+        self.row_step = tail_step(self.model) if exact else 1
+        self._masks, self._own_masks = (
+            MaskMaker(model.config.get_text_config(decoder=True), model.dtype)
+            for model in (self._step, self.model)
+        )
+        self._probe()
+        self._own_masks.by_kind = self._masks.by_kind
+
+    def _renew(self) -> None:
+        """Lay weights out again after they were written to.
+
+        Raises:
+            OutpaceError: this target is some layers of another.
+        """
+        if self._is_part:
+            raise OutpaceError("the model's weights were written to; make its target and engine anew")
+        self._take(bool(self.packed), self.bit_exact)
+
+    @property
+    def _embedded(self) -> int:
+        """Number of token ids that have an embedding."""
+        embeddings: Any = self.model.get_input_embeddings()
+        return int(embeddings.weight.shape[0])
+
+    @property
+    def identity(self) -> str:
+        layouts = [f"packed by {kernel}" for kernel in self.packed]
+        return ", ".join([super().identity, *layouts, *(["bit-exact"] if self.bit_exact else [])])
 
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> KVCache:
         return KVCache(self._layers, slots, length, self.static, capacity)
@@ -207,9 +271,11 @@ class CausalTarget(TargetModel):
         """
         if self.model.training:
             raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
+        if self._weights.changed:
+            self._renew()
         own, widths = own_cache(self, cache, KVCache), {slot: len(row.tokens) for slot, row in feeds.items()}
         width = self._fixed_width(own, max(widths.values())) if logits_from is not None else 0
-        windows = own.begin(widths, width)
+        windows = own.begin(widths, width, self.row_step)
         if width:
             return self._pass_fixed(own, windows[0], feeds, logits_from or 0, hidden_layers, states)
         return Output.join([self._pass(one, feeds, logits_from, hidden_layers, states) for one in windows])
@@ -230,7 +296,7 @@ class CausalTarget(TargetModel):
         wanted = 0 if logits_from is None else max(window.width - logits_from, 0)
         given = {"input_ids": ids} if states is None else {"inputs_embeds": _padded(window, states)}
         made = self._made(
-            self.model,
+            self._step,
             given,
             self._masks(rows, window, positions, self.device),
             places,
@@ -318,9 +384,9 @@ class CausalTarget(TargetModel):
 
     def _fixed_model(self) -> Any:
         if self._compiled is None:
-            return self.model
+            return self._step
         if self._fixed.model is None:
-            self._fixed.model = torch.compile(self.model, dynamic=False, **self._compiled)
+            self._fixed.model = torch.compile(self._step, dynamic=False, **self._compiled)
         return self._fixed.model
 
     def _twin(self) -> CausalTarget:
@@ -337,7 +403,9 @@ class CausalTarget(TargetModel):
     def some_layers(self, layers: Sequence[int], bare: bool = False) -> CausalTarget:
         """See ``TargetModel``. With ``bare`` norm and head are left out: the logits are hidden states."""
         part = self._twin()
+        part._is_part = True
         part.model = keep_layers(self.model, layers, bare)
+        part._step = part.model if self._step is self.model else keep_layers(self._step, layers, bare)
         probe = Probe()
         with torch.inference_mode():
             part._first_token(probe)
@@ -402,13 +470,13 @@ class CausalTarget(TargetModel):
 
     def _whole(self, positions: Tensor, seen: Tensor) -> dict[str, Any]:
         """Arguments of a forward without a cache, all but what goes in."""
-        mask = self._masks.given(seen, positions)
+        mask = self._own_masks.given(seen, positions)
         return {"attention_mask": mask, "position_ids": positions, "use_cache": False}
 
     def _first_token(self, probe: Probe) -> Any:
         """The model's answer to a token without a cache."""
         token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
-        return self.model(
+        return self._step(
             input_ids=token,
             attention_mask=self._masks.one(self.device),
             position_ids=token,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -71,6 +72,36 @@ def refuse_by_config(model: Any, seq2seq: bool = False) -> None:
         raise UnsupportedModel(
             f"{name} is in training mode, where dropout changes every forward; call model.eval()"
         )
+
+
+def why_not_exact(model: Any, exact: bool | Literal["auto"]) -> str:
+    """Why a bit-exact step is not tried with a model; empty where it is to be tried."""
+    if exact is False:
+        return "exact is off"
+    if why := untouchable(model):
+        return why
+    attention = model.config.get_text_config(decoder=True)._attn_implementation
+    if attention not in ("sdpa", "eager"):
+        return f"it runs on an attention of its own, {attention!r}"
+    if model.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"sums over {model.dtype} would need a wider type"
+    if exact == "auto" and model.dtype == torch.float32:
+        return "float32 flips so seldom that exact='auto' leaves it as it is"
+    return ""
+
+
+def untouchable(model: Any) -> str:
+    """Why a model's modules cannot be exchanged for others on a CPU; empty where they can."""
+    devices = {weight.device.type for weight in model.parameters()}
+    if devices != {"cpu"}:
+        return f"it runs on {', '.join(sorted(devices))}; this is for a CPU"
+    if any("forward" in vars(module) for module in model.modules()):
+        return "modules have a forward of their own (device_map does this)"
+    if getattr(model, "peft_config", None) or any(
+        hasattr(module, "base_layer") for module in model.modules()
+    ):
+        return "it has adapters, which may change its weights; merge them first"
+    return ""
 
 
 def _refuse_state(model: PreTrainedModel) -> None:

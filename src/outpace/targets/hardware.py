@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 _PROCESSORS = Path("/proc/cpuinfo")
+_MEMINFO = Path("/proc/meminfo")
 
 
 def processor() -> str:
@@ -24,3 +25,14 @@ def hardware(devices: Iterable[torch.device]) -> list[str]:
     """The names of GPUs among some devices; where there are none, the processor's, and torch's threads."""
     names = sorted({torch.cuda.get_device_name(device) for device in devices if device.type == "cuda"})
     return names or [processor(), f"{torch.get_num_threads()} threads"]
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that is free on a device; None where that is not known."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type == "cpu" and _MEMINFO.exists():
+        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text("ascii").splitlines())
+        available = lines.get("MemAvailable", "").split()
+        return int(available[0]) * 1024 if available else None
+    return None

@@ -12,10 +12,11 @@ from outpace import cache
 from outpace.core import OutpaceError, SamplingParams
 from outpace.engine import scheduler
 from outpace.engine.engine import Engine
-from outpace.engine.memory import capacity_of, free_bytes
+from outpace.engine.memory import capacity_of
 from outpace.engine.scheduler import Pace
 from outpace.sequence import Sequence
 from outpace.targets.base import Output
+from outpace.targets.hardware import free_bytes
 from outpace.testing import ToyTarget
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6], [*range(1, 8), *range(1, 8), *range(1, 4)]]

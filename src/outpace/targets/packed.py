@@ -1,0 +1,343 @@
+"""Linear layers on a CPU whose weights are laid out once, for forwards of a few rows.
+
+A stock ``nn.Linear`` hands its weights to a kernel as they lie in memory, in every forward. On a CPU a layout
+made once reads them faster, and lets several rows cost little more than one. The weights stay the same
+numbers, to the last bit; only the order of summation differs from the stock layer's, and it is the same for
+a row however many there are (``row_step``).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core import UnsupportedModel
+from outpace.targets.checks import family, untouchable
+from outpace.targets.hardware import free_bytes
+
+_TRIED = (2048, 1024)  # outputs and inputs of the layers of a trial: larger than a processor's nearest cache
+_LAYERS = 4
+_ROWS = (1, 4, 8)
+_VERSION = attrgetter("_version")
+_SHARE = 0.5  # of the free memory that copies of weights may take unasked
+_WINS = 0.9  # a layout is taken if it needs at most this share of the stock layer's time
+
+
+class Kernel(ABC):
+    """A way to multiply rows by the weights of a linear layer.
+
+    Attributes:
+        name: what reports call it.
+        dtypes: dtypes of weights that it is for.
+        least: weights of the smallest layer that it is worth its calls for.
+        copies: whether it keeps the weights a second time.
+        wide: it takes rows in float32 whatever the weights' dtype.
+    """
+
+    name: ClassVar[str]
+    dtypes: ClassVar[frozenset[torch.dtype]]
+    least: ClassVar[int] = 1
+    copies: ClassVar[bool] = True
+    wide: ClassVar[bool] = False
+
+    @abstractmethod
+    def pack(self, weight: Tensor) -> Any:
+        """The weights, [outputs, inputs], as ``multiply`` takes them; None where it cannot hold them exactly.
+
+        Raises:
+            RuntimeError: this processor, or this torch, cannot.
+        """
+
+    @abstractmethod
+    def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        """[n, inputs] -> [n, outputs], in the dtype of the rows."""
+
+
+class Stock(Kernel):
+    """The weights as they are."""
+
+    name = "as it is"
+    dtypes = frozenset((torch.float32, torch.bfloat16, torch.float16))
+    copies = False
+
+    def pack(self, weight: Tensor) -> Any:
+        return weight
+
+    def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        return nn.functional.linear(rows, packed, bias)
+
+
+class OneDNN(Kernel):
+    """oneDNN's layout for a few rows. In bfloat16 for processors with instructions for it."""
+
+    name = "oneDNN"
+    dtypes = frozenset((torch.float32, torch.bfloat16))
+    least = 1 << 18  # a call costs about 20 us more than the stock layer's
+
+    def pack(self, weight: Tensor) -> Any:
+        return torch.ops.mkldnn._reorder_linear_weight.default(weight, 8)
+
+    def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, packed, bias, "none", [], "")
+        return product
+
+
+class HalfFBGEMM(Kernel):
+    """FBGEMM's float16 weights, rows in float32: exact products, and half the bytes of float32.
+
+    A weight in bfloat16 has 8 significant bits and one in float16 has 11, so bfloat16 fits but for its range.
+    The weights of each output are multiplied by a power of two that lifts the small ones above float16's
+    least, and the products by its inverse.
+    """
+
+    name = "FBGEMM float16"
+    dtypes = frozenset((torch.bfloat16, torch.float16))
+    least = 1 << 16
+    wide = True
+
+    def pack(self, weight: Tensor) -> Any:
+        wide = weight.float()
+        # Below 2^15, for float16 ends at 65504; weights in float16 fit as they are.
+        exponents = 15 - torch.frexp(wide.abs().amax(dim=1)).exponent
+        if weight.dtype == torch.float16:
+            exponents.zero_()
+        lift = torch.ldexp(torch.ones(len(wide)), exponents)[:, None]
+        lifted = wide * lift
+        if not torch.equal(lifted.half().float(), lifted):
+            return None
+        return torch.ops.quantized.linear_prepack_fp16.default(lifted, None), 1 / lift[:, 0]
+
+    def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        weight, scale = packed
+        product: Tensor = torch.ops.quantized.linear_dynamic_fp16.default(rows.float(), weight)
+        product *= scale
+        if bias is not None:
+            product += bias
+        return product.to(rows.dtype)
+
+
+KERNELS: tuple[Kernel, ...] = (Stock(), OneDNN(), HalfFBGEMM())
+
+
+class Linear(nn.Module):
+    """A linear layer that multiplies by a kernel, a multiple of ``step`` rows at a time."""
+
+    def __init__(self, linear: nn.Linear, kernel: Kernel, packed: Any, step: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.kernel = kernel
+        self.step = step
+        self.packed = packed
+        self.bias = linear.bias
+        self.train(linear.training)
+
+    def forward(self, states: Tensor) -> Tensor:
+        rows = states.reshape(-1, self.in_features)
+        count = len(rows)
+        missing = -count % self.step
+        if missing:
+            rows = nn.functional.pad(rows, (0, 0, 0, missing))
+        product = self.kernel.multiply(rows, self.packed, self.bias)
+        return product[:count].view(*states.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, kernel={self.kernel.name}"
+
+
+@lru_cache(maxsize=64)
+def row_step(kernel: Kernel, dtype: torch.dtype, inputs: int) -> int:
+    """The least step such that any multiple of it gives a row the same bits, whatever the other rows.
+
+    Kernels treat the last one or two rows of a forward otherwise than the rest. It is found by trial.
+
+    Raises:
+        UnsupportedModel: there is none among those tried.
+    """
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(512, inputs, generator=generator).to(dtype)
+    # Rounding to a half dtype would hide most of the differences.
+    rows = torch.randn(144, inputs, generator=generator).to(torch.float32 if kernel.wide else dtype)
+    packed = kernel.pack(weight)
+    expected = torch.cat([kernel.multiply(part, packed, None) for part in rows.split(24)])
+    for step in (1, 2, 3, 4, 6, 8, 12, 24):
+        counts = dict.fromkeys(
+            [*range(step, 38, step), *(count // step * step for count in (62, 80, 127, 144))]
+        )
+        if all(
+            torch.equal(kernel.multiply(rows[:count].contiguous(), packed, None), expected[:count])
+            for count in counts
+        ):
+            return step
+    raise UnsupportedModel(f"{kernel.name}: a row's bits depend on the other rows in every shape tried")
+
+
+@lru_cache(maxsize=8)
+def best_kernel(dtype: torch.dtype, threads: int) -> tuple[Kernel, dict[str, str]]:
+    """The fastest kernel for a dtype on this machine, by a short trial; it is made once.
+
+    Args:
+        threads: of torch; another number is another trial.
+
+    Returns:
+        The kernel, and by name what became of the others: seconds relative to the stock layer, or why a
+        kernel cannot be had.
+    """
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(*_TRIED, generator=generator).to(dtype) for _ in range(_LAYERS)]
+    inputs = [torch.randn(rows, _TRIED[1], generator=generator).to(dtype) for rows in _ROWS]
+    found: dict[str, str] = {}
+    calls: dict[Kernel, Callable[[Tensor], Any]] = {}
+    for kernel in KERNELS:
+        if dtype in kernel.dtypes:
+            try:
+                calls[kernel] = _call(kernel, weights)
+                calls[kernel](inputs[0])
+            except (RuntimeError, AttributeError, NotImplementedError) as error:
+                calls.pop(kernel, None)
+                found[kernel.name] = f"not to be had here: {str(error).splitlines()[0]}"
+    seconds = _race(calls, inputs)
+    stock, best = seconds[KERNELS[0]], min(seconds, key=lambda kernel: seconds[kernel])
+    found |= {kernel.name: f"{one / stock:.2f} of the stock layer's time" for kernel, one in seconds.items()}
+    return (best if seconds[best] <= _WINS * stock else KERNELS[0]), found
+
+
+def _call(kernel: Kernel, weights: Sequence[Tensor]) -> Callable[[Tensor], Any]:
+    packed = [kernel.pack(weight) for weight in weights]
+    return lambda rows: [kernel.multiply(rows, one, None) for one in packed]
+
+
+def _race(calls: Mapping[Kernel, Callable[[Tensor], Any]], inputs: Sequence[Tensor]) -> dict[Kernel, float]:
+    """Seconds of each kernel over all inputs, the best of five for each; they take turns."""
+    # What other programs take from the processor does not count, where that can be told.
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    best = {(kernel, place): math.inf for kernel in calls for place in range(len(inputs))}
+    for _ in range(5):
+        for kernel, place in best:
+            began = clock()
+            calls[kernel](inputs[place])
+            best[kernel, place] = min(best[kernel, place], clock() - began)
+    return {kernel: sum(best[kernel, place] for place in range(len(inputs))) for kernel in calls}
+
+
+class Packer:
+    """Exchanges the linear layers of a model for packed ones.
+
+    Args:
+        pack: lay weights out anew where this is faster on this machine. False leaves them as they are.
+        exact: also the layers left as they are multiply as many rows at a time as make rows bit-exact.
+
+    Attributes:
+        kernels: name of a kernel -> layers that it multiplies.
+    """
+
+    def __init__(self, model: Any, pack: bool, exact: bool) -> None:
+        self._layers = set(_linears(model))
+        self._pack = pack
+        self._exact = exact
+        self.kernels: Counter[str] = Counter()
+
+    def __call__(self, module: nn.Module) -> nn.Module | None:
+        """A packed layer in place of a module; None for one that stays."""
+        if type(module) is not nn.Linear or module not in self._layers:
+            return None
+        weight = module.weight.detach()
+        best = best_kernel(weight.dtype, torch.get_num_threads())[0] if self._pack else KERNELS[0]
+        kernel = best if weight.numel() >= best.least else KERNELS[0]
+        packed = kernel.pack(weight)
+        if packed is None:  # this kernel would round them
+            kernel, packed = KERNELS[0], weight
+        step = row_step(kernel, weight.dtype, module.in_features) if self._exact else 1
+        if kernel.copies:
+            self.kernels[kernel.name] += 1
+        elif step == 1:
+            return None
+        return Linear(module, kernel, packed, step)
+
+
+def packing_wanted(model: Any, pack: bool | Literal["auto"]) -> bool:
+    """Tell whether a model is to be packed.
+
+    Raises:
+        UnsupportedModel: ``pack`` is True, and it cannot be.
+    """
+    if pack is False:
+        return False
+    why = untouchable(model) or _none_to_pack(model)
+    if pack is True and why:
+        raise UnsupportedModel(f"{family(model)} cannot be packed: {why}; leave pack out")
+    if why or pack is True:
+        return not why
+    free = free_bytes(torch.device("cpu"))
+    return free is None or sum(layer.weight.nbytes for layer in _linears(model)) <= free * _SHARE
+
+
+def _linears(model: Any) -> list[nn.Linear]:
+    """Layers that a kernel may take: no subclasses, such as quantised layers, and none with hooks."""
+    return [
+        module
+        for module in model.modules()
+        if type(module) is nn.Linear and module.weight.dtype in KERNELS[0].dtypes and not _has_hooks(module)
+    ]
+
+
+def _none_to_pack(model: Any) -> str:
+    """Why none of a model's layers would be packed; empty where some would."""
+    layers = _linears(model)
+    if not layers:
+        return "it has no plain linear layers in float32, bfloat16 or float16"
+    dtype = layers[0].weight.dtype
+    largest = max(layer.weight.numel() for layer in layers)
+    if all(largest < kernel.least for kernel in KERNELS if kernel.copies and dtype in kernel.dtypes):
+        return "its layers are too small to gain from it"
+    kernel, found = best_kernel(dtype, torch.get_num_threads())
+    if largest >= kernel.least and kernel.copies:
+        return ""
+    return "; ".join(f"{name}: {what}" for name, what in found.items())
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(vars(module)[name] for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"))
+
+
+def tail_step(model: Any) -> int:
+    """Rows whose number of activations is a multiple of what a processor handles at a time.
+
+    torch computes the last few elements of a tensor one by one, where they do not fill a vector, and some
+    functions (SiLU, GELU, sigmoid, softplus) then round otherwise.
+    """
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX2"
+    elements = 2 * (32 if wide else 64) // model.dtype.itemsize  # two vectors at a time
+    head = model.get_output_embeddings()
+    sizes = {m.out_features for m in model.modules() if isinstance(m, nn.Linear) and m is not head}
+    return max((elements // math.gcd(elements, size) for size in sizes if size >= elements), default=1)
+
+
+class Weights:
+    """Notices that weights have changed since they were packed."""
+
+    def __init__(self, model: Any = None) -> None:
+        layers = [] if model is None else _linears(model)
+        # Those made in inference mode count no writes.
+        self._weights = [layer.weight for layer in layers if not layer.weight.is_inference()]
+        self._versions = self._now()
+
+    def _now(self) -> int:
+        return sum(map(_VERSION, self._weights))
+
+    @property
+    def changed(self) -> bool:
+        return self._now() != self._versions
+
+
+def written(model: Any) -> int:
+    """A number that grows when a weight of a model is written to in place."""
+    return sum(weight._version for weight in model.parameters() if not weight.is_inference())

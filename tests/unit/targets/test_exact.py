@@ -1,0 +1,277 @@
+"""Bit-exact steps and packed weights: the same bits for a row whatever goes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+import outpace
+from models import tiny_llama
+from outpace.core import SamplingParams, UnsupportedModel
+from outpace.engine.engine import Engine
+from outpace.targets import CausalTarget, Rows, Target
+from outpace.targets.attention import exact_attention
+from outpace.targets.packed import KERNELS, HalfFBGEMM, Linear, Stock, best_kernel, row_step
+
+HALF = HalfFBGEMM()
+
+
+def half_is_here() -> bool:
+    return any(isinstance(kernel, HalfFBGEMM) for kernel in available(torch.bfloat16))
+
+
+@cache
+def available(dtype: torch.dtype) -> list[Any]:
+    """Kernels that this machine has for a dtype."""
+    _, found = best_kernel(dtype, torch.get_num_threads())
+    names = {name for name, what in found.items() if "not to be had" not in what}
+    return [kernel for kernel in KERNELS if kernel.name in names]
+
+
+# -- attention ----------------------------------------------------------------------------
+
+
+def tree(size: int, seed: int) -> tuple[list[int], list[list[int]]]:
+    """Parents of a random tree, and the path of each node."""
+    generator = torch.Generator().manual_seed(seed)
+    parents, paths = [-1], [[0]]
+    for node in range(1, size):
+        parents.append(int(torch.randint(max(0, node - 5), node, (1,), generator=generator)))
+        paths.append([*paths[parents[-1]], node])
+    return parents, paths
+
+
+def states(context: int, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
+    """Queries of a tree, keys and values, the tree's mask, and its paths."""
+    generator = torch.Generator().manual_seed(context)
+    query = torch.randn(1, 6, size, 16, generator=generator).to(dtype)
+    keys, values = (torch.randn(1, 2, context + size, 16, generator=generator).to(dtype) for _ in range(2))
+    _, paths = tree(size, context)
+    mask = torch.zeros(1, 1, size, context + size, dtype=torch.bool)
+    for node, path in enumerate(paths):
+        mask[0, 0, node, [*range(context), *(context + one for one in path)]] = True
+    return query, keys, values, mask, paths
+
+
+def attend(*arguments: Any) -> Tensor:
+    with torch.inference_mode():
+        return exact_attention(nn.Identity(), *arguments)[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("context", [3, 61, 187, 200, 440])
+def test_a_row_of_a_tree_has_the_bits_of_plain_decoding(context: int, dtype: torch.dtype) -> None:
+    query, keys, values, mask, paths = states(context, 13, dtype)
+    found = attend(query, keys, values, mask)
+    for node, path in enumerate(paths):
+        columns = [*range(context), *(context + one for one in path)]
+        alone = attend(query[:, :, node : node + 1], keys[:, :, columns], values[:, :, columns], None)
+        assert torch.equal(alone[:, 0], found[:, node])
+
+
+@pytest.mark.parametrize("context", [3, 200, 440])
+def test_attention_is_that_of_scaled_dot_products(context: int) -> None:
+    query, keys, values, mask, _ = states(context, 13, torch.float32)
+    wide = [one.double().repeat_interleave(3, dim=1) for one in (keys, values)]
+    expected = nn.functional.scaled_dot_product_attention(query.double(), *wide, attn_mask=mask)
+    assert (attend(query, keys, values, mask) - expected.transpose(1, 2)).abs().max() < 1e-5
+
+
+def test_sequences_of_several_lengths_do_not_see_each_other() -> None:
+    """Padded rows, which see column 0 alone, and columns past a sequence's own change nothing."""
+    long, short = states(300, 5, torch.float32), states(40, 5, torch.float32)
+    columns = long[1].shape[2]
+    pad = nn.functional.pad
+    query = torch.cat([long[0], short[0]])
+    keys, values = (
+        torch.cat([one, pad(two, (0, 0, 0, columns - two.shape[2]), value=3.0)])
+        for one, two in zip(long[1:3], short[1:3], strict=True)
+    )
+    mask = torch.cat([long[3], pad(short[3], (0, columns - short[3].shape[3]))])
+    mask[0, 0, 4] = False
+    mask[0, 0, 4, 0] = True
+    found = attend(query, keys, values, mask)
+    assert torch.equal(found[0, :4], attend(*long[:4])[0, :4])
+    assert torch.equal(found[1], attend(*short[:4])[0])
+    assert found.isfinite().all()
+
+
+def test_a_prompt_in_chunks_has_the_bits_of_a_whole_one() -> None:
+    query, keys, values, _, _ = states(0, 330, torch.float32)
+    whole = attend(query, keys, values, None)
+    for start, stop in ((0, 100), (100, 101), (101, 330)):
+        mask = torch.ones(stop - start, stop, dtype=torch.bool).tril(start)[None, None]
+        part = attend(query[:, :, start:stop], keys[:, :, :stop], values[:, :, :stop], mask)
+        assert torch.equal(part, whole[:, start:stop])
+
+
+def test_attention_refuses_what_it_does_not_compute() -> None:
+    with pytest.raises(UnsupportedModel, match="softcap"), torch.inference_mode():
+        exact_attention(nn.Identity(), *states(3, 5, torch.float32)[:4], softcap=50.0)
+
+
+# -- kernels ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_layers_give_a_row_the_same_bits_among_any_rows(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer = nn.Linear(96, 40).to(dtype).requires_grad_(False)
+    rows = torch.randn(70, 96, generator=generator).to(dtype)
+    for kernel in available(dtype):
+        packed = Linear(layer, kernel, kernel.pack(layer.weight), row_step(kernel, dtype, 96))
+        with torch.inference_mode():
+            whole = packed(rows)
+            wide = nn.functional.linear(rows.double(), layer.weight.double(), layer.bias.double())
+            assert (whole - wide).abs().max() <= 8 * wide.abs().max() * torch.finfo(dtype).eps
+            for count in (1, 2, 3, 5, 7, 14, 31, 32):
+                assert torch.equal(packed(rows[None, :count])[0], whole[:count]), (kernel.name, count)
+
+
+def test_a_kernel_whose_rows_see_each_other_is_found_out() -> None:
+    class Leaky(Stock):
+        def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+            return super().multiply(rows, packed, bias) + len(rows) * 1e-3
+
+    with pytest.raises(UnsupportedModel, match="depend on the other rows"):
+        row_step(Leaky(), torch.float32, 32)
+
+
+@pytest.mark.skipif(not half_is_here(), reason="this processor has no FBGEMM")
+def test_weights_in_bfloat16_fit_into_float16_or_are_left() -> None:
+    weight = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    weight[0, 0], weight[0, 1] = 1e-6, 1e-8  # below float16's least; kept by the power of two
+    packed = HALF.pack(weight)
+    identity = torch.eye(64)
+    product = HALF.multiply(identity, packed, None)
+    assert torch.equal(product.T, weight.float())
+    weight[0, 2] = 1e-12
+    assert HALF.pack(weight) is None
+
+
+# -- targets ----------------------------------------------------------------------------
+
+
+@cache
+def nano(dtype: torch.dtype) -> Any:
+    return AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=dtype).eval().requires_grad_(False)
+
+
+@cache
+def exact(dtype: torch.dtype) -> CausalTarget:
+    return CausalTarget(nano(dtype), exact=True)
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def target(request: pytest.FixtureRequest) -> Iterator[CausalTarget]:
+    yield exact(request.param)
+
+
+PROMPTS = [[*range(7, 30)], [*range(100, 230)], [500, 501]]
+
+
+def test_drafts_do_not_change_a_token_in_any_dtype(target: CausalTarget) -> None:
+    """Beside other sequences, in chunks and from the prefix cache; bits of logits, not only tokens."""
+    assert target.bit_exact and not target.inexact
+    params = [SamplingParams(max_new_tokens=16, temperature=t, seed=3, ignore_eos=True) for t in (0, 1, 0)]
+    plain = [
+        Engine(target, "none").generate([prompt], one)[0].tokens
+        for prompt, one in zip(PROMPTS, params, strict=True)
+    ]
+    engine = Engine(
+        target, "token_recycling", adaptive=False, prefill_chunk=17, slots=3, prefix_cache=1 << 24
+    )
+    for _ in range(2):
+        assert [one.tokens for one in engine.generate(PROMPTS, params)] == plain
+
+
+def test_logits_have_the_same_bits_in_a_tree_and_alone(target: CausalTarget) -> None:
+    parents, paths = tree(15, 4)
+    tokens = list(range(300, 315))
+    cache = target.new_cache(2, 256)
+    slots = [cache.allocate(), cache.allocate()]
+    for slot, prompt in zip(slots, PROMPTS, strict=False):
+        target.forward(cache, {slot: Rows(prompt)}, logits_from=None)
+        cache.keep({slot: range(len(prompt))})
+    feeds = {slots[1]: Rows(tokens, parents), slots[0]: Rows([9, 9])}
+    together = target.forward(cache, feeds).logits_of(slots[1]).clone()
+    cache.keep({})
+    for node in paths[max(range(15), key=lambda one: len(paths[one]))]:
+        alone = target.forward(cache, {slots[1]: Rows([tokens[node]])}).logits_of(slots[1])
+        cache.keep({slots[1]: [0]})
+        assert torch.equal(alone[0], together[node])
+
+
+def test_the_model_stays_as_it_is() -> None:
+    model = nano(torch.float32)
+    ids = torch.arange(5)[None]
+    before = model(ids).logits
+    exact(torch.float32)
+    assert model.config._attn_implementation == "sdpa"
+    assert all(type(module) is not Linear for module in model.modules())
+    assert torch.equal(model(ids).logits, before)
+
+
+class Sees(nn.Module):
+    """An activation that rounds otherwise in wide forwards."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return nn.functional.silu(states) + (0.1 if states.shape[1] > 3 else 0)
+
+
+def test_a_model_that_is_not_bit_exact_says_which_operation() -> None:
+    model = tiny_llama(dtype=torch.float32)
+    model.model.layers[1].mlp.act_fn = Sees()
+    with pytest.raises(
+        UnsupportedModel, match=r"model\.layers\.1\.mlp\.act_fn \(Sees\) gives a row other bits"
+    ):
+        Target(model, exact=True)
+    half = tiny_llama(dtype=torch.bfloat16)
+    half.model.layers[0].mlp.act_fn = Sees()
+    found = Target(half)
+    assert not found.bit_exact and "act_fn" in found.inexact
+
+
+def test_what_cannot_be_had_is_refused_with_the_reason() -> None:
+    with pytest.raises(UnsupportedModel, match="too small to gain"):
+        Target(tiny_llama(dtype=torch.float32), pack=True)
+    with pytest.raises(UnsupportedModel, match="float64 would need a wider type"):
+        Target(tiny_llama(), exact=True)
+    adapted = tiny_llama(dtype=torch.float32)
+    adapted.model.layers[0].mlp.up_proj.base_layer = nn.Identity()
+    with pytest.raises(UnsupportedModel, match="adapters"):
+        Target(adapted, exact=True)
+    assert Target(tiny_llama()).inexact
+    assert Target(tiny_llama(dtype=torch.bfloat16), exact=False).inexact == "exact is off"
+
+
+def test_layers_with_hooks_are_not_packed() -> None:
+    model = AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=torch.float32).eval()
+    packed = CausalTarget(model, pack=True, check=False).packed if available(torch.float32)[1:] else {}
+    model.lm_head.register_forward_hook(lambda module, given, output: output)
+    assert not CausalTarget(model, check=False).packed
+    assert sum(packed.values()) == len(packed)
+
+
+@pytest.mark.skipif(not half_is_here(), reason="this processor has no FBGEMM")
+def test_weights_that_are_written_to_are_laid_out_again() -> None:
+    model = AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=torch.bfloat16).eval()
+    target = CausalTarget(model, check=False, exact=False, pack=True)
+    assert target.packed
+
+    def logits(of: CausalTarget) -> Tensor:
+        cache = of.new_cache()
+        return of.forward(cache, {cache.allocate(): Rows([5, 6])}).logits.clone()
+
+    before = logits(target)
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.mul_(2)
+    after = logits(target)
+    assert not torch.equal(before, after)
+    assert torch.equal(after, logits(CausalTarget(model, check=False, exact=False, pack=True)))
