@@ -21,7 +21,7 @@ class Record:
     """Results of a benchmark, with the machine, the model and the settings.
 
     Attributes:
-        model: name, dtype and device.
+        model: name, dtype, device, and whether it is bit-exact or why it is not (``bits``).
         settings: the options that figures depend on.
         roof: None where unknown.
         notes: what a reader must know besides: prompts and peers left out, with the reason.

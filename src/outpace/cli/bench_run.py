@@ -243,7 +243,12 @@ def _measure_all(chosen: Plan, model: Loaded) -> Record:
         )
     found = Record(
         machine=machine(model.device),
-        model={"name": model.name, "dtype": model.dtype, "device": model.device},
+        model={
+            "name": model.name,
+            "dtype": model.dtype,
+            "device": model.device,
+            "bits": model.target.inexact or "bit-exact",
+        },
         settings=chosen.facts(),
         command=shlex.join(["outpace", *sys.argv[1:]]),
         notes=notes,
