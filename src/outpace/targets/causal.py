@@ -127,9 +127,9 @@ class CausalTarget(TargetModel):
     gives the logits of its paths, and whether it gives their very bits. The model is left as it is.
 
     Its steps may run on a copy of its modules, with the same weights. On a CPU: linear layers laid out anew
-    (``packed.py``), and an attention that is bit-exact (``attention.py``). A model that runs on FlashAttention
-    or flex attention, which take no tree mask: on ``tree_attention``. Weights written to in place are laid
-    out again at the next forward; modules put in later, and hooks added later, are not seen.
+    (``packed.py``), and a bit-exact attention (``attention.py``). One on FlashAttention or flex attention,
+    which take no tree mask, runs on ``tree_attention``. Weights written to in place are laid out again at the
+    next forward; modules put in later, and hooks added later, are not seen.
 
     Args:
         model: loaded, in evaluation mode, on one device or spread over several.
