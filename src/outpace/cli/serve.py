@@ -186,6 +186,7 @@ def serve(
 def _banner(service: Service, address: str, keys: int, seconds: float) -> None:
     screen.note(f"outpace serves {service.name} ({service.model.dtype} on {service.model.device})")
     screen.note(f"  API       {address}/v1")
+    screen.note(f"  page      {address}/")
     screen.note(f"  drafters  {', '.join(service.drafters)}")
     screen.note(f"  keys      {keys or 'none: anyone may ask'}")
     screen.note(f"  ready after {seconds:.1f} s; Ctrl-C ends it", style="dim")

@@ -20,7 +20,8 @@ const TABS = [
 const state = {
   tab: "generate",
   model: null,
-  problem: "",
+  problem: "", // why the server does not answer
+  locked: false, // it wants a key
   form: {
     mode: "completion",
     prompt: { chat: "What is lookahead decoding?", completion: "Question: Anna has 12 apples. She buys 5 more each day for 4 days. How many apples does she have?\nAnswer:" },
@@ -50,6 +51,7 @@ const headers = () => ({
 
 async function get(path) {
   const response = await fetch(path, { headers: headers() });
+  state.locked = response.status === 401;
   if (!response.ok) throw new Error(await reason(response));
   return response;
 }
@@ -213,6 +215,7 @@ async function connect() {
     state.problem = "";
   } catch (error) {
     state.problem = error.message;
+    if (!state.locked) setTimeout(connect, 2000); // the model is being loaded, or the server started again
   }
   draw();
 }
@@ -258,7 +261,7 @@ function form() {
   return html`<form @submit=${submit} aria-label="Request">
     ${tab === "edit" ? editFields() : promptFields()}
     <div class="row">
-      ${number("max_tokens", "Tokens", 1, 100000, 1)} ${number("temperature", "Temperature", 0, 5, 0.1)}
+      ${number("max_tokens", "Tokens", 1, 100000, 1)} ${number("temperature", "Temperature", 0, 5, "any")}
       ${number("seed", "Seed", 0, Number.MAX_SAFE_INTEGER, 1)}
     </div>
     <label class="field">
@@ -271,7 +274,7 @@ function form() {
       </select>
     </label>
     ${tab === "race" ? raceFields() : nothing}
-    ${state.problem
+    ${state.locked
       ? html`<label class="field">
           <span>API key</span>
           <input type="password" autocomplete="off" .value=${form.key} @input=${update("key")} @change=${connect} />
@@ -404,7 +407,7 @@ const pointed = (name) => (event) => {
 const keyed = (name) => (event) => {
   const last = (state.runs[name]?.steps.length ?? 0) - 1;
   const now = chosenStep(name);
-  const target = { ArrowLeft: now - 1, ArrowRight: now + 1, ArrowUp: now - 1, ArrowDown: now + 1, Home: 0, End: last };
+  const target = { ArrowLeft: now - 1, ArrowRight: now + 1, Home: 0, End: last };
   if (!(event.key in target) || last < 0) return;
   event.preventDefault();
   choose(name, target[event.key]);
@@ -743,6 +746,10 @@ async function copy() {
   await navigator.clipboard.writeText(lines());
   state.copied = true;
   draw();
+  setTimeout(() => {
+    state.copied = false;
+    draw();
+  }, 2000);
 }
 
 function code() {
@@ -757,6 +764,7 @@ function code() {
 
 function open(tab) {
   state.tab = tab;
+  if (tab === "server") poll();
   draw();
 }
 
@@ -801,16 +809,21 @@ function page() {
   `;
 }
 
+// Keep the end of what is being written in sight.
+function follow(name) {
+  const [text, chart] = ["tokens", "bars"].map((part) => document.getElementById(`${part}-${name}`));
+  if (!text) return;
+  text.scrollTop = text.scrollHeight;
+  chart.scrollLeft = chart.scrollWidth;
+}
+
 let frame = 0;
 
 function draw() {
   frame ||= requestAnimationFrame(() => {
     frame = 0;
     render(page(), document.body);
-    for (const box of document.querySelectorAll(".bars")) {
-      const name = box.id.slice("bars-".length);
-      if (state.runs[name] && !state.runs[name].ended) box.scrollLeft = box.scrollWidth;
-    }
+    for (const [name, run] of Object.entries(state.runs)) if (!run.ended) follow(name);
   });
 }
 
