@@ -103,7 +103,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, part: _Part, scale: float
     # Heads that share keys become rows: [b, kv, heads / kv * n, size], padded.
     rows = query.reshape(slots, kv, heads // kv * count, -1)
     own = rows.shape[2]
-    rows = nn.functional.pad(rows, (0, 0, 0, -own % _ROWS))
+    if own % _ROWS:
+        rows = nn.functional.pad(rows, (0, 0, 0, -own % _ROWS))
     close, near = key[:, :, far:].float(), value[:, :, far:].double()
     missing = max(_COLUMNS - close.shape[2], 0)  # at the beginning of a text
     if missing:

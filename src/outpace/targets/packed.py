@@ -145,7 +145,7 @@ class Linear(nn.Module):
         count = len(rows)
         missing = -count % self.step
         if missing:
-            rows = nn.functional.pad(rows, (0, 0, 0, missing))
+            rows = torch.cat([rows, rows[-1:].expand(missing, -1)])
         product = self.kernel.multiply(rows, self.packed, self.bias)
         return product[:count].view(*states.shape[:-1], self.out_features)
 
