@@ -257,6 +257,24 @@ def test_a_key_is_asked_for_where_the_server_wants_one(page: Page) -> None:
     assert page.get_by_label("API key").count() == 0
 
 
+@pytest.mark.parametrize(("api", "then"), [("Completion", "Race"), ("Chat", "Edit")])
+def test_the_lines_of_python_do_the_same(
+    page: Page, api: str, then: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page.get_by_role("radio", name=api).check()
+    page.get_by_role("spinbutton", name="Tokens").fill("10")
+    page.get_by_role("button", name="Generate").click()
+    page.locator("#tokens-generate .step").first.wait_for()
+    finish(page)
+    exec(page.locator("pre").inner_text(), {})
+    assert capsys.readouterr().out == page.locator("#tokens-generate").text_content() != ""
+    page.get_by_role("tab", name=then).click()
+    page.get_by_role("button", name=then, exact=True).wait_for()
+    found: dict[str, Any] = {}
+    exec(page.locator("pre").inner_text(), found)  # a race's lines compare the texts
+    assert found.keys() >= {"Race": {"plain", "drafted"}, "Edit": {"stream"}}[then]
+
+
 def test_a_refusal_is_shown(page: Page) -> None:
     page.get_by_role("spinbutton", name="Tokens").fill("99999")
     page.get_by_role("button", name="Generate").click()
