@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -166,8 +166,7 @@ def serve(
             limits,
             others,
             adaptive="auto" if adaptive is None else adaptive,
-            memory=memory if memory < 1 else int(memory * 2**30),
-            prefix_cache=prefix_cache * 2**20 or None,
+            **_memory(memory, prefix_cache),
         )
         return loaded, engine
 
@@ -177,10 +176,23 @@ def serve(
     _log(not no_access_log)
     server = Server(options, load, ready)
     server.run(sockets=[listener])
-    if isinstance(server.error, OutpaceError | OSError):
-        raise server.error
-    if server.error is not None:
-        raise OutpaceError(f"the server failed: {server.error!r}") from server.error
+    _check(server.error)
+
+
+def _check(error: Exception | None) -> None:
+    """Raise what a server ended with, as a user's mistake: one line, and an exit code other than 0."""
+    if isinstance(error, OutpaceError | OSError):
+        raise error
+    if error is not None:
+        raise OutpaceError(f"the server failed: {error!r}") from error
+
+
+def _memory(memory: float, prefix_cache: int) -> dict[str, Any]:
+    """Bytes of GiB and MiB, as ``Engine`` takes them."""
+    return {
+        "memory": memory if memory < 1 else int(memory * 2**30),
+        "prefix_cache": prefix_cache * 2**20 or None,
+    }
 
 
 def _banner(service: Service, address: str, keys: int, seconds: float) -> None:

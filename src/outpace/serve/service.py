@@ -463,7 +463,7 @@ class Service:
             Refused: there is none of the name.
         """
         name = ask.params.drafts.drafter
-        if name == self._drafters[None]:
+        if name == self._drafters[None] and name != "off":
             name = None
         if name not in self._drafters or name == BROUGHT:
             known = ", ".join(map(repr, self.drafters))

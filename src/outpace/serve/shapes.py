@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as Seq
@@ -10,7 +11,6 @@ from typing import Any
 from pydantic_core import to_json
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -19,6 +19,7 @@ from outpace.serve.errors import Refused
 from outpace.serve.service import Run, Service
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
+_log = logging.getLogger("outpace.serve")
 _HEADERS = {"Cache-Control": "no-cache"}
 
 
@@ -62,7 +63,7 @@ class Stream(EventSourceResponse):
         try:
             await super().__call__(scope, receive, send)
         except SendTimeoutError:
-            raise ClientDisconnect from None
+            _log.warning("a client has accepted nothing for %g s, and is cut off", self.send_timeout)
         finally:
             self._run.close()  # also where the client has left before the first chunk was asked for
 

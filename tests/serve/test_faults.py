@@ -1,0 +1,354 @@
+"""What is promised under load and faults: one test per line of docs/serving.md's table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import threading
+from typing import Any
+
+import httpx2
+import pytest
+
+from outpace.core import OutpaceError
+from outpace.engine.engine import Engine
+from outpace.serve import grammar
+from outpace.serve.server import Options, Server, listen
+from outpace.serve.service import Limits, make_engine
+from serving import LONG, STORY, Client, Exchange, model, run, serving
+
+CHAT = "/v1/chat/completions"
+
+
+async def decoding(client: Client, **more: Any) -> Exchange:
+    """A long stream that has brought its first text."""
+    exchange = client.send(CHAT, {**LONG, **more})
+    await exchange.chunk()
+    await exchange.chunk()
+    return exchange
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_gives_its_slot_back(stream: bool) -> None:
+    async def main() -> None:
+        async with serving(running=2) as client:
+            running = [await decoding(client)]
+            running += [client.send(CHAT, {**LONG, "stream": stream, "n": 2}) for _ in range(2)]
+            first = client.chat(max_tokens=2)
+            while client.service.engine.waiting < 4:  # others are running, joining and queued
+                await asyncio.sleep(0)
+            for exchange in running:
+                exchange.leave()
+            assert (await first.json())["usage"]["completion_tokens"] == 2
+            await client.empty()
+            for exchange in running:
+                await exchange.task
+
+    run(main)
+
+
+def test_a_client_that_leaves_while_its_prompt_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with serving() as client:
+            loop, begun, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+            def slow(*given: Any, **more: Any) -> list[int]:
+                loop.call_soon_threadsafe(begun.set)
+                assert go_on.wait(60)
+                return [5, 6]
+
+            monkeypatch.setattr(client.service, "conversation", slow)
+            exchange = client.chat()
+            await begun.wait()
+            # The event loop is free while a thread tokenises.
+            assert await client.get("/health") == {"status": "ok"}
+            exchange.leave()
+            await exchange.task
+            go_on.set()
+            await client.empty()
+
+    run(main)
+
+
+def test_a_slow_reader_is_closed_and_slows_nobody() -> None:
+    async def main() -> None:
+        async with serving(unread=16) as client:
+            slow = await decoding(client)
+            slow.reads.clear()
+            await client.chat(max_tokens=40, ignore_eos=True).json()
+            while client.service.engine.running:
+                await client.chat(max_tokens=8).json()  # others are served until it has been given up
+            slow.reads.set()
+            last = (await slow.text()).strip().splitlines()[-1]
+            error = json.loads(last.removeprefix("data: "))["error"]
+            assert "unread" in error["message"]
+            await client.empty()
+
+    run(main)
+
+
+def test_a_reader_that_accepts_nothing_is_cut_off() -> None:
+    async def main() -> None:
+        async with serving(send=0.01) as client:
+            slow = await decoding(client)
+            slow.reads.clear()
+            await client.service._empty.wait()
+            slow.reads.set()
+            assert "[DONE]" not in await slow.text()
+            await client.empty()
+
+    run(main)
+
+
+def test_overload_is_refused_before_anything_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with serving(running=1, waiting=1) as client:
+            running = [await decoding(client), client.send(CHAT, LONG)]
+            while client.service._inside < 2:
+                await asyncio.sleep(0)
+            monkeypatch.setattr(client.service, "tokens", lambda *given, **more: pytest.fail("tokenised"))
+            refused = client.chat()
+            error = (await refused.json())["error"]
+            assert refused.status == 429 and error["type"] == "rate_limit_error"
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.headers["x-should-retry"] == "true"
+            monkeypatch.undo()
+            assert 'requests_refused_total{model_name="nano",reason="overload"} 1.0' in (
+                await client.send("/metrics").text()
+            )
+            for exchange in running:
+                exchange.leave()
+            await client.empty()
+            assert "choices" in await client.chat(max_tokens=2).json()
+
+    run(main)
+
+
+def test_retry_after_follows_the_measured_rate() -> None:
+    async def main() -> None:
+        async with serving() as client:
+            service, now = client.service, [0.0]
+            service.clock = lambda: now[0]
+            for _ in range(5):
+                service.finished()
+                now[0] += 4
+            assert service._seconds_for(1) == pytest.approx(4)
+            assert service._seconds_for(3) == pytest.approx(12)
+            assert service._seconds_for(10**6) == 60
+
+    run(main)
+
+
+def test_a_request_that_waits_too_long_gets_503() -> None:
+    async def main() -> None:
+        async with serving(running=1) as client:
+            first = await decoding(client)
+            client.service.limits = Limits(running=1, wait=0)
+            refused = client.chat()
+            assert (await refused.json())["error"]["code"] == "waited_too_long"
+            assert refused.status == 503 and int(refused.headers["retry-after"]) >= 1
+            assert await first.chunk()  # the other goes on
+            first.leave()
+            await client.empty()
+
+    run(main)
+
+
+def test_a_request_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Exception):
+        pass
+
+    def broken(*given: Any) -> None:
+        raise Broken("no more")
+
+    async def main() -> None:
+        monkeypatch.setattr(grammar.Grammar, "__call__", broken)
+        async with serving() as client:
+            good = client.chat(max_tokens=30, ignore_eos=True)
+            form = {"response_format": {"type": "json_object"}}
+            bad, streamed = client.chat(**form), client.chat(stream=True, **form)
+            error = (await bad.json())["error"]
+            assert bad.status == 500 and error["type"] == "server_error" and "no more" in error["message"]
+            assert "no more" in (await streamed.events())[-1]["error"]["message"]
+            assert streamed.status == 200
+            expected = Engine(model().target, tokenizer=model().tokenizer).generate(
+                [model().encode_chat(STORY)]
+            )
+            found = (await good.json())["choices"][0]["message"]["content"]
+            assert found.startswith(expected[0].text)
+            await client.empty()
+
+    run(main)
+
+
+def test_where_the_engines_thread_dies_all_are_told() -> None:
+    class Dead(BaseException):
+        pass
+
+    async def main() -> None:
+        died = asyncio.Event()
+        stop = [False]
+
+        def change(engine: Engine) -> None:
+            step = engine.step
+
+            def dying() -> Any:
+                if stop[0]:
+                    raise RuntimeError("the engine is no more")
+                return step()
+
+            engine.step = dying  # type: ignore[method-assign]
+
+        async with serving(change=change, on_failure=died.set) as client:
+            stream = await decoding(client)
+            stop[0] = True
+            assert "no more" in (await stream.events())[-1]["error"]["message"]
+            await died.wait()
+            for path in ("/health", "/health/ready"):
+                exchange = client.send(path)
+                assert (await exchange.json())["error"]["code"] == "engine_failed"
+                assert exchange.status == 503
+            refused = client.chat()
+            assert (await refused.json())["error"]["code"] == "engine_failed" and refused.status == 503
+            assert client.service._inside == 0
+
+    run(main)
+
+
+def test_silent_streams_are_pinged() -> None:
+    async def main() -> None:
+        async with serving(running=1, ping=0.01) as client:
+            first = await decoding(client)
+            second = client.send(
+                "/v1/completions", {"prompt": ["a", "b"], "max_tokens": 1900, "stream": True}
+            )
+            # One of its two choices at most has joined, and the head is sent only then.
+            first.leave()
+            while b": ping" not in (chunk := await second.chunk() or b""):
+                assert chunk
+            second.leave()
+            await client.empty()
+
+    run(main)
+
+
+# -- the process -------------------------------------------------------------------------------------------
+
+
+def make_server(drain: float = 60) -> tuple[Server, Any, asyncio.Event]:
+    ready = asyncio.Event()
+    listener = listen("127.0.0.1", 0)
+    limits = Limits()
+    server = Server(
+        Options(drain=drain, name="nano"),
+        lambda: (model(), make_engine(model(), "none", limits, memory=0.2)),
+        lambda service: ready.set(),
+    )
+    return server, listener, ready
+
+
+async def first_lines(lines: Any) -> None:
+    for _ in range(3):
+        await anext(lines)
+
+
+@pytest.mark.parametrize("drain", [60, 0])
+def test_sigterm_drains(drain: float) -> None:
+    async def main() -> None:
+        server, listener, ready = make_server(drain)
+        serving_ = asyncio.ensure_future(server.serve([listener]))
+        await ready.wait()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        body = {"messages": STORY, "max_tokens": 150, "ignore_eos": True, "stream": True}
+        async with httpx2.AsyncClient(base_url=url, timeout=60) as http:
+            async with http.stream("POST", CHAT, json=body) as response:
+                lines = response.aiter_lines()
+                await first_lines(lines)
+                server.handle_exit(signal.SIGTERM, None)
+                if drain:
+                    while not server.app.state.service.draining:
+                        await asyncio.sleep(0)
+                    refused = await http.post(CHAT, json=body)
+                    assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
+                    assert (await http.get("/health/ready")).status_code == 503
+                rest = [line async for line in lines if line.startswith("data: ")]
+            assert ("[DONE]" in rest[-1]) == bool(drain)
+            assert drain or json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "removed"
+        await serving_
+        assert server.error is None
+
+    run(main)
+
+
+def test_a_second_signal_ends_now() -> None:
+    async def main() -> None:
+        server, listener, ready = make_server()
+        serving_ = asyncio.ensure_future(server.serve([listener]))
+        await ready.wait()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with (
+            httpx2.AsyncClient(base_url=url, timeout=60) as http,
+            http.stream("POST", CHAT, json=LONG) as response,
+        ):
+            await first_lines(response.aiter_lines())
+            server.handle_exit(signal.SIGTERM, None)
+            while server._draining is None:
+                await asyncio.sleep(0)
+            server.handle_exit(signal.SIGTERM, None)
+            await serving_
+            assert not server.app.state.service._ends  # the stream was not waited for
+        await server.app.state.service.engine.shutdown(drain=False)
+
+    run(main)
+
+
+def test_the_server_answers_while_it_loads_and_ends_where_that_fails() -> None:
+    async def main() -> None:
+        loop, asked = asyncio.get_running_loop(), threading.Event()
+
+        def load() -> Any:
+            assert asked.wait(60)
+            raise OutpaceError("no such folder")
+
+        listener = listen("127.0.0.1", 0)
+        server = Server(Options(), load, lambda service: None)
+        serving_ = asyncio.ensure_future(server.serve([listener]))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with httpx2.AsyncClient(base_url=url) as http:
+            assert (await http.get("/health")).status_code == 200
+            refused = await http.get("/health/ready")
+            assert refused.status_code == 503 and refused.json()["error"]["code"] == "loading"
+        asked.set()
+        await serving_
+        assert str(server.error) == "no such folder"
+        assert loop.is_running()
+
+    run(main)
+
+
+def test_a_dead_engine_ends_the_server_with_an_error() -> None:
+    async def main() -> None:
+        server, listener, ready = make_server()
+        serving_ = asyncio.ensure_future(server.serve([listener]))
+        await ready.wait()
+        service = server.app.state.service
+
+        def dying() -> None:
+            raise RuntimeError("gone")
+
+        service.engine._made.step = dying
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with httpx2.AsyncClient(base_url=url) as http:
+            refused = await http.post(CHAT, json={"messages": STORY})
+            assert refused.status_code == 500 and "gone" in refused.json()["error"]["message"]
+        await serving_
+        assert isinstance(server.error, OutpaceError) and "gone" in str(server.error)
+
+    run(main)
+
+
+def test_a_port_that_is_taken_is_one_clear_line() -> None:
+    listener = listen("127.0.0.1", 0)
+    with listener, pytest.raises(OutpaceError, match="--port"):
+        listen("127.0.0.1", listener.getsockname()[1])
