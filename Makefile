@@ -3,6 +3,7 @@
 # make test-slow     run the whole losslessness matrix and the long samples
 # make real          fetch a real model, SmolLM2-135M-Instruct, into the user's cache, for --model smollm2
 # make test-real     run the tests on that model
+# make soak          1,000 mixed requests against the server
 # make lint          ruff and mypy
 # make test-lowest   unit tests and model zoo on the lowest versions of torch and transformers
 # make clean         remove build output and caches; make distclean also the environments
@@ -26,7 +27,7 @@ INPUTS := pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
+.PHONY: demo test test-slow soak real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -42,6 +43,9 @@ real: $(TEST)
 
 test-real: $(TEST)
 	$(BIN)/python -m pytest -m real --durations 25
+
+soak: $(TEST)
+	SOAK=1000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/serve/test_soak.py -s
 
 lint: lint-ruff lint-format lint-mypy
 

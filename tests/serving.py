@@ -29,9 +29,9 @@ def model() -> Loaded:
     return load(None, "float64", "cpu")
 
 
-def run(main: Callable[[], Awaitable[T]]) -> T:
+def run(main: Callable[[], Awaitable[T]], seconds: float = 120) -> T:
     async def limited() -> T:
-        return await asyncio.wait_for(main(), 120)
+        return await asyncio.wait_for(main(), seconds)
 
     return asyncio.run(limited())
 
