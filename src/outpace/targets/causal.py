@@ -39,6 +39,7 @@ from outpace.targets.tree_attention import takes_no_tree
 from outpace.tree import depths
 
 _NOTHING = Rows(())
+_MOST_SHAPES = 256
 # Shape of a forward -> its inputs, and what runs it.
 _Known = dict[tuple[Any, ...], tuple[Inputs, Callable[[], Made]]]
 
@@ -229,6 +230,7 @@ class CausalTarget(TargetModel):
         if self._is_part:
             raise OutpaceError("the model's weights were written to; make its target and engine anew")
         self._take(bool(self.packed), self.bit_exact)
+        self._fixed = _Fixed()
 
     @property
     def _embedded(self) -> int:
@@ -386,7 +388,14 @@ class CausalTarget(TargetModel):
         if self._compiled is None:
             return self._step
         if self._fixed.model is None:
-            self._fixed.model = torch.compile(self._step, dynamic=False, **self._compiled)
+            compiled = torch.compile(self._step, dynamic=False, **self._compiled)
+
+            def run(**given: Any) -> Any:
+                # Past its limit the compiler would leave further shapes as they are, and only warn.
+                with torch._dynamo.config.patch(recompile_limit=_MOST_SHAPES):
+                    return compiled(**given)
+
+            self._fixed.model = run
         return self._fixed.model
 
     def _twin(self) -> CausalTarget:

@@ -83,6 +83,8 @@ class CudaGraphs(Runner):
                 # Other threads may go on using the device meanwhile.
                 with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                     made = forward()
+            except torch.OutOfMemoryError:  # which the engine handles
+                raise
             except RuntimeError as error:
                 raise OutpaceError(
                     f"the model's forward cannot be captured as a CUDA graph ({error}); leave static out, or "
