@@ -388,12 +388,11 @@ class CausalTarget(TargetModel):
         if self._compiled is None:
             return self._step
         if self._fixed.model is None:
-            compiled = torch.compile(self._step, dynamic=False, **self._compiled)
-            limits: Any = torch._dynamo.config
+            compiled: Any = torch.compile(self._step, dynamic=False, **self._compiled)
 
             def run(**given: Any) -> Any:
                 # Past its limit the compiler would leave further shapes as they are, and only warn.
-                with limits.patch(recompile_limit=_MOST_SHAPES):
+                with torch._dynamo.config.patch(recompile_limit=_MOST_SHAPES):
                     return compiled(**given)
 
             self._fixed.model = run
