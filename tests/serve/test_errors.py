@@ -141,20 +141,24 @@ def test_keys() -> None:
     run(main)
 
 
-def test_keys_share_no_cached_prompts() -> None:
+def test_keys_share_neither_cached_prompts_nor_what_drafters_remember() -> None:
     async def main() -> None:
-        salts = []
+        salts, memories = [], []
         async with serving(keys=("first", "second")) as client:
             add = client.service.engine.add
 
-            async def seen(*given: Any, **more: Any) -> Any:
+            async def seen(prompt: Any, params: Any, **more: Any) -> Any:
                 salts.append(more["salt"])
-                return await add(*given, **more)
+                memories.append(params.drafts.memory)
+                return await add(prompt, params, **more)
 
             client.service.engine.add = seen  # type: ignore[method-assign]
             for key in ("first", "second", "first"):
                 await client.send(CHAT, chat(), x_api_key=key).json()
             await client.send(CHAT, chat(cache_salt="own"), x_api_key="first").json()
+            await client.send(CHAT, chat(speculation={"memory": "off"}), x_api_key="first").json()
+        assert memories == [*salts[:4], "off"]
+        salts.pop()
         assert salts[0] == salts[2] and len(set(salts)) == 3
         assert not any("first" in salt for salt in salts)
 

@@ -26,7 +26,7 @@ class Ask:
         schema: the JSON schema that the text obeys; None for any text.
         prediction: a text that the output may repeat, as token ids.
         min_tokens: tokens before which it does not end.
-        salt: what prompts share cached rows by.
+        salt: requests of the same salt share cached rows, and what drafters remember.
         trace: whether the steps are noted.
     """
 
@@ -128,7 +128,7 @@ def speculation(given: str | bool | wire.Speculate | None) -> Speculation:
         return Speculation()
     if isinstance(given, str):
         return Speculation(given)
-    return Speculation(given.drafter, given.num_speculative_tokens)
+    return Speculation(given.drafter, given.num_speculative_tokens, given.memory)
 
 
 def plain_text(content: str | Seq[wire.TextPart | wire.RefusalPart] | None) -> str:

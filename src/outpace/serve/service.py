@@ -437,7 +437,10 @@ class Service:
         for index in range(len(ask.prompts) * ask.n):
             prompt, began = ask.prompts[index // ask.n], self.clock()
             params = ask.choice(index)
-            params = replace(params, speculation=replace(params.drafts, drafter=name))
+            drafts = params.drafts
+            params = replace(
+                params, speculation=replace(drafts, drafter=name, memory=drafts.memory or ask.salt)
+            )
             criteria = None
             if ask.min_tokens:
                 params = replace(params, logits_processors=[self._at_least(ask, len(prompt), params)])

@@ -25,10 +25,11 @@ class StreamOptions(Wire):
 
 
 class Speculate(Wire):
-    """Who drafts for the request, and how much at most."""
+    """The request's drafter, its largest draft, and whether others may draft from its output."""
 
     drafter: str | None = None
     num_speculative_tokens: Count | None = None
+    memory: Literal["off"] | None = None
 
 
 class Sampled(Wire):
