@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -129,20 +129,29 @@ KERNELS: tuple[Kernel, ...] = (Stock(), OneDNN(), HalfFBGEMM())
 
 
 class Linear(nn.Module):
-    """A linear layer that multiplies by a kernel, a multiple of ``step`` rows at a time."""
+    """A linear layer that multiplies by a kernel, a multiple of ``step`` rows at a time.
 
-    def __init__(self, linear: nn.Linear, kernel: Kernel, packed: Any, step: int) -> None:
+    Args:
+        single: the weight that a single row is multiplied by as it is; None for the kernel there too.
+    """
+
+    def __init__(
+        self, linear: nn.Linear, kernel: Kernel, packed: Any, step: int, single: Tensor | None = None
+    ) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.kernel = kernel
         self.step = step
         self.packed = packed
         self.bias = linear.bias
+        self._single = single
         self.train(linear.training)
 
     def forward(self, states: Tensor) -> Tensor:
         rows = states.reshape(-1, self.in_features)
         count = len(rows)
+        if count == 1 and self._single is not None:
+            return nn.functional.linear(states, self._single, self.bias)
         missing = -count % self.step
         if missing:
             rows = torch.cat([rows, rows[-1:].expand(missing, -1)])
@@ -180,16 +189,26 @@ def row_step(kernel: Kernel, dtype: torch.dtype, inputs: int) -> int:
     raise UnsupportedModel(f"{kernel.name}: a row's bits depend on the other rows in every shape tried")
 
 
+class Trial(NamedTuple):
+    """The fastest kernel for a dtype on this machine.
+
+    Attributes:
+        kernel: by the seconds of forwards of few rows together.
+        single: whether the stock layer is faster than it for a single row.
+        found: by name of a kernel its seconds relative to the stock layer's, or why it cannot be had.
+    """
+
+    kernel: Kernel
+    single: bool
+    found: dict[str, str]
+
+
 @lru_cache(maxsize=8)
-def best_kernel(dtype: torch.dtype, threads: int) -> tuple[Kernel, dict[str, str]]:
+def best_kernel(dtype: torch.dtype, threads: int) -> Trial:
     """The fastest kernel for a dtype on this machine, by a short trial; it is made once.
 
     Args:
         threads: of torch; another number is another trial.
-
-    Returns:
-        The kernel, and by name what became of the others: seconds relative to the stock layer, or why a
-        kernel cannot be had.
     """
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(*_TRIED, generator=generator).to(dtype) for _ in range(_LAYERS)]
@@ -205,9 +224,12 @@ def best_kernel(dtype: torch.dtype, threads: int) -> tuple[Kernel, dict[str, str
                 calls.pop(kernel, None)
                 found[kernel.name] = f"not to be had here: {str(error).splitlines()[0]}"
     seconds = _race(calls, inputs)
-    stock, best = seconds[KERNELS[0]], min(seconds, key=lambda kernel: seconds[kernel])
-    found |= {kernel.name: f"{one / stock:.2f} of the stock layer's time" for kernel, one in seconds.items()}
-    return (best if seconds[best] <= _WINS * stock else KERNELS[0]), found
+    total = {kernel: sum(each) for kernel, each in seconds.items()}
+    stock, best = total[KERNELS[0]], min(total, key=lambda kernel: total[kernel])
+    found |= {kernel.name: f"{one / stock:.2f} of the stock layer's time" for kernel, one in total.items()}
+    if total[best] > _WINS * stock:
+        return Trial(KERNELS[0], False, found)
+    return Trial(best, seconds[KERNELS[0]][0] < seconds[best][0], found)
 
 
 def _call(kernel: Kernel, weights: Sequence[Tensor]) -> Callable[[Tensor], Any]:
@@ -215,8 +237,10 @@ def _call(kernel: Kernel, weights: Sequence[Tensor]) -> Callable[[Tensor], Any]:
     return lambda rows: [kernel.multiply(rows, one, None) for one in packed]
 
 
-def _race(calls: Mapping[Kernel, Callable[[Tensor], Any]], inputs: Sequence[Tensor]) -> dict[Kernel, float]:
-    """Seconds of each kernel over all inputs, the best of five for each; they take turns."""
+def _race(
+    calls: Mapping[Kernel, Callable[[Tensor], Any]], inputs: Sequence[Tensor]
+) -> dict[Kernel, list[float]]:
+    """Seconds of each kernel for each input, the best of five; they take turns."""
     # What other programs take from the processor does not count, where that can be told.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     best = {(kernel, place): math.inf for kernel in calls for place in range(len(inputs))}
@@ -225,7 +249,7 @@ def _race(calls: Mapping[Kernel, Callable[[Tensor], Any]], inputs: Sequence[Tens
             began = clock()
             calls[kernel](inputs[place])
             best[kernel, place] = min(best[kernel, place], clock() - began)
-    return {kernel: sum(best[kernel, place] for place in range(len(inputs))) for kernel in calls}
+    return {kernel: [best[kernel, place] for place in range(len(inputs))] for kernel in calls}
 
 
 class Packer:
@@ -250,8 +274,11 @@ class Packer:
         if type(module) is not nn.Linear or module not in self._layers:
             return None
         weight = module.weight.detach()
-        best = best_kernel(weight.dtype, torch.get_num_threads())[0] if self._pack else KERNELS[0]
-        kernel = best if weight.numel() >= best.least else KERNELS[0]
+        kernel, single = KERNELS[0], False
+        if self._pack:
+            best = best_kernel(weight.dtype, torch.get_num_threads())
+            if weight.numel() >= best.kernel.least:
+                kernel, single = best.kernel, best.single and not self._exact
         packed = kernel.pack(weight)
         if packed is None:  # this kernel would round them
             kernel, packed = KERNELS[0], weight
@@ -260,7 +287,7 @@ class Packer:
             self.kernels[kernel.name] += 1
         elif step == 1:
             return None
-        return Linear(module, kernel, packed, step)
+        return Linear(module, kernel, packed, step, weight if single else None)
 
 
 def packing_wanted(model: Any, pack: bool | Literal["auto"]) -> bool:
@@ -298,10 +325,10 @@ def _none_to_pack(model: Any) -> str:
     largest = max(layer.weight.numel() for layer in layers)
     if all(largest < kernel.least for kernel in KERNELS if kernel.copies and dtype in kernel.dtypes):
         return "its layers are too small to gain from it"
-    kernel, found = best_kernel(dtype, torch.get_num_threads())
-    if largest >= kernel.least and kernel.copies:
+    trial = best_kernel(dtype, torch.get_num_threads())
+    if largest >= trial.kernel.least and trial.kernel.copies:
         return ""
-    return "; ".join(f"{name}: {what}" for name, what in found.items())
+    return "; ".join(f"{name}: {what}" for name, what in trial.found.items())
 
 
 def _has_hooks(module: nn.Module) -> bool:

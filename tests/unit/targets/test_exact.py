@@ -17,7 +17,16 @@ from outpace.core import SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows, Target
 from outpace.targets.attention import exact_attention
-from outpace.targets.packed import KERNELS, HalfFBGEMM, Linear, Stock, best_kernel, row_step
+from outpace.targets.packed import (
+    KERNELS,
+    HalfFBGEMM,
+    Linear,
+    Packer,
+    Stock,
+    Trial,
+    best_kernel,
+    row_step,
+)
 
 HALF = HalfFBGEMM()
 
@@ -29,7 +38,7 @@ def half_is_here() -> bool:
 @cache
 def available(dtype: torch.dtype) -> list[Any]:
     """Kernels that this machine has for a dtype."""
-    _, found = best_kernel(dtype, torch.get_num_threads())
+    found = best_kernel(dtype, torch.get_num_threads()).found
     names = {name for name, what in found.items() if "not to be had" not in what}
     return [kernel for kernel in KERNELS if kernel.name in names]
 
@@ -132,6 +141,31 @@ def test_packed_layers_give_a_row_the_same_bits_among_any_rows(dtype: torch.dtyp
             assert (whole - wide).abs().max() <= 8 * wide.abs().max() * torch.finfo(dtype).eps
             for count in (1, 2, 3, 5, 7, 14, 31, 32):
                 assert torch.equal(packed(rows[None, :count])[0], whole[:count]), (kernel.name, count)
+
+
+class Doubled(Stock):
+    """A kernel that is easily told from the stock layer."""
+
+    copies = True
+
+    def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        return 2 * super().multiply(rows, packed, bias)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_single_row_goes_to_the_stock_layer_where_that_is_faster(
+    exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in a bit-exact target, whose rows have one kernel's bits."""
+    monkeypatch.setattr("outpace.targets.packed.best_kernel", lambda *_: Trial(Doubled(), True, {}))
+    model = nn.Sequential(nn.Linear(32, 32)).requires_grad_(False)
+    packed = Packer(model, pack=True, exact=exact)(model[0])
+    assert packed is not None
+    rows, stock = torch.randn(2, 1, 32), model[0]
+    with torch.inference_mode():
+        single = packed(rows[:1])
+        assert torch.equal(single, stock(rows[:1])) is not exact
+        assert torch.allclose(packed(rows), 2 * stock(rows), atol=1e-5)
 
 
 def test_a_kernel_whose_rows_see_each_other_is_found_out() -> None:
