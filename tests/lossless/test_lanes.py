@@ -57,8 +57,8 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     begin = KVCache.begin
 
-    def spy(self: KVCache, widths: Mapping[Slot, int], pad_to: int = 0) -> list[Window]:
-        counts.append(len(found := begin(self, widths, pad_to)))
+    def spy(self: KVCache, widths: Mapping[Slot, int], *shape: int) -> list[Window]:
+        counts.append(len(found := begin(self, widths, *shape)))
         return found
 
     monkeypatch.setattr(KVCache, "begin", spy)
