@@ -710,7 +710,7 @@ class Window:
 
 
 class FixedRows:
-    """Where forwards of one fixed shape write and read, step after step: as ``Window``, made once.
+    """Rows that forwards of one fixed shape write and read, step after step: as ``Window``, made once.
 
     Args:
         window: of the first such forward.

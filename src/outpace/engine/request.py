@@ -55,7 +55,7 @@ class Requests:
         """A checked sequence, not in the batch yet; ``Engine.add`` says what the arguments are.
 
         Args:
-            cache: where its rows will lie: a static one has room for so many.
+            cache: where its rows will lie: a static one does not grow.
 
         Raises:
             ContextOverflow: the prompt is longer than the context. OutpaceError: another mistake.

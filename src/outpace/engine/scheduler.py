@@ -93,7 +93,7 @@ class Scheduler:
 
     @property
     def joining(self) -> bool:
-        """Whether a sequence waits, or has rows of its prompt to be fed."""
+        """True if a sequence waits, or has rows of its prompt to be fed."""
         return bool(self._waiting) or not all(active.ready for active in self.active)
 
     def add(self, sequence: Sequence) -> None:

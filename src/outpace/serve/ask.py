@@ -17,7 +17,7 @@ FROM_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True)
 class Ask:
-    """What is to be decoded.
+    """Prompts and how to decode them.
 
     Attributes:
         prompts: token ids, one list per prompt.
@@ -47,7 +47,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Defaults:
-    """What the model's generation_config sets where a request does not.
+    """Defaults from the model's generation_config.
 
     Attributes:
         values: by the names of ``SamplingParams``.
@@ -59,13 +59,13 @@ class Defaults:
 
     @classmethod
     def of(cls, target: Any) -> Defaults:
-        """Those of a target, where it has a transformers model."""
+        """Defaults of a target, if it has a transformers model."""
         config = getattr(getattr(target, "model", None), "generation_config", None)
         given = {name: getattr(config, name, None) for name in FROM_CONFIG}
         return cls({name: value for name, value in given.items() if value is not None}, target.context)
 
     def params(self, body: wire.Sampled, **more: Any) -> SamplingParams:
-        """How to decode a request.
+        """Sampling parameters of a request.
 
         Args:
             more: further fields of ``SamplingParams``; None leaves one at its default.
@@ -98,7 +98,7 @@ class Defaults:
 
 
 def openai_params(body: wire.OpenAI, defaults: Defaults, room: int, logprobs: int | None) -> SamplingParams:
-    """How to decode a request to chat or completions."""
+    """Sampling parameters of a request to chat or completions."""
     return defaults.params(
         body,
         max_new_tokens=room,
@@ -121,7 +121,7 @@ def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
 
 
 def speculation(given: str | bool | wire.Speculate | None) -> Speculation:
-    """Who drafts, as a request says it: false and "off" for no one, true for the server's own drafter."""
+    """Parse ``speculation``: false and "off" turn drafting off, true is the server's own drafter."""
     if given is False:
         return Speculation("off")
     if given is None or given is True:

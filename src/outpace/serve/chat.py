@@ -278,7 +278,7 @@ class _Writer:
         yield event(b"[DONE]")
 
     def _deltas(self, one: Event) -> list[dict[str, Any]]:
-        """What an event adds to its choice; the finish by itself, with an empty delta."""
+        """Chunks of an event: what it adds to its choice, then the finish with an empty delta."""
         found = []
         delta, reason = self._delta_of(one)
         trace = self._run.choices[one.index].trace

@@ -168,7 +168,7 @@ class _Writer:
         yield event(b"[DONE]")
 
     def _pieces(self, one: Event) -> list[dict[str, Any]]:
-        """What an event adds to its choice; the finish by itself."""
+        """Chunks of an event: what it adds to its choice, then the finish by itself."""
         found = []
         ids, logprobs = self._body.return_token_ids, self._body.logprobs is not None
         trace = self._run.choices[one.index].trace

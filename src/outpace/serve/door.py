@@ -1,4 +1,4 @@
-"""What every request passes: its id, the keys, the access log. Plain ASGI, so that disconnects are seen."""
+"""Middleware of every request: its id, the keys, the access log. Plain ASGI, so that disconnects are seen."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from outpace.serve.shapes import answer
 
 access = logging.getLogger("outpace.access")
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-_OPEN = {"/health", "/health/ready", *FILES}  # whoever watches over a server holds no key
+_OPEN = {"/health", "/health/ready", *FILES}  # monitors hold no key
 
 
 class Keys:
@@ -60,7 +60,7 @@ class Keys:
         return len(self._digests)
 
     def tenant(self, headers: Headers) -> str | None:
-        """What tells this key's requests from others'; None where no key is needed.
+        """The tenant of a request's key; None where no key is needed.
 
         Raises:
             Refused: the key is missing or wrong.

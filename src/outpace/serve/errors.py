@@ -43,13 +43,13 @@ class Refused(Exception):
 
 
 def later(status: int, message: str, code: str, seconds: float) -> Refused:
-    """A refusal of what may be tried again, after so many seconds."""
+    """A refusal of a request that may be tried again after some seconds."""
     headers = {"Retry-After": str(max(1, math.ceil(seconds))), "x-should-retry": "true"}
     return Refused(status, message, code=code, headers=headers)
 
 
 def refusal(error: BaseException) -> Refused:
-    """What a client is told of an error in its request."""
+    """The response to an error in a request."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, ContextOverflow):

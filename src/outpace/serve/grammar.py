@@ -104,7 +104,7 @@ class Grammar:
         return scores.masked_fill(~torch.from_numpy(allowed).to(scores.device), -torch.inf)
 
     def ended(self, tokens: list[int]) -> bool:
-        """Whether the text is complete and nothing may follow it."""
+        """True if the text is complete and nothing may follow it."""
         self._follow(tokens[self._read :])
         return bool(self._matcher.is_stopped())
 

@@ -25,7 +25,7 @@ _BACKLOG = 2048
 
 @dataclass(frozen=True)
 class Options:
-    """How to serve.
+    """Options of a server.
 
     Attributes:
         name: what clients call the model; None for the model's own name.

@@ -36,7 +36,7 @@ _RECENT = 64  # ends of requests that the rate is measured by
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server does at most.
+    """Limits of a server.
 
     Attributes:
         running: sequences decoded at once.
@@ -93,7 +93,7 @@ def make_engine(
 
 @dataclass
 class Event:
-    """What a step has brought for one choice.
+    """Result of a step for one choice.
 
     Attributes:
         index: of the choice.
@@ -162,7 +162,7 @@ class Run:
         return [self.ended[index] for index in sorted(self.ended)]
 
     async def events(self) -> AsyncIterator[Event]:
-        """What each step brings; a choice's last event holds its end. Closing it cancels what still runs.
+        """Yield the result of each step; a choice's last event holds its end. Closing it cancels the rest.
 
         Raises:
             Refused: a choice failed.
@@ -220,7 +220,7 @@ class Run:
 
 
 async def merged(sources: Seq[AsyncIterator[T]]) -> AsyncIterator[T]:
-    """What several iterators yield, as it comes; no more than one item of each is taken ahead."""
+    """Merge several iterators; at most one item of each is taken ahead."""
     if len(sources) == 1:
         async for item in sources[0]:
             yield item
@@ -340,7 +340,7 @@ class Service:
         self._ends.append(self.clock())
 
     def _seconds_for(self, choices: int) -> float:
-        """Seconds until so many have ended, at the rate of late."""
+        """Seconds until this number of choices has ended, at the recent rate."""
         if len(self._ends) < 2:
             return 1
         rate = (len(self._ends) - 1) / max(self._ends[-1] - self._ends[0], 1e-3)
@@ -481,7 +481,7 @@ class Service:
     # -- ending ------------------------------------------------------------------------------------------
 
     async def drain(self, seconds: float) -> None:
-        """Refuse what is new, let what is in finish, and after so many seconds end the rest."""
+        """Refuse new requests, let running ones finish, and end the rest after some seconds."""
         self.draining = True
         with anyio.move_on_after(seconds):
             await self._empty.wait()

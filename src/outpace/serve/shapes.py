@@ -107,7 +107,7 @@ def usage(run: Run, generations: Seq[Generation], emitted: int | None = None) ->
 
 
 def extras(run: Run, generations: Seq[Generation], asked_metrics: bool, asked: Any) -> dict[str, Any]:
-    """What outpace adds to an answer, where the request asks for it: who drafted, and how it went."""
+    """Fields that outpace adds to a response, if the request asks for them: the drafter and its counts."""
     found: dict[str, Any] = {}
     if asked is not None:
         most = run.ask.params.drafts.num_speculative_tokens
@@ -118,7 +118,7 @@ def extras(run: Run, generations: Seq[Generation], asked_metrics: bool, asked: A
 
 
 def speculative(generations: Seq[Generation]) -> dict[str, Any]:
-    """How drafting went, as vLLM reports it (``--per-request-spec-decode-metrics summary``)."""
+    """Counts of drafting, as vLLM reports them (``--per-request-spec-decode-metrics summary``)."""
     stats = [one.stats for one in generations]
     steps, drafted, accepted = (
         sum(getattr(one, name) for one in stats) for name in ("steps", "drafted", "accepted")

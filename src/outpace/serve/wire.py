@@ -1,4 +1,4 @@
-"""What clients send, as pydantic types. A field that is not known is refused, never ignored."""
+"""Bodies of requests, as pydantic types. Unknown fields are refused, never ignored."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Speculate(Wire):
 
 
 class Sampled(Wire):
-    """What all requests for text have in common."""
+    """Fields of all requests for text."""
 
     model: str | None = None
     stream: bool | None = False
@@ -46,7 +46,7 @@ class Sampled(Wire):
 
 
 class OpenAI(Sampled):
-    """What chat and completions have in common."""
+    """Fields that chat and completions share."""
 
     n: Annotated[int, Field(ge=1, le=128)] | None = 1
     max_tokens: Count | None = None

@@ -109,7 +109,7 @@ class Probe(CacheAdapter):
 
 
 class _Fixed:
-    """What a target keeps for its forwards of fixed shapes.
+    """State of a target's forwards of fixed shapes.
 
     Attributes:
         of: cache -> shape -> inputs, and what runs such a forward. It goes with the cache.
@@ -320,7 +320,7 @@ class CausalTarget(TargetModel):
         wanted: int,
         hidden_layers: Sequence[int],
     ) -> Made:
-        """What the model, as it is or compiled, makes of rows; logits of at least the last ``wanted``."""
+        """Run the model, as it is or compiled; logits of at least the last ``wanted`` rows."""
         # transformers takes 0 for all of them.
         more: dict[str, Any] = {"logits_to_keep": max(wanted, 1)} if self._keep_logits else {}
         if hidden_layers:

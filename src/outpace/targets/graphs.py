@@ -43,7 +43,7 @@ class Runner(ABC):
 
     @abstractmethod
     def capture(self, forward: Callable[[], Made]) -> Callable[[], Made]:
-        """What does as ``forward`` does, as often as it is called, on the same tensors.
+        """A function that repeats ``forward`` on the same tensors.
 
         Args:
             forward: reads and writes tensors that stay where they are, and reads nothing on the host. It may
@@ -110,7 +110,7 @@ def runner_for(device: torch.device, devices: set[torch.device]) -> Runner:
 
 
 class Inputs:
-    """What forwards of one shape over one cache read, always in the same place.
+    """Inputs of the forwards of one shape over one cache, always in the same place.
 
     Args:
         window: of the first such forward.

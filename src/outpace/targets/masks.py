@@ -203,7 +203,7 @@ def packed(rows: Sequence[Rows], offsets: Sequence[int], width: int, nodes: int)
 
 
 class Trees(NamedTuple):
-    """What each row of a forward sees: the columns before its tree, and nodes of that.
+    """Rows that each row of a forward sees: the columns before its tree, and nodes of the tree.
 
     Attributes:
         base: the column that holds a tree's first node, [B, 1].
