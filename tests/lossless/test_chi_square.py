@@ -33,7 +33,7 @@ from outpace.verify import rejection
 
 VOCABULARY = 5
 LENGTH = 3
-DRAWS = [5_000, pytest.param(50_000, marks=pytest.mark.slow)]
+DRAWS = [10_000, pytest.param(50_000, marks=pytest.mark.slow)]
 BATCH = 1_000
 PROMPT = [3, 1, 4]
 TEMPERATURE = 6.0
