@@ -9,6 +9,7 @@ from typing import Any
 from outpace.core import SamplingParams, Speculation
 from outpace.serve import wire
 from outpace.serve.errors import Refused
+from outpace.targets.base import TargetModel
 
 _SEEDS = 2**64
 _ANSWER = 4096  # tokens, where neither request nor context sets a limit
@@ -58,9 +59,9 @@ class Defaults:
     context: int | None = None
 
     @classmethod
-    def of(cls, target: Any) -> Defaults:
+    def of(cls, target: TargetModel) -> Defaults:
         """Defaults of a target, if it has a transformers model."""
-        config = getattr(getattr(target, "model", None), "generation_config", None)
+        config = getattr(target.model, "generation_config", None)
         given = {name: getattr(config, name, None) for name in FROM_CONFIG}
         return cls({name: value for name, value in given.items() if value is not None}, target.context)
 
