@@ -126,7 +126,7 @@ def test_every_completed_text_is_that_of_plain_decoding(
         drafters=DRAFTERS,
         prefill_chunk=CHUNK,
         length=64,
-        memory=500 * row,
+        memory=270 * row,
         prefix_cache=400 * row,
     )
     preempted = 0
