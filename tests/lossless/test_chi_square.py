@@ -33,7 +33,6 @@ from outpace.verify import rejection
 
 VOCABULARY = 5
 LENGTH = 3
-DRAWS = [10_000, pytest.param(50_000, marks=pytest.mark.slow)]
 BATCH = 1_000
 PROMPT = [3, 1, 4]
 TEMPERATURE = 6.0
@@ -125,6 +124,15 @@ CASES: dict[str, tuple[str, Sampled]] = {
 }
 
 
+# The others are slow, as are more draws.
+_QUICK = {"rejection of a chain", "rejection without replacement", "block"}
+SAMPLES = [
+    pytest.param(case, draws, marks=() if (draws == 10_000 and case in _QUICK) else pytest.mark.slow)
+    for case in CASES
+    for draws in (10_000, 50_000)
+]
+
+
 @lru_cache
 def plain_chances(length: int = LENGTH) -> NDArray[np.float64]:
     """Probability of each text of so many tokens, in the order of itertools.product."""
@@ -165,8 +173,7 @@ def count(case: str, draws: int) -> tuple[NDArray[np.int64], float]:
     return np.array([found[text] for text in texts]), draws * LENGTH / steps
 
 
-@pytest.mark.parametrize("draws", DRAWS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "draws"), SAMPLES)
 def test_the_output_follows_the_targets_distribution(case: str, draws: int) -> None:
     counts, tau = count(case, draws)
     expected = plain_chances()

@@ -147,7 +147,13 @@ def test_nothing_looks_across_documents(name: str) -> None:
         torch.testing.assert_close(packed, own)
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("dflash", "spec_drafter", "eagle1") else ())
+        for name in MAKERS
+    ],
+)
 def test_the_contract_holds(name: str) -> None:
     target = ToyTarget()
     with torch.random.fork_rng():
