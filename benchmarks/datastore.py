@@ -60,7 +60,7 @@ class Corpus:
 
 
 def _shares(kinds: int) -> NDArray[np.float64]:
-    """Zipf's law, summed up: the share of the most frequent n of so many kinds."""
+    """Zipf's law, summed up: the share of the n most frequent of all kinds."""
     share = 1 / np.arange(1, kinds + 1)
     return np.cumsum(share / share.sum())
 

@@ -96,7 +96,7 @@ def each(
 def in_flight(
     engine: Engine, prompts: list[list[int]], params: SamplingParams, batch: int, clock: Clock
 ) -> Callable[[], list[float]]:
-    """Decodes so many prompts at a time, another for each that ends; seconds of a token until none is left.
+    """Decode N prompts at a time, replacing each that ends; seconds per token until none is left.
 
     Outputs have half to all of the tokens that ``params`` allows, so that they end at different times.
     """

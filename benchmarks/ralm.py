@@ -7,7 +7,7 @@ are the prefixes. The embedded model decodes with a document in front of the tex
 --stride tokens: by BM25, and by exact search among dense vectors (the mean of the model's embeddings of a
 text's tokens: it finds texts of like words, which is enough for measuring). `plain` asks before each block,
 `speculative` guesses. Prefixes take turns; tokens must be equal. With --latency the knowledge base is one on
-another machine, which answers a batch so many milliseconds later.
+another machine, which answers a batch after a fixed delay.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WAYS = {"plain": None, "speculative": Speculation()}
 
 
 class Remote:
-    """A knowledge base elsewhere: each batch of queries is answered so many milliseconds later."""
+    """A knowledge base elsewhere: each batch of queries is answered after a delay in milliseconds."""
 
     def __init__(self, base: Retriever[Any], milliseconds: float) -> None:
         self._base, self._seconds = base, milliseconds / 1000
@@ -47,7 +47,7 @@ class Remote:
 
 
 def paragraphs(file: Path, most: int, words: int) -> list[str]:
-    """Its paragraphs of a few words at least, each cut to so many words."""
+    """Its paragraphs of a few words at least, each cut to N words."""
     found = [line.split() for line in file.read_text("utf-8").splitlines()]
     return [" ".join(line[:words]) for line in found if len(line) > 8][:most]
 

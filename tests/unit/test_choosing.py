@@ -184,7 +184,7 @@ def test_rows_of_a_real_size_are_drawn_as_the_reference_draws_them(vocabulary: i
         assert choose(rows, [Ask(i, processor, key, i) for i in range(24)]) == expected
 
 
-LISTS = [None, *_SHORTLISTS]  # by weight, and of so many best tokens
+LISTS = [None, *_SHORTLISTS]  # by weight, and the N best tokens for each N
 
 
 @pytest.mark.parametrize("size", LISTS[::2])
