@@ -1,6 +1,6 @@
-"""The nouns: what a user asks for, what a drafter guesses, what a step does, what comes back.
+"""Shared types: a request's parameters, a draft, a verdict, counts, results, and the errors.
 
-Imports nothing from outpace; everything else may import from here.
+Imports nothing from outpace, so that every module may import it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LogitsProcessor = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 
 class OutpaceError(ValueError):
-    """A mistake in what was asked for; the message names the remedy."""
+    """A mistake in the user's input; the message names the remedy."""
 
 
 class UnsupportedModel(OutpaceError):
@@ -37,12 +37,12 @@ class NoTokenLeft(OutpaceError):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """True if an error says that memory is full: Python's, a device's, or that of torch's tensors on a CPU.
+    """True if an error means out of memory: Python's, a device's, or torch's on a CPU.
 
-    The last is a RuntimeError as any other, but for its words.
+    The last is a plain RuntimeError that only its message distinguishes.
     """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True  # by its name, for torch may not have been imported
+        return True  # compared by name, since torch may not be imported
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
@@ -60,15 +60,16 @@ _OPTIONAL = ("seed", "logprobs")
 
 @dataclass(frozen=True)
 class Speculation:
-    """Choice of a request's drafter, and of how much it drafts. A string in its place is the drafter.
+    """Choice of a request's drafter and draft size. A string in its place names the drafter.
 
     Attributes:
-        drafter: a name among the engine's ``drafters``, "off" for plain decoding, None for the engine's own.
-        num_speculative_tokens: nodes of a draft at most, at least 0; None for what the drafter proposes.
-        memory: who shares what the drafter remembers of outputs (``suffix``, ``token_recycling``,
-            ``combined``): None for all requests of the engine, a name for the requests that give the same
-            name (those of one tenant, say), "off" for this request alone. The 16 most recently used names
-            are remembered.
+        drafter: a name among the engine's ``drafters``, "off" for plain decoding, None for the engine's
+            default drafter.
+        num_speculative_tokens: maximum number of nodes per draft, at least 0; None for no limit.
+        memory: scope of what the drafter remembers of outputs (``suffix``, ``token_recycling``,
+            ``combined``): None shares it among all requests of the engine, a name among the requests with
+            the same name (those of one tenant, for example), "off" keeps it to this request. Only the 16
+            most recently used names are kept.
     """
 
     drafter: str | None = None
@@ -96,25 +97,25 @@ class SamplingParams:
     ``logits_processors``, ``temperature``, ``top_k``, ``top_p``, ``min_p``.
 
     Attributes:
-        max_new_tokens: tokens to emit at most, at least 0.
+        max_new_tokens: maximum number of tokens to emit, at least 0.
         temperature: 0 is greedy (the argmax of the processed logits).
         top_k: keep the k most probable tokens; 0 keeps all.
-        top_p: keep the smallest set of tokens whose probability reaches this, in (0, 1].
+        top_p: keep the smallest set of most probable tokens whose total probability reaches this, in (0, 1].
         min_p: drop tokens less probable than this times the most probable one, in [0, 1].
         repetition_penalty: over prompt and output (Keskar et al. 2019), above 0; 1 is off.
-        presence_penalty: subtracted once from each token seen in the output.
-        frequency_penalty: subtracted per occurrence of a token in the output.
+        presence_penalty: subtracted once from the logit of each token in the output.
+        frequency_penalty: subtracted from a token's logit once per occurrence in the output.
         logit_bias: token id -> value added to its logit.
         seed: key of the noise, 0 <= seed < 2**64; None draws one, and the generation reports it. Prompts
-            that share a seed share their noise.
-        stop: strings that end the output (the engine then needs a tokenizer). They are looked for in the
-            text without special tokens; a special token goes into ``stop_token_ids``.
+            with the same seed use the same noise.
+        stop: strings that end the output (the engine then needs a tokenizer). They are matched against
+            the text without special tokens; put special tokens into ``stop_token_ids``.
         stop_token_ids: tokens that end the output, besides the model's end-of-sequence tokens.
-        ignore_eos: do not end at the model's end-of-sequence tokens.
-        logprobs: None for none, or how many alternatives to report beside each chosen token's own
-            log probability; of the raw distribution, before any processing.
-        logits_processors: transformers' own, called as ``p(input_ids[1, n], scores[1, vocabulary])``
-            exactly once per emitted token, in order.
+        ignore_eos: continue past the model's end-of-sequence tokens.
+        logprobs: number of alternatives to report beside each emitted token's own log probability, from
+            the raw distribution, before any processing; None reports no log probabilities.
+        logits_processors: transformers' logits processors, called as
+            ``p(input_ids[1, n], scores[1, vocabulary])`` exactly once per emitted token, in order.
         speculation: a ``Speculation``, or the name of one of the engine's drafters, or "off".
     """
 
@@ -155,7 +156,7 @@ class SamplingParams:
         self._check("logprobs", self.logprobs is None or self.logprobs >= 0, "None or at least 0")
 
     def _convert(self) -> None:
-        """Numbers of other libraries become Python's, a lone stop string a tuple, None an empty one."""
+        """Convert other libraries' numbers to Python's, a single stop string to a tuple, None to ``()``."""
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         try:
             values: dict[str, object] = {
@@ -180,8 +181,8 @@ class SamplingParams:
 
     @property
     def drafts(self) -> Speculation:
-        """``speculation``, where a string was given the drafter of that name."""
-        assert isinstance(self.speculation, Speculation)  # since __post_init__
+        """``speculation`` as a ``Speculation``."""
+        assert isinstance(self.speculation, Speculation)  # converted in __post_init__
         return self.speculation
 
     @property
@@ -196,15 +197,15 @@ class Draft:
     Attributes:
         tokens: the guesses, n of them.
         parents: ``parents[i] < i``; -1 is the root.
-        distributions: for a drafter that *samples*: parent node -> the whole distribution, shape
+        distributions: for a drafter that *samples*: parent node -> the full distribution, shape
             [vocabulary], from which that node's children were drawn. None for a drafter that *chooses*
             (n-gram, top-k, argmax): its tokens are point masses.
         replacement: whether siblings were drawn with replacement.
-        riders: number of last nodes that are no guesses: they ride along for the logits at them, and are
-            never accepted. Their tokens may be ids past the vocabulary, where the target was given embeddings
-            for them. No guess hangs under one.
-        chances: of each node, how likely the drafter holds it that it is accepted, above 0, at most its
-            parent's; None where it does not say. ``combined`` weighs drafts by them.
+        riders: number of nodes at the end that are not guesses: they are in the forward for their logits
+            and are never accepted. Their tokens may be ids beyond the vocabulary if the target was given
+            embeddings for them. No guess is a descendant of a rider.
+        chances: the drafter's estimate, per node, of the probability that it is accepted: above 0 and at
+            most its parent's; None if the drafter has no estimates. ``combined`` weighs drafts by them.
     """
 
     tokens: Seq[int] = ()
@@ -240,13 +241,11 @@ class Draft:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Source of an encoder-decoder model's text: the encoder's answer, computed once.
-
-    Many requests may share one.
+    """An encoder's output for one input of an encoder-decoder model. Requests may share one.
 
     Attributes:
-        states: what the encoder says, [length, size].
-        tokens: the ids it read, if they mean in its vocabulary what they mean in the decoder's; else empty.
+        states: the encoder's hidden states, shape [length, size].
+        tokens: the encoder's input ids if encoder and decoder share a vocabulary, otherwise empty.
     """
 
     states: torch.Tensor
@@ -254,10 +253,10 @@ class Source:
 
 
 class Verdict:
-    """A verifier's decision: the accepted nodes, root's child first, and the tokens to emit.
+    """A verifier's decision: the accepted nodes, the root's child first, and the tokens to emit.
 
-    ``tokens`` holds the accepted nodes' tokens and then the bonus token, the target's own; the bonus is
-    missing only where the sequence ended on an accepted token.
+    ``tokens`` contains the accepted nodes' tokens and then the bonus token, the target's own. The bonus is
+    absent only if the sequence ended on an accepted token.
     """
 
     __slots__ = ("path", "tokens")
@@ -274,10 +273,9 @@ _METRIC = re.compile("[a-z][a-z0-9_]*")
 class Stats:
     """Raw counts and seconds of one sequence; the ratios are properties.
 
-    ``drafted`` counts every node sent to the target, ``accepted`` those kept after the cut. In a batch the
-    wall time of a step counts in full for each sequence that took part in it. ``cached_tokens`` counts those
-    whose rows came from the prefix cache. ``extra`` holds what a
-    drafter counts besides (lookahead: guesses alone).
+    ``drafted`` counts every node sent to the target, ``accepted`` those kept in the output. In a batch the
+    wall time of a step counts in full for each sequence in it. ``cached_tokens`` counts prompt tokens whose
+    rows came from the prefix cache. ``extra`` contains a drafter's own counts.
     """
 
     steps: int = 0
@@ -295,7 +293,7 @@ class Stats:
 
     @property
     def mean_accepted_length(self) -> float:
-        """Tokens out per step (tau), the bonus token included; 1.0 for plain decoding."""
+        """Tokens emitted per step (tau), the bonus token included; 1.0 for plain decoding."""
         return self.tokens / self.steps if self.steps else 0.0
 
     @property
@@ -311,18 +309,18 @@ class Stats:
         return self.seconds_draft + self.seconds_verify + self.seconds_rest
 
     def count(self, name: str, number: int) -> None:
-        """Add to a count of the drafter's own.
+        """Add to one of the drafter's own counts.
 
         Args:
-            name: a name fit for metrics: lower-case letters, digits and underscores, a letter first.
+            name: an identifier fit for metrics: lower-case letters, digits and underscores, a letter first.
 
         Raises:
-            OutpaceError: any other name.
+            OutpaceError: the name is not such an identifier.
         """
         if name not in self.extra and not _METRIC.fullmatch(name):
             raise OutpaceError(
-                f"{name!r} is no name for a count: use lower-case letters, digits and underscores, a letter "
-                "first, as in prompt_lookup_drafted"
+                f"{name!r} is not a valid name for a count: use lower-case letters, digits and underscores, "
+                "a letter first, as in prompt_lookup_drafted"
             )
         self.extra[name] = self.extra.get(name, 0) + number
 
@@ -340,7 +338,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log probabilities at one output token, of the raw distribution: the token's own, and the top ones."""
+    """Log probabilities at one output token, of the raw distribution: the token's and the highest ones."""
 
     logprob: float
     top: dict[int, float]
@@ -348,9 +346,10 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Generation:
-    """The answer to one prompt. ``tokens`` includes an end-of-sequence token and those of a stop string.
+    """The result of one request. ``tokens`` includes an end-of-sequence token and those of a stop string.
 
-    Where ``finish_reason`` is ``"error"``, ``error`` is what ended it; ``tokens`` were emitted before.
+    If ``finish_reason`` is ``"error"``, ``error`` is the exception that ended the request, and ``tokens`` are
+    those emitted before it.
     """
 
     tokens: list[int]
@@ -364,10 +363,10 @@ class Generation:
 
 @dataclass(frozen=True)
 class StreamedToken:
-    """One accepted token: its id, the step (from 1) that accepted it, and the text that may be shown now.
+    """One emitted token: its id, the step (from 1) that emitted it, and the text that may be shown now.
 
-    ``text`` is "" without a tokenizer, and while a stop string or a character is incomplete. ``logprobs`` are
-    those that the parameters ask for.
+    ``text`` is "" without a tokenizer, and while a stop string or a character is incomplete. ``logprobs`` is
+    None unless the parameters request log probabilities.
     """
 
     token: int

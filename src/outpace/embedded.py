@@ -1,4 +1,4 @@
-"""Folders of models in the Hugging Face format: those in the package, and the one of `make real`."""
+"""Folders of models in the Hugging Face format: those in the package, and the one that `make real` writes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from outpace.core import OutpaceError
 
-# Methods whose drafters for the embedded model come with it.
+# Methods with an embedded drafter for the embedded model.
 _TRAINED = ("eagle", "medusa")
 
 
@@ -17,7 +17,7 @@ def nano_path() -> Path:
 
 
 def nano_draft_path() -> Path:
-    """The folder of the embedded draft model, which drafts for the one at `nano_path()`."""
+    """The folder of the embedded draft model for the model at `nano_path()`."""
     return _embedded("outpace-nano-draft")
 
 
@@ -39,7 +39,7 @@ def nano_drafter_path(method: str) -> Path:
 
 
 def smollm2_path() -> Path:
-    """The folder that `make real` writes SmolLM2-135M-Instruct into; there may be none yet.
+    """The folder that `make real` writes SmolLM2-135M-Instruct to; it may not exist yet.
 
     It lies in ``$OUTPACE_CACHE``, by default ``outpace`` in the user's cache folder (``$XDG_CACHE_HOME`` or
     ``~/.cache``).

@@ -1,6 +1,6 @@
-"""A model, its tokenizer and its chat template by name, from the hub or a folder, as transformers loads them.
+"""Loading of a model, its tokenizer and its chat template by name, from the hub or a folder, by transformers.
 
-This is where the command line and a server get their model from. Weights come from safetensors only.
+Used by the command line and the server. Weights are read from safetensors only.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Loaded:
     """A model that passed the target's self-test, with its tokenizer and chat template.
 
     Attributes:
-        name: the hub name or folder as it was given, for messages and reports.
-        target: the model as the engine reads it.
+        name: the hub name or folder as the user gave it, for messages and reports.
+        target: the model as the engine's target.
         tokenizer: transformers' tokenizer.
-        dtype, device: as torch writes them, e.g. "bfloat16" and "cuda:0".
-        source: the folder or hub name that another process can load the model from; "" where there is none.
-        costs: measured costs of a profile, which governors begin with.
+        dtype, device: in torch's notation, e.g. "bfloat16" and "cuda:0".
+        source: the folder or hub name from which another process can load the model; "" if there is none.
+        costs: measured costs from a profile, the initial costs of governors.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Loaded:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def tokens(self, text: str) -> list[int]:
-        """Token ids of a text of any length, with the special tokens that begin or end one.
+        """Token ids of a text of any length, with the tokenizer's special tokens at its ends.
 
         Raises:
             OutpaceError: the text contains an unpaired surrogate.
@@ -87,7 +87,7 @@ class Loaded:
         return list(self.tokenizer(text).input_ids)
 
     def plain_tokens(self, text: str) -> list[int]:
-        """Token ids of a text within another one: without special tokens at its ends.
+        """Token ids of a part of a text: without special tokens at its ends.
 
         Raises:
             OutpaceError: as ``tokens``.
@@ -118,7 +118,7 @@ class Loaded:
         """Token ids of a conversation of any length, up to where the answer begins.
 
         Args:
-            messages, options: as ``render`` takes them.
+            messages, options: as for ``render``.
 
         Raises:
             OutpaceError: as ``render`` and ``tokens``.
@@ -129,8 +129,8 @@ class Loaded:
         """A conversation in the model's chat template, up to where the answer begins.
 
         Args:
-            messages: with "role" and "content", as chat templates take them.
-            options: for the template, such as ``tools``, or ``add_generation_prompt=False``.
+            messages: dicts with "role" and "content".
+            options: passed to the template, such as ``tools`` or ``add_generation_prompt=False``.
 
         Raises:
             OutpaceError: there is no chat template, or it rejects the messages.
@@ -157,10 +157,10 @@ def load(
 
     Args:
         name: a hub name or a folder; None is the embedded model, "smollm2" the public model that
-            `make real` fetches. A folder of low-rank updates that peft wrote
-            is loaded with the updates merged into their model.
+            `make real` fetches. The low-rank updates in a folder written by peft are merged into the model
+            that they update.
         dtype: one of ``DTYPES``, or "auto": the model's own on a GPU, float32 on a CPU.
-        device: as torch writes it; None is cuda where it is available.
+        device: in torch's notation; None is cuda if available.
         trust_remote_code: run Python code that comes with the model.
 
     Raises:
@@ -173,13 +173,16 @@ def load(
 
 
 def made(name: str, model: Any, tokenizer: Any, source: str = "") -> Loaded:
-    """A transformers model in memory as a loaded one; the arguments are the fields of ``Loaded``."""
+    """Wrap a transformers model that is in memory; the arguments are the fields of ``Loaded``."""
     dtype = str(model.dtype).removeprefix("torch.")
     return Loaded(name, Target(model), tokenizer, dtype, str(model.device), source)
 
 
 def load_weights(name: str | None, dtype: torch.dtype | str, trust_remote_code: bool) -> tuple[str, Any, Any]:
-    """A model's name for messages, the transformers model itself, on the CPU, and its tokenizer.
+    """Load a transformers model onto the CPU.
+
+    Returns:
+        Its name for messages, the model, and its tokenizer.
 
     Raises:
         OutpaceError, UnsupportedModel: as ``load``.
@@ -189,7 +192,7 @@ def load_weights(name: str | None, dtype: torch.dtype | str, trust_remote_code: 
 
 
 def _parts(name: str | None, dtype: torch.dtype | str, trust_remote_code: bool) -> tuple[Any, Any]:
-    """A model and its tokenizer. Updates in a folder of peft's are merged into the model that they name."""
+    """Load a model and its tokenizer. Updates in a folder written by peft are merged into their model."""
     folder = None if name is None else Path(name).expanduser()
     if folder is None or not (folder / adapters.ADAPTER).is_file() or (folder / "config.json").is_file():
         return _read(source_of(name), _shown(name), dtype, trust_remote_code)
@@ -198,8 +201,8 @@ def _parts(name: str | None, dtype: torch.dtype | str, trust_remote_code: bool) 
         model, tokenizer = _parts(base, dtype, trust_remote_code)
     except OutpaceError as error:
         raise OutpaceError(
-            f"{name} updates the model {base}: {error}. If that model has moved, write its place into "
-            f"{folder / adapters.ADAPTER}, as base_model_name_or_path"
+            f"{name} updates the model {base}: {error}. If that model has moved, set base_model_name_or_path "
+            f"in {folder / adapters.ADAPTER} to its new place"
         ) from error
     return adapters.merge(model, folder), tokenizer
 
@@ -216,7 +219,10 @@ def _read(source: str, shown: str, dtype: torch.dtype | str, trust_remote_code: 
 
 
 def load_tokenizer(name: str | None = None, trust_remote_code: bool = False) -> tuple[str, Any]:
-    """A tokenizer's name for messages and the tokenizer alone; its folder need not hold a model.
+    """Load a tokenizer alone; its folder need not contain a model.
+
+    Returns:
+        Its name for messages, and the tokenizer.
 
     Raises:
         OutpaceError: it cannot be loaded.
@@ -228,7 +234,7 @@ def load_tokenizer(name: str | None = None, trust_remote_code: bool = False) -> 
 
 
 def device_of(device: str | None) -> torch.device:
-    """The device of a name; None is cuda where it is available.
+    """The device of a name; None is cuda if available.
 
     Raises:
         OutpaceError: the device cannot be used here.
@@ -244,7 +250,7 @@ def device_of(device: str | None) -> torch.device:
 
 
 def dtype_of(dtype: str, device: torch.device) -> torch.dtype | str:
-    """The dtype of a name, for a device. "auto" stays "auto" on a GPU: the model's own.
+    """The dtype of a name. "auto" is float32 on a CPU, and stays "auto" on a GPU: the model's own.
 
     Raises:
         OutpaceError: there is no such dtype.
@@ -258,7 +264,7 @@ def dtype_of(dtype: str, device: torch.device) -> torch.dtype | str:
 
 
 def _silence() -> None:
-    """Silence transformers' warnings and progress bars; a download from the hub still shows its own."""
+    """Silence transformers' warnings and progress bars, but not the hub's download bars."""
     downloads = not are_progress_bars_disabled()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -272,7 +278,7 @@ def _shown(name: str | None) -> str:
 
 
 def source_of(name: str | None) -> str:
-    """The path of an existing folder, otherwise a hub name: what transformers loads a model from.
+    """The path or hub name that transformers loads a model from: a path if the folder exists.
 
     Raises:
         OutpaceError: the name is neither.
@@ -291,11 +297,11 @@ def source_of(name: str | None) -> str:
             raise OutpaceError(f"{name} is not a model: the folder has no config.json")
         return str(path)
     if path.exists():
-        raise OutpaceError(f"{name} is a file; give the folder that holds config.json and the weights")
+        raise OutpaceError(f"{name} is a file; give the folder that contains config.json and the weights")
     if name == "smollm2":
         if not smollm2_path().is_dir():
             raise OutpaceError(
-                "SmolLM2-135M-Instruct is not here yet; fetch and convert it once, in a clone: make real"
+                "SmolLM2-135M-Instruct has not been fetched yet; run `make real` once, in a clone of outpace"
             )
         return str(smollm2_path())
     if _looks_like_path(name):
@@ -304,18 +310,18 @@ def source_of(name: str | None) -> str:
 
 
 def _looks_like_path(name: str) -> bool:
-    """True if a name cannot be one of the hub's, which is ``name`` or ``owner/name``."""
+    """True if a name cannot be a hub name, which is ``name`` or ``owner/name``."""
     separators = name.count("/") + name.count(os.sep) * (os.sep != "/")
     return name.startswith((".", "/", "~", os.sep)) or separators > 1 or name.endswith(("/", os.sep))
 
 
 def _check_family(source: str, shown: str, trust_remote_code: bool) -> None:
-    """Refuse a model that is not a decoder-only language model, before its weights are read."""
+    """Refuse a model that is not a decoder-only language model before its weights are read."""
     config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModel(
-            f"{shown} ({config.model_type}) is an encoder-decoder model, to be used in Python only: "
+            f"{shown} ({config.model_type}) is an encoder-decoder model; use it from Python: "
             "outpace.Engine(model, drafter).generate(prompts, sources=...)"
         )
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
@@ -344,7 +350,7 @@ def _tokenizer(source: str, shown: str, trust_remote_code: bool) -> Any:
     except (ValueError, OSError, KeyError, TypeError, AttributeError, ImportError) as error:
         raise OutpaceError(f"{shown} has no tokenizer that can be loaded: {first_line(error)}") from error
     if not usable:
-        raise OutpaceError(f"{shown} has no usable tokenizer: it makes no tokens from text")
+        raise OutpaceError(f"{shown} has no usable tokenizer: it returns no tokens for a text")
     return tokenizer
 
 
@@ -352,7 +358,7 @@ def _explain(error: Exception, source: str, shown: str) -> str:
     """The reason why loading failed, and the remedy."""
     text = str(error)
     if "trust_remote_code" in text:
-        return f"{shown} needs Python code of its own; read it, and pass --trust-remote-code if you trust it"
+        return f"{shown} runs its own Python code; read it, and pass --trust-remote-code if you trust it"
     if "couldn't connect" in text.lower() or "offline" in text.lower():
         return (
             f"cannot load {shown}: there is no such folder, it is not in the local cache, and the Hugging "
@@ -360,10 +366,10 @@ def _explain(error: Exception, source: str, shown: str) -> str:
         )
     if "safetensors" in text and isinstance(error, OSError):
         return (
-            f"cannot load {shown}: no weights in safetensors format, and outpace loads no others; "
+            f"cannot load {shown}: it has no weights in safetensors format, the only one that outpace loads; "
             "convert them with model.save_pretrained(folder)"
         )
-    where = "" if Path(source).is_dir() else " (no such folder here, so it was looked for on the hub)"
+    where = "" if Path(source).is_dir() else " (no such folder, so it was looked up on the hub)"
     return f"cannot load {shown}{where}: {first_line(error)}"
 
 

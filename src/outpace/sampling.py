@@ -1,12 +1,12 @@
-"""From logits to tokens: processing, keyed noise, and the draws that drafters and verifiers make.
+"""Sampling: processing of logits, keyed noise, and the draws that drafters and verifiers make.
 
 The noise is a function of (seed, stream, output index or node, token id) and of nothing else: an integer
 hash, the same on every device. The target's own draw at an output index is the argmax of the processed
-logits plus Gumbel noise of that index (Gumbel 1954; Maddison, Tarlow, Minka 2014), so it does not depend on
+logits plus that index's Gumbel noise (Gumbel 1954; Maddison, Tarlow, Minka 2014), so it does not depend on
 how many tokens a step accepted: drafter-invariant speculative decoding (Daliri, Musco, Suresh 2024).
 
-Everything here takes one row at a time and is the reference; ``choosing`` finds the same tokens for many rows
-in one pass.
+These functions take one row at a time and are the reference; ``choosing`` computes the same tokens for many
+rows in one pass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 from outpace.core import LogitsProcessor, NoTokenLeft, SamplingParams
 
 NO_TOKEN_LEFT = "every token is excluded, or a logit is NaN: check the logits processors and the model"
-# Below this temperature dividing could overflow, or the divisor be 0 in float32.
+# Below this temperature the division could overflow, or the divisor underflow to 0 in float32.
 TINY_TEMPERATURE = 1e-3
 _MASK = (1 << 64) - 1
 _WEYL = 0x9E3779B97F4A7C15
@@ -34,7 +34,7 @@ _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 class Stream(IntEnum):
-    """Separate sources of randomness of one seed: sharing one between two purposes biases the output."""
+    """Independent random streams of one seed; using one stream for two purposes would bias the output."""
 
     TARGET = 0
     DRAFT = 1
@@ -50,7 +50,7 @@ def mix(value: int) -> int:
 
 
 def key(seed: int, *words: int) -> int:
-    """A 64-bit key of a seed and some words. Each is mixed in turn, never added to another."""
+    """A 64-bit key from a seed and words. Each word is mixed in turn; words are never added up."""
     state = mix(seed & _MASK ^ _WEYL)
     for word in words:
         state = mix(state ^ mix((word & _MASK) * _WEYL + 1 & _MASK))
@@ -79,7 +79,7 @@ def token_words(vocabulary: int, device: torch.device) -> Tensor:
 
 
 def _unit(words: Tensor) -> Tensor:
-    """The top 52 bits of each word as a float64 strictly between 0 and 1 (one bit more could round to 1)."""
+    """The top 52 bits of each word as a float64 strictly between 0 and 1 (53 bits could round to 1)."""
     return ((words >> 12 & (1 << 52) - 1).double() + 0.5) * 2.0**-52
 
 
@@ -89,19 +89,19 @@ def uniform(word: int) -> float:
 
 
 def noise_of(words: Tensor) -> Tensor:
-    """Standard Gumbel noise, float64, of int64 words: a token's word xor a key."""
+    """Standard Gumbel noise, float64, from int64 words, each a token's word xor a key."""
     return -torch.log(-torch.log(_unit(_mix_words(words))))
 
 
 def host_noise(words: NDArray[np.int64]) -> NDArray[np.float64]:
-    """``noise_of`` on the host, quicker for few words; its logarithms may be rounded otherwise."""
+    """``noise_of`` on the host, faster for few words; its logarithms may round differently."""
     units = ((_mix_words(words) >> 12 & (1 << 52) - 1) + 0.5) * 2.0**-52
     noise: NDArray[np.float64] = -np.log(-np.log(units))
     return noise
 
 
 def gumbel(word: int, vocabulary: int, device: torch.device, tokens: Tensor | None = None) -> Tensor:
-    """Standard Gumbel noise of a key, float64: for each of ``tokens``, or for the whole vocabulary."""
+    """Standard Gumbel noise of a key, float64, for ``tokens`` or for the whole vocabulary."""
     words = token_words(vocabulary, device)
     if tokens is not None:
         words = words[tokens]
@@ -109,9 +109,9 @@ def gumbel(word: int, vocabulary: int, device: torch.device, tokens: Tensor | No
 
 
 def _perturbed(scores: Tensor, word: int) -> tuple[Tensor, Tensor]:
-    """The tokens that are left, and their scores plus the key's Gumbel noise, float64.
+    """The tokens that are not excluded, and their scores plus the key's Gumbel noise, float64.
 
-    Tokens with a score of infinity leave the others no chance.
+    If any score is infinity, all other tokens are excluded.
     """
     scores = scores.double()
     peak = float(scores.max())
@@ -123,21 +123,21 @@ def _perturbed(scores: Tensor, word: int) -> tuple[Tensor, Tensor]:
 
 
 def best_token(scores: Tensor) -> int:
-    """The token with the highest score, shape [vocabulary]; the first of equals.
+    """The token with the highest score, shape [vocabulary]; the first one on a tie.
 
     Raises:
         NoTokenLeft: every score is minus infinity, or one is NaN.
     """
-    best = int(scores.argmax())  # of a NaN, where there is one
+    best = int(scores.argmax())  # the index of a NaN, if there is one
     if not float(scores[best]) > -math.inf:
         raise NoTokenLeft(NO_TOKEN_LEFT)
     return best
 
 
 def noisy_argmax(scores: Tensor, word: int) -> int:
-    """The Gumbel-max draw from softmax(scores), shape [vocabulary]; noise only over tokens that are left.
+    """The Gumbel-max draw from softmax(scores), shape [vocabulary].
 
-    Tokens with a score of infinity leave the others no chance.
+    If any score is infinity, all other tokens are excluded.
 
     Raises:
         NoTokenLeft: every score is minus infinity, or one is NaN.
@@ -147,11 +147,14 @@ def noisy_argmax(scores: Tensor, word: int) -> int:
 
 
 def noisy_top(scores: Tensor, word: int, count: int) -> tuple[list[int], list[float]]:
-    """Draws from softmax(scores), shape [vocabulary], without replacement, in the order they are drawn.
+    """Draws from softmax(scores), shape [vocabulary], without replacement, in the order of drawing.
 
-    The tokens with the highest scores plus Gumbel noise (Kool, van Hoof, Welling 2019, section 3); the first
-    is ``noisy_argmax``. There are fewer than ``count`` where fewer tokens are left. With each comes the log
-    of its share in the softmax of those noisy scores: how clear the order is.
+    These are the tokens with the highest scores plus Gumbel noise (Kool, van Hoof, Welling 2019, section 3);
+    the first is ``noisy_argmax``. Fewer than ``count`` if fewer tokens are not excluded.
+
+    Returns:
+        The tokens, and for each the log of its share in the softmax over the noisy scores: how clear the
+        order is.
 
     Raises:
         NoTokenLeft: every score is minus infinity, or one is NaN.
@@ -164,7 +167,7 @@ def noisy_top(scores: Tensor, word: int, count: int) -> tuple[list[int], list[fl
 def warp(scores: Tensor, params: SamplingParams) -> Tensor:
     """Temperature, top-k, top-p and min-p on rows of scores, shape [..., vocabulary], as transformers does.
 
-    Excluded tokens get -inf. The input is left as it is; it is returned itself if there is nothing to do.
+    Excluded tokens get -inf. The input is not modified, and is itself returned if nothing changes.
     """
     return scores if params.greedy else truncate(heat(scores, params), params)
 
@@ -175,7 +178,7 @@ def heat(scores: Tensor, params: SamplingParams) -> Tensor:
         return scores
     if params.temperature < TINY_TEMPERATURE:
         scores = scores - scores.amax(dim=-1, keepdim=True)
-    # A tensor, since CUDA multiplies by the inverse of a number, and the quotient would depend on the device.
+    # A tensor: CUDA multiplies by the inverse of a scalar, so the quotient would depend on the device.
     return scores / scores.new_full((), max(params.temperature, 1e-30))
 
 
@@ -197,24 +200,25 @@ def truncate(scores: Tensor, params: SamplingParams) -> Tensor:
 
 
 def best_tokens(rows: Tensor) -> list[int]:
-    """The most probable token of each row, shape [n, vocabulary]; -1 where no logit is above -inf, or one is
-    NaN. Of equal ones the first.
+    """The most probable token of each row, shape [n, vocabulary], the first one on a tie.
+
+    -1 for a row in which no logit is above -inf, or one is NaN.
     """
     if rows.device.type != "cpu":
         values, tokens = rows.max(dim=-1)
         found: list[int] = tokens.masked_fill(~(values > -torch.inf), -1).tolist()
         return found
-    # NumPy's argmax takes a seventh of the time of torch's, but knows no bfloat16.
+    # NumPy's argmax takes a seventh of the time of torch's, but NumPy has no bfloat16.
     array = (rows.float() if rows.dtype.itemsize < 4 else rows).detach().numpy()
     places: list[int] = array.argmax(axis=-1).tolist()
     return [token if array[row, token] > -math.inf else -1 for row, token in enumerate(places)]
 
 
 class Processor:
-    """Applies one sequence's parameters to its rows of logits; counts what penalties need.
+    """Processor of one sequence's rows of logits; counts the tokens that penalties concern.
 
     Attributes:
-        plain: the next token is the argmax of the logits as they are.
+        plain: whether the next token is the argmax of the raw logits.
         bias: the ids and the float32 values of ``logit_bias``.
     """
 
@@ -225,25 +229,25 @@ class Processor:
         bias = params.logit_bias or {}
         self.bias = np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32)
         self.plain = params.greedy and not (bias or params.logits_processors or self.penalises)
-        # Each token that penalties concern, and how often it is in the output; the prompt's begin with 0.
+        # Tokens that penalties concern, and their occurrences in the output (0 if only in the prompt).
         known = dict.fromkeys(prompt if repetition else ())
         self._place = {token: place for place, token in enumerate(known)}
         self._ids = np.array(list(self._place), np.int64)
         self._times = np.zeros(len(self._ids), np.float32)
 
     def observe(self, token: int) -> None:
-        """Note an emitted token."""
+        """Count an emitted token."""
         if not self.penalises:
             return
         place = self._place.setdefault(token, len(self._place))
-        if place == len(self._ids):  # the arrays are full: twice the room
+        if place == len(self._ids):  # the arrays are full: double them
             self._ids = np.concatenate([self._ids, np.zeros(place + 8, np.int64)])
             self._times = np.concatenate([self._times, np.zeros(place + 8, np.float32)])
         self._ids[place] = token
         self._times[place] += 1
 
     def counts(self, more: Seq[int] = ()) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Tokens that penalties concern, each once, and how often each is in the output.
+        """Tokens that penalties concern, without repetitions, and their numbers of occurrences in the output.
 
         Args:
             more: guessed tokens after the output.
@@ -262,7 +266,7 @@ class Processor:
         return np.concatenate([ids, np.array(list(new), np.int64)]), np.concatenate([times, added])
 
     def __call__(self, row: Tensor, prefix: Seq[int]) -> Tensor:
-        """Scores at the end of ``prefix`` (prompt and output), from its row of logits, shape [vocabulary]."""
+        """Processed scores, shape [vocabulary], of the row of logits after ``prefix`` (prompt and output)."""
         scores = self.adjust(row)
         if self.params.logits_processors:
             input_ids = torch.tensor([prefix], device=row.device)
@@ -270,7 +274,7 @@ class Processor:
         return warp(scores, self.params)
 
     def adjust(self, row: Tensor, more: Seq[int] = ()) -> Tensor:
-        """A float32 copy of a row, shape [vocabulary], with bias and penalties.
+        """A float32 copy of a row, shape [vocabulary], with bias and penalties applied.
 
         Args:
             more: guessed tokens after the output.
@@ -295,11 +299,11 @@ class Processor:
 def penalised(
     scores: Tensor, times: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor
 ) -> Tensor:
-    """Scores of tokens of the text, less the penalties.
+    """Scores of tokens of the text, with the penalties applied.
 
     Args:
-        scores: float32, one per token; the others have their shape, or none.
-        times: how often the token is in the output; the prompt's alone are 0 times there.
+        scores: float32, one per token; the other arguments have the same shape or are scalars.
+        times: occurrences of each token in the output; 0 for tokens of the prompt alone.
         repetition, presence, frequency: the penalties.
     """
     scores = torch.where(scores < 0, scores * repetition, scores / repetition)
@@ -314,12 +318,12 @@ def _run(processors: Seq[LogitsProcessor], input_ids: Tensor, scores: Tensor) ->
 
 
 class Logits:
-    """The target's rows for one sequence at one step; node -1 is the root. Read when they are asked for.
+    """The target's logits for one sequence at one step, sliced lazily; node -1 is the root.
 
     Args:
-        rows: logits, shape [N, vocabulary], with the sequence's own among them.
-        first: the root's row.
-        count: the sequence's rows, the root's included; by default all from ``first`` on.
+        rows: logits of the whole forward, shape [N, vocabulary].
+        first: index of the root's row.
+        count: number of the sequence's rows, the root's included; by default all from ``first`` on.
     """
 
     def __init__(self, rows: Tensor, first: int = 0, count: int | None = None) -> None:
@@ -329,28 +333,28 @@ class Logits:
 
     @property
     def rows(self) -> Tensor:
-        """All of them, shape [1 + nodes, vocabulary]."""
+        """All rows of the sequence, shape [1 + nodes, vocabulary]."""
         return self._rows[self._first : self._first + self._count]
 
     def __getitem__(self, node: int) -> Tensor:
         return self._rows[self._first + 1 + node]
 
     def gather(self, nodes: Seq[int]) -> Tensor:
-        """The rows of some nodes, shape [n, vocabulary]."""
+        """The rows of n nodes, shape [n, vocabulary]."""
         return self._rows[[self._first + 1 + node for node in nodes]]
 
 
 class SelectedLogits(Logits):
-    """The rows of the root and of some nodes, as those of a draft of their own.
+    """The logits of a part of a draft, indexed by the part's own nodes.
 
     Args:
-        whole: the rows of the draft that they are from.
-        nodes: the node there that each node is here.
+        whole: the logits of the full draft.
+        nodes: for each node of the part, its node in the full draft.
     """
 
     def __init__(self, whole: Logits, nodes: Seq[int]) -> None:
         self._whole = whole
-        self._nodes = [*nodes, -1]  # the root's is the last entry, so that index -1 finds it
+        self._nodes = [*nodes, -1]  # the root is the last entry, so index -1 maps to it
 
     @property
     def rows(self) -> Tensor:
@@ -369,23 +373,23 @@ class Key:
 
     Attributes:
         seed: the sequence's seed.
-        coupled: whether drafts may be drawn with the target's own noise. That makes them agree more often
-            under ``match``; a verifier that needs independent drafts says no.
+        coupled: whether drafts may be drawn with the target's own noise, which makes them agree more often
+            under ``match``. False for verifiers that need independent drafts.
     """
 
     seed: int
     coupled: bool = True
 
     def target(self, index: int) -> int:
-        """For the target's own draw of the output token at ``index``."""
+        """Key of the target's own draw of the output token at ``index``."""
         return key(self.seed, Stream.TARGET, index)
 
     def node(self, stream: Stream, root: int, node: int) -> int:
-        """For a draw at a node of the draft whose root precedes the output token at index ``root``."""
+        """Key of a draw at a node of the draft whose root precedes the output token at index ``root``."""
         return key(self.seed, stream, root, node)
 
 
 def normalise(weights: Tensor) -> Tensor:
-    """Weights of at least 0 as a float64 distribution, shape [vocabulary]."""
+    """Non-negative weights scaled to a float64 distribution, shape [vocabulary]."""
     weights = weights.double()
     return weights / weights.sum()

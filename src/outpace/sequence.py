@@ -1,4 +1,4 @@
-"""One sequence in flight: its tokens, when it ends, and the draws made for it at each step."""
+"""A sequence being decoded: its tokens, when it ends, and its draws at each step."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ class Sequence:
     Args:
         prompt: token ids, at least one.
         params: how to decode it.
-        key: what its draws are keyed by.
-        limit: output tokens allowed, by ``max_new_tokens`` and by the context.
-        eos_token_ids: tokens that end it; empty where the parameters say to ignore them.
-        text: decodes the output, where a tokenizer is at hand.
+        key: key of its draws.
+        limit: output tokens allowed by ``max_new_tokens`` and the context.
+        eos_token_ids: tokens that end it; empty if the parameters ignore them.
+        text: decoder of the output, if there is a tokenizer.
         criteria: called with prompt and output after each token; True ends the sequence.
-        references: texts that the output may repeat; for drafters that copy.
-        output: tokens that were emitted before, where decoding goes on from them: indices, penalties and stop
-            strings take them into account, ``stats`` and ``logprobs`` begin after them.
-        source: what an encoder-decoder model decodes it from. Its tokens, where they are of the model's own
-            vocabulary, are the first of ``references``: a correction or a summary repeats its source.
-        priority: higher ones join first, and give way last.
-        salt: it shares rows of prompts only with those of the same salt.
+        references: texts that the output may repeat, for drafters that copy.
+        output: tokens emitted earlier, if decoding is resumed: indices, penalties and stop strings take them
+            into account; ``stats`` and ``logprobs`` begin after them.
+        source: the input that an encoder-decoder model decodes it from. If its tokens are of the decoder's
+            vocabulary, they are the first of ``references``: a correction or a summary repeats its source.
+        priority: sequences with higher priority join first and are preempted last.
+        salt: it shares cached rows only with sequences that have the same salt.
     """
 
     def __init__(
@@ -85,21 +85,21 @@ class Sequence:
         self.priority = priority
         self.salt = salt
         self.references = (source.tokens, *references) if source is not None and source.tokens else references
-        # Nodes taken at most of the next draft, where that is known: a drafter may save the rest.
+        # Maximum number of nodes of the next draft, if known, so that a drafter need not make more.
         self.budget: int | None = None
-        # The share of a plain step that each further node of a draft takes, where that was measured.
+        # Time of each further node of a draft as a share of a plain step, if measured.
         self.row_cost: float | None = None
-        # Where the target keeps its rows, while it is decoded: for drafters that draft with the target.
+        # Its place in the target's cache while it is decoded, for drafters that draft with the target.
         self.place: Place | None = None
         self.processor = Processor(params, prompt)
         self.stats = Stats()
         self.logprobs: list[TokenLogprobs] = []
-        # The step, from 1, that emitted each output token; 0 for those that were there before.
+        # The step, from 1, that emitted each output token; 0 for tokens emitted before decoding was resumed.
         self.steps: list[int] = [0] * len(output)
-        # Every token that ends the sequence: a draft gains nothing by going past one.
+        # Every token that ends the sequence: drafting beyond one is useless.
         self.stop_tokens = eos_token_ids.union(params.stop_token_ids)
         self.finish_reason: FinishReason | None = "length" if self.room <= 0 else None
-        self.error: Exception | None = None  # what ended it, where its finish_reason is "error"
+        self.error: Exception | None = None  # set if finish_reason is "error"
         for token in output:
             self.processor.observe(token)
             if text is not None and text.push(token):
@@ -123,7 +123,7 @@ class Sequence:
         return self.limit - self.output_length
 
     def within_reach(self, depth: int) -> int:
-        """The part of a depth worth drafting: what could be accepted, within the budget."""
+        """The depth limited to what could be accepted and to the budget."""
         depth = min(depth, self.room - 1)
         return depth if self.budget is None else min(depth, self.budget)
 
@@ -144,25 +144,29 @@ class Sequence:
         return self.finish_reason is None
 
     def fail(self, error: Exception) -> None:
-        """End the sequence with an error; the first error is the one kept."""
+        """End the sequence with an error. Of several errors the first is kept."""
         if self.error is None:
             self.error, self.finish_reason = error, "error"
 
     def check(self) -> None:
-        """Raise the error that ended the sequence, if one did."""
+        """Raise the error that ended the sequence, if there is one."""
         if self.error is not None:
             raise self.error
 
     def tree(self, draft: Draft, first: int) -> Tree:
-        """This sequence's part of a forward.
+        """This sequence's tree in a forward.
 
         Args:
-            first: the row of its last token.
+            first: the row of its root.
         """
         return Tree(first, draft, self.processor, self.key, self.output_length)
 
     def generation(self) -> Generation:
-        """The result of a sequence that has ended."""
+        """The result of a sequence that has ended.
+
+        Raises:
+            OutpaceError: it has not ended.
+        """
         if self.finish_reason is None:
             raise OutpaceError("the sequence is still being decoded: step the engine, or remove it")
         if self.text is not None and self.error is None:  # the error may be the tokenizer's
@@ -181,12 +185,11 @@ class Sequence:
 class KeyedDraw:
     """The draws of one sequence at one step, all keyed by its seed (the verifiers' ``Draw``).
 
-    Streams of the draft, accept and residual draws are keyed by the output index of this step's root and by
-    the node; the target's own draw by its output index alone, so that it is the same in every step that
-    reaches it.
+    Draft, accept and residual draws are keyed by the output index of this step's root and by the node; the
+    target's own draw by its output index alone, so that it is the same in every step that reaches it.
 
     Args:
-        own: node -> the target's own token after it, where ``choosing`` has found it already.
+        own: node -> the target's own token after it, for nodes that ``choosing`` has already computed.
     """
 
     def __init__(self, sequence: Sequence, own: Mapping[int, int] | None = None) -> None:
@@ -198,13 +201,14 @@ class KeyedDraw:
     def _scores(self, logits: Logits, node: int, guessed: Seq[int] = ()) -> Tensor:
         """Processed scores after ``node``, shape [vocabulary].
 
-        A verifier may ask for more than one thing at a node; the processors still run once for each token.
+        The result is cached, so that processors run once per emitted token even if a verifier draws several
+        times at a node.
         """
         sequence = self.sequence
         if guessed:
             if sequence.params.logits_processors:
                 raise OutpaceError(
-                    "logits_processors see emitted tokens only, and this verifier asks for distributions "
+                    "logits_processors see emitted tokens only, and this verifier needs distributions "
                     "after tokens that are not emitted yet; use verifier='match' or 'rejection'"
                 )
             return warp(sequence.processor.adjust(logits[node], guessed), sequence.params)
@@ -231,10 +235,10 @@ class KeyedDraw:
     def distribution(self, logits: Logits, node: int, guessed: Seq[int] = ()) -> Tensor:
         """The target's processed distribution after ``node``, float64, shape [vocabulary].
 
-        Greedy, it is a point mass: the limit of temperature 0.
+        If greedy, a point mass: the limit of temperature 0.
 
         Args:
-            guessed: tokens on the way to ``node`` that are not emitted yet.
+            guessed: tokens on the path to ``node`` that are not emitted yet.
         """
         if self.sequence.params.greedy:
             point = torch.zeros_like(logits[node], dtype=torch.float64)
@@ -246,10 +250,7 @@ class KeyedDraw:
         return q
 
     def logprobs(self, logits: Logits, node: int) -> Tensor:
-        """Log probabilities after ``node``, processed; at temperature 1 if greedy.
-
-        float64, shape [vocabulary].
-        """
+        """Processed log probabilities after ``node``, at temperature 1 if greedy; float64, [vocabulary]."""
         return self._scores(logits, node).double().log_softmax(dim=-1)
 
     def draft(
@@ -257,14 +258,14 @@ class KeyedDraw:
     ) -> tuple[int, Tensor | None]:
         """A drafted token, and the distribution it was drawn from, float64, shape [vocabulary].
 
-        The sequence's own parameters apply, save its ``logits_processors``, which see emitted tokens only.
-        Greedy, the token is a point mass and the distribution is None.
+        The sequence's parameters apply, except its ``logits_processors``, which see emitted tokens only.
+        If greedy, the token is a point mass and the distribution is None.
 
         Args:
             row: the draft model's logits after the text and ``guessed``, shape [vocabulary].
-            guessed: tokens drafted on the way to this one.
+            guessed: tokens drafted on the path to this one.
             node: the token's node in the draft.
-            coupled: draw with the target's own noise, where the verifier allows it; else with the draft's.
+            coupled: draw with the target's own noise if the verifier allows it; otherwise with the draft's.
         """
         sequence = self.sequence
         scores = warp(sequence.processor.adjust(row, guessed), sequence.params)
@@ -282,7 +283,7 @@ class KeyedDraw:
         return uniform(self.sequence.key.node(Stream.ACCEPT, self.root, node)) < probability
 
     def choose(self, distribution: Tensor, node: int) -> int:
-        """A token drawn from a distribution, or from weights of at least 0, shape [vocabulary]."""
+        """A token drawn from a distribution or from non-negative weights, shape [vocabulary]."""
         word = self.sequence.key.node(Stream.RESIDUAL, self.root, node)
         return noisy_argmax(normalise(distribution).log(), word)
 
@@ -308,17 +309,17 @@ class Step:
     """Outcome of one forward of the target for one sequence; drafters learn from it.
 
     Attributes:
-        draft: the tree that was verified: what was proposed, trimmed to what was still allowed.
-        kept: which node of the proposal each node of ``draft`` was.
+        draft: the tree that was verified: the proposal, trimmed to the tokens still allowed.
+        kept: for each node of ``draft``, its node in the proposal.
         path: accepted nodes of ``draft``.
         tokens: emitted tokens, the bonus included.
         logits: the target's rows, root first.
         root: output index of the token that follows the root.
-        sequence: the sequence, these tokens included already.
+        sequence: the sequence, which already contains ``tokens``.
         hidden: layer -> hidden states of the rows, root first, for the layers that the drafter or an observer
-            asks for.
+            requests.
         committed: layer -> hidden states of the rows that this step committed, the root's and those of the
-            accepted nodes: also of those that another drafter proposed.
+            accepted nodes, including nodes that another drafter proposed.
     """
 
     draft: Draft
@@ -333,17 +334,17 @@ class Step:
 
     @property
     def depths(self) -> list[int]:
-        """Of each node of the draft; a child of the root has depth 0."""
+        """Depth of each node of the draft; a child of the root has depth 0."""
         return depths(self.draft.parents)
 
     def refill(self, nodes: Seq[int], argmax: bool = False) -> list[int]:
-        """Guesses of what the target emits after each of these nodes (-1 is the root): its own keyed draws.
+        """The target's own keyed draws after these nodes (-1 is the root), as guesses of what it will emit.
 
-        With ``argmax``, or where the sequence is greedy, its most probable tokens.
+        With ``argmax``, or if the sequence is greedy, the target's most probable tokens.
         """
         if not nodes:
             return []
         params = SamplingParams() if argmax else self.sequence.params
-        depth = [*self.depths, -1]  # the root's is the last entry, so that index -1 finds it
+        depth = [*self.depths, -1]  # the root is the last entry, so index -1 maps to it
         indices = [self.root + depth[node] + 1 for node in nodes]
         return guess(self.logits.gather(nodes), indices, params, self.sequence.key)

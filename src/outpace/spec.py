@@ -1,16 +1,16 @@
-"""Spec strings, of drafters and verifiers: a name, then options, as in ``lookahead:window=7,ngram=5``.
+"""Spec strings of drafters and verifiers: a name, then options, as in ``lookahead:window=7,ngram=5``.
 
-They nest, for a drafter that is made of others::
+They nest, for drafters that combine others::
 
     spec    = name [":" item {"," item}]
     item    = option "=" value | group {"+" group}      without a name, groups are the first option's
     value   = text | group {"+" group}                  groups, where the option takes drafters
     group   = "(" spec ")"
 
-as in ``combined:(lookahead:window=5,ngram=4)+(prompt_lookup),max_nodes=40``. A text may contain commas within
+as in ``combined:(lookahead:window=5,ngram=4)+(prompt_lookup),max_nodes=40``. A text may contain commas inside
 parentheses; its parentheses must be balanced.
 
-A name is one of a table, one that an installed package registers as an entry point, or the path of a class:
+A name is a key of a table, an entry point that an installed package registers, or the path of a class:
 ``my_package.my_module:Mine:window=3``. Classes of other packages are imported when a spec names them.
 """
 
@@ -46,15 +46,15 @@ def load(kind: str, table: Mapping[str, type[T]], spec: str, base: type[T] | Non
     """The object that a spec string ``name:option=value,option=value`` describes.
 
     Args:
-        kind: what the table holds, for messages: "drafter".
-        table: dataclasses by name; their fields are their options. A field whose type is one of these, or a
-            base of theirs, takes a spec in parentheses; a ``tuple`` of them several.
-        base: the class that all of them derive from, where classes of other packages are allowed too: by
-            their path, or by the name of an entry point in the group ``outpace.{kind}s``.
+        kind: "drafter" or "verifier", for messages.
+        table: dataclasses by name; their fields are their options. A field whose type is one of these classes
+            or a base class of one takes a spec in parentheses; a ``tuple`` field takes several.
+        base: the common base class, if classes of other packages are allowed: by path, or by the name of an
+            entry point in the group ``outpace.{kind}s``.
 
     Raises:
-        OutpaceError: unknown name or option, a value that does not fit, parentheses that do not match, or a
-            class of another package that cannot be imported; the message names the remedy.
+        OutpaceError: unknown name or option, invalid value, unbalanced parentheses, or a class of another
+            package that cannot be imported; the message names the remedy.
     """
     if not _balanced(spec):
         raise OutpaceError(f"the parentheses do not match in {spec.strip()!r}")
@@ -62,7 +62,7 @@ def load(kind: str, table: Mapping[str, type[T]], spec: str, base: type[T] | Non
 
 
 def installed(kind: str) -> dict[str, EntryPoint]:
-    """The entry points of other packages in the group ``outpace.{kind}s``, by name. Imports none of them.
+    """The entry points of other packages in the group ``outpace.{kind}s``, by name, without importing them.
 
     Raises:
         OutpaceError: two packages register different classes under one name.
@@ -104,7 +104,7 @@ def _imported(kind: str, name: str, read: Callable[[], Any], base: type[T]) -> t
             f"{name} is not a {kind}: it is {found!r}, and a {kind} is a class that derives from "
             f"{base.__module__}.{base.__qualname__}"
         )
-    # Otherwise its annotations would be ignored, and the options be those of its base.
+    # Otherwise its annotations would be ignored, and its options would be those of its base.
     if "__dataclass_params__" not in vars(found):
         raise OutpaceError(f"the {kind} {name} is not a dataclass; put @dataclass(frozen=True) before it")
     return found
@@ -112,7 +112,7 @@ def _imported(kind: str, name: str, read: Callable[[], Any], base: type[T]) -> t
 
 @dataclass(frozen=True)
 class _Loader(Generic[T]):
-    """Reads specs whose parentheses match."""
+    """Parser of specs with balanced parentheses."""
 
     kind: str
     table: Mapping[str, type[T]]
@@ -167,7 +167,7 @@ class _Loader(Generic[T]):
             raise
 
     def _values(self, name: str, cls: type[T], options: str) -> dict[str, Any]:
-        """The values in ``option=value,option=value``, each by the type of its field."""
+        """The values in ``option=value,option=value``, each parsed by the type of its field."""
         hints = _hints(cls)
         values: dict[str, Any] = {}
         for item in filter(None, _split(options, ",")):
@@ -212,7 +212,7 @@ class _Loader(Generic[T]):
                 )
             if not group[1:-1].strip():
                 raise OutpaceError(
-                    f"{name}: there is nothing in a pair of parentheses of {option}; name a {self.kind}"
+                    f"{name}: a pair of parentheses of {option} is empty; name a {self.kind} in it"
                 )
         found = [self.load(group[1:-1]) for group in groups]
         wanted = self._holds(hint)
@@ -227,7 +227,7 @@ class _Loader(Generic[T]):
         return found[0]
 
     def _holds(self, hint: Any) -> type[Any] | None:
-        """The class that a field's specs describe; None for a field of plain values."""
+        """The class of the objects that a field's specs describe; None for a field of plain values."""
         for kind in (hint, *typing.get_args(hint)):
             cls = typing.get_origin(kind) or kind
             if (
@@ -249,9 +249,9 @@ class _Loader(Generic[T]):
 
 
 def _is_module(name: str, options: str) -> bool:
-    """True if a name that is in no table is the module of a path, ``name:ClassName``.
+    """True if a name that is not in a table is the module of a path, ``name:ClassName``.
 
-    Without a dot it is one only if the module exists and a class is named: a misspelt name gets a hint.
+    Without a dot, the module must exist and a class must be named, so that misspelt names get a hint.
     """
     if not all(part.isidentifier() for part in name.split(".")):
         return False
@@ -266,7 +266,7 @@ def _several(hint: Any) -> bool:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """The parts of a text, stripped, between the separators that are in no parentheses."""
+    """The parts of a text, stripped, between separators outside parentheses."""
     parts, depth, begin = [], 0, 0
     for place, character in enumerate(text):
         depth += (character == "(") - (character == ")")
@@ -277,7 +277,7 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _balanced(text: str) -> bool:
-    """True if parentheses match."""
+    """True if the parentheses are balanced."""
     depth = 0
     for character in text:
         depth += (character == "(") - (character == ")")
@@ -304,7 +304,7 @@ def _needed(cls: type[Any]) -> list[str]:
 
 
 def _value(name: str, option: str, text: str, hint: Any) -> Any:
-    """An option's value from text, by the field's type."""
+    """An option's value parsed from text by the field's type."""
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     kinds = typing.get_args(hint) if union else (hint,)
     if text.lower() == "none" and (type(None) in kinds or Any in kinds):

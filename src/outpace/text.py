@@ -1,4 +1,4 @@
-"""Text as tokens arrive: incremental decoding, stop strings, and what may be shown already."""
+"""Incremental detokenisation: text as tokens arrive, stop strings, and the text that may be shown already."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Tokenizer(Protocol):
 
 
 class TextStream:
-    """Decodes a growing list of tokens, and looks for stop strings across token boundaries.
+    """Decoder of a growing list of tokens that finds stop strings across token boundaries.
 
-    A token may hold a part of a character, and a tokenizer may decode a token by its neighbours. Therefore
-    new text is the difference of two decodings that begin a few tokens back, and is taken only where it ends
-    in a whole character.
+    A token may contain part of a character, and its text may depend on its neighbours. New text is therefore
+    the difference of two decodings that begin a few tokens back, and is taken only if it ends in a whole
+    character.
 
-    With stop strings each token is decoded as it comes, without them when the text is asked for.
+    With stop strings each token is decoded as it arrives; otherwise only when the text is read.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
@@ -31,8 +31,8 @@ class TextStream:
         self._tokens: list[int] = []
         self._start = 0  # decodings begin at this token ...
         self._read = 0  # ... and the tokens before this one are in `_text`
-        self._seen = 0  # tokens that were there at the last decoding
-        self._shown = 0  # characters handed out by `release`
+        self._seen = 0  # number of tokens at the last decoding
+        self._shown = 0  # characters that `release` has returned
         self._text = ""
         self.stopped = False
 
@@ -54,12 +54,12 @@ class TextStream:
 
     @property
     def pending(self) -> bool:
-        """True if the last tokens are not in ``text`` yet: they end within a character, or have no text."""
+        """True if the last tokens are not in ``text`` yet: they end inside a character, or have no text."""
         self._take()
         return self._read < len(self._tokens)
 
     def _take(self, final: bool = False) -> None:
-        """Decode tokens that are not in the text yet; with ``final`` an unfinished character too."""
+        """Decode tokens that are not in the text yet; with ``final``, even if a character is incomplete."""
         if self._read == len(self._tokens) or (self._seen == len(self._tokens) and not final):
             return
         self._seen = len(self._tokens)
@@ -73,7 +73,7 @@ class TextStream:
         self._cut(searched)
 
     def _cut(self, searched: int) -> None:
-        """Look for the earliest stop string that ends after the first ``searched`` characters."""
+        """Cut the text at the earliest stop string that ends after the first ``searched`` characters."""
         found = [
             place
             for stop in self._stops
@@ -84,7 +84,7 @@ class TextStream:
             self.stopped = True
 
     def release(self, final: bool = False) -> str:
-        """Text not handed out yet, without what could still become a stop string; all of it if ``final``."""
+        """Return new text, except what could still become a stop string; with ``final``, all of it."""
         if not self.stopped:
             self._take(final)
         end = len(self._text)
@@ -95,7 +95,7 @@ class TextStream:
         return piece
 
     def _overlap(self, stop: str) -> int:
-        """Length of the longest beginning of ``stop`` that the text ends with."""
+        """Length of the longest proper prefix of ``stop`` that the text ends with."""
         for length in range(min(len(stop) - 1, len(self._text)), 0, -1):
             if self._text.endswith(stop[:length]):
                 return length

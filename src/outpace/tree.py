@@ -28,7 +28,7 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def children(parents: Sequence[int]) -> list[list[int]]:
-    """Children of each node, in order; the root's are the last entry, so that index -1 finds them."""
+    """Children of each node, in order; the root's are the last entry, so index -1 maps to them."""
     found: list[list[int]] = [[] for _ in range(len(parents) + 1)]
     for node, parent in enumerate(parents):
         found[parent].append(node)
@@ -46,11 +46,11 @@ def chain_mask(size: int) -> NDArray[np.bool_]:
 
 
 def ancestor_mask(parents: Sequence[int]) -> NDArray[np.bool_]:
-    """Attention among the nodes, shape [n, n]: row i sees column j if j is i or an ancestor of i."""
+    """Attention among the nodes, shape [n, n]: row i attends to column j if j is i or an ancestor of i."""
     size = len(parents)
     if is_chain(parents):
         return chain_mask(size)
-    # A row is an integer whose bit j says "sees j": a child's row is its parent's with one bit more.
+    # A row is an integer whose bit j is set if it attends to j: a child's row is its parent's plus one bit.
     rows: list[int] = []
     for node, parent in enumerate(parents):
         rows.append((rows[parent] if parent >= 0 else 0) | 1 << node)
@@ -70,9 +70,9 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
 
 
 class Trie:
-    """Merges token sequences under one root into a tree without equal siblings.
+    """Token sequences merged under one root into a tree without equal siblings.
 
-    For drafters that choose. Siblings drawn with replacement must not be merged: each is a trial of its own.
+    For drafters that choose. Siblings drawn with replacement must not be merged: each is a separate trial.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Trie:
         return len(self.tokens)
 
     def add(self, tokens: Sequence[int], under: int = -1, budget: int | None = None) -> list[int]:
-        """Add a chain below a node; returns its nodes, as far as ``budget`` nodes in all allow."""
+        """Add a chain below a node and return its nodes; stop when the trie has ``budget`` nodes."""
         nodes: list[int] = []
         for token in tokens:
             node = self._index.get((under, token))
@@ -97,7 +97,7 @@ class Trie:
         return nodes
 
     def append(self, token: int, parent: int) -> int:
-        """Add a node of its own, even beside an equal sibling; later chains do not join it."""
+        """Add a separate node, even beside an equal sibling; later chains are not merged into it."""
         self.tokens.append(token)
         self.parents.append(parent)
         return len(self.tokens) - 1
@@ -107,20 +107,21 @@ class Trie:
 
 
 def trim(draft: Draft, max_depth: int, max_nodes: int | None = None) -> tuple[Draft, Sequence[int]]:
-    """The draft without nodes at ``max_depth`` or deeper, and which nodes those kept were before.
+    """Remove nodes at ``max_depth`` or deeper, and all but the first ``max_nodes`` of the others.
 
-    Of those, the first ``max_nodes``, where that is given.
+    Returns:
+        The trimmed draft, and for each of its nodes its node in the draft before.
     """
-    if not draft.parents:  # in every plain step, of every sequence
+    if not draft.parents:  # the shortcut of every plain step
         return draft, ()
     depth = depths(draft.parents)
-    # A parent is shallower than its children and before them, so what is kept is closed under parents.
+    # A parent is shallower than its children and precedes them, so the kept nodes are closed under parents.
     kept = [node for node in range(len(draft)) if depth[node] < max_depth][:max_nodes]
     return select(draft, kept), kept
 
 
 def select(draft: Draft, kept: Sequence[int]) -> Draft:
-    """The draft of some nodes, in this order. Their parents are among them and come first, riders last."""
+    """The draft of the nodes ``kept``, in this order; it must contain parents first and riders last."""
     if list(kept) == list(range(len(draft))):
         return draft
     place = {old: new for new, old in enumerate(kept)} | {-1: -1}
@@ -128,7 +129,7 @@ def select(draft: Draft, kept: Sequence[int]) -> Draft:
     parents = tuple(place[draft.parents[node]] for node in kept)
     distributions = None
     if draft.distributions is not None:
-        # A parent whose children were all cut has nothing left to verify.
+        # A parent whose children were all cut needs no distribution.
         used = set(parents)
         distributions = {
             place[old]: row for old, row in draft.distributions.items() if old in place and place[old] in used
@@ -139,10 +140,11 @@ def select(draft: Draft, kept: Sequence[int]) -> Draft:
 
 
 def worthwhile(chances: Sequence[float], row_cost: float) -> int:
-    """Number of nodes that gives the most tokens per time, where each takes ``row_cost`` of a plain step.
+    """Number of nodes that maximises the expected tokens per time.
 
     Args:
-        chances: that each node is accepted, the likeliest first.
+        chances: acceptance probability per node, in descending order.
+        row_cost: time of a node as a share of a plain step.
     """
     tokens, seconds = 1.0, 1.0
     for nodes, chance in enumerate(chances):

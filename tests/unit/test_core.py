@@ -19,6 +19,6 @@ def test_counts_add_up() -> None:
 )
 def test_a_count_has_a_name_fit_for_metrics(name: str) -> None:
     stats = Stats()
-    with pytest.raises(OutpaceError, match="is no name for a count"):
+    with pytest.raises(OutpaceError, match="is not a valid name for a count"):
         stats.count(name, 1)
     assert not stats.extra
