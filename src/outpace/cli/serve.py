@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,48 +23,32 @@ if TYPE_CHECKING:
     from outpace.loading import Loaded
     from outpace.serve.service import Service
 
-SERVER = "Server"
-LIMITS = "Limits"
+_server = partial(typer.Option, rich_help_panel="Server")
+_limits = partial(typer.Option, rich_help_panel="Limits")
 
-Host = Annotated[str, typer.Option("--host", help="Address to listen on.", rich_help_panel=SERVER)]
-Port = Annotated[
-    int,
-    typer.Option(
-        "--port", help="Port to listen on; 0 takes a free one.", min=0, max=65535, rich_help_panel=SERVER
-    ),
-]
+Host = Annotated[str, _server("--host", help="Address to listen on.")]
+Port = Annotated[int, _server("--port", help="Port to listen on; 0 takes a free one.", min=0, max=65535)]
 Name = Annotated[
     str | None,
-    typer.Option(
+    _server(
         "--served-model-name",
         help="What clients call the model. Default: its name, of a folder the last part.",
-        rich_help_panel=SERVER,
     ),
 ]
 KeysFile = Annotated[
     Path | None,
-    typer.Option(
+    _server(
         "--api-keys",
         help="A file of keys, one per line, one of which each request must send. "
         "(Or OUTPACE_API_KEYS, separated by commas.)",
-        rich_help_panel=SERVER,
     ),
 ]
 Origins = Annotated[
     list[str] | None,
-    typer.Option(
-        "--cors-origin",
-        help="Let the pages of this origin ask from a browser; repeatable.",
-        rich_help_panel=SERVER,
-    ),
+    _server("--cors-origin", help="Let the pages of this origin ask from a browser; repeatable."),
 ]
-Drain = Annotated[
-    float,
-    typer.Option(
-        "--drain", help="Seconds that running requests have after SIGTERM.", min=0, rich_help_panel=SERVER
-    ),
-]
-NoLog = Annotated[bool, typer.Option("--no-access-log", help="Do not log requests.", rich_help_panel=SERVER)]
+Drain = Annotated[float, _server("--drain", help="Seconds that running requests have after SIGTERM.", min=0)]
+NoLog = Annotated[bool, _server("--no-access-log", help="Do not log requests.")]
 Others = Annotated[
     list[str] | None,
     typer.Option(
@@ -73,45 +58,24 @@ Others = Annotated[
         rich_help_panel=o.MODEL,
     ),
 ]
-MaxRunning = Annotated[
-    int,
-    typer.Option("--max-running", help="Sequences decoded at once.", min=1, rich_help_panel=LIMITS),
-]
+MaxRunning = Annotated[int, _limits("--max-running", help="Sequences decoded at once.", min=1)]
 MaxWaiting = Annotated[
-    int,
-    typer.Option(
-        "--max-waiting",
-        help="Further ones that wait; with more, requests get 429.",
-        min=0,
-        rich_help_panel=LIMITS,
-    ),
+    int, _limits("--max-waiting", help="Further ones that wait; with more, requests get 429.", min=0)
 ]
 MaxWait = Annotated[
-    float,
-    typer.Option(
-        "--max-wait", help="Seconds that a request waits, at most; then 503.", min=0, rich_help_panel=LIMITS
-    ),
+    float, _limits("--max-wait", help="Seconds that a request waits, at most; then 503.", min=0)
 ]
-MaxBody = Annotated[
-    float,
-    typer.Option("--max-body", help="MiB of a request's body, at most.", min=0.001, rich_help_panel=LIMITS),
-]
+MaxBody = Annotated[float, _limits("--max-body", help="MiB of a request's body, at most.", min=0.001)]
 Memory = Annotated[
     float,
-    typer.Option(
-        "--memory",
-        help="GiB for keys and values, or, below 1, a share of what is free.",
-        min=0.001,
-        rich_help_panel=LIMITS,
-    ),
+    _limits("--memory", help="GiB for keys and values, or, below 1, a share of what is free.", min=0.001),
 ]
 PrefixCache = Annotated[
     int,
-    typer.Option(
+    _limits(
         "--prefix-cache",
         help="MiB for prompts that begin alike, which are then computed once; 0 for none.",
         min=0,
-        rich_help_panel=LIMITS,
     ),
 ]
 

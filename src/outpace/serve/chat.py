@@ -5,30 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Any
 
 from starlette.responses import Response
 
-from outpace.core import Generation
+from outpace.core import Generation, TokenLogprobs
 from outpace.serve import wire
 from outpace.serve.ask import Ask, openai_params, plain_text
 from outpace.serve.errors import Refused
 from outpace.serve.grammar import tool_schema
 from outpace.serve.service import Event, Run, Service
-from outpace.serve.shapes import (
-    FINISH,
-    Stream,
-    Words,
-    answer,
-    entries_of,
-    event,
-    extras,
-    logprobs_of,
-    new_id,
-    usage,
-)
+from outpace.serve.shapes import FINISH, entries_of, new_id
+from outpace.serve.writer import Writer, check, salted
 
 _log = logging.getLogger("outpace.serve")
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,256}")
@@ -37,11 +27,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,256}")
 async def chat(service: Service, body: wire.Chat, salt: str | None) -> Response:
     """Answer a request to chat."""
     run = await service.start(body.n or 1, lambda: _ask(service, body, salt))
-    writer = _Writer(service, body, run)
-    if body.stream:
-        return Stream(run, writer.chunks())
-    await run.finish()
-    return answer(writer.whole())
+    return await _Writer(service, body, run).response()
 
 
 # -- the request -----------------------------------------------------------------------------------------
@@ -52,10 +38,7 @@ def _ask(service: Service, body: wire.Chat, salt: str | None) -> Ask:
         raise Refused(400, "give max_completion_tokens or max_tokens, not both", "max_tokens")
     if body.top_logprobs is not None and not body.logprobs:
         raise Refused(400, "top_logprobs needs logprobs: true", "top_logprobs")
-    if body.stream_options is not None and not body.stream:
-        raise Refused(400, "stream_options needs stream: true", "stream_options")
-    if body.trace and not body.stream:
-        raise Refused(400, "trace needs stream: true", "trace")
+    check(body)
     schema = schema_of(body)
     if schema is not None and body.min_tokens:
         raise Refused(400, "min_tokens cannot be combined with a schema; leave it out", "min_tokens")
@@ -74,7 +57,7 @@ def _ask(service: Service, body: wire.Chat, salt: str | None) -> Ask:
         schema,
         prediction,
         body.min_tokens,
-        None if salt is None and body.cache_salt is None else f"{salt}:{body.cache_salt}",
+        salted(salt, body),
         body.trace,
     )
 
@@ -174,12 +157,14 @@ class _Call:
         return "" if complete or self.name is None else self._text
 
 
-class _Writer:
+class _Writer(Writer):
     """Writes the events of one run as OpenAI's chat does."""
 
+    prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
     def __init__(self, service: Service, body: wire.Chat, run: Run) -> None:
-        self._service, self._body, self._run = service, body, run
-        self._words = Words(service)
+        super().__init__(service, body, run)
+        self._service, self._body = service, body
         self._names = [one.name for one in _called(body)]
         self._calls = {index: _Call(self._names) for index in range(run.ask.n)} if self._names else {}
         self._parses = bool(
@@ -188,32 +173,14 @@ class _Writer:
             and body.tool_choice != "none"
             and getattr(service.model.tokenizer, "response_template", None)
         )
-        self._emitted = 0
-        self._head = {
-            "id": new_id("chatcmpl-"),
-            "object": "chat.completion",
-            "created": int(service.now()),
-            "model": service.name,
-            "system_fingerprint": service.fingerprint,
-        }
 
     # -- in one piece --
 
-    def whole(self) -> dict[str, Any]:
-        """The answer in one piece."""
-        generations, body = self._run.generations, self._body
-        found = self._head | {
-            "choices": [self._choice(index, one) for index, one in enumerate(generations)],
-            "usage": usage(self._run, generations),
-            "service_tier": None,
-        }
-        if body.return_token_ids:
-            found["prompt_token_ids"] = self._run.ask.prompts[0]
-        return found | self._extras()
-
-    def _extras(self) -> dict[str, Any]:
-        body = self._body
-        return extras(self._run, self._run.generations, body.speculation_metrics, body.speculation)
+    def _whole(self) -> dict[str, Any]:
+        generations = self._run.generations
+        choices = [self._choice(index, one) for index, one in enumerate(generations)]
+        found = {"choices": choices, "service_tier": None}
+        return found | ({"prompt_token_ids": self._run.ask.prompts[0]} if self._body.return_token_ids else {})
 
     def _choice(self, index: int, one: Generation) -> dict[str, Any]:
         reason = FINISH[one.finish_reason]
@@ -231,7 +198,7 @@ class _Writer:
             reason = "tool_calls" if parsed.get("tool_calls") else reason
         choice: dict[str, Any] = {"index": index, "message": message, "logprobs": None}
         if self._body.logprobs:
-            choice["logprobs"] = self._logprobs(entries_of(one))
+            choice["logprobs"] = self._logprobs(index, entries_of(one))
         if self._body.return_token_ids:
             choice["token_ids"] = one.tokens
         return choice | {"finish_reason": reason}
@@ -253,48 +220,24 @@ class _Writer:
         ]
         return found | ({"tool_calls": calls} if calls else {})
 
-    def _logprobs(self, entries: Seq[tuple[int, Any]]) -> dict[str, Any]:
+    def _logprobs(self, index: int, entries: Seq[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
         wanted = self._body.top_logprobs or 0
         return {"content": [self._words.chat(token, one, wanted) for token, one in entries], "refusal": None}
 
     # -- in chunks --
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The answer as server-sent events."""
-        options = self._body.stream_options
+    def _first(self) -> Iterator[dict[str, Any]]:
+        more = {"prompt_token_ids": self._run.ask.prompts[0]} if self._body.return_token_ids else {}
         for index in range(self._run.ask.n):
-            first = {"role": "assistant", "content": "", "refusal": None}
-            more = {"prompt_token_ids": self._run.ask.prompts[0]} if self._body.return_token_ids else {}
-            yield self._chunk([_delta(index, first)], **more)
-        async for one in self._run.events():
-            self._emitted += len(one.tokens)
-            for choice in self._deltas(one):
-                yield self._chunk([choice])
-        last = self._extras()
-        if options is not None and options.include_usage:
-            last["usage"] = usage(self._run, self._run.generations)
-        if last:
-            yield self._chunk([], **last)
-        yield event(b"[DONE]")
+            yield {"choices": [_delta(index, {"role": "assistant", "content": "", "refusal": None})], **more}
 
-    def _deltas(self, one: Event) -> list[dict[str, Any]]:
-        """Chunks of an event: what it adds to its choice, then the finish with an empty delta."""
-        found = []
+    def _choices(self, one: Event) -> Iterator[dict[str, Any]]:
         delta, reason = self._delta_of(one)
-        trace = self._run.choices[one.index].trace
-        traced = bool(one.tokens and (self._body.logprobs or self._body.return_token_ids or trace))
-        if delta or traced:
-            choice = _delta(one.index, delta or {"content": ""})
-            if self._body.logprobs:
-                choice["logprobs"] = self._logprobs(logprobs_of(one.tokens))
-            if self._body.return_token_ids:
-                choice["token_ids"] = [token.token for token in one.tokens]
-            if trace is not None:
-                choice["trace"] = trace.take(one.tokens, self._words.text)
-            found.append(choice)
+        more = self._details(one, bool(self._body.logprobs))
+        if delta or more:
+            yield _delta(one.index, delta or {"content": ""}) | more
         if one.end is not None:
-            found.append(_delta(one.index, {}) | {"finish_reason": reason or FINISH[one.end.finish_reason]})
-        return found
+            yield _delta(one.index, {}) | {"finish_reason": reason or FINISH[one.end.finish_reason]}
 
     def _delta_of(self, one: Event) -> tuple[dict[str, Any], str | None]:
         """The delta, and the finish reason where it is not that of the engine."""
@@ -317,15 +260,6 @@ class _Writer:
         if known:
             return {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]}, reason
         return {"tool_calls": [{"index": 0} | _tool_call(call.id, call.name, piece)]}, reason
-
-    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        options = self._body.stream_options
-        chunk = self._head | {"object": "chat.completion.chunk", "choices": choices}
-        if options is not None and options.continuous_usage_stats:
-            chunk["usage"] = usage(self._run, self._run.generations, self._emitted)
-        elif options is not None and options.include_usage:
-            chunk["usage"] = None
-        return event(chunk | more)
 
 
 def _delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:

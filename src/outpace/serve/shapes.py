@@ -14,7 +14,7 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from outpace.core import Generation, StreamedToken, TokenLogprobs
+from outpace.core import Generation, TokenLogprobs
 from outpace.serve.errors import Refused
 from outpace.serve.service import Run, Service
 
@@ -169,11 +169,6 @@ class Words:
 def finite(logprob: float) -> float:
     """A log probability as JSON can write it."""
     return max(logprob, -9999.0)
-
-
-def logprobs_of(tokens: Seq[StreamedToken]) -> list[tuple[int, TokenLogprobs]]:
-    """The tokens that bring log probabilities."""
-    return [(one.token, one.logprobs) for one in tokens if one.logprobs is not None]
 
 
 def entries_of(one: Generation) -> list[tuple[int, TokenLogprobs]]:
