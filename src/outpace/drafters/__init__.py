@@ -84,7 +84,7 @@ DRAFTERS: dict[str, type[Drafter[Any]]] = {
     )
 }
 
-# Methods that are trained, with the modules that training writes and their drafters load.
+# Trained methods, with the modules that training saves and their drafters load.
 LEARNED: dict[str, type[Learned]] = {
     cls.method: cls
     for cls in (
@@ -104,15 +104,15 @@ LEARNED: dict[str, type[Learned]] = {
 def load_drafter(spec: str) -> Drafter[Any]:
     """A drafter from its spec string: a name, then options, as in ``name:option=value,option=value``.
 
-    Where an option takes a drafter, that is a spec string in parentheses, and where it takes several, they
-    are joined by plus signs: ``combined:parts=(lookahead:window=5,ngram=4)+(prompt_lookup),max_nodes=40``.
-    The name of the first option may be left out there: ``combined:(lookahead)+(prompt_lookup)``.
+    An option whose value is a drafter takes a spec string in parentheses; for several, join them by plus
+    signs: ``combined:parts=(lookahead:window=5,ngram=4)+(prompt_lookup),max_nodes=40``. The name of the first
+    such option may be omitted: ``combined:(lookahead)+(prompt_lookup)``.
 
-    The name is one of ``DRAFTERS``, one that an installed package registers as an entry point in the group
+    The name is a key of ``DRAFTERS``, an entry point that an installed package registers in the group
     ``outpace.drafters``, or the path of a class: ``my_package.my_module:Mine:option=value``.
 
     Raises:
-        OutpaceError: unknown drafter or option, a value that does not fit, parentheses that do not match, or
-            a class of another package that cannot be imported or is not a drafter.
+        OutpaceError: unknown drafter or option, invalid value, unbalanced parentheses, or a class of another
+            package that cannot be imported or is not a drafter.
     """
     return load("drafter", DRAFTERS, spec, Drafter)

@@ -1,8 +1,8 @@
-"""The contract of a drafter: a frozen dataclass of options that proposes trees of tokens.
+"""Interface of drafters: frozen dataclasses of options that propose trees of tokens.
 
-A drafter can only propose, so it cannot break losslessness. What belongs to a request lives in its state,
-what belongs to an engine in what ``prepare`` returns; a drafter itself is never written to, and one instance
-may serve many engines.
+A drafter only proposes, so it cannot break losslessness. Data of a request belongs in the state that
+``start`` returns, data of an engine in the value that ``prepare`` returns; the drafter itself is immutable,
+and one instance may serve many engines.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ State = TypeVar("State")
 
 @dataclass(frozen=True)
 class Drafter(ABC, Generic[State]):
-    """Drafts for a batch of sequences.
+    """Base class of drafters for a batch of sequences.
 
     Class attributes:
-        name: in spec strings and in the names of counts; by default the class's name in snake case.
-        paper: where the method was published.
+        name: its name in spec strings and counts; by default the class's name in snake case.
+        paper: the publication of the method.
 
-    What follows is a class attribute too, or a property where it depends on the options.
+    The properties below may be overridden by class attributes, or by properties that depend on the options.
     """
 
     name: ClassVar[str]
@@ -44,10 +44,10 @@ class Drafter(ABC, Generic[State]):
             cls.name = re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower().strip("_")
 
     def check_least(self, **least: int) -> None:
-        """Check options against their least values; None passes. For ``__post_init__``.
+        """Check options against lower bounds, in ``__post_init__``; None passes.
 
         Raises:
-            OutpaceError: an option is below its least value; the message names both.
+            OutpaceError: an option is below its bound; the message names both.
         """
         for option, bound in least.items():
             value = getattr(self, option)
@@ -56,50 +56,50 @@ class Drafter(ABC, Generic[State]):
 
     @property
     def probabilities(self) -> bool:
-        """True if its drafts bring the distributions they were drawn from."""
+        """True if its drafts include the distributions they were drawn from."""
         return False
 
     @property
     def samples(self) -> bool:
-        """True if its drafts bring distributions with the options it has: not if it drafts greedily."""
+        """True if its drafts include distributions with the given options: not if it drafts greedily."""
         return self.probabilities and getattr(self, "draws", None) != "greedy"
 
     @property
     def drops_distributions(self) -> bool:
-        """True if it drops the distributions that parts of it sampled from.
+        """True if it drops the distributions that its parts sampled from.
 
-        A verifier that weighs them is then refused.
+        Verifiers that need them are then refused.
         """
         return False
 
     @property
     def trees(self) -> bool:
-        """True if its drafts may branch, with the options it has: a verifier of chains is then refused."""
+        """True if its drafts may branch with the given options: verifiers of chains are then refused."""
         return False
 
     @property
     def widths(self) -> tuple[int, ...] | None:
-        """The numbers of nodes above 0, ascending, to which cutting its drafts makes sense; None for any.
+        """The numbers of nodes above 0, ascending, to which its drafts may usefully be cut; None for any.
 
-        A cut draft keeps its first nodes, so the best ones come first.
+        A cut draft keeps its first nodes, so the best nodes must come first.
         """
         return None
 
     @property
     def ramp(self) -> int:
-        """Consecutive steps, after some without a draft, until it drafts as well as it can; at least 1."""
+        """Consecutive drafted steps until it performs at its best again after a pause; at least 1."""
         return 1
 
     @property
     def reads_references(self) -> bool:
-        """True if it reads ``sequence.references``; any other drafter refuses a request with references."""
+        """True if it reads ``sequence.references``. Other drafters refuse requests with references."""
         return False
 
     def attach(self, target: TargetModel) -> TargetModel:
-        """The target that an engine decodes with when this drafter drafts: by default the target as it is.
+        """Return the target that an engine with this drafter decodes with; by default ``target`` itself.
 
-        Called once by each engine, before ``prepare``, which gets what is returned. A drafter that drafts
-        with the target itself may return a target that predicts the same and can do more.
+        Called once per engine, before ``prepare``, which receives the returned target. A drafter that drafts
+        with the target itself may return a target with the same predictions and further capabilities.
 
         Raises:
             OutpaceError: the drafter does not fit the target.
@@ -107,7 +107,9 @@ class Drafter(ABC, Generic[State]):
         return target
 
     def prepare(self, target: TargetModel) -> Any:
-        """Check that the drafter fits the target, and return what its states share; once per engine.
+        """Check that the drafter fits the target, and return the data that its states share.
+
+        Called once per engine.
 
         Raises:
             OutpaceError: it does not fit; the message gives the reason.
@@ -115,10 +117,10 @@ class Drafter(ABC, Generic[State]):
         return None
 
     def hidden_layers(self, shared: Any) -> tuple[int, ...]:
-        """The target's layers whose hidden states it reads, as ``Output.hidden`` counts them.
+        """The target's layers whose hidden states it reads, numbered as in ``Output.hidden``.
 
-        Those of the prompt arrive in ``read``, those of later rows in ``Step.hidden`` and ``Step.committed``.
-        Called once per engine.
+        The prompt's hidden states arrive in ``read``, those of later rows in ``Step.hidden`` and
+        ``Step.committed``. Called once per engine.
 
         Args:
             shared: what ``prepare`` returned.
@@ -127,14 +129,14 @@ class Drafter(ABC, Generic[State]):
 
     @abstractmethod
     def start(self, sequence: Sequence, shared: Any) -> State:
-        """The state of a new sequence. ``sequence`` is live: its tokens grow as they are committed."""
+        """Return the state of a new sequence. ``sequence`` is live: its tokens grow as they are committed."""
 
     def read(self, states: Seq[State], hidden: Seq[Mapping[int, Tensor]]) -> None:
-        """Take in the target's hidden states of the rows that sequences joined with. (By default nothing.)
+        """Read the target's hidden states of the rows that sequences joined with. By default does nothing.
 
-        Called after ``start`` and before the first ``propose``, once for each sequence that has more than its
-        root, if ``hidden_layers`` names any. With ``Step.committed`` every committed row then arrives exactly
-        once, in order.
+        Called after ``start`` and before the first ``propose``, once for each sequence with more rows than
+        its root, if ``hidden_layers`` names layers. Together with ``Step.committed``, every committed row
+        arrives exactly once, in order.
 
         Args:
             hidden: for each sequence, layer -> [len(tokens) - 1, size]: all rows but the root.
@@ -143,36 +145,36 @@ class Drafter(ABC, Generic[State]):
 
     @abstractmethod
     def propose(self, states: Seq[State]) -> list[Draft]:
-        """One draft for each sequence, maybe empty.
+        """Return one draft per sequence, possibly empty.
 
-        Not called in plain steps. Of a draft, at most the first ``sequence.budget`` nodes are verified, and
-        of one that states chances as many as pay, perhaps none.
+        Not called in plain steps. At most the first ``sequence.budget`` nodes of a draft are verified; if the
+        draft states chances, only as many as pay, possibly none.
         """
 
     @abstractmethod
     def observe(self, states: Seq[State], steps: Seq[Step]) -> None:
-        """Take in the outcome of a step; drafts that were not asked for are empty.
+        """Learn from the outcome of a step; in steps without ``propose`` the drafts are empty.
 
         Sequences that ended with the step are included.
         """
 
     def revise(self, state: State, unchanged: int) -> bool:
-        """Follow a text that was changed in another way than by the steps given to ``observe``.
+        """Update the state to a text that changed by other means than the steps given to ``observe``.
 
-        A ``cascade`` calls this on the drafter that drafts for its draft model, whose text is cut back where
-        the target predicts something else.
+        A ``cascade`` calls this on the drafter of its draft model, whose text is cut back where the target
+        predicts a different token.
 
         Args:
-            unchanged: number of first tokens that are what they were; those after them may all be new.
+            unchanged: number of leading tokens that are unchanged; all tokens after them may be new.
 
         Returns:
-            False (the default) if the state cannot follow: it is then stopped, and the sequence started
+            False (the default) if the state cannot be updated: it is then stopped, and the sequence started
             again.
         """
         return False
 
     def stop(self, state: State) -> None:
-        """Free what a sequence that has left holds. (By default nothing.)"""
+        """Free the resources of a sequence that has left. By default does nothing."""
         del state
 
 
@@ -181,10 +183,10 @@ class SequenceDrafter(Drafter[State]):
 
     @abstractmethod
     def draft(self, state: State) -> Draft:
-        """A draft for one sequence, maybe empty."""
+        """Return a draft for one sequence, possibly empty."""
 
     def learn(self, state: State, step: Step) -> None:
-        """Take in the outcome of a step of one sequence. (By default nothing is learnt.)"""
+        """Learn from the outcome of a step of one sequence. By default does nothing."""
         del state, step
 
     def propose(self, states: Seq[State]) -> list[Draft]:
@@ -196,13 +198,13 @@ class SequenceDrafter(Drafter[State]):
 
 
 class Filler:
-    """Source of tokens for cells that no forward has computed: from the text so far, the same in every run.
+    """Source of filler tokens for cells that no forward has computed, picked from the text so far.
 
-    A token that ends the text is avoided. Part of a request's state.
+    Deterministic; avoids tokens that end the text. Part of a request's state.
 
     Args:
-        sequence: the sequence whose text they come from.
-        seed: another seed picks others.
+        sequence: the sequence whose text the tokens come from.
+        seed: seed of the picks.
     """
 
     def __init__(self, sequence: Sequence, seed: int) -> None:

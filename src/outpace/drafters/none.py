@@ -1,4 +1,4 @@
-"""Plain decoding: the drafter that proposes nothing. Every benchmark's baseline, every test's reference."""
+"""Plain decoding: the drafter that proposes nothing, baseline of every benchmark, reference of every test."""
 
 from __future__ import annotations
 

@@ -1,27 +1,27 @@
-"""Acceptance of drafted nodes by their place in the draft, measured while decoding, with forgetting."""
+"""Acceptance rates of drafted nodes by their place in the draft, measured while decoding, with decay."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-_MEMORY = 16.0  # steps by which acceptance is remembered
-_PRIOR = 0.1  # steps that the assumed acceptance of nodes never tried counts for
-_REACH = 2  # widths past the widest tried that may be tried next
+_MEMORY = 16.0  # time constant of the decay, in steps
+_PRIOR = 0.1  # weight, in steps, of the assumed acceptance of nodes never tried
+_REACH = 2  # number of widths above the widest tried one that may be tried next
 
 
 class Acceptance:
     """Counts of nodes drafted and accepted, by their place in the draft.
 
-    A draft that is cut to its first nodes loses exactly the acceptances behind the cut, so one wide step
-    tells of every narrower one. Places are counted in intervals between widths, and the past fades.
+    A draft that is cut to its first nodes loses exactly the acceptances after the cut, so one wide step
+    measures every narrower one. Nodes are counted per interval between widths; old counts decay.
 
     Args:
-        widths: the numbers of nodes told apart, ascending.
+        widths: numbers of nodes to distinguish, ascending.
     """
 
     def __init__(self, widths: Seq[int]) -> None:
         self.widths = tuple(widths)
-        # Interval i holds the nodes widths[i - 1] .. widths[i] - 1.
+        # Interval i contains the nodes widths[i - 1] .. widths[i] - 1.
         self.sizes = [high - low for low, high in zip((0, *widths), widths, strict=False)]
         self._interval = [place for place, size in enumerate(self.sizes) for _ in range(size)]
         self._tries: list[float] = [0.0] * len(self.sizes)
@@ -32,8 +32,8 @@ class Acceptance:
         """Count a step of a batch.
 
         Args:
-            planned: nodes asked for, for each sequence.
-            drafted: nodes of each sequence's draft.
+            planned: number of nodes planned per sequence.
+            drafted: number of nodes of each sequence's draft.
             paths: the accepted nodes of each draft.
         """
         last, share, keep = len(self._interval), 1 / len(paths), 1 - 1 / _MEMORY
@@ -42,7 +42,7 @@ class Acceptance:
         for place, high in enumerate(self.widths):
             tried = low < planned
             if not tried and not self._tries[place]:
-                break  # nor were those further on: they are tried no more often
+                break  # wider intervals have not been tried either
             self._tries[place] = self._tries[place] * keep + tried
             self._hits[place] *= keep
             # A forward is as wide as the longest draft of the batch.
@@ -54,11 +54,16 @@ class Acceptance:
                     self._hits[self._interval[node]] += share
 
     def expected(self) -> list[tuple[int, float, float]]:
-        """For each width within reach: itself, nodes accepted below it, share of its last nodes that exist.
+        """Expected acceptance for each width that was tried or may be tried next.
 
-        Nodes never tried are taken to exist like those before them. Of the very first, one in two is
-        accepted; of two in a row, the second is accepted less often by the root of the first's chance, which
-        is more than independent guesses would be, since some texts are easier than others.
+        Intervals never tried are assumed to exist as often as those before them. A first node never tried is
+        assumed to be accepted half the time. From one node to the next, acceptance is assumed to fall by the
+        square root of the first node's rate: less than for independent guesses, since texts differ in
+        difficulty.
+
+        Returns:
+            Tuples of a width, the expected number of accepted nodes below it, and the share of nodes of its
+            last interval that exist.
         """
         found: list[tuple[int, float, float]] = []
         total, assumed, there, ratio = 0.0, 1 - 0.5 ** self.sizes[0], 1.0, 1.0

@@ -1,9 +1,9 @@
-"""Costs of forwards: seconds by the number of sequences and rows, measured while decoding.
+"""Costs of forwards: seconds by number of sequences and rows, measured while decoding.
 
-Step times jitter, drift with the length of the text, and the first one of a shape is slow. So a width counts
-from its second measurement on, keeps its latest few and answers with their median; widths between two
-measured ones are interpolated, wider never counts as cheaper, and what was not measured for long is
-forgotten.
+Step times are noisy, drift with the length of the text, and the first step of a shape is slow. A width is
+therefore used from its second measurement on, and its cost is the median of its latest few; widths between
+two measured ones are interpolated, a wider forward never counts as cheaper, and widths that were not measured
+for long are dropped.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-_KEPT = 9  # measurements of one width
-_LIFE = 512  # measurements of a curve after which a width that had none of them is forgotten
-_HOPE = 0.5  # of the rise between two widths, that a width between them is taken to have until it is tried
-_SWEEP = 64  # measurements from one clearing out to the next
-_SLOPE = 0.1  # of the narrowest width's seconds, that as many rows more are taken to cost at first
+_KEPT = 9  # latest measurements kept per width
+_LIFE = 512  # measurements of a curve after which a width without a new one is dropped
+_HOPE = 0.5  # share of the interpolated rise that an untried width between measured ones is assumed to cost
+_SWEEP = 64  # measurements between two sweeps for widths to drop
+_SLOPE = 0.1  # assumed cost of doubling the narrowest width's rows, as a share of its seconds
 
 
 def bucket(number: int) -> int:
-    """A number of rows or sequences to at most eighth of an octave, so that tables stay small."""
+    """Round a number of rows or sequences down to an eighth of an octave, to keep tables small."""
     if number < 16:
         return number
     step = 1 << (number.bit_length() - 4)
@@ -34,10 +34,10 @@ class _Cell:
     """The latest measurements of one width.
 
     Attributes:
-        rows: those of the first measurement.
-        known: seconds taken over from elsewhere.
+        rows: number of rows of the first measurement.
+        known: seconds imported from another curve or a file.
         seconds: the lower median of the measurements; None before the second.
-        last: the curve's measurement that was the cell's latest.
+        last: index, among the curve's measurements, of the cell's latest one.
     """
 
     rows: float
@@ -47,7 +47,7 @@ class _Cell:
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
     def add(self, seconds: float) -> bool:
-        """Take in a measurement; whether the answer is another now."""
+        """Add a measurement; return True if the median changed."""
         before, samples = self.seconds, self.samples
         samples.append(seconds)
         if len(samples) > 1:
@@ -59,8 +59,8 @@ class Curve:
     """Seconds over rows for one number of sequences: measured, smoothed, interpolated.
 
     Args:
-        slope: the share of the narrowest width's seconds that each further such width is taken to cost where
-            no other width is known.
+        slope: assumed cost of doubling the narrowest width's rows, as a share of its seconds, while no other
+            width is known.
     """
 
     def __init__(self, slope: float = _SLOPE) -> None:
@@ -77,14 +77,15 @@ class Curve:
         return any(cell.seconds or cell.known for cell in self._cells.values())
 
     def age(self, rows: int) -> float:
-        """Measurements of the curve since the latest one of a width; inf where it has none."""
+        """Number of measurements of the curve since the latest one of a width; inf if it has none."""
         cell = self._cells.get(bucket(rows))
         return self._count - cell.last if cell is not None and len(cell.samples) > 1 else math.inf
 
     def points(self) -> list[tuple[float, float]]:
         """Rows and seconds of each width, narrow to wide.
 
-        Seconds from elsewhere tell what widths cost beside each other: all are scaled as those measured here.
+        Of imported seconds only the ratios between widths are used: they are scaled by the median ratio at
+        widths measured here too.
         """
         cells = list(self._cells.values())
         ratios = sorted(cell.seconds / cell.known for cell in cells if cell.seconds and cell.known)
@@ -96,7 +97,7 @@ class Curve:
         )
 
     def add(self, rows: int, seconds: float) -> None:
-        """Take in a measurement, but nothing from a clock that stopped or jumped back."""
+        """Add a measurement; ignored if the clock stopped or jumped back."""
         if not 0 < seconds < math.inf:
             return
         place = bucket(rows)
@@ -111,20 +112,20 @@ class Curve:
             self._forget()
 
     def take_over(self, points: Iterable[tuple[float, float]]) -> None:
-        """Take seconds of widths for known, until the widths are measured here."""
+        """Import seconds of widths, used until the widths are measured here."""
         for rows, seconds in points:
             self._cells.setdefault(bucket(round(rows)), _Cell(rows)).known = seconds
         self._stale = True
 
     def _forget(self) -> None:
-        """Drop the widths that were measured, but not for long."""
+        """Drop widths that were measured here, but not recently."""
         for place, cell in list(self._cells.items()):
             if cell.samples and cell.last < self._count - _LIFE:
                 del self._cells[place]
                 self._stale = True
 
     def at(self, rows: float) -> float:
-        """Seconds of a forward over a number of rows; nan where nothing is known."""
+        """Seconds of a forward over a number of rows; nan if nothing is known."""
         if self._stale:
             self._smooth()
         if rows not in self._answers:
@@ -140,14 +141,14 @@ class Curve:
             return self._seconds[place]
         share = (rows - known[place - 1]) / (known[place] - known[place - 1])
         if bucket(round(rows)) not in self._cells:
-            share *= _HOPE  # steps of the curve (tiles of rows) are found by trying only
+            share *= _HOPE  # jumps of the curve (kernels tile rows) are found only by trying
         low = self._seconds[place - 1]
         return low + share * (self._seconds[place] - low)
 
     def _beyond(self, rows: float) -> float:
-        """Past the widest width known, or short of the narrowest: on, by the mean slope of them all.
+        """Extrapolate beyond the widest or narrowest known width, by the mean slope of the curve.
 
-        Widths alike tell nothing of the slope; there the usual one is taken.
+        Widths within a factor of 2 do not determine the slope; the default one is used instead.
         """
         first, last = self._rows[0], self._rows[-1]
         slope = self.slope * self._seconds[0] / max(1.0, first)
@@ -158,7 +159,7 @@ class Curve:
         return max(self._seconds[0] / 2, self._seconds[0] - slope * (first - rows))
 
     def _smooth(self) -> None:
-        """Fit the closest curve that never falls (pool adjacent violators), weighed by measurements."""
+        """Fit the closest non-decreasing curve (pool adjacent violators), weighted by measurements."""
         pools: list[tuple[float, int, list[float]]] = []  # mean seconds, weight, rows
         for width, seconds in self.points():
             weight, rows = max(1, len(self._cells[bucket(round(width))].samples)), [width]
@@ -176,7 +177,7 @@ class Curve:
 class Costs:
     """Seconds of forwards by sequences and rows: one curve per number of sequences.
 
-    An engine's scheduler and the governors of its drafters share one. ``slope`` as for ``Curve``.
+    An engine's scheduler and its drafters' governors share one instance. ``slope`` as for ``Curve``.
     """
 
     def __init__(self, slope: float = _SLOPE) -> None:
@@ -184,15 +185,15 @@ class Costs:
         self._curves: dict[int, Curve] = {}
 
     def seconds(self, batch: int, rows: int) -> float:
-        """Seconds of a forward of ``batch`` sequences over ``rows`` rows in all; nan where unknown."""
+        """Seconds of a forward of ``batch`` sequences over ``rows`` rows in total; nan if unknown."""
         return self.curve(batch).at(rows)
 
     def add(self, batch: int, rows: int, seconds: float) -> None:
-        """Take in a measured forward of ``batch`` sequences over ``rows`` rows in all."""
+        """Add a measured forward of ``batch`` sequences over ``rows`` rows in total."""
         self.curve(batch).add(rows, seconds)
 
     def curve(self, batch: int) -> Curve:
-        """The curve of a batch; a new one borrows the nearest batch's points until it is measured itself."""
+        """The curve of a batch size; a new one uses the nearest batch size's points until it is measured."""
         place = bucket(batch)
         if place not in self._curves:
             known = [other for other, curve in self._curves.items() if curve]
@@ -203,7 +204,7 @@ class Costs:
         return self._curves[place]
 
     def dump(self) -> dict[str, list[list[float]]]:
-        """Batch -> rows and seconds of each width, for a file."""
+        """Batch size -> rows and seconds of each width, for a file."""
         return {
             str(batch): [list(point) for point in curve.points()]
             for batch, curve in sorted(self._curves.items())
@@ -211,10 +212,10 @@ class Costs:
         }
 
     def fill(self, table: Mapping[str, Iterable[tuple[float, float]]]) -> None:
-        """Take in what ``dump`` gave, until the same is measured here.
+        """Import a table that ``dump`` returned, used until the same widths are measured here.
 
         Raises:
-            ValueError, TypeError, AttributeError: it is no such table.
+            ValueError, TypeError, AttributeError: it is not such a table.
         """
         for batch, points in table.items():
             if int(batch) < 1:

@@ -1,20 +1,21 @@
-"""Decide how many nodes to draft: pure policy over measured seconds and measured acceptance.
+"""Governor: the policy that chooses how many nodes to draft, from measured seconds and acceptance.
 
-With B sequences in a batch, a_i the chance that node i of a draft is accepted, e_i the chance that there is
-such a node, V(r) the seconds of a forward over r rows and D(n) those of drafting n nodes for each sequence,
-the governor takes the n with the most tokens per second,
+Let B be the number of sequences in a batch, a_i the probability that node i of a draft is accepted, e_i the
+probability that the draft has a node i, V(r) the seconds of a forward over r rows, and D(n) the seconds of
+drafting n nodes per sequence. The governor chooses the n with the most tokens per second,
 
     B (1 + a_1 + ... + a_n) / (V(B) + sum_i e_i (V(B (1 + i)) - V(B i)) + D(n)),
 
-or none where plain decoding, B / (V(B) + D(0)), is faster: Leviathan et al. 2023 (arXiv 2211.17192), theorem
-3.8, with measured quantities for assumed ones, and for trees.
+or 0 if plain decoding, B / (V(B) + D(0)), is faster: Leviathan et al. 2023 (arXiv 2211.17192), theorem 3.8,
+extended to trees, with measured instead of assumed quantities.
 
-What is not drafted is not measured, and texts change. So drafting has an account, in plain steps of time: a
-hundredth of all time is paid in, and what drafting gains, up to a limit; what it loses is paid out. While
-drafts do not pay, they go on as long as the account lasts, and are tried again when it has enough for a
-trial: many texts are easy in places, and hopeless ones lose a hundredth of the time.
+Acceptance is measured only while drafting, and texts change. Drafting therefore has an account, in units of
+plain steps: it is credited with a hundredth of all time and with what drafting gains, up to a limit, and
+debited with what drafting loses. While drafts do not pay, they continue until the account is empty, and are
+tried again once it can pay for a trial. So drafts resume in the easy parts of a text, and a text that never
+pays costs a hundredth of the time.
 
-Nothing here knows a model, an engine or a clock: the engine asks for a plan and reports the outcome.
+The policy is independent of models, engines and clocks: the engine requests a plan and reports the outcome.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from outpace.tree import worthwhile
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
-_MARGIN = 1.05  # times its measured seconds that a drafted step is charged: measurements are never exact
-_SHARE = 0.01  # of the time that drafting may lose
-_SAVINGS = 5.0  # plain steps that the account holds at most, and at first
-_REFRESH = 128  # steps after which plain decoding is measured anew while drafts pay
-_REVIEW = 16  # steps without a draft after which the best width is worked out again all the same
-_SPAN = 16  # nodes over which the cost of a further one is taken
-_SAMPLE = 4  # plain steps while drafts are off, of which one is measured
+_MARGIN = 1.05  # factor on the measured seconds of a drafted step, since measurements are inexact
+_SHARE = 0.01  # share of the time that drafting may lose
+_SAVINGS = 5.0  # maximum and initial balance of the account, in plain steps
+_REFRESH = 128  # steps after which plain decoding is measured again while drafts pay
+_REVIEW = 16  # steps without a draft after which the best width is computed again
+_SPAN = 16  # nodes over which the cost of a further node is averaged
+_SAMPLE = 4  # while drafts are off, one of this many plain steps is measured
 
 
 @dataclass(frozen=True)
@@ -46,25 +47,25 @@ class Plan:
     """Plan of a step's drafts.
 
     Attributes:
-        nodes: for each sequence at most; 0 for a plain step.
-        row_cost: the share of a plain step that each further node takes; None where it was not measured.
+        nodes: maximum number of nodes per sequence; 0 for a plain step.
+        row_cost: time of each further node as a share of a plain step; None if not measured.
     """
 
     nodes: int
     row_cost: float | None = None
 
     def take(self, draft: Draft) -> int:
-        """The number of nodes of a draft to verify: of one that states chances, as many as pay."""
+        """The number of nodes of a draft to verify: as many as pay, if the draft states chances."""
         if self.row_cost is None or draft.chances is None:
             return self.nodes
         return worthwhile(draft.chances[: self.nodes], self.row_cost)
 
 
 class Policy(Protocol):
-    """Decides before each step of a batch, and hears what became of it.
+    """Policy that plans each step of a batch and learns from its outcome.
 
     Attributes:
-        timed: its plans depend on the clock, and are not the same in every run.
+        timed: whether its plans depend on the clock, so that runs are not reproducible.
     """
 
     @property
@@ -74,20 +75,20 @@ class Policy(Protocol):
         """The plan for the next step of a batch of this many sequences."""
 
     def learn(self, outcome: Outcome) -> None:
-        """Take in the outcome of the step that was planned last."""
+        """Learn from the outcome of the step planned last."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One step of a batch, as it was measured.
+    """Measured outcome of one step of a batch.
 
     Attributes:
-        plan: what was planned.
-        drafted: nodes of each sequence's draft, at most as many as planned.
+        plan: the step's plan.
+        drafted: number of nodes of each sequence's draft, at most as many as planned.
         paths: accepted nodes of each sequence's draft.
-        draft_seconds: of the drafter: proposing, and learning from the step.
-        verify_seconds: of the forward, the verifier and the cache; None where the step did something else
-            besides (a prompt's rows went along), so that its seconds say nothing about others.
+        draft_seconds: time of the drafter: proposing, and learning from the step.
+        verify_seconds: time of the forward, the verifier and the cache; None if the step did other work too
+            (rows of a prompt), so that its time is not representative.
     """
 
     plan: Plan
@@ -98,16 +99,16 @@ class Outcome:
 
     @property
     def rows(self) -> int:
-        """Of the forward, which is as wide as the longest draft of the batch."""
+        """Rows of the forward, which is as wide as the longest draft of the batch."""
         return len(self.paths) * (1 + max(self.drafted))
 
 
 @dataclass(frozen=True)
 class Pinned:
-    """Always the same number of nodes.
+    """Policy that always plans the same number of nodes.
 
     Raises:
-        OutpaceError: a number below 0.
+        OutpaceError: the number is below 0.
     """
 
     nodes: int
@@ -115,7 +116,7 @@ class Pinned:
 
     def __post_init__(self) -> None:
         if self.nodes < 0:
-            raise OutpaceError(f"a step drafts 0 nodes or more, not {self.nodes}")
+            raise OutpaceError(f"the number of nodes must be at least 0, not {self.nodes}")
 
     def plan(self, batch: int) -> Plan:
         return Plan(self.nodes)
@@ -125,14 +126,15 @@ class Pinned:
 
 
 class _View(NamedTuple):
-    """Statistics of drafts.
+    """Expected speed of drafting, from the measurements so far.
 
     Attributes:
-        plain: seconds of a plain step; nan where it was not measured yet.
-        width, gain: the width above 0 with the most tokens per second, and that speed over plain decoding's.
-        trial: nodes of a step in a trial.
-        price: plain steps that it loses if nothing is accepted.
-        row_cost: plain steps that a further node takes.
+        plain: seconds of a plain step; nan if not measured yet.
+        width, gain: the width above 0 with the most tokens per second, and its speed relative to plain
+            decoding.
+        trial: nodes per step of a trial.
+        price: loss of a trial step in plain steps if nothing is accepted.
+        row_cost: time of a further node as a share of a plain step.
     """
 
     plain: float = math.nan
@@ -144,14 +146,14 @@ class _View(NamedTuple):
 
 
 class Governor:
-    """Drafts as many nodes as pay: see the top of this file.
+    """Policy that drafts as many nodes as pay; the module's docstring explains how.
 
     Args:
-        widths: the numbers of nodes that make sense for the drafter, ascending; None for any. Where they are
-            given, a trial is as wide as they go, for they are few and one wide step tells of all.
-        ramp: steps in a row from which on the drafter shows what it can do, at least 1.
-        drafter: the name that its drafting times are saved under.
-        costs: measured forwards, shared with other governors; new ones by default.
+        widths: the numbers of nodes that make sense for the drafter, ascending; None for any. If given, a
+            trial uses the widest, since they are few and one wide step measures all of them.
+        ramp: consecutive drafted steps until the drafter performs at its best, at least 1.
+        drafter: the name under which its drafting times are saved.
+        costs: measured forwards, shared with other governors; by default a new ``Costs``.
     """
 
     timed = True
@@ -165,20 +167,20 @@ class Governor:
     ) -> None:
         self.widths = WIDTHS if widths is None else tuple(widths)
         if not self.widths or list(self.widths) != sorted({*self.widths} - {0}) or self.widths[0] < 1:
-            raise OutpaceError(f"widths are at least one number above 0, ascending, not {self.widths}")
+            raise OutpaceError(f"widths must be one or more numbers above 0, ascending, not {self.widths}")
         self._widest = None if widths is None else self.widths[-1]
         if ramp < 1:
-            raise OutpaceError(f"a ramp has at least 1 step, not {ramp}")
+            raise OutpaceError(f"ramp must be at least 1, not {ramp}")
         self.ramp = ramp
         self.drafter = drafter
         self.acceptance = Acceptance(self.widths)
         self.forwards = Costs() if costs is None else costs
-        self.drafting = Costs(slope=0.0)  # of the drafter, over the nodes of all sequences; 0 without a draft
+        self.drafting = Costs(slope=0.0)  # drafting time over the nodes of all sequences; 0 nodes: no draft
         self._batch, self._step, self._rows = 0, 0, 0  # sequences; steps so far; rows of the latest forward
-        self._accounts: dict[int, float] = {}  # octave of the batch -> plain steps
+        self._accounts: dict[int, float] = {}  # octave of the batch size -> balance in plain steps
         self._on = False
-        self._view, self._viewed = _View(), -_REVIEW  # what is known, and the step that it is of
-        self._refresh = 0  # plain steps to come, to measure them
+        self._view, self._viewed = _View(), -_REVIEW  # the latest view, and the step it was computed at
+        self._refresh = 0  # plain steps left to take as measurements
 
     # -- before a step -----------------------------------------------------------------------------------
 
@@ -195,7 +197,7 @@ class Governor:
         if not self._on:
             return Plan(0)
         if self._refresh == 0 and self.forwards.curve(batch).age(batch) > _REFRESH * self.ramp:
-            # The first plain step after wide ones is slower than those that follow: only the second counts.
+            # The first plain step after wide ones is slower than later ones, so only the second is used.
             self._refresh = 2
         if self._refresh:
             self._refresh -= 1
@@ -203,7 +205,7 @@ class Governor:
         return Plan(view.width if view.gain > 1 else view.trial, view.row_cost)
 
     def _turn(self, view: _View) -> None:
-        """On while drafts pay or the account lasts; off until it has enough for a trial."""
+        """Switch drafting on while drafts pay or the account lasts, off until it can pay for a trial."""
         account = self._accounts.setdefault(self._batch.bit_length(), _SAVINGS)
         if view.gain > 1:
             self._on = True
@@ -213,7 +215,7 @@ class Governor:
             self._on = account >= min(max(_SAVINGS, view.price), self.ramp * view.price)
 
     def view(self, batch: int) -> _View:
-        """Expected gain of drafts for a batch, by all that was measured."""
+        """Compute the expected gain of drafting for a batch size from the measurements so far."""
         forwards, drafting = self.forwards.curve(batch), self.drafting.curve(batch)
         before = verified = forwards.at(batch)
         knows = bool(drafting)
@@ -241,9 +243,9 @@ class Governor:
     def learn(self, outcome: Outcome) -> None:
         self._step += 1
         batch, rows, nodes = len(outcome.paths), outcome.rows, outcome.plan.nodes
-        # Of plain steps in a row, which tell next to nothing new, one in a few is measured.
+        # Consecutive plain steps add little information, so only one in `_SAMPLE` is measured.
         if nodes or self._on or not self._view.plain > 0 or not self._step % _SAMPLE:
-            # After a forward twice as wide the caches of the machine are cold: such a step is no measure.
+            # After a forward twice as wide the processor's caches are cold, so the step is not measured.
             if outcome.verify_seconds is not None and self._rows < 2 * rows:
                 self.forwards.add(batch, rows, outcome.verify_seconds)
             self.drafting.add(batch, batch * nodes, outcome.draft_seconds)
@@ -259,8 +261,10 @@ class Governor:
         self._accounts[octave] = max(-_SAVINGS, min(_SAVINGS, account))
 
     def _gained(self, outcome: Outcome, batch: int) -> float:
-        """Plain steps that a drafted step has saved, by the seconds that such steps take: this one may have
-        been interrupted."""
+        """Plain steps saved by a drafted step, by the measured costs of such steps.
+
+        The step's own time is not used, since it may include an interruption.
+        """
         plain = self._view.plain
         if not plain > 0:
             return 0.0
@@ -273,23 +277,23 @@ class Governor:
     # -- measured costs ----------------------------------------------------------------------------------
 
     def again(self) -> Governor:
-        """One that begins as this one did, but knows the costs that this one has measured."""
+        """A new governor with the same options that begins with the costs measured by this one."""
         found = Governor(None if self._widest is None else self.widths, self.ramp, self.drafter)
         found.begin_with(self.costs())
         return found
 
     def costs(self) -> dict[str, Any]:
-        """Measured costs, for a file: seconds over rows, by the number of sequences."""
+        """Measured costs, for a file: seconds over rows, by number of sequences."""
         return {"verify": self.forwards.dump(), f"draft, {self.drafter}": self.drafting.dump()}
 
     def begin_with(self, costs: Mapping[str, Any]) -> None:
-        """Take measured costs for known, until the same is measured here.
+        """Import measured costs, used until the same widths are measured here.
 
         Raises:
-            OutpaceError: they are not what ``costs`` gave.
+            OutpaceError: the table does not have the format of ``costs``.
         """
         try:
             self.forwards.fill(costs["verify"])
             self.drafting.fill(costs.get(f"draft, {self.drafter}", {}))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise OutpaceError(f"these are no costs of steps ({error!r}); delete the file") from error
+            raise OutpaceError(f"the measured costs cannot be read ({error!r}); delete the file") from error

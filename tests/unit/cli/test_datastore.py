@@ -88,7 +88,7 @@ def test_info(run: Run, tmp_path: Path) -> None:
     (tmp_path / "d").write_bytes(content)
     assert run("info", tmp_path / "d").exit_code == 0
     refused(run("info", tmp_path / "d", "--verify"), "is damaged")
-    refused(run("info", tmp_path / "a.npy"), "is no datastore; build one with")
+    refused(run("info", tmp_path / "a.npy"), "is not a datastore; build one with")
     refused(run("info", tmp_path / "none"), "cannot read the datastore")
 
 
@@ -102,7 +102,7 @@ def test_mistakes(run: Run, tmp_path: Path) -> None:
     refused(run("build", text, "-o", out, "-m", "./no/such/folder"), "no such folder: ./no/such/folder")
     refused(run("build", text, "-o", out, "-m", "nobody/no-such-model"), "nobody/no-such-model")
     text.write_text("", "utf-8")
-    refused(run("build", text, "-o", out), "the sources hold no tokens")
+    refused(run("build", text, "-o", out), "the sources contain no tokens")
     text.write_bytes(b"\xff")
     refused(run("build", text, "-o", out), "is not UTF-8 text")
     np.save(tmp_path / "a.npy", np.array([9]))

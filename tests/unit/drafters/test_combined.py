@@ -447,11 +447,11 @@ def test_it_is_read_from_a_spec() -> None:
     ("parts", "options", "message"),
     [
         ((), {}, "give it parts, as in combined:.lookahead."),
-        ((Jacobi(), "lookahead"), {}, "a part is a drafter, as in load_drafter"),
+        ((Jacobi(), "lookahead"), {}, "a part must be a drafter, as in load_drafter"),
         ((Jacobi(), Lookahead(), Jacobi()), {}, "Jacobi is given twice with the same options"),
         ((Jacobi(),), {"max_nodes": 0}, "max_nodes must be at least 1, not 0"),
         ((Jacobi(),), {"minimum": -1}, "minimum must be at least 0, not -1"),
-        ((Jacobi(),), {"row_cost": -0.5}, "row_cost must be a number from 0 on, not -0.5"),
+        ((Jacobi(),), {"row_cost": -0.5}, "row_cost must be a number of at least 0, not -0.5"),
     ],
 )
 def test_a_mistake_is_named(parts: tuple[Any, ...], options: dict[str, Any], message: str) -> None:

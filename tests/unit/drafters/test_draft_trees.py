@@ -221,7 +221,7 @@ def test_drafting_stops_where_the_draft_model_is_unsure(confidence: Any) -> None
     [
         ({"replacement": True}, "give draws=independent"),
         ({"replacement": True, "draws": "independent"}, "a chain has none; give branching"),
-        ({"confidence": "token"}, "qualifies min_confidence; give that too"),
+        ({"confidence": "token"}, "applies to min_confidence; give that too"),
         ({"expand": 2, "max_nodes": 4, "draws": "independent"}, "cannot be independent draws"),
         ({"min_confidence": 1.5}, "min_confidence must be between 0 and 1"),
         ({"confidence": "node"}, "confidence must be 'path' or 'token'"),

@@ -270,8 +270,8 @@ def test_it_drafts_alone_and_for_stacks_only() -> None:
         Engine(target(), EarlyExit(layers=4))
     for wrong, match in (
         ({"adapter": "wide"}, "adapter must be 'feed_forward'"),
-        ({"adapter": "attention", "width": 2.0}, "an adapter of attention has no width"),
-        ({"heads": 2}, "an adapter of feed_forward has no heads"),
+        ({"adapter": "attention", "width": 2.0}, "adapter=attention has no option width"),
+        ({"heads": 2}, "adapter=feed_forward has no option heads"),
         ({"width": 0.0}, "width above 0"),
         ({"adapter": "attention", "heads": 0}, "heads and num_speculative_tokens must be at least 1"),
     ):

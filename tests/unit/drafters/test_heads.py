@@ -129,7 +129,7 @@ def test_accuracies_are_counted_by_rank() -> None:
         ranks.append(int((row > row[batch.tokens[0, place + 2]]).sum()))
     expected = torch.tensor([ranks.count(rank) / 4 for rank in range(10)], dtype=torch.float64)
     assert torch.equal(made.accuracies[1], expected)
-    with pytest.raises(OutpaceError, match="shorter than its draft"):
+    with pytest.raises(OutpaceError, match="longer than a draft"):
         made.calibrate([])
 
 
@@ -137,7 +137,7 @@ def test_accuracies_are_counted_by_rank() -> None:
     ("make", "match"),
     [
         (lambda: Medusa("x", max_nodes=0), "max_nodes must be at least 1"),
-        (lambda: Medusa("x", max_nodes=3, branching="2x2"), "without branching"),
+        (lambda: Medusa("x", max_nodes=3, branching="2x2"), "excludes branching"),
         (lambda: Medusa("x", branching="2x0"), "at least 1, not '2x0'"),
         (lambda: Medusa("x", branching="2xa"), "medusa: branching must be numbers"),
         (lambda: Hydra("x", draws="mine"), "hydra: draws must be 'coupled'"),  # type: ignore[arg-type]

@@ -166,13 +166,15 @@ def test_a_datastore_of_another_tokenizer(tmp_path: Path) -> None:
         ) as writer:
             writer.add([1, 2])
     Engine(target, Retrieval(tmp_path / "own"))
-    with pytest.raises(OutpaceError, match="are those of other, and the target's tokenizer has others"):
+    with pytest.raises(
+        OutpaceError, match="with the tokenizer of other, and the target's tokenizer has other"
+    ):
         Engine(target, Retrieval(tmp_path / "other"))
 
 
 def test_a_file_that_is_none_is_refused_by_the_engine(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello", "utf-8")
-    with pytest.raises(OutpaceError, match="is no datastore"):
+    with pytest.raises(OutpaceError, match="is not a datastore"):
         Engine(TARGET, Retrieval(tmp_path / "text"))
     with pytest.raises(OutpaceError, match="cannot read the datastore"):
         Engine(TARGET, Retrieval(tmp_path / "nothing"))

@@ -155,10 +155,10 @@ def test_a_file_names_the_layers(tmp_path: Path) -> None:
     drafter = load_drafter(f"self_speculative:skip={file},num_speculative_tokens=4")
     assert isinstance(drafter, SelfSpeculative)
     assert drafter.skipped(4) == (1, 2)
-    with pytest.raises(OutpaceError, match="for a target of 4 layers, and this one has 5"):
+    with pytest.raises(OutpaceError, match="for a target of 4 layers, but this one has 5"):
         drafter.skipped(5)
     file.write_text("{}")
-    with pytest.raises(OutpaceError, match="holds no layers to skip"):
+    with pytest.raises(OutpaceError, match="contains no layers to skip"):
         drafter.skipped(4)
 
 

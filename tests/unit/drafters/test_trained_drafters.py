@@ -214,8 +214,8 @@ def test_a_long_prompt_is_read_in_pieces(name: str) -> None:
         (lambda: DFlash("x", num_speculative_tokens=0), "num_speculative_tokens"),
         (lambda: SpecDrafter("x", draws="none"), "draws"),
         (lambda: EagleConfig(version=2), "version"),
-        (lambda: EagleConfig(version=1, norm_output=True), "norm_output is of EAGLE-3"),
-        (lambda: EagleConfig(version=1, norm_before_residual=True), "norm_before_residual is of EAGLE-3"),
+        (lambda: EagleConfig(version=1, norm_output=True), "norm_output needs EAGLE-3"),
+        (lambda: EagleConfig(version=1, norm_before_residual=True), "norm_before_residual needs EAGLE-3"),
         (lambda: EagleModule.new(EagleConfig(hidden_size=48), llama()), "must be the target's, 32, not 48"),
         (
             lambda: EagleModule.new(EagleConfig(version=1, hidden_size=16), llama()),

@@ -387,7 +387,7 @@ def test_costs_that_were_saved_are_known_at_once() -> None:
 
 @pytest.mark.parametrize("costs", [{}, {"verify": 3}, {"verify": {"1": [[1]]}}, {"verify": {"a": []}}])
 def test_costs_of_nonsense_are_refused(costs: dict[str, object]) -> None:
-    with pytest.raises(OutpaceError, match="no costs"):
+    with pytest.raises(OutpaceError, match="the measured costs cannot be read"):
         Governor().begin_with(costs)
 
 
@@ -400,5 +400,5 @@ def test_widths_are_ascending_numbers_above_0(widths: tuple[int, ...]) -> None:
 def test_other_mistakes_are_refused() -> None:
     with pytest.raises(OutpaceError, match="ramp"):
         Governor(ramp=0)
-    with pytest.raises(OutpaceError, match="0 nodes or more"):
+    with pytest.raises(OutpaceError, match="nodes must be at least 0"):
         Pinned(-1)

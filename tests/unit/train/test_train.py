@@ -166,7 +166,7 @@ def test_heads_are_measured_on_neither_learnt_nor_held_out_text(
         train(module, rows[6:8], held_out, settings, tmp_path / str(len(found)), calibration=calibration)
         found.append(module.accuracies)
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
-    with pytest.raises(OutpaceError, match="the texts to measure its heads on are none"):
+    with pytest.raises(OutpaceError, match="there is no text to measure the heads on"):
         train(heads(), rows[6:8], rows[-2:], settings, tmp_path / "none")
 
 

@@ -1,7 +1,7 @@
-"""Drafters that fill a block of places in one forward: how they learn, and how their blocks become drafts.
+"""Drafters that fill a block of places in one forward: their training and their drafts.
 
-A block hangs behind its anchor, the root of a draft. Place k of a block, from 0, predicts the token k + 1
-places after the anchor.
+A block follows its anchor, the root of a draft. Place k of a block, from 0, predicts the token k + 1 places
+after the anchor.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from outpace.targets.base import TargetModel
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig(LayerConfig):
-    """Options that drafters of blocks have in common.
+    """Options common to drafters of blocks.
 
     Attributes:
         tokens: tokens per block.
-        depth: decoder layers.
-        anchors: places of each row of a batch after which a block is learnt, drawn anew for each batch.
-        decay: a token at distance k counts exp(-(k - 1) / decay) in the loss: an early mistake costs more.
+        depth: number of decoder layers.
+        anchors: number of places per row after which a block is trained, drawn at random for each batch.
+        decay: a token at distance k has the weight exp(-(k - 1) / decay) in the loss, since an early mistake
+            costs more.
     """
 
     tokens: int = 7
@@ -59,10 +60,10 @@ class BlockModule(Learned):
     config: BlockConfig
 
     def add_layers(self, norms: bool = False) -> None:
-        """Add the decoder layers and the norm behind them, and initialise all weights: last in ``__init__``.
+        """Add the decoder layers and the final norm, and initialise all weights. Called last in ``__init__``.
 
         Args:
-            norms: whether queries and keys are normed.
+            norms: whether queries and keys are normalised.
         """
         config = self.config
         self.layers = nn.ModuleList([Layer(config, norms=norms) for _ in range(config.depth)])
@@ -75,12 +76,12 @@ class BlockModule(Learned):
         """Outputs [B, A, tokens, hidden size] for the places after each anchor.
 
         Args:
-            anchors: [B, A], places of the batch, each the root of a draft.
+            anchors: places of the batch, each the root of a draft, [B, A].
         """
 
     @abstractmethod
     def logits(self, states: Tensor) -> Tensor:
-        """[..., vocabulary], of outputs [..., hidden size]."""
+        """Logits [..., vocabulary] from outputs [..., hidden size]."""
 
     def loss(self, batch: Batch, objective: Objective) -> Losses:
         config = self.config
@@ -105,7 +106,7 @@ class BlockModule(Learned):
 
     @torch.no_grad()
     def accepted(self, batch: Batch) -> Tensor:
-        """Tokens accepted of a chain of all tokens of the block, at each place of the text."""
+        """Number of accepted tokens of a chain of a full block, at each place of the text."""
         every = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.tokens)
         guesses = [
             self.logits(self.blocks(batch, anchors)).argmax(dim=-1)
@@ -115,23 +116,23 @@ class BlockModule(Learned):
 
 
 def draw_places(batch: Batch, count: int, distances: Seq[int]) -> Tensor:
-    """Places [B, A] at random, each once, preferring those with a counted token at one of the distances."""
+    """Distinct random places [B, A]; those with a counted token at one of the distances are preferred."""
     useful = torch.stack([batch.ahead(distance) for distance in distances]).any(dim=0)
     order = torch.rand(useful.shape).to(useful.device) + useful
     return order.topk(min(count, useful.shape[1]), dim=1).indices
 
 
 def sees_own_block(anchors: int, width: int, device: torch.device) -> Tensor:
-    """[A x width, A x width], true where two rows belong to the same block."""
+    """Mask [A x width, A x width], true where two rows belong to the same block."""
     block = torch.arange(anchors * width, device=device) // width
     return block[:, None] == block
 
 
 def sees_before(batch: Batch, anchors: Tensor, width: int, own: bool) -> Tensor:
-    """[B, A x width, T], true where a row of an anchor's block sees a place of the text.
+    """Mask [B, A x width, T], true where a row of an anchor's block attends to a place of the text.
 
     Args:
-        own: whether the anchor's own place is seen too.
+        own: whether rows attend to the anchor's place too.
     """
     places = torch.arange(batch.tokens.shape[1], device=anchors.device)
     ends = anchors[..., None] + int(own)
@@ -141,14 +142,14 @@ def sees_before(batch: Batch, anchors: Tensor, width: int, own: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class BlockShared(Growth):
-    """State that the sequences of one engine share."""
+    """Data that an engine's sequences share."""
 
     module: Any  # a BlockModule
     cache: LayerCache
 
     @classmethod
     def of(cls, method: str, module: BlockModule, noise: Noise) -> BlockShared:
-        """A module with a cache of its own, drafting chains."""
+        """Build the shared data of a module that drafts chains."""
         config, weight = module.config, next(module.parameters())
         return cls(
             vocabulary=Vocabulary(),
@@ -166,8 +167,8 @@ class BlockState:
     """A sequence for which blocks are drafted.
 
     Attributes:
-        rows: rows of committed places in the drafter's cache.
-        waiting: the target's states at committed places that are not in the cache yet, by layer.
+        rows: number of rows of committed places in the drafter's cache.
+        waiting: layer -> the target's states at committed places that are not in the cache yet.
     """
 
     sequence: Sequence
@@ -180,16 +181,16 @@ class BlockState:
 
 @dataclass(frozen=True)
 class BlockDrafter(Drafter[BlockState]):
-    """A drafter of blocks: all but how it reads the text and fills a block.
+    """Base class of drafters of blocks; subclasses define how the text is read and a block is filled.
 
     Class attributes:
-        kind: the module it loads.
+        kind: the class of its module.
 
     Attributes:
-        path: the folder that ``outpace train`` wrote, or the module itself.
-        num_speculative_tokens: tokens drafted, at most those of a block; all of them by default.
+        path: a folder that ``outpace train`` wrote, or the module itself.
+        num_speculative_tokens: number of tokens drafted, at most and by default those of a block.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
-            "independent": with noise of its own; "greedy": the most probable tokens.
+            "independent": with separate noise; "greedy": the most probable tokens.
     """
 
     path: Any = field(repr=False)
@@ -214,7 +215,7 @@ class BlockDrafter(Drafter[BlockState]):
 
     @abstractmethod
     def fill(self, active: Seq[BlockState]) -> Tensor:
-        """Read what was committed since the last block, and fill the next one.
+        """Read the text committed since the last block, and fill the next block.
 
         Returns:
             Logits [n, tokens, vocabulary].
@@ -231,11 +232,11 @@ class BlockDrafter(Drafter[BlockState]):
 def run_layers(
     active: Seq[BlockState], feeds: Seq[Feed], inputs: Seq[Tensor], keep: Seq[int]
 ) -> list[Tensor]:
-    """One forward of the layers for all sequences.
+    """Run one forward of the layers for all sequences.
 
     Args:
         inputs: rows of each sequence, [width, hidden size].
-        keep: the number of its first rows that stay in the cache.
+        keep: per sequence, the number of its first rows that stay in the cache.
 
     Returns:
         The outputs of each sequence's rows, [width, hidden size].
@@ -254,10 +255,10 @@ def begin_block(state: BlockState, most: int | None) -> bool:
     """Begin a draft.
 
     Args:
-        most: tokens at most; None for the whole block.
+        most: maximum number of tokens; None for the full block.
 
     Returns:
-        Whether there is anything to draft.
+        True if there is anything to draft.
     """
     shape = state.shared.shape
     depth = shape.depth if most is None else min(most, shape.depth)
@@ -269,7 +270,7 @@ def grow_block(states: Seq[BlockState], logits: Tensor) -> None:
     """Draft the chains of some sequences.
 
     Args:
-        logits: [n, tokens, vocabulary]; a place's do not depend on the tokens drawn before it.
+        logits: [n, tokens, vocabulary]; a place's logits do not depend on the tokens drawn before it.
     """
     active = list(enumerate(states))
     while active:

@@ -1,13 +1,13 @@
 """DFlash (Chen, Liang, Liu 2026): a small block-diffusion drafter conditioned on the target's hidden states.
 
-A block begins with the last committed token, and all other places are masked. One forward of a few layers, in
-which the places of a block see each other in both directions, fills them. The text enters through the target:
-its states at several layers, fused, give every layer of the drafter keys and values.
+A block begins with the last committed token, and all other places are masked. One forward of a few layers
+with bidirectional attention inside the block fills them. The text enters through the target: its states at
+several layers, fused, provide keys and values to every layer of the drafter.
 
-What differs from the paper: the mask is an embedding of its own, since most vocabularies have no such token;
-tokens are drawn with the target's own noise by default; the objective is chosen in training. By default it is
-smaller: two layers that read three of the target's and fill blocks of 8, where the paper has five layers that
-read five of the target's, evenly spread, and blocks of 16. ``decay`` is the paper's for 8.
+Differences from the paper: the mask is a separate embedding, since most vocabularies have no mask token;
+tokens are drawn with the target's own noise by default; the objective is an option of training. By default it
+is smaller: two layers that read three of the target's and fill blocks of 8, where the paper has five layers
+that read five of the target's, evenly spread, and blocks of 16. ``decay`` is the paper's for 8.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DFlashConfig(BlockConfig):
     """A DFlash drafter's size, and how it is trained.
 
     Attributes:
-        layers: the target's layers whose states it reads, as ``Output.hidden`` counts them, as in 2+14+25; by
+        layers: the target's layers whose states it reads, numbered as in ``Output.hidden``, as in 2+14+25; by
             default a low, a middle and a high one.
     """
 
@@ -56,7 +56,7 @@ class DFlashConfig(BlockConfig):
 
 
 class DFlashModule(BlockModule):
-    """DFlash's layers, and the fusion of the target's states."""
+    """DFlash's layers and the fusion of the target's states."""
 
     method: ClassVar[str] = "dflash"
     config_type: ClassVar[type[DFlashConfig]] = DFlashConfig
@@ -67,7 +67,7 @@ class DFlashModule(BlockModule):
         size = config.hidden_size
         if size != fit.hidden_size:
             raise OutpaceError(
-                "dflash: its rows begin as the target's embeddings and end in its head, so hidden_size must "
+                "dflash: it uses the target's embeddings and head, so hidden_size must "
                 f"be the target's, {fit.hidden_size}, not {size}; leave it out"
             )
         self.fc = nn.Linear(len(config.layers) * size, size, bias=False)
@@ -85,16 +85,16 @@ class DFlashModule(BlockModule):
         return self.config.layers
 
     def joined(self, hidden: Mapping[int, Tensor]) -> Tensor:
-        """The target's states at all layers that it reads, side by side, [..., layers x size]."""
+        """The target's states at all layers that it reads, concatenated, [..., layers x size]."""
         return torch.cat([hidden[layer] for layer in self.config.layers], dim=-1)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """The target's joined states as the drafter's layers see them, [..., hidden size]."""
+        """The drafter's input from the target's joined states, [..., hidden size]."""
         fused: Tensor = self.hidden_norm(self.fc(states.to(self.mask.dtype)))
         return fused
 
     def masked(self, roots: Tensor) -> Tensor:
-        """The rows of blocks, [..., 1 + tokens, hidden size], that begin with the tokens ``roots`` [...]."""
+        """Input rows [..., 1 + tokens, hidden size] of blocks that begin with the tokens ``roots`` [...]."""
         embedded = self.target.embed(roots).to(self.mask.dtype)[..., None, :]
         masks = self.mask.expand(*roots.shape, self.config.tokens, -1)
         return torch.cat([embedded, masks], dim=-2)
@@ -120,13 +120,13 @@ class DFlashModule(BlockModule):
 
 
 def _behind(keys: Tensor, values: Tensor) -> Store:
-    """A store for rows that see a text's keys and values, and each other."""
+    """A store for rows that attend to a text's keys and values and to each other."""
     return lambda own, theirs: (torch.cat([keys, own], dim=2), torch.cat([values, theirs], dim=2))
 
 
 @dataclass(frozen=True)
 class DFlash(BlockDrafter):
-    """A block-diffusion drafter."""
+    """Block-diffusion drafter."""
 
     kind: ClassVar[type[BlockModule]] = DFlashModule
     paper: ClassVar[str] = (
@@ -150,7 +150,7 @@ class DFlash(BlockDrafter):
 
 
 def _feed_text(behind: Seq[BlockState]) -> None:
-    """Put keys and values of all places that wait into the cache, from the target's states."""
+    """Add keys and values of all waiting places to the cache, from the target's states."""
     texts = [_waited(state) for state in behind]
     for start in range(0, max((len(text) for text in texts), default=0), _CHUNK):
         late = [place for place, text in enumerate(texts) if len(text) > start]
@@ -160,7 +160,7 @@ def _feed_text(behind: Seq[BlockState]) -> None:
 
 
 def _waited(state: BlockState) -> Tensor:
-    """The joined states of the places that waited, [n, layers x size]; none wait afterwards."""
+    """Take the joined states of the waiting places, [n, layers x size]; none wait afterwards."""
     parts = [state.shared.module.joined(hidden) for hidden in state.waiting]
     state.waiting = []
     return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -182,7 +182,7 @@ def _feed_part(states: Seq[BlockState], texts: Seq[Tensor]) -> None:
 
 
 def _fill(active: Seq[BlockState]) -> Tensor:
-    """Logits [n, tokens, vocabulary] of the masked places; their rows leave the cache.
+    """Logits [n, tokens, vocabulary] of the masked places, whose rows do not stay in the cache.
 
     Row 0 of a block is the root, at position ``state.rows``; rows 1 to ``tokens`` are masked.
     """

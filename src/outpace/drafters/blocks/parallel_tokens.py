@@ -1,14 +1,14 @@
-"""Parallel speculative sampling: look-ahead embeddings make the target guess ahead (PaSS, Monea et al. 2023).
+"""Parallel speculative sampling: the target guesses ahead by look-ahead embeddings (PaSS, Monea et al. 2023).
 
-Rows with learned embeddings in place of tokens ride along in a step: behind a node at place t, row k, from 0,
-takes the place t + 1 + k of a token that is not known yet, and the target's prediction there is a guess of
-the token at place t + 2 + k. The next step verifies the guesses, and takes look-ahead rows along again, so a
-step is one forward.
+A step's forward includes rows with learned embeddings in place of tokens: after a node at place t, row k,
+from 0, stands for the unknown token at place t + 1 + k, and the target's prediction there is a guess of the
+token at place t + 2 + k. The next step verifies the guesses and again includes look-ahead rows, so a step is
+one forward.
 
-What differs from the paper: there drafting and verifying are two forwards; here they are one, with look-ahead
-rows behind the root and, by default, behind each guess, so that a full draft is ready whichever guesses are
+Differences from the paper: there drafting and verifying are two forwards; here they are one, with look-ahead
+rows after the root and, by default, after each guess, so that a full draft is ready whichever guesses are
 accepted (Stern et al. 2018, section 4, merge the two in the same way). Guesses are drawn with the target's
-own noise. Without trained embeddings the mean of the target's own is used, which guesses badly.
+own noise. Without trained embeddings the mean of the target's embeddings is used, which guesses badly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from outpace.learned.learned import Batch, Fit, Learned, Losses, Objective, acce
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 
-_PLACES = 16  # places of a text that get look-ahead rows in one forward, if all are wanted
+_PLACES = 16  # places of a text per forward when all places get look-ahead rows
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class LookAheadConfig:
     """Look-ahead embeddings.
 
     Attributes:
-        num_speculative_tokens: their number, at least 1.
-        places: places of each row of a batch that are learnt from, drawn anew per batch; at least 1.
+        num_speculative_tokens: number of embeddings, at least 1.
+        places: number of places per row to train on, drawn at random for each batch; at least 1.
     """
 
     num_speculative_tokens: int = 3
@@ -53,7 +53,7 @@ class LookAheadConfig:
 
 
 class LookAhead(Learned):
-    """A table of embeddings, learnt through the frozen target."""
+    """Table of embeddings, trained through the frozen target."""
 
     method: ClassVar[str] = "parallel_tokens"
     config_type: ClassVar[type[Any]] = LookAheadConfig
@@ -75,10 +75,10 @@ class LookAhead(Learned):
         return ()
 
     def rows(self, batch: Batch, places: Tensor) -> Tensor:
-        """The target's predictions at look-ahead rows behind some places of each text.
+        """The target's predictions at look-ahead rows after places of each text.
 
         Args:
-            places: [B, G].
+            places: the places, [B, G].
 
         Returns:
             Logits [B, G, K, vocabulary]: row k, from 0, predicts the token k + 2 places after the given one.
@@ -96,7 +96,7 @@ class LookAhead(Learned):
         return found
 
     def _seen(self, batch: Batch, places: Tensor) -> Tensor:
-        """The mask [B, N, N] of the text's rows and then the look-ahead rows of each place in turn."""
+        """The mask [B, N, N] of the text's rows followed by the look-ahead rows of each place."""
         width, count = batch.tokens.shape[1], self.config.num_speculative_tokens
         order = torch.arange(width, device=places.device)
         documents = torch.cat(
@@ -132,19 +132,19 @@ class LookAhead(Learned):
         guesses = torch.full(
             (size, width, self.config.num_speculative_tokens), -1, device=batch.tokens.device
         )
-        # The draft of a root at place t + 1 was predicted behind place t.
+        # The draft of a root at place t + 1 is predicted at the look-ahead rows of place t.
         for places in torch.arange(width - 1, device=batch.tokens.device).split(_PLACES):
             guesses[:, places + 1] = self.rows(batch, places.expand(size, -1)).argmax(dim=-1)
         same = batch.documents[:, 1:] == batch.documents[:, :-1]
         guesses[:, 1:][~same] = -1
-        # The first step after a prompt only looks ahead.
+        # The first step after a prompt has no draft to verify.
         guesses[:, :-1][batch.counted[:, 1:] & ~batch.counted[:, :-1]] = -1
         return accepted_of_chain(batch, guesses)
 
 
 @dataclass
 class Ahead:
-    """A sequence, and the target's predictions ahead of it.
+    """A sequence, and the target's guesses of its next tokens.
 
     Attributes:
         vocabulary: the first id that is a look-ahead embedding.
@@ -163,14 +163,14 @@ class ParallelTokens(SequenceDrafter[Ahead]):
     """Look-ahead embeddings for the target.
 
     Attributes:
-        path: the folder that ``outpace train parallel_tokens`` wrote, or the embeddings; None drafts
-            with the mean of the target's own.
-        num_speculative_tokens: K, look-ahead rows after one another, and so the longest draft; at least 1. By
-            default as many as there are trained embeddings, or 3.
-        behind: "all": look-ahead rows behind the root and each guess, K * (K + 2) nodes per step; "root":
-            behind the root only, 2 * K nodes, and the next draft is shorter by what was accepted.
+        path: a folder that ``outpace train parallel_tokens`` wrote, or the embeddings; None drafts with the
+            mean of the target's embeddings.
+        num_speculative_tokens: K, number of consecutive look-ahead rows and length of the longest draft; at
+            least 1. By default the number of trained embeddings, or 3.
+        behind: "all": look-ahead rows after the root and each guess, K * (K + 2) nodes per step; "root":
+            after the root only, 2 * K nodes, and the next draft is shorter by the number of accepted tokens.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
-            "independent": with noise of its own; "greedy": its most probable tokens.
+            "independent": with separate noise; "greedy": its most probable tokens.
     """
 
     path: Any = field(default=None, repr=False)
@@ -190,7 +190,7 @@ class ParallelTokens(SequenceDrafter[Ahead]):
 
     @property
     def _count(self) -> int:
-        """K, look-ahead rows behind a node."""
+        """K, the number of look-ahead rows after a node."""
         made = LookAheadConfig() if self.path is None else LookAhead.config_of(self.path)
         given = self.num_speculative_tokens
         return int(made.num_speculative_tokens if given is None else given)
@@ -213,7 +213,7 @@ class ParallelTokens(SequenceDrafter[Ahead]):
 
     def prepare(self, target: TargetModel) -> tuple[Growth, int]:
         if target.extra < (count := self._count):
-            raise OutpaceError("parallel_tokens rides in the target's steps, so it drafts alone; use it so")
+            raise OutpaceError("parallel_tokens drafts in the target's own steps; use it by itself")
         shape = shape_of(count, method="parallel_tokens")
         draws = Draws(self.draws)
         return Growth(Vocabulary(), shape, draws, least=-math.inf, by_path=True), target.vocabulary
@@ -242,8 +242,8 @@ class ParallelTokens(SequenceDrafter[Ahead]):
             for node in range(len(draft) - draft.riders, len(draft))
         }
         last = step.path[-1] if step.path else -1
-        # Rows 0 to K - 1 behind the last accepted node are all of use; of those behind the root, the rows
-        # from len(path) on: earlier ones predicted what has been accepted by now.
+        # All K rows after the last accepted node are useful; of those after the root, only the rows from
+        # len(path) on, since earlier ones predicted tokens that are now accepted.
         start, known = (last, 0) if (last, state.vocabulary) in riders else (-1, len(step.path))
         nodes = []
         node = riders.get((start, state.vocabulary))

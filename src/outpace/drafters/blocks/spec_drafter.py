@@ -1,12 +1,13 @@
 """SpecDec's Spec-Drafter (Xia et al. 2023): an independent model fills a block of masks in one forward.
 
-Like ``dflash`` it fills a block, but without the target's hidden states: it has embeddings of its own and
-reads the text alone. Row t of a text sees rows 0 to t, and stays in the cache; behind the last row hang the
-masks, one per place of the block, which see all of the text and each other, and leave the cache afterwards.
+Like ``dflash`` it fills a block, but without the target's hidden states: it has its own embeddings and reads
+only the text. Row t of a text attends to rows 0 to t and stays in the cache; after the last row come the
+masks, one per place of the block, which attend to all of the text and to each other, and are then removed
+from the cache.
 
-What differs from the paper: a decoder, where that drafter has an encoder and a decoder; each place has a mask
-embedding of its own; early places count more in training (``decay``); tokens are drawn with the target's own
-noise by default. The paper's relaxed verification is the ``top_beta`` verifier, and lossy.
+Differences from the paper: a decoder instead of an encoder and a decoder; a separate mask embedding for each
+place; early places have more weight in training (``decay``); tokens are drawn with the target's own noise by
+default. The paper's relaxed verification is the lossy verifier ``top_beta``.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ _CHUNK = 512  # tokens of a text in one forward
 
 @dataclass(frozen=True, kw_only=True)
 class SpecDrafterConfig(BlockConfig):
-    """A Spec-Drafter's size, and how it is trained. Its rows may have a size of their own."""
+    """A Spec-Drafter's size, and how it is trained. Its hidden size may differ from the target's."""
 
 
 class SpecDrafterModule(BlockModule):
-    """A model independent of the target; its head is its embeddings."""
+    """A model independent of the target, with tied head and embeddings."""
 
     method: ClassVar[str] = "spec_drafter"
     config_type: ClassVar[type[SpecDrafterConfig]] = SpecDrafterConfig
@@ -90,7 +91,7 @@ class SpecDrafterModule(BlockModule):
 
 @dataclass(frozen=True)
 class SpecDrafter(BlockDrafter):
-    """An independent non-autoregressive drafter."""
+    """Independent non-autoregressive drafter."""
 
     kind: ClassVar[type[BlockModule]] = SpecDrafterModule
     paper: ClassVar[str] = (
@@ -104,7 +105,7 @@ class SpecDrafter(BlockDrafter):
         return True
 
     def observe(self, states: Seq[BlockState], steps: Seq[Step]) -> None:
-        """Do nothing: the text is read when a block is wanted."""
+        """Do nothing: the text is read when the next block is filled."""
 
     def fill(self, active: Seq[BlockState]) -> Tensor:
         while behind := [state for state in active if len(state.sequence.tokens) - state.rows > _CHUNK]:
@@ -115,10 +116,10 @@ class SpecDrafter(BlockDrafter):
 
 
 def _feed(active: Seq[BlockState], masks: int) -> Tensor:
-    """Feed the tokens that came since the last forward, at most ``_CHUNK``, and masks behind them.
+    """Feed at most ``_CHUNK`` new tokens of each text, followed by masks.
 
     Returns:
-        The outputs of the masks, [n, masks, hidden size]; their rows leave the cache.
+        The outputs of the masks, [n, masks, hidden size], whose rows do not stay in the cache.
     """
     module = active[0].shared.module
     feeds, inputs, widths = [], [], []

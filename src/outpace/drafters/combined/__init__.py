@@ -1,1 +1,1 @@
-"""Several drafters at once, and the record of how often each is right."""
+"""Several drafters at once, and the record of how often each one's guesses are right."""

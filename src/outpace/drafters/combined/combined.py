@@ -1,14 +1,13 @@
 """Several drafters at once, their trees merged into one (as SpecInfer merges those of several draft models:
 Miao et al. 2023, arXiv 2305.09781, section 3).
 
-A node that several parts propose is drafted once. Which nodes are worth their row is measured: by the parts
-that propose a node, its depth, and the chance they state or its place among its siblings, how often such a
-node was right where its parent was. The target's tokens tell that of every node proposed, drafted or not, so
-all parts are measured all the time and none needs to be tried out (Liu et al. 2025, Not-a-Bandit, arXiv
-2510.20064, for the choice of one draft model). A node is right with the product of the chances on the way to
-it, and the likeliest are drafted, whosever they are: the part that earns more per node gets more of them.
-How many are is what gives most tokens for the time (Leviathan et al. 2023, arXiv 2211.17192, theorem 3.8, for
-a tree), where a row costs a given share of a step.
+A node that several parts propose is drafted once. How often a node is right, given a right parent, is
+measured by the set of parts that propose it, its depth, and the chance they state or its rank among its
+siblings. The emitted tokens decide this for every proposed node, drafted or not, so all parts are measured in
+every step and no exploration is needed (Liu et al. 2025, Not-a-Bandit, arXiv 2510.20064, for the choice of
+one draft model). A node's probability is the product of the rates on its path, and the likeliest nodes of all
+parts are drafted. Their number is the one with the most tokens per time (Leviathan et al. 2023, arXiv
+2211.17192, theorem 3.8, for a tree), where a row costs a given share of a step.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.tree import worthwhile
 
-_CPU_ROW, _ROW = 0.06, 0.01  # plain steps that a row takes where it was not measured, on a CPU and elsewhere
-_ROUND = 16  # steps after which each part has had its minimum
+_CPU_ROW, _ROW = 0.06, 0.01  # assumed cost of a row in plain steps if not measured, on a CPU and elsewhere
+_ROUND = 16  # steps within which each part gets its minimum of nodes
 _NOTHING, _NO_GUESSES = Draft(), Guesses()
 
-Layers = list[tuple[int, ...]]  # those of the target that each part reads
+Layers = list[tuple[int, ...]]  # the target's layers that each part reads
 
 
 class Shared(NamedTuple):
-    """State that the sequences of an engine share: that of each part, the measurements, the cost of a row."""
+    """Data that an engine's sequences share: that of each part, the measurements, the cost of a row."""
 
     prepared: list[Any]
     ledgers: Memories[Ledger]
@@ -48,10 +47,10 @@ class Shared(NamedTuple):
 
 @dataclass
 class CombinedState:
-    """A sequence's states of the parts, what they proposed last, and where that is in the draft.
+    """A sequence's states of the parts, their latest proposals, and the proposals' nodes in the draft.
 
-    ``nodes[part][node]`` is the node of the draft that represents a part's node; -1 where none does.
-    ``guesses`` is all that they proposed, as one tree.
+    ``nodes[part][node]`` is the node of the draft that represents a part's node; -1 if it is not drafted.
+    ``guesses`` is the tree of all proposals.
     """
 
     sequence: Sequence
@@ -67,22 +66,23 @@ class CombinedState:
 
 @dataclass(frozen=True)
 class Combined(Drafter[CombinedState]):
-    """Several drafters at once: their trees merged, and rows given to the nodes that are likeliest right.
+    """Several drafters at once: their trees are merged, and the likeliest nodes are drafted.
 
-    All parts draft in every step, also what gets no row then: whether a costly part, such as one with a
-    draft model, is worth its time is for you to say. One part alone drafts as if it were not combined.
+    All parts draft in every step, even if none of their nodes is used: the time of an expensive part, such as
+    a draft model, is not weighed. A single part drafts as if it were not combined.
 
     Attributes:
         parts: the drafters, all different, as in ``combined:(lookahead:window=5)+(prompt_lookup)``.
-        max_nodes: tokens drafted in a step at most, at least 1.
-        row_cost: the share of a plain step that a further row takes, at least 0. The likeliest nodes are
-            drafted, while one more means more tokens per time. 0: all of them. None: as the governor
-            measures it; without one 0.06 on a CPU, as measured with a small model, and 0.01 elsewhere.
-        minimum: nodes that each part gets every sixteenth step in any case, so that one that learns from its
-            rows can come back.
-        share: measure all sequences of an engine that share a memory together (``Speculation.memory``);
-            otherwise each starts knowing nothing. (Under ``rejection`` the tokens of a seed depend on the
-            drafts, so, if shared, on earlier requests.)
+        max_nodes: maximum number of tokens drafted per step, at least 1.
+        row_cost: time of a further row as a share of a plain step, at least 0. Nodes are drafted, the
+            likeliest first, while one more increases the tokens per time; with 0, all of them. None uses the
+            governor's measurement, or without a governor 0.06 on a CPU (measured with a small model) and 0.01
+            elsewhere.
+        minimum: nodes that each part gets every sixteenth step in any case, so that a part that learns from
+            its rows can recover.
+        share: measure together all sequences of an engine that share a memory (``Speculation.memory``);
+            otherwise each starts without measurements. (Under ``rejection`` the tokens of a seed depend on
+            the drafts, and therefore, if shared, on earlier requests.)
     """
 
     parts: tuple[Drafter[Any], ...]
@@ -102,18 +102,18 @@ class Combined(Drafter[CombinedState]):
         for place, part in enumerate(self.parts):
             if not isinstance(part, Drafter):
                 raise OutpaceError(
-                    f"combined: a part is a drafter, as in load_drafter('lookahead'), not {part!r}"
+                    f"combined: a part must be a drafter, as in load_drafter('lookahead'), not {part!r}"
                 )
             if part in self.parts[:place]:
                 raise OutpaceError(
-                    f"combined: {type(part).__name__} is given twice with the same options; what it proposes "
-                    "is drafted once anyway, so leave one out"
+                    f"combined: {type(part).__name__} is given twice with the same options; equal proposals "
+                    "are drafted only once, so leave one out"
                 )
         if not self.parts:
             raise OutpaceError("combined: give it parts, as in combined:(lookahead)+(prompt_lookup)")
         self.check_least(max_nodes=1, minimum=0)
         if self.row_cost is not None and not 0 <= self.row_cost < math.inf:
-            raise OutpaceError(f"combined: row_cost must be a number from 0 on, not {self.row_cost}")
+            raise OutpaceError(f"combined: row_cost must be a number of at least 0, not {self.row_cost}")
 
     @property
     def probabilities(self) -> bool:
@@ -168,7 +168,7 @@ class Combined(Drafter[CombinedState]):
                 self.parts[place].read([state.states[place] for state in states], own)
 
     def stop(self, state: CombinedState) -> None:
-        for part, own in zip(self.parts, state.states, strict=False):  # fewer states where a start failed
+        for part, own in zip(self.parts, state.states, strict=False):  # fewer states if a start failed
             part.stop(own)
 
     def revise(self, state: CombinedState, unchanged: int) -> bool:
@@ -195,12 +195,12 @@ class Combined(Drafter[CombinedState]):
             self._clear(state)
 
     def _count(self, state: CombinedState, step: Step) -> None:
-        """Each part's share of what was drafted and accepted."""
+        """Count the drafted and accepted nodes of each part."""
         if len(self.parts) > 1:
             verified, accepted = set(step.kept), {step.kept[node] for node in step.path}
             names = [part.name for part in self.parts]
             for place, (name, nodes) in enumerate(zip(names, map(set, state.nodes), strict=True)):
-                twin = names[: place + 1].count(name)  # from 1; parts of one name are told apart by it
+                twin = names[: place + 1].count(name)  # from 1; distinguishes parts of the same name
                 name = name if twin == 1 else f"{name}_{twin}"
                 state.sequence.stats.count(f"{name}_drafted", len(verified & nodes))
                 state.sequence.stats.count(f"{name}_accepted", len(accepted & nodes))
@@ -225,11 +225,11 @@ class Combined(Drafter[CombinedState]):
         return Draft(tuple(tokens[node] for node in kept), tuple(place[parents[node]] for node in kept))
 
     def _choose(self, state: CombinedState, worth: Seq[float], maps: Seq[Seq[int]]) -> list[int]:
-        """The nodes of the merged tree to draft, parents first: a child is worth no more than its parent."""
+        """The nodes of the merged tree to draft, parents first: no child is likelier than its parent."""
         budget = (
             self.max_nodes if state.sequence.budget is None else min(self.max_nodes, state.sequence.budget)
         )
-        order = sorted(range(len(worth)), key=worth.__getitem__, reverse=True)  # equals in their order
+        order = sorted(range(len(worth)), key=worth.__getitem__, reverse=True)  # stable
         measured = state.sequence.row_cost if self.row_cost is None else None
         row_cost = state.row_cost if measured is None else measured
         wanted = order[: worthwhile([worth[node] for node in order], row_cost)]
@@ -243,5 +243,5 @@ class Combined(Drafter[CombinedState]):
 
 
 def _chosen(draft: Draft) -> Draft:
-    """A part's draft as if it had not been sampled: the match verifier asks for tokens alone."""
+    """A part's draft without its distributions: the verifier ``match`` uses tokens alone."""
     return draft if draft.distributions is None else Draft(draft.tokens, draft.parents, chances=draft.chances)

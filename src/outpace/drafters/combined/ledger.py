@@ -1,4 +1,4 @@
-"""Rates of right guesses: counts by drafters, depth and place among siblings, with forgetting."""
+"""Rates of right guesses by drafters, depth and rank among siblings, with decay."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import NamedTuple
 
 from outpace.core import Draft
 
-_DEPTHS, _RANKS = 12, 8  # what is deeper, or further among its siblings, is counted with the last
-_GRADES = 8  # chances told apart where guessers state them
-_FORGET = 0.96  # what an observation counts for, after each later one of its kind
-_DOUBT = 2.0  # observations that the first guess of a chance counts for
+_DEPTHS, _RANKS = 12, 8  # greater depths and ranks are counted with the last ones
+_GRADES = 8  # number of intervals of stated chances
+_FORGET = 0.96  # decay of an observation's weight per later observation in its cell
+_DOUBT = 2.0  # weight of a chance's prior, in observations
 
 Cell = list[float]  # right, judged
 
 
 class Guesses(NamedTuple):
-    """A tree of guesses and who guesses each.
+    """A tree of guesses, and the drafters that made each.
 
     Attributes:
         tokens, parents: the tree; -1 is the root, and parents come first.
-        guessers: of each node, those who guess it: a number whose bit i is guesser i's.
-        stated: the chance they give it where its parent is right; 0 where they do not say.
+        guessers: per node, a number whose bit i is set if drafter i guessed it.
+        stated: per node, its stated chance given a right parent; 0 if none is stated.
     """
 
     tokens: Seq[int] = ()
@@ -33,16 +33,18 @@ class Guesses(NamedTuple):
 
     @classmethod
     def merged(cls, drafts: Seq[Draft]) -> tuple[Guesses, list[list[int]]]:
-        """One tree of the guesses of several drafters, and for each draft the map from its nodes to the
-        tree's.
+        """Merge the drafts of several drafters.
 
-        Of several stated chances the highest counts.
+        Of several stated chances the highest is used.
 
         Args:
-            drafts: one of each guesser.
+            drafts: one per drafter.
+
+        Returns:
+            The tree, and for each draft the map from its nodes to the tree's.
 
         Raises:
-            ValueError: a draft brings distributions (its siblings are trials of their own).
+            ValueError: a draft has distributions (its siblings are separate trials).
         """
         tokens: list[int] = []
         parents: list[int] = []
@@ -72,7 +74,7 @@ class Guesses(NamedTuple):
 
 
 def _given(draft: Draft) -> Iterable[float]:
-    """The chance that a draft states of each node, where its parent is right; 0 where it does not say."""
+    """The chance that a draft states for each node given a right parent; 0 if it states none."""
     chances = draft.chances
     if chances is None:
         return repeat(0.0, len(draft))
@@ -83,18 +85,18 @@ def _given(draft: Draft) -> Iterable[float]:
 class Ledger:
     """The rates at which guesses are right, given right parents.
 
-    What two guessers agree on is right more often than what one says against the other, and how much more is
-    not known beforehand: so each set of guessers is counted apart. Guesses whose chance is stated are counted
-    by it, others by their place among their siblings.
+    Guesses on which two drafters agree are right more often than others, by a margin that is not known in
+    advance, so each set of drafters is counted separately. Guesses with a stated chance are counted by it,
+    others by their rank among their siblings.
     """
 
     def __init__(self) -> None:
         self._cells: dict[tuple[int, int, int], Cell] = {}
 
     def worth(self, guesses: Guesses) -> list[float]:
-        """The chance of each node that it is right, and all on the way to it."""
+        """The probability of each node that it and all its ancestors are right."""
         found: list[float] = []
-        # node -> the depth of its children, and how many there were; the root's are the last.
+        # Per node, the depth of its children and their number so far; the root is the last entry.
         depth, ranks = [0] * (len(guesses.parents) + 1), [0] * (len(guesses.parents) + 1)
         for node, parent in enumerate(guesses.parents):
             right, judged = self._cell(guesses, node, depth[parent], ranks[parent])
@@ -104,14 +106,14 @@ class Ledger:
         return found
 
     def note(self, guesses: Guesses, text: Seq[int]) -> None:
-        """Judge the nodes whose parents were right, by the text that came in the tree's place.
+        """Count the nodes with right parents as right or wrong, by the text emitted after the root.
 
-        Of what follows the last token of the text nothing is known yet.
+        Nodes beyond the end of the text are not counted.
 
         Args:
-            text: the tokens that came after the root.
+            text: the tokens after the root.
         """
-        depth, ranks = {-1: 0}, {-1: 0}  # as in ``worth``, of the nodes that were right
+        depth, ranks = {-1: 0}, {-1: 0}  # as in ``worth``, for the nodes that were right
         for node, parent in enumerate(guesses.parents):
             place = depth.get(parent, len(text))
             if place < len(text):
@@ -124,8 +126,7 @@ class Ledger:
                     depth[node], ranks[node] = place + 1, 0
 
     def _cell(self, guesses: Guesses, node: int, depth: int, rank: int) -> Cell:
-        # A stated chance is the first estimate; otherwise a first child is taken to be right half the time, a
-        # second one a third of it, and so on.
+        # The prior is the stated chance; without one, 1/2 for a first child, 1/3 for a second, and so on.
         stated = guesses.stated[node]
         grade = -1 - int(_GRADES * stated) if stated else min(rank, _RANKS - 1)
         place = (guesses.guessers[node], min(depth, _DEPTHS - 1), grade)

@@ -1,4 +1,4 @@
-"""A step in which several drafters drafted together, as one of them sees it."""
+"""One part's view of a step in which several drafters drafted together."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from outpace.tree import path_to, select
 
 
 class Share(Step):
-    """A step as one part would see it whose draft were its own nodes alone.
+    """A step restricted to one part's nodes, as if the part had drafted alone.
 
-    Most parts look at the text only, so what else there is to see is made when it is asked for.
+    Most parts read only the text, so everything else is computed on first use.
 
     Args:
         whole: the step of all parts together.
-        proposal: what the part drafted.
-        nodes: for each of its nodes, the one of the whole proposal that represents it; -1 where none does.
-        layers: of the target, that the part reads.
+        proposal: the part's draft.
+        nodes: for each of its nodes, the node of the merged proposal that represents it; -1 for none.
+        layers: the target's layers that the part reads.
     """
 
     def __init__(self, whole: Step, proposal: Draft, nodes: Seq[int], layers: Seq[int]) -> None:
@@ -44,7 +44,7 @@ class Share(Step):
 
     @cached_property
     def _stands(self) -> list[int]:
-        """For each node of the part's draft, that of the whole step; -1 for one that was not verified."""
+        """For each node of the part's draft, its node in the whole step; -1 if it was not verified."""
         verified = {old: new for new, old in enumerate(self._whole.kept)}
         return [verified.get(node, -1) for node in self._nodes]
 

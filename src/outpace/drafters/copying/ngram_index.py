@@ -1,4 +1,4 @@
-"""Index of a growing text: the places of every n-gram, updated token by token."""
+"""Index of a growing text: the places of every n-gram, updated incrementally."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Match(NamedTuple):
 
 
 class NgramIndex:
-    """The places of all n-grams of a text. Adding a token and looking one up do not depend on its length.
+    """The places of all n-grams of a text. Updates and look-ups take time independent of its length.
 
     Args:
         tokens: the text; it is not copied, and may grow.
@@ -27,16 +27,16 @@ class NgramIndex:
         self._sizes = range(min_ngram, max_ngram + 1)
         # Most n-grams occur once: their one place needs no list.
         self._places: dict[tuple[int, ...], int | list[int]] = {}
-        self._known: list[int] = []  # the tokens taken in
+        self._known: list[int] = []  # the indexed tokens
 
     @property
     def _read(self) -> int:
         return len(self._known)
 
     def update(self) -> None:
-        """Take in the tokens that the text has grown by."""
+        """Index the tokens that were appended to the text."""
         read, places = self._read, self._places
-        first = max(0, read + 1 - self._sizes[-1])  # of the tokens in an n-gram that ends with a new one
+        first = max(0, read + 1 - self._sizes[-1])  # first token of the longest n-gram that ends in a new one
         tail = tuple(self._tokens[first:])
         for end in range(read + 1, first + len(tail) + 1):
             for size in self._sizes:
@@ -53,7 +53,7 @@ class NgramIndex:
         self._known += tail[read - first :]
 
     def revise(self, unchanged: int) -> None:
-        """Take in a text of which all but the first ``unchanged`` tokens were replaced."""
+        """Update the index after all but the first ``unchanged`` tokens of the text were replaced."""
         for end in range(self._read, unchanged, -1):
             for size in self._sizes:
                 if size > end:
@@ -68,7 +68,7 @@ class NgramIndex:
         self.update()
 
     def matches(self, limit: int) -> list[Match]:
-        """At most ``limit`` places where the text's end occurred before: the longest first, then the latest.
+        """At most ``limit`` earlier occurrences of the text's end: the longest first, then the latest.
 
         Raises:
             ValueError: the text has grown since the last ``update``.
@@ -80,7 +80,7 @@ class NgramIndex:
         for size in reversed(self._sizes):
             if size > end:
                 continue
-            # The last place is the text's own end. Those of a longer match are also among a shorter one's.
+            # The last place is the text's own end. A longer match's places are also among a shorter one's.
             places = self._places[tuple(tokens[-size:])]
             for place in () if isinstance(places, int) else reversed(places):
                 if len(found) >= limit:
@@ -92,7 +92,7 @@ class NgramIndex:
     def follow(self, match: Match, depth: int) -> int:
         """The token ``depth`` places after a match, 0 for the next one.
 
-        A match whose continuation runs into the end of the text goes on with that continuation: the text
-        repeats itself.
+        A continuation that reaches the end of the text continues from its own beginning: the text is taken to
+        be periodic.
         """
         return self._tokens[match.place + depth % (self._read - match.place)]

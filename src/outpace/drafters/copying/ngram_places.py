@@ -1,4 +1,4 @@
-"""Index of a fixed text: the places of every n-gram, from which a copy may go on."""
+"""Index of a fixed text: the places of every n-gram, from which a copy may continue."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 
 class NgramPlaces:
-    """The places of all n-grams of a text, in order. A look-up does not depend on the text's length.
+    """The places of all n-grams of a text, in order. Look-ups take time independent of the text's length.
 
-    A place is the index of the token that follows an n-gram; the n-gram at the text's end has none.
+    A place is the index of the token that follows an n-gram; the n-gram at the end of the text has none.
 
     Args:
         text: token ids.
@@ -24,9 +24,9 @@ class NgramPlaces:
                 self._places.setdefault(tuple(text[place - size : place]), []).append(place)
 
     def longest(self, tokens: Sequence[int]) -> tuple[int, Sequence[int]]:
-        """The longest n-gram at the end of ``tokens`` that the text has: its length and its places.
+        """The longest n-gram at the end of ``tokens`` that occurs in the text: its length and its places.
 
-        The length is 0 where not even the last token is found.
+        The length is 0 if not even the last token occurs.
         """
         for size in self._sizes:
             if size <= len(tokens):
@@ -37,5 +37,5 @@ class NgramPlaces:
 
 
 def nearest(places: Sequence[int], cursor: int) -> int:
-    """The first of some ordered places at or after ``cursor``; otherwise the last one before it."""
+    """The first of the sorted places at or after ``cursor``; if there is none, the last one before it."""
     return places[min(bisect_left(places, cursor), len(places) - 1)]

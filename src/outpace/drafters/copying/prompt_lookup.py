@@ -1,12 +1,11 @@
 """Prompt lookup decoding (Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding).
 
-The tokens that followed earlier occurrences of the last few tokens, in the prompt or in the output, are a
-good guess of what follows them now. This needs no model and no training, and works where answers quote their
-prompt or themselves.
+The tokens that followed earlier occurrences of the last few tokens, in the prompt or the output, are drafted.
+This needs no model and no training, and works where answers quote their prompt or themselves.
 
-What differs from the original: it takes the first match of one length and drafts as many tokens after a weak
-match as after a strong one. Here several matches are followed at once and merged into a tree, each guess is
-weighted by the length of the matches that support it, and only guesses that are worth their row are drafted.
+Differences from the original, which takes the first match of one length and drafts the same number of tokens
+after weak and strong matches: several matches are followed at once and merged into a tree, each guess is
+weighted by the lengths of the matches that support it, and only guesses likely enough are drafted.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from outpace.drafters.support.best_first import best_first, trust
 from outpace.drafters.support.draws import check_confidence
 from outpace.sequence import Sequence
 
-Context = tuple[int, list[Match]]  # a node's depth, and the matches that predict it
+Context = tuple[int, list[Match]]  # a node's depth, and the matches that support it
 
 
 @dataclass
 class PromptLookupState:
-    """A sequence, and its text by n-grams."""
+    """A sequence, and the n-gram index of its text."""
 
     sequence: Sequence
     index: NgramIndex
@@ -41,10 +40,10 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
     Attributes:
         max_ngram: the longest n-gram looked up, at least 1.
         min_ngram: the shortest, from 1 to ``max_ngram``.
-        num_speculative_tokens: tokens drafted per step at most.
+        num_speculative_tokens: maximum number of tokens drafted per step.
         branches: matches followed at once; the draft branches where they differ. 1 drafts chains.
         min_confidence: a token is drafted only if its estimated chance of acceptance is at least this, in
-            [0, 1]. Set it higher where wide forwards are costly.
+            [0, 1]. Set it higher if wide forwards are expensive.
     """
 
     max_ngram: int = 5
@@ -67,13 +66,13 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
 
     def start(self, sequence: Sequence, shared: Any) -> PromptLookupState:
         index = NgramIndex(sequence.tokens, self.max_ngram, self.min_ngram)
-        index.update()  # index the prompt now: otherwise it would count as time of the first draft
+        index.update()  # index the prompt now, so that it does not count as time of the first draft
         return PromptLookupState(sequence, index)
 
     def draft(self, state: PromptLookupState) -> Draft:
         stops, budget = state.sequence.stop_tokens, state.sequence.budget
         most = self.num_speculative_tokens if budget is None else min(self.num_speculative_tokens, budget)
-        state.index.update()  # here, not after each step: as long as nothing is drafted it is not needed
+        state.index.update()  # not after each step: while nothing is drafted, the index is not needed
         root = (-1, state.index.matches(self.branches))
         return best_first(root, partial(self._children, state.index), most, stops)
 
@@ -84,10 +83,10 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
     def _children(
         self, index: NgramIndex, context: Context, chance: float
     ) -> Iterator[tuple[float, int, Context]]:
-        """The children of a node: each one's chance, its token, and the matches that predict it.
+        """The children of a node: each one's chance, its token, and the matches that support it.
 
-        Each match in turn, the longest first, stakes a share of the remaining chance on its own next token.
-        At that depth a match of n tokens is n + depth long: otherwise the node would not be accepted.
+        Each match in turn, the longest first, assigns a share of the remaining probability to its next token.
+        At depth d a match of n tokens counts as n + d long, since the drafted tokens agree with it too.
 
         Args:
             chance: the estimated probability that the node itself is accepted.

@@ -1,14 +1,14 @@
-"""Copies from texts that come with the request: an earlier version, a predicted output, documents.
+"""Copying from references sent with the request: an earlier version, a predicted output, documents.
 
 LLMA (Yang et al. 2023, arXiv 2304.04487, section 3) finds the output's last tokens in a reference and drafts
-what follows there. Aggressive decoding (Sun, Ge, Wei, Wang 2021, arXiv 2106.04970, section 3) drafts the
-input from its beginning, and after a difference goes on where the two texts agree again. With Predicted
-Outputs (OpenAI 2024) the request brings the text.
+the tokens that follow there. Aggressive decoding (Sun, Ge, Wei, Wang 2021, arXiv 2106.04970, section 3)
+drafts the input from its beginning, and after a difference continues where the two texts agree again. With
+Predicted Outputs (OpenAI 2024) the request contains the text.
 
-What differs: the step after an edit does not wait for an n-gram to agree. It drafts several ways in which the
-text may go on (k tokens replaced, inserted or left out) as branches of one tree. An n-gram that occurs
-often is looked for near the place where the output left the text. Several references are followed at once. A
-draft grows while copies are accepted whole, and shrinks while they are not.
+Differences: after an edit, drafting does not wait until an n-gram matches again, but drafts several
+continuations (k tokens replaced, inserted or deleted) as branches of one tree. Of an n-gram's many
+occurrences, those near the place where the output left the text are used. Several references are followed at
+once. Drafts get longer while copies are accepted completely, and shorter otherwise.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from outpace.drafters.copying.ngram_places import NgramPlaces, nearest
 from outpace.sequence import Sequence, Step
 from outpace.tree import Trie
 
-_SURE = 2  # consecutive equal tokens from which on the text is taken to be copied there
+_SURE = 2  # consecutive equal tokens that establish a place of the text
 _NEAR = 8  # within this many tokens of the place where the output left a text, one equal token is enough
-_LONGEST_EDIT = 8  # output tokens of an edit after which its end is no longer guessed
+_LONGEST_EDIT = 8  # output tokens of an edit beyond which its end is no longer guessed
 
 
 @dataclass(eq=False)
@@ -35,9 +35,10 @@ class Trail:
     Attributes:
         text: the reference's tokens.
         index: its n-grams.
-        place: the token to be copied next, or, off the trail, the one where the output left it.
-        away: output tokens since then; 0 on the trail; None: it was never on it.
-        run: consecutive tokens that agreed.
+        place: index of the next token to copy, or, after a difference, of the token where the output left
+            the text.
+        away: output tokens since it left the text; 0 while it follows the text; None if it never did.
+        run: number of consecutive tokens that agreed.
     """
 
     text: tuple[int, ...]
@@ -50,20 +51,20 @@ class Trail:
         return self.away is not None and abs(place - self.place) <= _NEAR
 
     def follow(self, place: int, run: int, away: int) -> None:
-        """Note that the output equals the text up to ``place``, and has had ``away`` other tokens since."""
+        """Record that the output agrees with the text up to ``place``, and ``away`` other tokens followed."""
         self.place, self.run, self.away = place, run, away
 
     def lose(self, tokens: int) -> None:
-        """Note that the output has had ``tokens`` other tokens."""
+        """Record that ``tokens`` further output tokens did not follow the text."""
         self.away = None if self.away is None else self.away + tokens
 
 
 @dataclass(eq=False)
 class Lead:
-    """A place of a reference that may be copied from.
+    """A place of a reference to copy from.
 
     Attributes:
-        evidence: number of tokens before it that equal the output's last ones; 0 if that is no evidence.
+        evidence: number of tokens before it that equal the output's last ones; 0 if they are not evidence.
         nodes: nodes of the draft that were copied from it.
     """
 
@@ -73,7 +74,7 @@ class Lead:
     nodes: list[int] = field(default_factory=list)
 
     def grow(self, trie: Trie, count: int, budget: int, stops: frozenset[int]) -> bool:
-        """Copy ``count`` more tokens, if the budget of nodes allows it; False if the copy ends with them."""
+        """Copy ``count`` more tokens within the budget of nodes; return False if the copy ends there."""
         place = self.place + len(self.nodes)
         text = self.trail.text[place : place + count]
         ends = next((i for i, token in enumerate(text, 1) if token in stops), None)
@@ -81,7 +82,7 @@ class Lead:
         return ends is None and len(text) == count
 
     def agreed(self, tokens: Seq[int]) -> int:
-        """Number of these tokens, from the first on, that the text has at the place."""
+        """Length of the longest prefix of ``tokens`` that the text has at the place."""
         text = self.trail.text[self.place : self.place + len(tokens)]
         for count, (own, token) in enumerate(zip(text, tokens, strict=False)):
             if own != token:
@@ -101,19 +102,19 @@ class ReferenceState:
 
 @dataclass(frozen=True)
 class Reference(SequenceDrafter[ReferenceState]):
-    """Copies from the request's references, and finds its way back after an edit.
+    """Copying from the request's references, resynchronised after each edit.
 
-    The first reference is drafted from its beginning; the others from where the output's last tokens are
-    found in them. A request brings its references: ``engine.add(prompt, params, references=[ids, ...])``.
+    The first reference is drafted from its beginning, the others from where the output's last tokens occur in
+    them. Pass references with the request: ``engine.add(prompt, params, references=[ids, ...])``.
 
     Attributes:
-        num_speculative_tokens: tokens drafted in the first step, and the most while copies are not accepted
-            whole.
-        max_speculative_tokens: the most tokens drafted in a step: the draft doubles while copies are accepted
-            whole.
+        num_speculative_tokens: tokens drafted in the first step, and the maximum unless copies are accepted
+            completely.
+        max_speculative_tokens: maximum number of tokens drafted per step: the draft doubles while copies are
+            accepted completely.
         max_ngram: the longest n-gram looked up, at least 1.
         branches: places copied from at once; the draft branches where they disagree. 1 drafts chains.
-        prompt: where a request has no references, copy from its prompt. (transformers' generate() has no
+        prompt: copy from the prompt of a request without references. (transformers' generate() has no
             argument for references.)
     """
 
@@ -148,7 +149,7 @@ class Reference(SequenceDrafter[ReferenceState]):
         texts = [_ended(text, sequence) for text in sequence.references if text]
         trails = [Trail(text, NgramPlaces(text, self.max_ngram)) for text in texts]
         if trails and not sequence.output_length:
-            # Nothing agrees yet, but the best guess is that the output begins as the text does.
+            # There is no match yet; the best guess is that the output begins as the text does.
             trails[0].away, trails[0].run = 0, self.max_ngram
         if not trails and self.prompt:
             text = tuple(sequence.tokens)
@@ -163,7 +164,7 @@ class Reference(SequenceDrafter[ReferenceState]):
         growing = self._chosen(state.leads)
         budget = state.length if _sure(growing) else min(state.length, self.num_speculative_tokens)
         trie = Trie()
-        # Grown side by side: texts that agree share nodes, those that differ share the budget.
+        # Copies grow in parallel: where they agree they share nodes, where they differ the budget.
         while growing and len(trie) < budget:
             count = 1 if len(growing) > 1 else budget - len(trie)
             stops = state.sequence.stop_tokens
@@ -186,17 +187,17 @@ class Reference(SequenceDrafter[ReferenceState]):
             best = max(copied, key=agreed.__getitem__)
             whole = agreed[best] > 0 and agreed[best] >= len({*best.nodes}.intersection(step.kept))
             state.length = self._length(state.length, agreed[best], whole)
-        # Here, not in ``draft``: steps without a draft are followed too.
+        # Not in ``draft``, which is not called in every step.
         state.leads = self._leads(state)
 
     def _length(self, length: int, agreed: int, whole: bool) -> int:
-        """Tokens to draft next: more after a copy that was accepted whole, fewer after others."""
+        """Number of tokens to draft next: more after a copy that was accepted completely, fewer otherwise."""
         if whole:
             return min(self.max_speculative_tokens, max(self.num_speculative_tokens, 2 * length))
         return min(self.num_speculative_tokens, max(2 * self.branches, length // 2, 2 * agreed))
 
     def _leads(self, state: ReferenceState) -> list[Lead]:
-        """Places where the output may go on, the likeliest first."""
+        """Places where the output may continue, the likeliest first."""
         found, guessed, far = [], [], []
         most = min(self.max_ngram, state.sequence.output_length or self.max_ngram)
         for trail in state.trails:
@@ -217,7 +218,7 @@ class Reference(SequenceDrafter[ReferenceState]):
         return list(reversed(once.values()))
 
     def _chosen(self, leads: Seq[Lead]) -> list[Lead]:
-        """The leads to draft from: those with most evidence, or all if there is little."""
+        """The leads to draft from: those with the most evidence, or all if there is little."""
         if _sure(leads):
             leads = [lead for lead in leads if lead.evidence == leads[0].evidence]
         return list(leads[: self.branches])
@@ -228,15 +229,15 @@ def _sure(leads: Seq[Lead]) -> bool:
 
 
 def _believable(lead: Lead, agreed: int) -> bool:
-    """True if enough tokens agree to take this for the output's place, or it is where to look first."""
+    """True if enough tokens agree to accept this as the output's place, or it is the first place to try."""
     return agreed > 0 and (lead.trail.near(lead.place) or lead.evidence + agreed > _SURE)
 
 
 def _ways_on(trail: Trail) -> list[int]:
-    """Places where the edit that the output is in the middle of may end, the likeliest first.
+    """Places where the output's current edit may end, the likeliest first.
 
-    The order is that of corrected spelling: a misspelt word has a token or two more than the right one. Then
-    comes the edit that replaces as many tokens as it inserts.
+    The order suits corrected spelling, since a misspelt word has one or two tokens more than the correct one.
+    Next comes the edit that replaces as many tokens as it inserts.
     """
     if not trail.away or trail.away > _LONGEST_EDIT:
         return []
@@ -246,5 +247,5 @@ def _ways_on(trail: Trail) -> list[int]:
 
 
 def _ended(text: Seq[int], sequence: Sequence) -> tuple[int, ...]:
-    """A reference with the token that would end it as an output."""
+    """A reference, with the token that would end it as an output appended."""
     return (*text, *sorted(sequence.eos_token_ids)[:1])

@@ -1,13 +1,13 @@
-"""Drafts what followed earlier occurrences of the text's end: in prompt and output, and in earlier outputs.
+"""Drafting from suffix automata of the prompt, the output and earlier outputs.
 
 SuffixDecoding (Oliaro, Jia, Campos, Qiao 2024, arXiv 2411.04975, section 4) keeps suffix trees of the
-request and of earlier outputs, and drafts a tree of the most frequent continuations, more of it the longer
-the match is. SAM decoding (Hu et al. 2024, arXiv 2411.10666, section 3) finds the longest match with suffix
+request and of earlier outputs, and drafts a tree of the most frequent continuations, which is larger for
+longer matches. SAM decoding (Hu et al. 2024, arXiv 2411.10666, section 3) finds the longest match with suffix
 automata.
 
-What differs: continuations are not those of one match in one tree. Shorter matches and all automata take
-part, the longest first, each with a share of the chance by its length (as in prediction by partial matching,
-Cleary and Witten 1984). Earlier outputs are forgotten an eighth of the memory at a time.
+Differences: continuations come not from one match in one tree, but from shorter matches and all automata too,
+the longest first, each with a share of the probability by its length (as in prediction by partial matching,
+Cleary and Witten 1984). Earlier outputs are dropped an eighth of the memory at a time.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from outpace.drafters.support.memories import Memories
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 
-_LEAD = 4  # tokens of the prompt remembered with an output, for its first tokens to be found by
+_LEAD = 4  # tokens of the prompt stored with an output, so that its first tokens can be found
 _LEAST_MEMORY = 64
-_CONTEXTS = 8  # matches that take part in a guess
-_SHORTER = 3  # matches of one automaton among them
+_CONTEXTS = 8  # maximum number of matches used for a guess
+_SHORTER = 3  # maximum number of them from one automaton
 
 
 class Context(NamedTuple):
-    """A match: the last ``length`` tokens, guesses included, at a state of an automaton."""
+    """A match: a state of an automaton that represents the last ``length`` tokens, guesses included."""
 
     length: int
     automaton: SuffixAutomaton
@@ -44,9 +44,9 @@ class Context(NamedTuple):
 
 @dataclass
 class SuffixState:
-    """A sequence, its text as an automaton, and the places of the text's end in the memory.
+    """A sequence, the automaton of its text, and the places of the text's end in the memory.
 
-    ``read`` tokens of the text have been looked up in the memory.
+    ``read`` is the number of tokens of the text already looked up in the memory.
     """
 
     sequence: Sequence
@@ -61,15 +61,14 @@ class Suffix(SequenceDrafter[SuffixState]):
     """SuffixDecoding: the most frequent continuations of the text's end, in this text and in earlier outputs.
 
     Attributes:
-        num_speculative_tokens: tokens drafted per step at most.
-        max_spec_factor: tokens drafted per step at most, per token of the longest match.
-        max_ngram: the longest match looked for, in tokens, at least 1.
-        branches: continuations of a node drafted at most, the likeliest. 1 drafts chains.
+        num_speculative_tokens: maximum number of tokens drafted per step.
+        max_spec_factor: maximum number of tokens drafted per step, per token of the longest match.
+        max_ngram: the longest match looked up, in tokens, at least 1.
+        branches: maximum number of continuations drafted per node, the likeliest first. 1 drafts chains.
         min_confidence: a token is drafted only if its estimated chance of acceptance is at least this, in
             [0, 1].
-        memory: tokens of earlier outputs that an engine remembers at most, about 500 bytes each, the oldest
-            forgotten first. 0 remembers none. Requests that name a memory (``Speculation.memory``) have one
-            of this size per name.
+        memory: maximum number of tokens of earlier outputs that an engine keeps, about 500 bytes each; the
+            oldest are dropped first. 0 keeps none. Each named memory (``Speculation.memory``) has this size.
     """
 
     num_speculative_tokens: int = 32
@@ -98,7 +97,7 @@ class Suffix(SequenceDrafter[SuffixState]):
 
     @property
     def _counted(self) -> int:
-        """Tokens of the longest n-grams whose counts matter: a match and the draft after it."""
+        """Length in tokens of the longest n-grams whose counts matter: a match and the draft after it."""
         return self.max_ngram + self.num_speculative_tokens
 
     def prepare(self, target: TargetModel) -> Memories[SuffixMemory]:
@@ -128,7 +127,7 @@ class Suffix(SequenceDrafter[SuffixState]):
         text = state.text
         found = _chain(text, *text.shorter(text.last), self.max_ngram)
         tokens = state.sequence.tokens
-        # One cursor per block: a new block gets one, a dropped block's goes.
+        # One cursor per block of the memory.
         state.cursors = {b: state.cursors.get(b) or Cursor(b, self.max_ngram) for b in state.memory.blocks}
         for cursor in state.cursors.values():
             cursor.update(tokens, len(tokens) - state.read)
@@ -139,8 +138,8 @@ class Suffix(SequenceDrafter[SuffixState]):
     def _children(self, contexts: Seq[Context], chance: float) -> Iterator[tuple[float, int, list[Context]]]:
         """The children of a node: each one's chance, its token, and the contexts after it.
 
-        Each context in turn, the longest first, stakes a share of the remaining chance on the tokens that
-        followed it, in proportion to their counts.
+        Each context in turn, the longest first, assigns a share of the remaining probability to the tokens
+        that followed it, in proportion to their counts.
 
         Args:
             chance: the estimated probability that the node itself is accepted.
@@ -175,9 +174,9 @@ def _chain(automaton: SuffixAutomaton, state: int, length: int, longest: int) ->
 
 
 def _after(contexts: Seq[Context], token: int) -> list[Context]:
-    """The contexts after one more token, each state once.
+    """The contexts after one more token, without duplicate states.
 
-    A context that the token does not follow, or after which nothing follows, is shortened until one does.
+    A context is shortened until the token follows it and something follows the token.
     """
     once: dict[tuple[SuffixAutomaton, int], Context] = {}
     for length, automaton, state in contexts:

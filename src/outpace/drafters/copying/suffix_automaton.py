@@ -1,8 +1,8 @@
-"""A suffix automaton over tokens, built token by token, that counts how often each n-gram occurred.
+"""Suffix automaton over tokens, built incrementally, with a count of occurrences per n-gram.
 
 Blumer, Blumer, Haussler, Ehrenfeucht, Chen, Seiferas 1985, The smallest automaton recognizing the subwords
 of a text (Theoretical Computer Science 40). A state represents all n-grams that end at the same places of
-the text; its link leads to the state of their longest common suffix that ends at more places.
+the text; its link points to the state of their longest common suffix that ends at more places.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ ROOT = 0
 
 
 class SuffixAutomaton:
-    """The n-grams of a growing text. Adding a token is amortised constant time in the text's length.
+    """The n-grams of a growing text. Adding a token takes amortised constant time.
 
-    Nothing can be removed: one state serves every place where its n-grams occur. To forget, drop it all.
+    Nothing can be removed, since one state represents every place where its n-grams occur.
 
-    Counting an occurrence means a walk over the states of the text's suffixes. In a text that repeats
-    itself there are as many as repetitions, so only those of up to ``counted`` tokens are walked over.
+    Counting an occurrence visits the states of the text's suffixes. A repetitive text has as many of them as
+    repetitions, so only suffixes of up to ``counted`` tokens are visited.
 
     Args:
-        counted: the longest n-grams, in tokens, whose counts are exact; at least 1.
+        counted: length in tokens of the longest n-grams whose counts are exact; at least 1.
 
     Attributes:
-        size: tokens taken in.
+        size: number of tokens added.
         last: the state of the whole text.
     """
 
@@ -33,13 +33,13 @@ class SuffixAutomaton:
         self.last = ROOT
         self._next: list[dict[int, int]] = [{}]
         self._link = [-1]
-        self._length = [0]  # of a state's longest n-gram
+        self._length = [0]  # length of each state's longest n-gram
         self._count = [0]
         self._counted = counted
         self._suffix = ROOT  # the state of the text's last ``counted`` tokens, or of all if there are fewer
 
     def __len__(self) -> int:
-        """Number of states, at most twice the tokens."""
+        """Number of states, at most twice the number of tokens."""
         return len(self._link)
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -65,7 +65,7 @@ class SuffixAutomaton:
         return len(self._link) - 1
 
     def _exact(self, state: int, token: int) -> int:
-        """The state of ``state``'s longest n-gram and the token, split off from that of longer ones."""
+        """The state of ``state``'s longest n-gram followed by the token, split off from longer n-grams."""
         whole = self._next[state][token]
         length = self._length[state] + 1
         if self._length[whole] == length:
@@ -92,22 +92,22 @@ class SuffixAutomaton:
     def find(self, state: int, length: int) -> int:
         """The state of the last ``length`` tokens of a state's n-grams.
 
-        Also for a state found before the text grew: its shorter n-grams may have got a state of their own
-        since.
+        Also valid for a state found before the text grew: its shorter n-grams may have been split off since.
         """
         while state != ROOT and self._length[self._link[state]] >= length:
             state = self._link[state]
         return state
 
     def follow(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """The longest suffix of an n-gram and the token that occurs: its state and its length.
+        """The longest suffix of an n-gram followed by a token that occurs: its state and its length.
 
-        From token to token this keeps up the longest suffix of another text that occurs in this one, in
+        Called token by token, it maintains the longest suffix of another text that occurs in this one, in
         amortised constant time.
 
         Args:
-            state: of the n-gram.
-            length: of the n-gram, in tokens.
+            state: state of the n-gram.
+            length: length of the n-gram, in tokens.
+            token: the token that follows it.
         """
         state = self.find(state, length)
         while token not in self._next[state]:
@@ -120,7 +120,7 @@ class SuffixAutomaton:
     def shorter(self, state: int) -> tuple[int, int]:
         """The longest suffix of a state's n-grams that occurs more often: its state and its length.
 
-        Of ``last`` it is the longest suffix of the text that occurs elsewhere in it; of the root the root.
+        For ``last``, the longest suffix of the text that occurs elsewhere in it; for the root, the root.
         """
         link = max(self._link[state], ROOT)
         return link, self._length[link]
@@ -134,5 +134,5 @@ class SuffixAutomaton:
         return self._count[state]
 
     def after(self, state: int, token: int) -> int:
-        """The state of a state's n-grams and a token that follows them."""
+        """The state of a state's n-grams followed by a token that occurs after them."""
         return self._next[state][token]

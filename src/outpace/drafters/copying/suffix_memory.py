@@ -1,4 +1,4 @@
-"""A bounded memory of texts as suffix automata, the oldest texts forgotten first."""
+"""Bounded memory of texts as suffix automata; the oldest texts are dropped first."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from outpace.drafters.copying.suffix_automaton import ROOT, SuffixAutomaton
 
 GENERATIONS = 8
-BEGIN = -1  # before each text; it is no token, so no n-gram of tokens reaches from one text into the next
+BEGIN = -1  # precedes each text; not a token, so no n-gram of tokens extends from one text into the next
 
 
 class SuffixMemory:
     """The latest texts, up to a number of tokens.
 
-    An automaton cannot forget, so there are several, each of an eighth of the tokens. Texts go into the
-    newest; when it is full, a new one is begun and the oldest dropped whole. One automaton per text would
-    forget more exactly, but a look-up would have to go through all of them.
+    Nothing can be removed from an automaton, so there are several, each for an eighth of the tokens. Texts
+    are added to the newest; when it is full, a new one is begun and the oldest is dropped as a whole. With
+    one automaton per text the limit would be finer, but look-ups would have to visit all of them.
 
     Args:
-        tokens: kept at most, over all texts; about 500 bytes each. 0 keeps nothing.
-        counted: the longest n-grams whose counts are exact.
+        tokens: maximum number of tokens over all texts; about 500 bytes each. 0 keeps nothing.
+        counted: length of the longest n-grams whose counts are exact.
 
     Attributes:
         blocks: the automata, the oldest first.
@@ -31,11 +31,11 @@ class SuffixMemory:
         self._counted = counted
 
     def __len__(self) -> int:
-        """Tokens kept, the marks between texts included."""
+        """Number of tokens kept, the separators between texts included."""
         return sum(block.size for block in self.blocks)
 
     def add(self, text: Sequence[int]) -> None:
-        """Remember a text; of one that is longer than an eighth of the memory, the end."""
+        """Add a text; of one longer than an eighth of the memory, only the end."""
         text = text[max(0, len(text) - self._size + 1) :]
         if not text or self._size < 2:
             return
@@ -47,7 +47,7 @@ class SuffixMemory:
 
 
 class Cursor:
-    """The longest end of a growing text that occurs in an automaton, kept up token by token.
+    """The longest suffix of a growing text that occurs in an automaton, updated token by token.
 
     Attributes:
         state: its state in the automaton.
@@ -59,12 +59,12 @@ class Cursor:
         self.state = ROOT
         self.length = 0
         self._longest = longest
-        self._size = -1  # of the automaton when it was looked up
+        self._size = -1  # size of the automaton at the last update
 
     def update(self, text: Sequence[int], new: int) -> None:
-        """The text has grown by ``new`` tokens; the automaton may have grown, too."""
+        """Update the match after the text grew by ``new`` tokens; the automaton may have grown too."""
         if self._size != self.automaton.size:
-            # What was too long to be found may have been taken in.
+            # A longer suffix may occur in the automaton now.
             self.state, self.length, self._size = ROOT, 0, self.automaton.size
             new = self._longest
         for token in text[max(0, len(text) - new) :]:

@@ -1,14 +1,15 @@
 """Token Recycling (Luo et al. 2024, arXiv 2408.08696).
 
-Decoding uses only the best token of each row of logits. Here the most probable tokens of each row, those of
-rejected nodes too, go into an adjacency matrix: token -> candidates that the target last predicted after it
-(section 3.1). A draft follows them breadth first from the root over a fixed tree (section 3.2). This needs no
-model, no training and no text to look up: only a few million numbers.
+Decoding uses only the best token of each row of logits. This method stores the most probable tokens of each
+row, rejected nodes' rows included, in an adjacency matrix: token -> candidates that the target last predicted
+after it (section 3.1). A draft follows the candidates from the root over a fixed tree (section 3.2). This
+needs no model, no training and no text to look up: only a few million numbers.
 
-What differs from the paper: its tree of 80 nodes was tuned by hand, ours follows from the chance that the
-target's token is the candidate of a rank, and is the best one for any number of nodes, the best first; where
-a token is in several rows of a step, the accepted one counts; nothing is drafted after a token that
-ends the text. The prompt's rows teach nothing: the engine computes no logits for them.
+Differences from the paper: its tree of 80 nodes was tuned by hand, while this tree is computed from the
+probability that the target's token is the candidate of a given rank, and is optimal for any number of nodes,
+the best first; if a token is in several rows of a step, the accepted row is stored; nothing is drafted after
+a token that ends the text. Nothing is learnt from the prompt's rows, since the engine computes no logits for
+them.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ Indices = NDArray[np.int64]
 
 @dataclass
 class TokenRecyclingState:
-    """A sequence, and the matrix it has learnt, alone or with others.
+    """A sequence, and its matrix of candidates, possibly shared with other sequences.
 
-    ``follow[token]`` are the candidates after a token, the most probable first, shape [vocabulary + 1,
-    top_k]. Where none are known, and in the last row, they are ``vocabulary``, which is no token: what
-    follows it is unknown too.
+    ``follow[token]`` are the candidates after a token, the most probable first; ``follow`` has the shape
+    [vocabulary + 1, top_k]. Unknown candidates, and those in the last row, are ``vocabulary``, which is not a
+    token.
     """
 
     sequence: Sequence
@@ -54,8 +55,8 @@ class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
         max_nodes: tokens in the tree, at least 1.
         top_k: candidates kept per token, at least 1.
         share: learn from all sequences of an engine that share a memory (``Speculation.memory``); otherwise
-            each starts empty. (Under ``rejection`` the tokens of a seed depend on the drafts, so, if shared,
-            on earlier requests.)
+            each starts empty. (Under ``rejection`` the tokens of a seed depend on the drafts, and therefore,
+            if shared, on earlier requests.)
     """
 
     max_nodes: int = 80
@@ -88,7 +89,7 @@ class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
         tree = template(budget, top_k)
         drafted = np.empty(
             budget + 1, dtype=np.int32
-        )  # the root's token is the last, so that index -1 finds it
+        )  # the root's token is the last entry, so index -1 maps to it
         drafted[-1] = sequence.tokens[-1]
         for layer, above, ranks in tree.layers:
             drafted[layer] = follow[drafted[above], ranks]
@@ -103,7 +104,7 @@ class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
     def learn(self, state: TokenRecyclingState, step: Step) -> None:
         follow = state.follow
         root = state.sequence.tokens[-len(step.tokens) - 1]
-        # Of two nodes with the same token the later entry counts: the one on the accepted path, if any.
+        # Of nodes with the same token the later entry is used: the one on the accepted path, if any.
         nodes = {token: node for node, token in enumerate(step.draft.tokens)}
         nodes |= {root: -1} | {step.draft.tokens[node]: node for node in step.path}
         best = step.logits.gather(list(nodes.values())).topk(follow.shape[1], dim=-1).indices
@@ -111,7 +112,7 @@ class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
 
 
 def _prune(tokens: Seq[int], parents: Seq[int], last: frozenset[int], unknown: int) -> Draft:
-    """The draft without nodes whose token is unknown, and without those under a token among ``last``."""
+    """The draft without nodes whose token is unknown, and without descendants of a token in ``last``."""
     place = {-1: -1}
     kept: list[int] = []
     above: list[int] = []
@@ -129,8 +130,8 @@ class Template:
     """The shape of a tree whose first n nodes are the best tree of n nodes, for every n.
 
     Attributes:
-        parents: of each node, as in a draft.
-        layers: for each depth its nodes, their parents, and the rank of each among its parent's candidates.
+        parents: parent of each node, as in a draft.
+        layers: for each depth, its nodes, their parents, and their ranks among their parent's candidates.
     """
 
     parents: tuple[int, ...]
@@ -139,12 +140,12 @@ class Template:
 
 @lru_cache(maxsize=256)
 def template(nodes: int, top_k: int) -> Template:
-    """The tree of ``nodes`` nodes that accepts most, if the candidates' chances are those of ``chance``.
+    """The tree of ``nodes`` nodes with the highest expected acceptance under ``chance``.
 
-    A node is accepted with the product of the chances on the way to it, so the best tree is made of the nodes
-    with the highest products, picked one by one: the greedy rule of Medusa's sparse tree (Cai et al. 2024,
-    arXiv 2401.10774, section 2.3.3), which finds Sequoia's optimum (Chen et al. 2024, arXiv 2402.12374,
-    section 3.1) where, as here, depth is not limited.
+    A node's acceptance probability is the product of the chances on its path, so the optimal tree consists of
+    the nodes with the highest products, picked greedily as in Medusa's sparse tree (Cai et al. 2024, arXiv
+    2401.10774, section 2.3.3). Without a limit on depth this is also Sequoia's optimum (Chen et al. 2024,
+    arXiv 2402.12374, section 3.1).
     """
 
     def children(_: None, product: float) -> list[tuple[float, int, None]]:

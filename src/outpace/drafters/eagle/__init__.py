@@ -1,1 +1,1 @@
-"""EAGLE: a decoder layer that goes on from the hidden states of the target."""
+"""EAGLE: a decoder layer that continues the target's hidden states."""

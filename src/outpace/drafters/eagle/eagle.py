@@ -1,9 +1,9 @@
 """EAGLE (Li et al. 2024; EAGLE-2, 2024; EAGLE-3, 2025): a layer that continues the target's hidden states.
 
-What differs from the papers: drafts are drawn with the target's own noise by default, as those of a draft
-model are; the tree is EAGLE-2's with ``expand``, otherwise a chain; no noise is added to features in
-training. After each step the rows of a draft leave the drafter's cache, accepted or not: the target's
-features replace the drafter's own.
+Differences from the papers: drafts are drawn with the target's own noise by default, as with a draft model;
+the tree is EAGLE-2's with ``expand``, otherwise a chain; no noise is added to features in training. After
+each step the rows of a draft are removed from the drafter's cache, accepted or not, since the target's
+features replace the drafter's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CHUNK = 512  # rows of a prompt in one forward
 
 @dataclass(frozen=True)
 class EagleShared(Growth):
-    """State that the sequences of one engine share."""
+    """Data that an engine's sequences share."""
 
     module: EagleModule
     cache: LayerCache
@@ -46,10 +46,10 @@ class EagleState:
     """A sequence's rows in the drafter's cache, and this step's tree.
 
     Attributes:
-        waiting: the target's states at committed places whose rows are not fed yet, by layer.
-        rows: committed rows in the cache, one per place but the root's: rows 0 to ``rows`` - 1.
-        outputs: [1 + fed, hidden size]: the output of the last committed row, then of each row of the tree.
-        parents: the parent of each of the tree's rows, as a row of the tree.
+        waiting: layer -> the target's states at committed places whose rows are not fed yet.
+        rows: number of committed rows in the cache, one per place except the root's.
+        outputs: outputs of the last committed row and of each row of the tree, [1 + fed, hidden size].
+        parents: parent of each of the tree's rows, as a row of the tree.
     """
 
     sequence: Sequence
@@ -67,15 +67,16 @@ class Eagle(Drafter[EagleState]):
     """EAGLE-1 or EAGLE-3, depending on the folder.
 
     Attributes:
-        path: folder of a trained drafter: our own, or a published EAGLE-3 in speculators' or EAGLE's layout,
-            or the name of one on the hub; or the module itself. None is the EAGLE-3 for the embedded model.
-        num_speculative_tokens: tokens on a path of the draft, at least 1; by default as many as it was
-            trained for, 5 if that is not known.
+        path: folder of a trained drafter: one of outpace, or a published EAGLE-3 in the layout of speculators
+            or EAGLE, or the name of one on the hub; or the module itself. None is the EAGLE-3 for the
+            embedded model.
+        num_speculative_tokens: tokens on a path of the draft, at least 1; by default the number it was
+            trained for, or 5 if that is unknown.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
-            "independent": with noise of its own; "greedy": its most probable tokens.
-        expand: grow EAGLE-2's tree: each layer continues this many nodes, with as many children each, and
-            the ``max_nodes`` best are kept. Under a verifier that needs independent draws they are the most
-            probable.
+            "independent": with separate noise; "greedy": its most probable tokens.
+        expand: grow EAGLE-2's tree: N nodes of each layer get N children each, and the ``max_nodes`` best
+            nodes are kept. Under a verifier that needs independent draws the children are the most probable
+            tokens.
         max_nodes: nodes in the tree, with ``expand``.
         min_confidence: in [0, 1]: a path is continued only if its probability is at least this.
     """
@@ -149,7 +150,7 @@ class Eagle(Drafter[EagleState]):
         for state in states:
             state.tree = state.shared.begin(state.sequence)
             if not state.waiting and not len(state.outputs):
-                state.tree.layers = 0  # there is no state of the target yet
+                state.tree.layers = 0  # no state of the target is available yet
         active = [state for state in states if state.tree.layers > 0]
         _catch_up([state for state in active if state.waiting])
         while active:
@@ -216,7 +217,7 @@ def _feed_fronts(active: Seq[EagleState]) -> None:
 def _forward(
     active: Seq[EagleState], feeds: Seq[Feed], tokens: Seq[Seq[int]], features: Seq[Tensor]
 ) -> list[Tensor]:
-    """One forward for all sequences; the outputs of each one's rows, [w, hidden size]."""
+    """Run one forward for all sequences and return the outputs of each one's rows, [w, hidden size]."""
     module, cache = active[0].shared.module, active[0].shared.cache
     forward = cache.begin(feeds)
     ids = forward.pad([torch.tensor(own, device=forward.positions.device) for own in tokens])
@@ -226,7 +227,7 @@ def _forward(
 
 
 def _finish(state: EagleState) -> Draft:
-    """Return the draft, and take its rows out of the cache."""
+    """Return the draft and remove its rows from the cache."""
     state.shared.cache.truncate(state.slot, state.rows)
     state.parents = []
     state.outputs = state.outputs[:1]

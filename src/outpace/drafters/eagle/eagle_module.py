@@ -1,4 +1,4 @@
-"""The trained part of EAGLE: a decoder layer that continues the target's hidden states, its *features*.
+"""EAGLE's module: a decoder layer that continues the target's hidden states, its *features*.
 
 Li et al. 2024 (EAGLE, arXiv 2401.15077, section 4) and Li et al. 2025 (EAGLE-3, arXiv 2503.01840, section 3).
 Row r reads the feature of place r and the token of place r + 1, and predicts the token of place r + 2; its
@@ -34,10 +34,10 @@ from outpace.learned.learned import (
 )
 from outpace.targets.base import TargetModel
 
-# Layer of the drafter -> where its keys and values go.
+# Layer of the drafter -> the function that stores its keys and values.
 Stores = Callable[[int], Store]
 
-_TOKENS = 5  # tokens of a draft, if neither a user nor a file gives a number
+_TOKENS = 5  # tokens of a draft, if neither the user nor a file specifies the number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,20 +45,20 @@ class EagleConfig(LayerConfig):
     """An EAGLE drafter's layers and sizes, and how it is trained.
 
     Attributes:
-        version: 1 predicts the input of the target's head; 3 fuses several layers and predicts tokens alone.
-        layers: the target's layers whose states EAGLE-3 reads, as ``Output.hidden`` counts them; by default a
+        version: 1 predicts the input of the target's head; 3 fuses several layers and predicts only tokens.
+        layers: the target's layers whose states EAGLE-3 reads, numbered as in ``Output.hidden``; by default a
             low, a middle and a high one. EAGLE-1 reads the input of the head.
         draft_vocabulary: number of the target's ids that are drafted, the first ones; 0 is all.
-        depth: decoder layers.
-        norm_before_residual: whether the residual branch starts from the normed feature.
-        norm_before_fc: whether EAGLE-3 norms the target's states, side by side, before it fuses them.
-        fc_norm: whether it norms each of them by itself instead.
-        norm_output: whether it goes on with its normed output, as EAGLE-3.1 does.
-        own_head: whether EAGLE-3 has a head of its own; otherwise, as in EAGLE-1, it is the target's.
-        own_embeddings: whether it has embeddings of its own; otherwise they are the target's.
-        steps: depths that training unrolls; by default 5, and 1 of EAGLE-1. See ``tokens``.
-        decay: weight of each depth's loss, relative to that of the depth before it.
-        classification: weight of EAGLE-1's loss on tokens, beside that of its regression on features.
+        depth: number of decoder layers.
+        norm_before_residual: whether the residual branch starts from the normalised feature.
+        norm_before_fc: whether EAGLE-3 normalises the target's concatenated states before fusing them.
+        fc_norm: whether it normalises each of them separately instead.
+        norm_output: whether it continues from its normalised output, as EAGLE-3.1 does.
+        own_head: whether EAGLE-3 has its own head; otherwise, as in EAGLE-1, it uses the target's.
+        own_embeddings: whether it has its own embeddings; otherwise it uses the target's.
+        steps: number of depths that training unrolls; by default 5, for EAGLE-1 1. See ``tokens``.
+        decay: weight of each depth's loss, relative to the depth before.
+        classification: weight of EAGLE-1's loss on tokens, relative to its regression on features.
     """
 
     version: int = 3
@@ -78,7 +78,7 @@ class EagleConfig(LayerConfig):
     def __post_init__(self) -> None:
         if self.version not in (1, 3):
             raise OutpaceError(
-                f"eagle: version must be 1 or 3, not {self.version}; EAGLE-2 is either, drafting with expand"
+                f"eagle: version must be 1 or 3, not {self.version}; for EAGLE-2 use either with expand"
             )
         for name in ("steps", "draft_vocabulary"):
             if getattr(self, name) < 0:
@@ -86,20 +86,21 @@ class EagleConfig(LayerConfig):
         if self.depth < 1:
             raise OutpaceError(f"eagle: depth must be at least 1, not {self.depth}")
         if self.norm_before_fc and self.fc_norm:
-            raise OutpaceError("eagle: norm_before_fc and fc_norm are two ways to norm the same: give one")
+            raise OutpaceError("eagle: norm_before_fc and fc_norm exclude each other; give one")
         for name in published.NORMS:
             if self.version == 1 and getattr(self, name):
-                raise OutpaceError(f"eagle: {name} is of EAGLE-3; leave it out, or train with version=3")
+                raise OutpaceError(f"eagle: {name} needs EAGLE-3; leave it out, or train with version=3")
 
     @property
     def tokens(self) -> int:
-        """Tokens on a path of the drafts that are measured, and of drafts by default: as many as training
-        unrolls. An EAGLE-1 that was trained on single rows drafts 5 nevertheless.
+        """Default length of drafts, and length at which held-out text is measured.
+
+        It is the number of depths that training unrolls, but 5 for an EAGLE-1 trained on single rows.
         """
         return _TOKENS if self.version == 1 and self.steps == 1 else self.steps
 
     def made_for(self, target: TargetModel) -> EagleConfig:
-        """This config with every default filled in for a target."""
+        """This config with all defaults resolved for a target."""
         layers = (-1,) if self.version == 1 else self.layers or default_layers(target)
         return dataclasses.replace(
             self.sized(target.hidden.size),
@@ -111,7 +112,7 @@ class EagleConfig(LayerConfig):
 
 
 class FusedLayer(nn.Module):
-    """EAGLE-3's decoder layer: attention reads the token's embedding and the feature side by side."""
+    """EAGLE-3's decoder layer: attention reads the token's embedding and the feature, concatenated."""
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__()
@@ -126,7 +127,7 @@ class FusedLayer(nn.Module):
     def forward(
         self, embedded: Tensor, features: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, store: Store
     ) -> Tensor:
-        """[B, width, hidden size], of embeddings and features of that shape; see ``Attention``."""
+        """Apply the layer to embeddings and features, [B, width, hidden size]; see ``Attention``."""
         normed = self.hidden_norm(features)
         before = normed if self.norm_before_residual else features
         both = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
@@ -136,7 +137,7 @@ class FusedLayer(nn.Module):
 
 
 class EagleModule(Learned):
-    """EAGLE's layers, the fusion before them, and the norm and head behind them."""
+    """EAGLE's layers, with the fusion before and the norm and head after them."""
 
     method: ClassVar[str] = "eagle"
     config_type: ClassVar[type[EagleConfig]] = EagleConfig
@@ -153,7 +154,7 @@ class EagleModule(Learned):
         self.layers = nn.ModuleList([entry, *(Layer(config) for _ in range(1, config.depth))])
         if not first:
             self.norm = nn.RMSNorm(size, eps=config.eps)
-        # Under the names of speculators' files.
+        # Named as in speculators' files.
         if config.norm_before_fc:
             self.input_norm = nn.RMSNorm(len(config.layers) * size, eps=config.eps)
         if config.fc_norm:
@@ -163,7 +164,7 @@ class EagleModule(Learned):
         if config.own_embeddings:
             self.embed_tokens = nn.Embedding(fit.vocabulary, size)
         if config.draft_vocabulary < fit.vocabulary:
-            # As published: offsets to the target's ids, not those ids.
+            # As published, offsets to the target's ids instead of the ids.
             self.register_buffer("d2t", torch.zeros(config.draft_vocabulary, dtype=torch.long))
             self.register_buffer("t2d", torch.arange(fit.vocabulary) < config.draft_vocabulary)
         self._rotary = Rotary(config)
@@ -178,7 +179,7 @@ class EagleModule(Learned):
 
     @torch.no_grad()
     def _begin_with_the_head(self) -> None:
-        """Copy the target's head into a head of its own, if it is a matrix."""
+        """Initialise its own head from the target's, if that is a matrix."""
         found = head_weights(self.target)
         if found is not None:
             matrix, _ = found
@@ -190,13 +191,13 @@ class EagleModule(Learned):
 
     @property
     def drafted(self) -> Tensor | None:
-        """The target's id of each id that is drafted, [draft vocabulary]; None if all are."""
+        """The target's id of each drafted id, [draft vocabulary]; None if all ids are drafted."""
         if self.config.draft_vocabulary == self.fit.vocabulary:
             return None
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def features(self, hidden: Mapping[int, Tensor]) -> Tensor:
-        """The features, [..., hidden size], made of the target's states, by layer, of that shape."""
+        """The features, [..., hidden size], from the target's states, layer -> [..., hidden size]."""
         states = [hidden[layer].to(self.fc.weight.dtype) for layer in self.config.layers]
         if self.config.version == 1:
             return states[0]
@@ -209,13 +210,13 @@ class EagleModule(Learned):
     def advance(
         self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, stores: Stores
     ) -> Tensor:
-        """Outputs of some rows, [B, width, hidden size]: the features one place later.
+        """The rows' outputs, [B, width, hidden size]: predicted features one place later.
 
         Args:
-            tokens: [B, width], at the place after each row's feature.
-            features: [B, width, hidden size].
-            positions: [B, width], of the features.
-            mask: [B or 1, 1, width, columns], see ``Attention``.
+            tokens: the token at the place after each row's feature, [B, width].
+            features: the rows' features, [B, width, hidden size].
+            positions: positions of the features, [B, width].
+            mask: see ``Attention``, [B or 1, 1, width, columns].
         """
         embedded = self.embed_tokens(tokens) if self.config.own_embeddings else self.target.embed(tokens)
         embedded = embedded.to(features)
@@ -256,9 +257,9 @@ class EagleModule(Learned):
 
         Row s, from 0 to T - 2, drafts from the feature of place s on, along the text. At depth j, at position
         s + j, it reads token s + 1 + j and its own output of depth j - 1 (at depth 0 the target's feature),
-        and its output predicts token s + 2 + j. As in decoding it sees the rows that read the target's
-        features of places 0 to s, in columns 0 to T - 2 of the mask, and its own rows of depths 1 to j,
-        column s of each further T - 1.
+        and its output predicts token s + 2 + j. As in decoding it attends to the rows that read the target's
+        features of places 0 to s, columns 0 to T - 2 of the mask, and to its own rows of depths 1 to j,
+        column s of each further block of T - 1 columns.
         """
         width = batch.tokens.shape[1] - 1
         tokens = F.pad(batch.tokens, (0, steps))
@@ -287,7 +288,7 @@ class EagleModule(Learned):
             yield states
 
     def loss(self, batch: Batch, objective: Objective) -> Losses:
-        """The objective at each depth; for EAGLE-1 also a regression on the features (section 4.2)."""
+        """The objective over all depths; for EAGLE-1 also a regression on the features (section 4.2)."""
         config = self.config
         outputs = list(self.unroll(batch, config.steps))
         weights = [config.decay**depth for depth in range(config.steps)]
@@ -295,7 +296,7 @@ class EagleModule(Learned):
             weights = [config.classification * weight for weight in weights]
         losses = measure(objective, self._depths(batch, outputs), weights)
         every = torch.stack([batch.ahead(depth + 2).sum() for depth in range(config.steps)])
-        # A token that is not drafted cannot be accepted, though there is nothing to learn from it.
+        # An id that cannot be drafted counts as not accepted, though nothing can be learnt from it.
         acceptance = losses.acceptance * losses.places / every.clamp(min=1)
         total = losses.total
         if config.version == 1:
@@ -303,7 +304,7 @@ class EagleModule(Learned):
         return dataclasses.replace(losses, total=total, acceptance=acceptance)
 
     def _depths(self, batch: Batch, outputs: list[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """At each depth the draft's logits, the target's and the text's tokens, over ids that are drafted.
+        """Yield, per depth, the draft's logits, the target's logits and the text's tokens, over drafted ids.
 
         Row s at depth j predicts the token of place s + ahead, ahead = j + 2, as the target does at place
         s + ahead - 1.
@@ -322,7 +323,7 @@ class EagleModule(Learned):
             yield self.drafted_logits(states[where]), target, chosen
 
     def _regression(self, batch: Batch, outputs: list[Tensor]) -> Tensor:
-        """The smooth L1 distance between outputs and the features they replace (row s: place s + 1 + j)."""
+        """The smooth L1 loss between outputs and the features that they replace (row s: place s + 1 + j)."""
         total = outputs[0].new_zeros(())
         for depth, states in enumerate(outputs):
             where = batch.ahead(depth + 2)[:, :-1]
@@ -333,7 +334,7 @@ class EagleModule(Learned):
 
     @torch.no_grad()
     def accepted(self, batch: Batch) -> Tensor:
-        """Tokens accepted of a chain as long as drafts are by default, at each place."""
+        """Number of accepted tokens of a chain of ``config.tokens`` tokens, at each place."""
         begins = batch.documents[:, 1:] != batch.documents[:, :-1]
         guesses = torch.full((*batch.tokens.shape, self.config.tokens), -1, device=batch.tokens.device)
         for depth, states in enumerate(self.unroll(batch, self.config.tokens)):
@@ -345,8 +346,9 @@ class EagleModule(Learned):
 
     @classmethod
     def load(cls, folder: str | Path, target: TargetModel) -> Self:
-        """A module from a folder of our own or of a published EAGLE-3, which may be a name on the hub: see
-        ``outpace.learned.published``.
+        """Load a folder that outpace wrote, or a published EAGLE-3, which may be a name on the hub.
+
+        See ``outpace.learned.published``.
         """
         place = published.find(folder)
         described = published.read(place)
@@ -385,24 +387,24 @@ class EagleModule(Learned):
             )
         if self.t2d.nonzero().flatten().tolist() != drafted.tolist():
             raise OutpaceError(
-                f"{where}: tensor 't2d' says that {int(self.t2d.sum())} ids are drafted, and not the "
+                f"{where}: tensor 't2d' marks {int(self.t2d.sum())} ids as drafted, instead of the "
                 f"{len(drafted)} that tensor 'd2t' maps to"
             )
 
     def publish(self, folder: str | Path) -> None:
-        """Write an EAGLE-3 in speculators' layout, for other engines.
+        """Write an EAGLE-3 in the layout of speculators, for other engines.
 
         Raises:
-            OutpaceError: it is an EAGLE-1, or has no head of its own and the target's is more than a matrix.
+            OutpaceError: it is an EAGLE-1, or has no own head and the target's is not a plain matrix.
         """
         if self.config.version != 3:
-            raise OutpaceError("eagle: speculators' layout is of EAGLE-3; keep the folder that save wrote")
+            raise OutpaceError("eagle: speculators' layout is for EAGLE-3 only; keep the saved folder")
         tensors = dict(self.state_dict())
         drafted = torch.arange(self.fit.vocabulary) if self.drafted is None else self.drafted.cpu()
         if not self.config.own_head:
             found = head_weights(self.target)
             if found is None or bool(found[1].any()):
-                raise OutpaceError("eagle: the target's head is more than a matrix; train with own_head=true")
+                raise OutpaceError("eagle: the target's head is not a plain matrix; train with own_head=true")
             tensors["lm_head.weight"] = found[0][drafted.to(found[0].device)].to(self.fc.weight.dtype)
         tensors["d2t"] = drafted - torch.arange(len(drafted))
         tensors["t2d"] = torch.zeros(self.fit.vocabulary, dtype=torch.bool).index_fill(0, drafted, True)
@@ -414,12 +416,14 @@ class EagleModule(Learned):
 
 
 def _check_sizes(config: EagleConfig, fit: Fit) -> None:
-    """Raises:
-    OutpaceError: sizes that do not go with the target's.
+    """Check the sizes against the target's.
+
+    Raises:
+        OutpaceError: they do not fit.
     """
     if config.hidden_size != fit.hidden_size:
         raise OutpaceError(
-            "eagle: its rows lie beside the target's embeddings and continue its states, so hidden_size "
+            "eagle: it reads the target's embeddings and continues its states, so hidden_size "
             f"must be the target's, {fit.hidden_size}, not {config.hidden_size}; leave it out"
         )
     if config.draft_vocabulary > fit.vocabulary:

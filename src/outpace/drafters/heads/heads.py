@@ -1,7 +1,7 @@
 """Heads: small networks that guess several tokens ahead from the target's last hidden state.
 
 The target's state at place t, the row before the root, predicts the root's token, at place t + 1; the head of
-depth d, from 0, guesses the token at place t + 2 + d. The tree of guesses is fixed beforehand, by how often
+depth d, from 0, guesses the token at place t + 2 + d. The tree of guesses is static, chosen by how often
 each rank at each depth was right (Cai et al. 2024, Medusa, arXiv 2401.10774, section 2.3.3).
 """
 
@@ -29,21 +29,21 @@ from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.tree import children
 
-RANKS = 10  # guesses per head that are counted and drafted at most
+RANKS = 10  # maximum number of guesses per head
 
 
 class Heads(Learned):
     """Heads of any kind, one for each depth.
 
     Attributes:
-        accuracies: [depths, ranks], how often the guess of each rank is right; a rough prior until
+        accuracies: rate at which the guess of each rank is right, [depths, ranks]; a rough prior until
             ``calibrate`` has measured it.
 
     Args:
-        depth: heads, one per depth.
-        ranks: guesses per head that the tree may hold.
+        depth: number of heads, one per depth.
+        ranks: guesses per head that the tree may contain.
         decay: weight of each depth in the loss, relative to the one before.
-        max_nodes: nodes of the tree at most.
+        max_nodes: maximum number of nodes of the tree.
     """
 
     accuracies: Tensor
@@ -62,13 +62,13 @@ class Heads(Learned):
         """Logits [n, vocabulary] of the token after each of n paths.
 
         Args:
-            states: [B, hidden size], the target's before the roots.
-            owners: [n], which state each path is of.
-            paths: [n, 1 + depth], tokens from the root on.
+            states: the target's states before the roots, [B, hidden size].
+            owners: the index of each path's state, [n].
+            paths: tokens from the root on, [n, 1 + depth].
         """
 
     def tree(self, max_nodes: int | None = None) -> list[int]:
-        """Parents of the tree of its guesses that is expected to hold the most right ones."""
+        """Parents of the tree with the most expected right guesses."""
         return best_tree(self.accuracies.tolist(), self.max_nodes if max_nodes is None else max_nodes)
 
     def loss(self, batch: Batch, objective: Objective) -> Losses:
@@ -76,7 +76,7 @@ class Heads(Learned):
         return measure(objective, self._depths(batch), weights)
 
     def _depths(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """At each depth the head's logits, the target's, and the text's tokens, where those are counted.
+        """Yield, per depth, the head's logits, the target's logits and the text's tokens at counted places.
 
         With the state of place t: the root at t + 1, the tokens drafted before this head's at t + 2 to
         t + 1 + depth, the label at t + 2 + depth.
@@ -93,7 +93,7 @@ class Heads(Learned):
             )
 
     def _ranks(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """At each depth: the rank of the text's token, and the row and place of the root of the draft."""
+        """Yield, per depth, the rank of the text's token, and the row and place of the draft's root."""
         for depth, (draft, _, labels) in enumerate(self._depths(batch)):
             at, places = batch.ahead(depth + 2).nonzero(as_tuple=True)
             rank = (draft > draft.gather(1, labels[:, None])).sum(dim=1)
@@ -103,7 +103,7 @@ class Heads(Learned):
     def accepted(self, batch: Batch) -> Tensor:
         below = children(self.tree())
         width = self.accuracies.shape[1]
-        # By node and rank of a child: the child, or `gone` where there is none. The root is the last node.
+        # table[node, rank] is the child of that rank, or `gone` if there is none. The root is the last node.
         gone = len(below)
         table = torch.full((gone + 1, width + 1), gone)
         for above, kids in enumerate(below):
@@ -129,29 +129,29 @@ class Heads(Learned):
                 totals[depth] += len(rank)
         if not bool((totals > 0).all()):
             raise OutpaceError(
-                f"{self.method}: the texts to measure its heads on are none, or shorter than its draft; give "
+                f"{self.method}: there is no text to measure the heads on that is longer than a draft; give "
                 "more or longer texts, or fewer heads"
             )
         self.accuracies.copy_(counts / totals)
 
 
 def best_tree(accuracies: Seq[Seq[float]], max_nodes: int) -> list[int]:
-    """Parents of the tree that is expected to hold the most right guesses, likeliest nodes first.
+    """Parents of the tree with the most expected right guesses, likeliest nodes first.
 
-    A node's chance is the product of the accuracies on its path. The nodes with the greatest chances are
-    taken one after the other (Cai et al. 2024, section 2.3.3); a guess comes after those ranked before it.
+    A node's probability is the product of the accuracies on its path. Nodes are taken in the order of
+    probability (Cai et al. 2024, section 2.3.3), and after all higher-ranked siblings.
 
     Args:
         accuracies: by depth and rank.
-        max_nodes: nodes of the tree at most.
+        max_nodes: maximum number of nodes.
     """
     parents: list[int] = []
-    # (-chance, when offered, parent, depth, rank, the parent's chance)
+    # (-chance, order of insertion, parent, depth, rank, the parent's chance)
     waiting = [(-accuracies[0][0], 0, -1, 0, 0, 1.0)]
     offered = 1
     while waiting and len(parents) < max_nodes:
         negative, _, parent, depth, rank, above = heapq.heappop(waiting)
-        if negative >= 0 and parents:  # at least one node: a drafter that drafts nothing is none
+        if negative >= 0 and parents:  # at least one node, so that the drafter drafts
             break
         node = len(parents)
         parents.append(parent)
@@ -169,13 +169,13 @@ def best_tree(accuracies: Seq[Seq[float]], max_nodes: int) -> list[int]:
 
 @dataclass(frozen=True)
 class HeadGrowth(Growth):
-    """State that the sequences of one engine share: the heads, and the tree of their guesses."""
+    """Data that an engine's sequences share: the heads, and the tree of their guesses."""
 
     heads: Heads
 
     @classmethod
     def of(cls, heads: Heads, parents: Seq[int], noise: Noise) -> HeadGrowth:
-        """Growth of a tree of these parents, likeliest nodes first."""
+        """Growth of the tree with these parents, likeliest nodes first."""
         return cls(Vocabulary(), Static(parents), Draws(noise), -math.inf, by_path=True, heads=heads)
 
 
@@ -193,11 +193,11 @@ class HeadState:
     before: Tensor | None = None
 
     def read(self, hidden: Mapping[int, Tensor]) -> None:
-        """Take in rows that were committed, by layer, [n, hidden size]."""
+        """Read the hidden states of committed rows, layer -> [n, hidden size]."""
         self.before = hidden[-1][-1]
 
     def begin(self) -> None:
-        """Begin a tree: an empty one as long as there is no state of the target."""
+        """Begin a tree; without layers if there is no state of the target yet."""
         self.tree = self.shared.begin(self.sequence)
         if self.before is None:
             self.tree.layers = 0
@@ -205,15 +205,15 @@ class HeadState:
 
 @dataclass(frozen=True)
 class HeadDrafter(Drafter[HeadState]):
-    """A drafter of heads: all but the shape of its tree.
+    """Base class of drafters with heads; subclasses define the shape of the tree.
 
     Class attributes:
-        kind: the heads it loads.
+        kind: the class of its heads.
 
     Attributes:
-        path: the folder that ``outpace train`` wrote, or the heads themselves.
+        path: a folder that ``outpace train`` wrote, or the heads themselves.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
-            "independent": with noise of its own; "greedy": the most probable tokens.
+            "independent": with separate noise; "greedy": the most probable tokens.
     """
 
     path: Any = field(repr=False)
@@ -249,7 +249,7 @@ class HeadDrafter(Drafter[HeadState]):
 
     @torch.inference_mode()
     def propose(self, states: Seq[HeadState]) -> list[Draft]:
-        """The drafts of a batch, a depth at a time for all of them."""
+        """Draft for a batch, one depth at a time for all sequences."""
         for state in states:
             state.begin()
         active = [state for state in states if state.tree.layers > 0]
@@ -264,7 +264,7 @@ class HeadDrafter(Drafter[HeadState]):
 
 
 def _rows(active: Seq[HeadState]) -> Tensor:
-    """Logits after the nodes of each tree's front, of all trees in turn, [n, vocabulary]."""
+    """Logits after the nodes of each tree's front, tree after tree, [n, vocabulary]."""
     before = torch.stack([state.before for state in active if state.before is not None])
     owners, paths = [], []
     for place, state in enumerate(active):
@@ -278,7 +278,7 @@ def _rows(active: Seq[HeadState]) -> Tensor:
 
 
 class Residual(nn.Module):
-    """x + SiLU(W x + b), and x itself before it is trained (Cai et al. 2024, section 2.1)."""
+    """Residual layer x + SiLU(W x + b), initialised to the identity (Cai et al. 2024, section 2.1)."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

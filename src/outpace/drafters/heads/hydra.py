@@ -1,12 +1,12 @@
-"""Hydra: Medusa's heads, each of which sees the tokens drafted before its own (Ankner et al. 2024).
+"""Hydra: Medusa's heads, each conditioned on the tokens drafted before its own (Ankner et al. 2024).
 
 The head of depth d reads the target's last hidden state and the embeddings of the root and of the d tokens
-drafted after it, so each node of the tree gets guesses of its own.
+drafted after it, so guesses differ from node to node.
 
-What differs from the paper: the tree is chosen by accuracies, as in section 2.3.3 of Medusa's, here measured
-for each head after the right tokens. Of Hydra++ there is no prefix attention; its deeper heads are
-``layers``, and its distillation from the target is an objective of the training (``forward_kl``). Under
-sampling, candidates are drawn with the target's own noise. Head and embeddings are the target's.
+Differences from the paper: the tree is chosen by accuracies, as in section 2.3.3 of the Medusa paper,
+measured per head after correct tokens. Of Hydra++, prefix attention is not implemented; its deeper heads are
+``layers``, and its distillation from the target is a training objective (``forward_kl``). When sampling,
+candidates are drawn with the target's own noise. Head and embeddings are the target's.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class HydraConfig:
     """Hydra's heads.
 
     Attributes:
-        heads: tokens guessed ahead, at least 1.
-        layers: of each head: one that reads state and embeddings, the others residual; at least 1.
+        heads: number of heads, one per token guessed ahead, at least 1.
+        layers: layers per head, at least 1: the first reads state and embeddings, the others are residual.
         decay: weight of each head in the loss, relative to the one before.
         max_nodes: nodes of the tree that training measures.
     """
@@ -70,8 +70,8 @@ class Hydra(HeadDrafter):
     """Hydra's heads.
 
     Attributes:
-        max_nodes: nodes of the tree of their guesses, chosen by their measured accuracies; None is the heads'
-            own number.
+        max_nodes: nodes of the tree of guesses, chosen by measured accuracies; None is the number that the
+            heads were trained with.
     """
 
     max_nodes: int | None = None

@@ -1,16 +1,15 @@
 """Medusa: residual heads on the target's last hidden state, a tree of their best guesses (Cai et al. 2024).
 
-The heads read the same state and know nothing of each other's guesses, so the tree is a part of the
-Cartesian product of their candidates: the part that is expected to hold the most right ones. Blockwise
-parallel decoding (Stern et al. 2018, section 6) is Medusa with one guess per head, a chain, and with heads
-that share a hidden layer.
+The heads read the same state independently, so the tree is a part of the Cartesian product of their
+candidates: the part with the most expected right guesses. Blockwise parallel decoding (Stern et al. 2018,
+section 6) is Medusa with one guess per head, a chain, and with heads that share a hidden layer.
 
-What differs from the papers: the target's own head serves all of Medusa's unless ``own_head`` asks for more;
-all heads are learnt in every step, where Stern et al. pick one at random to save memory; and under sampling
-the candidates are drawn with the target's own noise (Daliri et al. 2024), so that the tokens are those of
-plain decoding. Typical acceptance is a verifier, not a part of this method. The target is frozen (Medusa-1),
-unless ``outpace train medusa --tune lora`` trains it too (Medusa-2): plain decoding of the tuned target is
-then the reference.
+Differences from the papers: the heads share the target's vocabulary projection unless ``own_head`` is set;
+all heads are trained in every step, where Stern et al. pick one at random to save memory; and when sampling,
+candidates are drawn with the target's own noise (Daliri et al. 2024), so that the tokens are those of plain
+decoding. Typical acceptance is a separate verifier. The target is frozen (Medusa-1), unless
+``outpace train medusa --tune lora`` trains it too (Medusa-2): plain decoding of the tuned target is then the
+reference.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ class MedusaConfig:
     """Medusa's heads.
 
     Attributes:
-        heads: tokens guessed ahead, at least 1.
-        layers: residual layers of each, at least 1.
-        own_head: whether each has a vocabulary projection of its own, which begins as the target's; otherwise
-            they share the target's.
+        heads: number of heads, one per token guessed ahead, at least 1.
+        layers: residual layers per head, at least 1.
+        own_head: whether each head has its own vocabulary projection, initialised from the target's;
+            otherwise they share the target's.
         decay: weight of each head in the loss, relative to the one before.
         max_nodes: nodes of the tree that training measures.
     """
@@ -60,7 +59,7 @@ class BlockwiseConfig:
     """Heads of blockwise parallel decoding.
 
     Attributes:
-        heads: tokens guessed ahead, at least 1: k - 1 in the paper, which counts the target's own.
+        heads: number of heads, at least 1: k - 1 in the paper, which counts the target's own.
         width: width of the hidden layer per head, relative to the target's hidden size; above 0.
     """
 
@@ -73,18 +72,18 @@ class BlockwiseConfig:
 
 
 class StateHeads(Heads):
-    """Heads that read the target's state alone."""
+    """Heads that read only the target's state."""
 
     @abstractmethod
     def guess(self, states: Tensor, depth: int) -> Tensor:
-        """Logits [B, vocabulary] of the head of one depth, from states [B, hidden size]."""
+        """Logits [B, vocabulary] of the head of a depth, from states [B, hidden size]."""
 
     def rows(self, states: Tensor, owners: Tensor, paths: Tensor) -> Tensor:
         return self.guess(states.to(self.accuracies.dtype), paths.shape[1] - 1)[owners]
 
 
 class MedusaHeads(StateHeads):
-    """K heads: residual layers, and the target's projection to the vocabulary or their own."""
+    """K heads: residual layers, then the target's vocabulary projection or their own."""
 
     method: ClassVar[str] = "medusa"
     config_type: ClassVar[type[Any]] = MedusaConfig
@@ -107,7 +106,7 @@ class MedusaHeads(StateHeads):
 
     @torch.no_grad()
     def _begin_with_the_head(self) -> None:
-        """Copy the target's head into the projections, if it is a matrix."""
+        """Initialise the projections from the target's head, if that is a matrix."""
         found = head_weights(self.target) if len(self.projections) else None
         if found is not None:
             for projection in self.projections:
@@ -122,7 +121,7 @@ class MedusaHeads(StateHeads):
 
 
 class BlockwiseHeads(StateHeads):
-    """K heads: a hidden layer for all of them, whose output for each is added to the state (section 6)."""
+    """K heads with a common hidden layer, whose output for each is added to the state (section 6)."""
 
     method: ClassVar[str] = "blockwise"
     config_type: ClassVar[type[Any]] = BlockwiseConfig
@@ -144,11 +143,12 @@ class Medusa(HeadDrafter):
     """Medusa's heads.
 
     Attributes:
-        path: the folder that ``outpace train medusa`` wrote, or the heads themselves. None is the heads for
-            the embedded model.
-        max_nodes: nodes of the tree of their guesses, chosen by their measured accuracies; None is the heads'
-            own number.
-        branching: children of the root, of each of its children, and so on, as "4x2x1x1", in place of that.
+        path: a folder that ``outpace train medusa`` wrote, or the heads themselves. None is the heads for the
+            embedded model.
+        max_nodes: nodes of the tree of guesses, chosen by measured accuracies; None is the number that the
+            heads were trained with.
+        branching: children of the root, of each of its children, and so on, as "4x2x1x1": a tree chosen by
+            hand, in place of ``max_nodes``.
     """
 
     path: Any = field(default=None, repr=False)
@@ -165,9 +165,9 @@ class Medusa(HeadDrafter):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_nodes is not None and (self.max_nodes < 1 or self.branching):
-            raise OutpaceError("medusa: max_nodes must be at least 1, and without branching")
+            raise OutpaceError("medusa: max_nodes must be at least 1, and excludes branching")
         if any(count < 1 for count in self._factors()):
-            raise OutpaceError(f"medusa: branching must be of numbers of at least 1, not {self.branching!r}")
+            raise OutpaceError(f"medusa: branching must be numbers of at least 1, not {self.branching!r}")
 
     def _factors(self) -> tuple[int, ...]:
         return numbers("branching", self.branching, "x", int, "medusa")
@@ -179,7 +179,7 @@ class Medusa(HeadDrafter):
         factors = self._factors()
         if len(factors) > heads.depth:
             raise OutpaceError(
-                f"medusa: branching has {len(factors)} depths, and there are {heads.depth} heads"
+                f"medusa: branching has {len(factors)} depths, but there are only {heads.depth} heads"
             )
         return branching_parents(factors, len(factors)) if factors else heads.tree(self.max_nodes)
 

@@ -1,1 +1,1 @@
-"""Drafters that are some of the layers of the target: early exit, skipped layers."""
+"""Drafters that use some of the target's layers: early exit, skipped layers."""

@@ -1,16 +1,16 @@
 """Early exit: the target's first layers and a small adapter draft; the verification continues from there.
 
-SPEED (Hooper et al. 2023) and Kangaroo (Liu et al. 2024). The lower layers run over one token after another;
-from their hidden state an adapter and the target's own norm and head guess the next. Keys, values and hidden
+SPEED (Hooper et al. 2023) and Kangaroo (Liu et al. 2024). The lower layers run token by token; from their
+hidden state an adapter and the target's own norm and head guess the next token. Keys, values and hidden
 states of the lower layers are kept, and the upper layers verify the whole chain from them, so the lower
-layers run only once per token. A chain ends early where the guess is not confident (Kangaroo's second early
+layers run only once per token. A chain ends early if the guess is not confident (Kangaroo's second early
 exit).
 
-What differs from the papers: by default drafts are drawn with the target's own noise. Kangaroo's adapter,
-attention between two norms, is ``adapter=attention`` in training; by default it is a feed-forward layer
-between two norms, which keeps nothing of earlier rows. Without an adapter the target's norm and head read the
-lower layers' hidden state as it is. SPEED trains decoders whose layers share their weights, and has
-several tokens in its layers at once, as in a pipeline; here a stock model is used, a token at a time.
+Differences from the papers: by default drafts are drawn with the target's own noise. Kangaroo's adapter,
+attention between two norms, is ``adapter=attention`` in training; the default is a feed-forward layer between
+two norms, which has no cache. Without an adapter the target's norm and head read the lower layers' hidden
+state directly. SPEED trains decoders with shared layer weights and pipelines several tokens through the
+layers; here a stock model runs one token at a time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CHUNK = 512  # rows of a text that attention reads at once
 
 @dataclass(frozen=True, kw_only=True)
 class ExitShared(Growth):
-    """State that the sequences of one engine share: the target in two parts, the adapter, and its cache."""
+    """Data that an engine's sequences share: the target in two parts, the adapter, and its cache."""
 
     target: SplitTarget
     adapter: Adapter | None
@@ -59,7 +59,7 @@ class ExitShared(Growth):
         return self.adapter.target.head(torch.cat(self.attend(states, hidden.split(1))))
 
     def attend(self, states: Seq[ExitState], rows: Seq[Tensor]) -> list[Tensor]:
-        """Feed rows [w, hidden size] of some sequences to the adapter's attention, and return the outputs."""
+        """Feed each sequence's rows [w, hidden size] to the adapter's attention, and return the outputs."""
         assert self.adapter is not None and self.cache is not None
         feeds = []
         for state, own in zip(states, rows, strict=True):
@@ -72,7 +72,7 @@ class ExitShared(Growth):
 
     @torch.inference_mode()
     def catch_up(self, states: Seq[ExitState]) -> None:
-        """Forget the last draft, and read the rows that were committed since."""
+        """Remove the last draft's rows, and feed the rows committed since."""
         behind = []
         for state in states:
             if state.slot is not None and self.cache is not None:
@@ -91,8 +91,8 @@ class ExitState(Within):
     """A sequence, and its slot in the cache of the adapter's attention.
 
     Attributes:
-        rows: committed rows in the cache.
-        waiting: hidden states [n, size] of committed rows that are yet to be read.
+        rows: number of committed rows in the cache.
+        waiting: hidden states [n, size] of committed rows that are not fed yet.
     """
 
     slot: Slot | None = None
@@ -102,17 +102,17 @@ class ExitState(Within):
 
 @dataclass(frozen=True)
 class EarlyExit(Drafter[ExitState]):
-    """The target's first layers.
+    """Drafting with the target's first layers.
 
     Attributes:
-        path: the folder that ``outpace train early_exit`` wrote, or the adapter itself; None drafts without.
-        layers: number of the target's layers that draft, at least 1 and not all; by default the adapter's, or
-            2.
+        path: a folder that ``outpace train early_exit`` wrote, or the adapter itself; None uses no adapter.
+        layers: number of the target's layers that draft, at least 1 and not all; by default the adapter's
+            number, or 2.
         num_speculative_tokens: tokens in the chain, at least 1; by default the adapter's, or 6.
         min_confidence: in [0, 1]: the chain continues only if the best token has at least this probability;
             by default the adapter's, or 0.6.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
-            "independent": with noise of its own; "greedy": its most probable tokens.
+            "independent": with separate noise; "greedy": its most probable tokens.
     """
 
     path: Any = field(default=None, repr=False)
@@ -138,7 +138,7 @@ class EarlyExit(Drafter[ExitState]):
         return SplitTarget(target, self._depth())
 
     def _depth(self) -> int:
-        """Number of layers that draft: an adapter is for the layer that it was trained on."""
+        """Number of layers that draft, which an adapter determines by its training."""
         if self.path is None:
             return AdapterConfig.layers if self.layers is None else self.layers
         own: int = Adapter.config_of(self.path).layers
@@ -152,7 +152,7 @@ class EarlyExit(Drafter[ExitState]):
         if not isinstance(target, SplitTarget):
             raise OutpaceError("early_exit splits the target, so it drafts alone: use it by itself")
         adapter = None if self.path is None else Adapter.of(self.path, target.inner)
-        # The values an adapter was measured with; without one the defaults are the same.
+        # The values with which an adapter was measured; without one, the same defaults.
         own = AdapterConfig() if adapter is None else adapter.config
         tokens = (
             own.num_speculative_tokens if self.num_speculative_tokens is None else self.num_speculative_tokens

@@ -1,4 +1,4 @@
-"""Adapters of an early exit: from the state of a lower layer to that of the last (Liu et al. 2024)."""
+"""Adapters of an early exit, from a lower layer's state to the last layer's (Liu et al. 2024)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class AdapterConfig:
     """An adapter.
 
     Attributes:
-        layers: number of the target's layers that run before it; at least 1.
-        adapter: the layer between its norms: "feed_forward", or "attention", as Kangaroo's, over the lower
-            layers' outputs so far.
+        layers: number of the target's layers before it; at least 1.
+        adapter: the layer between its norms: "feed_forward", or "attention" over the lower layers' outputs so
+            far, as in Kangaroo.
         width: width of the feed-forward part's hidden layer, relative to the target's hidden size; above 0, 2
             by default.
-        heads: heads of attention; at least 1, 4 by default.
-        num_speculative_tokens: tokens of the chains by which held-out texts are measured, and of drafts by
-            default; at least 1.
-        min_confidence: the probability below which such a chain ends, in [0, 1].
+        heads: attention heads; at least 1, 4 by default.
+        num_speculative_tokens: length of the chains measured on held-out text, and default length of drafts;
+            at least 1.
+        min_confidence: the probability below which a chain ends, in [0, 1].
     """
 
     layers: int = 2
@@ -47,7 +47,7 @@ class AdapterConfig:
             )
         other = "width" if self.adapter == "attention" else "heads"
         if getattr(self, other) is not None:
-            raise OutpaceError(f"early_exit: an adapter of {self.adapter} has no {other}; leave it out")
+            raise OutpaceError(f"early_exit: adapter={self.adapter} has no option {other}; leave it out")
         size = self.heads if self.adapter == "attention" else self.width
         if min(self.layers, self.num_speculative_tokens) < 1 or (size is not None and size <= 0):
             raise OutpaceError(
@@ -57,10 +57,10 @@ class AdapterConfig:
 
 
 class Adapter(Learned):
-    """A residual layer, feed-forward or of attention, between two norms.
+    """A residual layer, feed-forward or attention, between two norms.
 
     Attributes:
-        attends: the sizes of its attention; None if it has none, and keeps nothing of earlier rows.
+        attends: the sizes of its attention; None if it has none.
     """
 
     method: ClassVar[str] = "early_exit"
@@ -106,10 +106,10 @@ class Adapter(Learned):
         """Inputs of the target's head, [B, width, hidden size].
 
         Args:
-            states: outputs of the lower layers, of that shape.
+            states: outputs of the lower layers, [B, width, hidden size].
             positions: [B, width], if it attends.
-            mask: [B, 1, width, columns], if it attends: true where a row sees a column of what ``store``
-                returns.
+            mask: [B, 1, width, columns], if it attends: true where a row attends to a column of the keys and
+                values that ``store`` returns.
         """
         own = states.to(self.before.weight.dtype)
         normed = self.before(own)
@@ -122,7 +122,7 @@ class Adapter(Learned):
         return out
 
     def _states(self, batch: Batch) -> Tensor:
-        """Inputs of the head at each place, [B, T, hidden size]."""
+        """Inputs of the target's head at each place, [B, T, hidden size]."""
         return self.advance(batch.hidden[self.config.layers], batch.positions, batch.seen[:, None])
 
     def logits(self, batch: Batch) -> Tensor:
@@ -136,7 +136,7 @@ class Adapter(Learned):
 
     @torch.no_grad()
     def accepted(self, batch: Batch) -> Tensor:
-        # As long as a chain is right, its rows are those of the text: one guess per place is enough.
+        # While a chain is right, its rows are those of the text, so one guess per place suffices.
         # guesses[:, t, ahead] is the guess made at place t + ahead, of the token at place t + ahead + 1.
         rows = self.logits(batch).float()
         best = rows.argmax(dim=-1)

@@ -1,12 +1,12 @@
 """Self-speculative decoding: the target drafts with some of its layers skipped (Zhang et al. 2023).
 
-Draft & Verify: no second model, no training, no memory. The layers that are kept read the rows that the
-whole target has committed, and append those of the draft; the verification, by all layers, overwrites those.
+Draft & Verify: no second model, no training, no extra memory. The remaining layers attend to the rows that
+the full target has committed, and append those of the draft, which the verification by all layers overwrites.
 So there is no prompt to read and nothing to catch up on.
 
-What differs from the paper: whole layers are skipped, where the paper chooses attention and feed-forward
-parts separately; by default drafts are drawn with the target's own noise; the threshold at which a draft ends
-is fixed, where the paper adapts it during decoding (here the governor chooses the length). ``outpace search``
+Differences from the paper: whole layers are skipped, where the paper chooses attention and feed-forward parts
+separately; by default drafts are drawn with the target's own noise; the threshold at which a draft ends is
+fixed, where the paper adapts it during decoding (here the governor chooses the length). ``outpace search``
 (``train/skipping.py``) finds the layers to skip.
 """
 
@@ -31,21 +31,20 @@ from outpace.targets.base import TargetModel
 
 @dataclass(frozen=True, kw_only=True)
 class SelfShared(Growth):
-    """State that the sequences of one engine share: the target without the skipped layers."""
+    """Data that an engine's sequences share: the target without the skipped layers."""
 
     part: TargetModel
 
 
 @dataclass(frozen=True)
 class SelfSpeculative(Drafter[Within]):
-    """The target without some of its layers.
+    """Drafting with the target without some of its layers.
 
     Attributes:
-        skip: the layers left out, counted from 0, as "2+4+5"; or a JSON file that
-            ``outpace search`` wrote.
+        skip: the layers to skip, counted from 0, as "2+4+5"; or a JSON file that ``outpace search`` wrote.
         num_speculative_tokens: tokens in the chain, at least 1.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
-            "independent": with noise of its own; "greedy": its most probable tokens.
+            "independent": with separate noise; "greedy": its most probable tokens.
         min_confidence: in [0, 1]: the chain continues only if the best token has at least this probability.
     """
 
@@ -66,10 +65,10 @@ class SelfSpeculative(Drafter[Within]):
         check_confidence("self_speculative", self.min_confidence)
 
     def skipped(self, layers: int) -> tuple[int, ...]:
-        """The layers left out of a target of ``layers`` layers, ascending.
+        """The skipped layers of a target of ``layers`` layers, ascending.
 
         Raises:
-            OutpaceError: none is named, they are not the target's, or the file does not hold any.
+            OutpaceError: none is named, they do not fit the target, or the file contains none.
         """
         found = sorted(set(_read(self.skip, layers) if isinstance(self.skip, str) else self.skip))
         if not found:
@@ -79,7 +78,7 @@ class SelfSpeculative(Drafter[Within]):
             )
         if found[0] < 0 or found[-1] >= layers or len(found) == layers:
             raise OutpaceError(
-                f"self_speculative: the target has layers 0 to {layers - 1}, of which at least one must "
+                f"self_speculative: the target has layers 0 to {layers - 1}, and at least one must "
                 f"stay; skip={'+'.join(map(str, found))} does not fit it"
             )
         return tuple(found)
@@ -111,24 +110,24 @@ class SelfSpeculative(Drafter[Within]):
 
 
 def _read(text: str, layers: int) -> list[int]:
-    """Layers from their text: numbers joined by plus signs, or the name of a file that holds them."""
+    """Parse layers: numbers joined by plus signs, or the name of a file that contains them."""
     if not text.endswith(".json"):
         try:
             return [int(part) for part in text.split("+") if part]
         except ValueError as error:
             raise OutpaceError(
-                f"self_speculative: skip is layers, as in 2+4+5, or a .json file; not {text!r}"
+                f"self_speculative: skip must be layers, as in 2+4+5, or a .json file; not {text!r}"
             ) from error
     try:
         found = json.loads(Path(text).read_text("utf-8"))
         skipped, known = [int(layer) for layer in found["skip"]], int(found["layers"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OutpaceError(
-            f"self_speculative: {text!r} holds no layers to skip; write it with outpace search: {error!r}"
+            f"self_speculative: {text!r} contains no layers to skip; write it with outpace search: {error!r}"
         ) from error
     if known != layers:
         raise OutpaceError(
-            f"self_speculative: {text!r} is for a target of {known} layers, and this one has {layers}; "
+            f"self_speculative: {text!r} is for a target of {known} layers, but this one has {layers}; "
             "search again with outpace search"
         )
     return skipped

@@ -1,4 +1,4 @@
-"""Drafting with the target itself, behind a sequence's committed rows in the target's own cache."""
+"""Drafting with the target itself, after a sequence's committed rows in the target's own cache."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from outpace.targets.base import Rows, TargetModel
 
 @dataclass
 class Within:
-    """A sequence that the target drafts for, and the chain of this step.
+    """A sequence for which the target drafts, and the chain of this step.
 
     Attributes:
-        place: its rows in the target's cache.
+        place: its place in the target's cache.
     """
 
     sequence: Sequence
@@ -33,15 +33,15 @@ class Within:
 
     @property
     def last(self) -> int:
-        """The end of the chain so far: at first the root."""
+        """The end of the chain so far, at first the root."""
         return self.tree.tokens[-1] if self.tree.tokens else self.sequence.tokens[-1]
 
 
 def place_of(sequence: Sequence, name: str) -> Place:
-    """Location of a sequence's rows in the target's cache.
+    """The place of a sequence's rows in the target's cache.
 
     Raises:
-        OutpaceError: no target decodes it: it is the text of a draft model.
+        OutpaceError: it has none, since it is the text of a draft model.
     """
     if sequence.place is None:
         raise OutpaceError(
@@ -51,10 +51,10 @@ def place_of(sequence: Sequence, name: str) -> Place:
 
 
 def draft_chains(states: Seq[Within], step: Callable[[list[Any]], Tensor]) -> list[Draft]:
-    """Chains for some sequences, all of one depth at once.
+    """Draft chains for several sequences, one depth at a time.
 
     Args:
-        step: the logits [n, vocabulary] after the last token of each of these sequences' chains.
+        step: returns the logits [n, vocabulary] after the last token of each given sequence's chain.
     """
     for state in states:
         state.tree = Growing(layers_of(state), state.shared.shape)
@@ -66,9 +66,9 @@ def draft_chains(states: Seq[Within], step: Callable[[list[Any]], Tensor]) -> li
 
 
 def layers_of(state: Within) -> int:
-    """Longest chain that may be drafted: none before the prompt is in the cache.
+    """Length of the longest chain that may be drafted; 0 before the prompt is in the cache.
 
-    (The last rows of a first prompt go in with the first step, which has then nothing to draft from.)
+    (The last rows of a first prompt are computed in the first step, which therefore has no draft.)
     """
     sequence, place = state.sequence, state.place
     length = len(sequence.tokens)
@@ -80,7 +80,7 @@ def layers_of(state: Within) -> int:
 
 
 def feed(model: TargetModel, states: Seq[Within]) -> Tensor:
-    """One forward over the last token of each chain, whose rows are committed: the logits [n, vocabulary]."""
+    """Run one forward over the last token of each chain, and commit its rows: the logits [n, vocabulary]."""
     cache = states[0].place.cache
     feeds = {state.place.slot: Rows([state.last]) for state in states}
     output = model.forward(cache, feeds)

@@ -1,12 +1,12 @@
 """Staged speculation: a drafter that drafts for the draft model (Spector and Re 2023; Chen et al. 2023).
 
-The draft model decodes its chain like a target of its own: an inner drafter proposes, the draft model
-verifies in one forward and emits at least one token. So a chain of K tokens takes at most K forwards. The
-chain is the very one that the draft model would have decoded alone, and the target verifies that.
+The draft model decodes its chain as a target would: an inner drafter proposes, the draft model verifies in
+one forward and emits at least one token, so a chain of K tokens takes at most K forwards. The chain equals
+the one that the draft model would have decoded alone, and the target verifies it.
 
-What differs from the papers: Spector and Re draft trees at both stages; here the inner stage may be a tree,
-the outer one is a chain. Chen et al. set lengths by hand for each stage; the inner drafter here has its own,
-and the chain's end cuts them.
+Differences from the papers: Spector and Re draft trees at both stages; here the inner stage may be a tree,
+the outer one is a chain. Chen et al. set the lengths of each stage by hand; here the inner drafter has its
+own, cut at the end of the chain.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from outpace.tree import chain, trim
 
 @runtime_checkable
 class Decodes(Protocol):
-    """A drafter that has a model of the target's vocabulary, and drafts by decoding with it."""
+    """Drafter that drafts by decoding with a model of the target's vocabulary."""
 
     def decoder(self, target: TargetModel) -> Decoder: ...
 
 
 @dataclass(frozen=True)
 class Shared:
-    """State that the sequences of one engine share: the draft model, its cache, the inner drafter's state."""
+    """Data that an engine's sequences share: the draft model, its cache, the inner drafter's shared data."""
 
     decoder: Decoder
     runner: Runner
@@ -49,7 +49,7 @@ class CascadeState:
     """A sequence as the draft model decodes it.
 
     Attributes:
-        text: the committed text, and the chain behind it.
+        text: the committed text, followed by the chain.
         inner: the inner drafter's state for that text.
         rows: the distribution that each token of the chain was drawn from.
     """
@@ -64,10 +64,10 @@ class CascadeState:
 
 @dataclass(frozen=True)
 class Cascade(Drafter[CascadeState]):
-    """A draft model whose own drafting is sped up by another drafter.
+    """A draft model that is itself accelerated by another drafter.
 
     Attributes:
-        draft: the drafter for the target: one with a model, such as draft_model, that makes a chain.
+        draft: the drafter for the target: one with a model that drafts chains, such as draft_model.
         inner: the drafter for that model: any that needs no hidden states.
     """
 
@@ -99,7 +99,7 @@ class Cascade(Drafter[CascadeState]):
         if self.inner.hidden_layers(inner):
             raise OutpaceError(
                 f"cascade: {type(self.inner).__name__} needs the target's hidden states, which a draft model "
-                "does not give; use another inner drafter"
+                "does not provide; use another inner drafter"
             )
         return Shared(decoder, Runner(decoder.model), inner)
 
@@ -123,10 +123,10 @@ class Cascade(Drafter[CascadeState]):
         return [_draft(state) for state in states]
 
     def observe(self, states: Seq[CascadeState], steps: Seq[Step]) -> None:
-        """Do nothing: the outcome is in the text that the next step begins with."""
+        """Do nothing: the next step reads the outcome from the text."""
 
     def _begin(self, state: CascadeState) -> bool:
-        """Take over the committed text; False if there is nothing to draft."""
+        """Update the text to the committed one; return False if there is nothing to draft."""
         text, shared = state.text, state.shared
         length = state.sequence.within_reach(shared.decoder.length)
         if shared.decoder.model.context is not None:
@@ -143,7 +143,7 @@ class Cascade(Drafter[CascadeState]):
         return length > 0
 
     def _round(self, active: Seq[CascadeState]) -> None:
-        """One forward of the draft model for all sequences: at least one more token per chain."""
+        """Run one forward of the draft model for all sequences, which adds at least one token per chain."""
         runner = active[0].shared.runner
         proposed = self.inner.propose([state.inner for state in active])
         trimmed = [trim(draft, state.text.room - 1) for state, draft in zip(active, proposed, strict=True)]

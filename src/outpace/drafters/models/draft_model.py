@@ -1,13 +1,13 @@
 """Speculative decoding with a draft model (Leviathan et al. 2023; Chen et al. 2023; Daliri et al. 2024).
 
-A smaller model decodes a chain or a tree of tokens for the target to verify, all sequences and all nodes of
-one depth in one forward. It has a cache of its own, which is cut back to the accepted tokens; the one or two
-that it has not seen are fed with the next root.
+A smaller model decodes a chain or a tree of tokens for the target to verify, with one forward per depth for
+all sequences. It has its own cache, which is cut back to the accepted tokens; the one or two tokens that it
+has not read are fed with the next root.
 
-What differs from the papers: by default the draft model draws with the target's own noise, so the two
-choose the same token far more often than independent draws do (Daliri et al. 2024), and the tokens are
-those of plain decoding. On a tree, a node's candidates are the best of its scores with that noise: draws
-without replacement (Kool et al. 2019), where SpecInfer and multi-candidate decoding draw independently of the
+Differences from the papers: by default the draft model draws with the target's own noise, so the two choose
+the same token far more often than with independent draws (Daliri et al. 2024), and the tokens are those of
+plain decoding. On a tree, a node's candidates are the best of its scores with that noise: draws without
+replacement (Kool et al. 2019), where SpecInfer and multi-candidate decoding draw independently of the
 target. A verifier that needs independent drafts gets independent draws.
 """
 
@@ -35,7 +35,7 @@ from outpace.targets.pretrained import load_model, load_tokenizer
 
 @dataclass(frozen=True)
 class DraftModel(Drafter[Drafting]):
-    """A smaller model.
+    """A smaller model that drafts.
 
     Attributes:
         model: a target, a loaded model, a module in training, or a name or path for transformers to load
@@ -43,26 +43,26 @@ class DraftModel(Drafter[Drafting]):
         num_speculative_tokens: K, tokens on a path of the draft, at least 1. The draft is a chain of them,
             unless one of ``branching``, ``acceptance`` and ``expand`` makes it a tree.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
-            "independent": with noise of its own; "greedy": its most probable tokens. (The same if decoding
-            is greedy.) "coupled" is "greedy" with vocabulary="text", since noise is keyed by token id, and
-            with ``expand`` under a verifier that needs independent draws.
+            "independent": with separate noise; "greedy": its most probable tokens. (All are the same if
+            decoding is greedy.) "coupled" falls back to "greedy" with vocabulary="text", since noise is keyed
+            by token id, and with ``expand`` under a verifier that needs independent draws.
         branching: children of the root, of each of its children, and so on, as "4x2": a static tree. One
             child per node at deeper levels.
-        acceptance: measured chances of acceptance by a candidate's rank, as "0.6/0.2/0.1": the best static
-            tree of ``max_nodes`` nodes for them (Sequoia, Chen et al. 2024). Drafting with a tree counts
-            them: see ``outpace.drafters.support.sequoia.acceptance_by_rank``.
-        expand: grow the tree by the draft model's confidence (EAGLE-2, Li et al. 2024): each layer continues
-            this many nodes, with as many children each, and the ``max_nodes`` best are kept.
+        acceptance: measured acceptance rates by a candidate's rank, as "0.6/0.2/0.1", from which the best
+            static tree of ``max_nodes`` nodes is computed (Sequoia, Chen et al. 2024). Drafting with a tree
+            measures them: see ``outpace.drafters.support.sequoia.acceptance_by_rank``.
+        expand: grow the tree by the draft model's confidence (EAGLE-2, Li et al. 2024): N nodes of each layer
+            get N children each, and the ``max_nodes`` best nodes are kept.
         max_nodes: nodes in the tree, with ``acceptance`` or ``expand``.
         replacement: whether siblings are drawn with replacement (SpecInfer). Needs draws="independent".
         min_confidence: in [0, 1]: a node is continued only if the draft model's best token has at least this
             probability; otherwise it falls back to the target (BiLD, Kim et al. 2023).
-        confidence: "path": that token's probability times those of the tokens before it on the path; "token":
-            its own.
+        confidence: "path": the product of that token's probability and those of the tokens before it on the
+            path; "token": its probability alone.
         vocabulary: "same" as the target's; "intersection": only tokens that both have are drafted; "text":
             the draft is translated. (TLI and SLEM of Timor et al. 2025.)
-        tokenizer: of the draft model, or its name; needed for different vocabularies. By default the one in
-            the model's own folder.
+        tokenizer: the draft model's tokenizer or its name; needed for different vocabularies. By default the
+            one in the model's folder.
         target_tokenizer: the same for the target.
     """
 
@@ -100,17 +100,17 @@ class DraftModel(Drafter[Drafting]):
         check_confidence("draft_model", self.min_confidence)
         if self.replacement and self.draws != "independent":
             raise OutpaceError(
-                "draft_model: with one noise siblings are drawn without replacement; for replacement=true "
+                "draft_model: coupled siblings are drawn without replacement; for replacement=true "
                 "give draws=independent"
             )
         if self.replacement and not shape.branches:
             raise OutpaceError(
-                "draft_model: replacement is about siblings, and a chain has none; give branching or "
+                "draft_model: replacement applies to siblings, and a chain has none; give branching or "
                 "acceptance"
             )
         if self.confidence != "path" and not self.min_confidence:
             raise OutpaceError(
-                f"draft_model: confidence={self.confidence} qualifies min_confidence; give that too, or "
+                f"draft_model: confidence={self.confidence} applies to min_confidence; give that too, or "
                 "leave both out"
             )
         if shape.weighs and self.draws == "independent":
@@ -133,7 +133,7 @@ class DraftModel(Drafter[Drafting]):
         return self._shape().branches
 
     def load(self, target: TargetModel) -> TargetModel:
-        """The draft model, as a target."""
+        """Load the draft model as a target."""
         if isinstance(self.model, DraftModule):
             return DraftModule.of(self.model, target).writer
         return load_model(nano_draft_path() if self.model is None else self.model, target)
@@ -146,10 +146,10 @@ class DraftModel(Drafter[Drafting]):
         return vocabulary_of(self.vocabulary, model, target, own, theirs)
 
     def decoder(self, target: TargetModel) -> Decoder:
-        """The draft model and how it draws a chain, for a drafter that decodes with it in its own way.
+        """The draft model and its options for a chain, for drafters that decode with it in their own way.
 
         Raises:
-            OutpaceError: the options ask for more than a chain in the target's vocabulary.
+            OutpaceError: the options describe anything but a chain in the target's vocabulary.
         """
         if self.trees or self.vocabulary != "same" or self.min_confidence:
             raise OutpaceError(
@@ -208,7 +208,7 @@ class DraftModel(Drafter[Drafting]):
                 count_ranks(step)
 
     def _begin(self, state: Drafting) -> Growing:
-        """An empty tree, limited to the draft model's own context; of no layers if there is no text."""
+        """An empty tree within the draft model's context; without layers if there is no text."""
         tree, context = state.shared.begin(state.sequence), state.shared.model.context
         if not state.text:
             tree.layers = 0

@@ -1,4 +1,4 @@
-"""The trainable draft model: a small language model, from scratch or from a checkpoint."""
+"""Trainable draft model: a small language model, from scratch or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ChainConfig:
     """Options for measuring a draft model.
 
     Attributes:
-        num_speculative_tokens: tokens of the chain that held-out figures are for, as in ``DraftModel``.
+        num_speculative_tokens: length of the chain that is measured on held-out text, as in ``DraftModel``.
     """
 
     num_speculative_tokens: int = 4
@@ -46,10 +46,10 @@ class ChainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(ChainConfig):
-    """A draft model that starts from another.
+    """A draft model that starts from another model.
 
     Attributes:
-        draft: folder or name of a transformers model; its sizes are its own.
+        draft: folder or name of a transformers model, which determines the sizes.
     """
 
     draft: str
@@ -57,13 +57,13 @@ class CheckpointConfig(ChainConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DraftConfig(LayerConfig, ChainConfig):
-    """A draft model from scratch: Llama's layers.
+    """A draft model from scratch, of the Llama architecture.
 
     Attributes:
-        hidden_size: size of a row; 0 is half of the target's.
-        context: positions; 0 for as many as the target, or 2048 where that has no limit.
-        depth: decoder layers.
-        tied: whether the head is the embeddings.
+        hidden_size: hidden size; 0 is half of the target's.
+        context: maximum number of positions; 0 is the target's, or 2048 if that has no limit.
+        depth: number of decoder layers.
+        tied: whether head and embeddings share their weights.
     """
 
     context: int = 0
@@ -77,7 +77,7 @@ class DraftConfig(LayerConfig, ChainConfig):
 
 
 class DraftModule(Learned):
-    """A language model that drafts for a target of the same vocabulary; its folder is transformers' own.
+    """A language model that drafts for a target of the same vocabulary, stored in transformers' format.
 
     Args:
         model: a transformers model in float32.
@@ -104,7 +104,7 @@ class DraftModule(Learned):
     @property
     def writer(self) -> TargetModel:
         like = self.model.dtype, self.model.device
-        # Made again if the module was cast or moved.
+        # Rebuilt if the module was cast or moved.
         if self._writer is None or self._writer[0] != like:
             training = self.training
             self._writer = like, Target(self.eval().model)
@@ -113,7 +113,7 @@ class DraftModule(Learned):
 
     @classmethod
     def new(cls, config: DraftConfig | CheckpointConfig, target: TargetModel) -> Self:
-        """A module from scratch, or one that begins as a copy of another model."""
+        """Build a module from scratch, or from a copy of another model."""
         if isinstance(config, CheckpointConfig):
             model = read_model(config.draft, dtype=torch.float32)
         else:
@@ -131,13 +131,13 @@ class DraftModule(Learned):
         )
 
     def check(self, target: TargetModel) -> None:
-        """Check that its tokens are the target's; its rows have a size of their own.
+        """Check that its tokens are the target's; the hidden sizes may differ.
 
         Raises:
             OutpaceError: the vocabularies differ.
         """
         name = self.config.draft if isinstance(self.config, CheckpointConfig) else "this one"
-        remedy = "one is trained in the target's own tokens; give another, or begin from scratch"
+        remedy = "training needs a model with the target's own tokens; give another, or begin from scratch"
         if self.writer.vocabulary != target.vocabulary:
             raise OutpaceError(
                 f"draft_model: {name} has {self.writer.vocabulary} token ids and the target "
@@ -158,8 +158,9 @@ class DraftModule(Learned):
 
     @torch.no_grad()
     def accepted(self, batch: Batch) -> Tensor:
-        """Tokens accepted of a chain of ``num_speculative_tokens``. Accepted tokens are those of the text, so
-        one forward over the text shows every draft.
+        """Number of accepted tokens of a chain of ``num_speculative_tokens``, at each place.
+
+        Accepted tokens equal the text's, so one forward over the text computes every draft.
         """
         length = self.config.num_speculative_tokens
         after = F.pad(self._logits(batch).argmax(dim=-1), (0, length - 1))
@@ -174,7 +175,7 @@ class DraftModule(Learned):
         self.model.save_pretrained(folder)
 
     def accompany(self, folder: Path, tokenizer: Any) -> None:
-        """Write the target's tokenizer, whose tokens these are."""
+        """Write the target's tokenizer, which is also the draft model's."""
         tokenizer.save_pretrained(folder)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A text ahead of the target: tokens that a draft model has emitted and the target has not verified."""
+"""Text ahead of the target: tokens that a draft model has emitted and the target has not verified."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from outpace.targets.base import TargetModel
 
 @dataclass(frozen=True)
 class Decoder:
-    """A draft model, and how it decodes a chain for the target.
+    """A draft model, and its options for decoding a chain.
 
     Attributes:
-        length: tokens in the chain.
-        noise: the noise they are drawn with.
+        length: number of tokens in the chain.
+        noise: the noise with which they are drawn.
     """
 
     model: TargetModel
@@ -27,14 +27,14 @@ class Decoder:
 
 
 class Provisional(Sequence):
-    """A sequence as a draft model decodes it: the committed text, and behind it the chain it is drafting.
+    """A sequence as a draft model decodes it: the committed text, followed by the chain being drafted.
 
-    The parameters are the sequence's own, except those that concern emitted tokens alone. The noise is the
-    target's if the two may share it, otherwise that of this step alone.
+    The parameters are the sequence's, except those that concern only emitted tokens. The noise is the
+    target's if the two may share it, otherwise specific to this step.
 
     Args:
-        original: the sequence that is drafted for.
-        noise: the noise that the draft model draws with; "greedy" draws nothing.
+        original: the sequence that the draft is for.
+        noise: the noise with which the draft model draws; "greedy" does not draw.
     """
 
     def __init__(self, original: Sequence, noise: Noise) -> None:
@@ -60,10 +60,10 @@ class Provisional(Sequence):
         return self.tokens[self._committed :]
 
     def follow(self, length: int) -> int:
-        """Take over the committed text, with room for a chain of ``length`` tokens after it.
+        """Update to the committed text, with room for a chain of ``length`` tokens after it.
 
         Returns:
-            The number of first tokens that are what they were.
+            The number of leading tokens that are unchanged.
         """
         text, same = self.original.tokens, self._committed
         while same < min(len(text), len(self.tokens)) and text[same] == self.tokens[same]:
@@ -87,7 +87,7 @@ class Provisional(Sequence):
 
 
 class RecordingDraw(KeyedDraw):
-    """A draft model's own draws, with the distribution that each token was drawn from; none if greedy."""
+    """Draws of a draft model that record the distribution of each token; none if greedy."""
 
     def __init__(self, sequence: Sequence) -> None:
         super().__init__(sequence)

@@ -1,4 +1,4 @@
-"""One step of a draft model that decodes by draft-then-verify itself."""
+"""A step of a draft model that itself decodes by draft-then-verify."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from outpace.verify.match import match
 
 
 def verify(text: Provisional, draft: Draft, kept: Seq[int], logits: Logits) -> tuple[Step, list[Tensor]]:
-    """Verify a draft for the draft model: it emits the tokens that it would have emitted alone.
+    """Verify a draft for the draft model, which emits the tokens that it would have emitted alone.
 
     Args:
-        draft: drafted for the draft model, after ``text``.
-        kept: the node of the inner drafter's proposal that each node was.
+        draft: the inner drafter's draft after ``text``.
+        kept: for each node, its node in the inner drafter's proposal.
         logits: the draft model's rows, root first.
 
     Returns:

@@ -1,13 +1,13 @@
 """Jacobi decoding (Santilli et al. 2023, arXiv 2305.10427; Song et al. 2021, arXiv 2002.03629).
 
-Greedy decoding is a system of equations, one for each output token, in which token i depends on those
-before it. A fixed-point iteration solves m of them at once: guess a block of m tokens, let the target predict
-in one forward the token after each, put those in their place, repeat. The leading tokens that did not change
-are right, so each step fixes at least one, and m tokens take at most m steps.
+Greedy decoding is a system of equations, one per output token, in which token i depends on the tokens before
+it. A fixed-point iteration solves m of them at once: guess a block of m tokens, predict the token after each
+in one forward of the target, replace the guesses by the predictions, repeat. Leading tokens that did not
+change are correct, so each step fixes at least one, and m tokens take at most m steps.
 
-What differs from the papers: the block moves on with the text instead of waiting until all of it is
-right, and when sampling a cell is refilled with the target's own keyed draw, so that the fixed point is
-the sampled text.
+Differences from the papers: the block moves with the text instead of waiting until all of it is correct, and
+when sampling, a cell is refilled with the target's own keyed draw, so that the fixed point is the sampled
+text.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class JacobiState:
 
 @dataclass(frozen=True)
 class Jacobi(SequenceDrafter[JacobiState]):
-    """Jacobi decoding: a block of future tokens, all computed anew in each step.
+    """Jacobi decoding: a block of future tokens, all recomputed in each step.
 
     Attributes:
         num_speculative_tokens: m, tokens in the block, at least 1.
-        refill: whether a cell gets the target's keyed draw, or its argmax. (The same if decoding is greedy.)
-        seed: seed of the tokens that fill cells which no forward has computed.
+        refill: "draw" fills cells with the target's keyed draw, "argmax" with its argmax; the same if greedy.
+        seed: seed of the filler tokens in cells that no forward has computed.
     """
 
     num_speculative_tokens: int = 8
@@ -63,9 +63,9 @@ class Jacobi(SequenceDrafter[JacobiState]):
         return chain(state.cells)
 
     def learn(self, state: JacobiState, step: Step) -> None:
-        # The prediction after node i is i + 2 places after the old root, and the root moved on by
-        # len(step.tokens): so node len(step.tokens) - 1 predicts the new cell 0. (A draft that was trimmed,
-        # near the last token allowed, has lost its last cells.)
+        # The prediction after node i is i + 2 places after the old root, and the root moved by
+        # len(step.tokens), so node len(step.tokens) - 1 predicts the new cell 0. (A draft trimmed near the
+        # token limit lacks its last cells.)
         nodes = range(len(step.tokens) - 1, len(step.draft))
         state.cells = step.refill(nodes, argmax=self.refill == "argmax")
         self._widen(state)

@@ -1,14 +1,14 @@
 """Lookahead decoding (Fu, Bailis, Stoica, Zhang 2024, arXiv 2402.02057).
 
-A window of levels 0 to N - 2 and columns 0 to W - 1 holds guesses of the tokens to come: the cell of level l
-and column i, (l, i), is a token l + i places after the root, which is cell (0, 0). Cell (0, i) hangs under
-(0, i - 1), cell (l, i) under (l - 1, i), so the window is a tree, and the paper's attention pattern is that
-tree's ancestor mask. In each step the target predicts the token after the top cell of each column (a parallel
-Jacobi iteration); a column and that token are an n-gram of N tokens, which goes into a pool. Pooled n-grams
-that begin with the root are guesses, verified in the same forward.
+A window of levels 0 to N - 2 and columns 0 to W - 1 contains guesses of future tokens: the cell (l, i) of
+level l and column i is a guess of the token l + i places after the root, which is cell (0, 0). The parent of
+cell (0, i) is (0, i - 1), that of cell (l, i) is (l - 1, i), so the window is a tree, and the paper's
+attention pattern is that tree's ancestor mask. In each step the target predicts the token after the top cell
+of each column (a parallel Jacobi iteration); a column and that token are an n-gram of N tokens, which is
+added to a pool. Pooled n-grams that begin with the root are guesses, verified in the same forward.
 
-What differs from the paper's implementation: window and guesses are merged in one trie, so a window cell
-that turns out right is accepted too, and equal beginnings are computed once.
+Differences from the paper's implementation: window and guesses are merged in one trie, so correct window
+cells are accepted too, and common prefixes are computed once.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Lookahead(SequenceDrafter[LookaheadState]):
     Attributes:
         window: W, columns of the window; 0 keeps only the pool.
         ngram: N, length of the n-grams, at least 2.
-        guesses: G, n-grams kept per first token and verified in one step; 0 verifies the window alone.
+        guesses: G, n-grams kept per first token and verified per step; 0 verifies the window alone.
         pool_from_prompt: fill the pool from the prompt.
         pool_from_output: fill the pool from accepted text.
-        refill: whether a cell gets the target's keyed draw, or its argmax. (The same if decoding is greedy.)
-        moves_by: places that the window moves per step: "one", as published, or as many as tokens were
-            "accepted" and emitted, so that each cell keeps its place in the text.
-        seed: seed of the tokens that fill cells which no forward has computed.
+        refill: "draw" fills cells with the target's keyed draw, "argmax" with its argmax; the same if greedy.
+        moves_by: places by which the window moves per step: "one", as published, or "accepted", the number
+            of tokens emitted, so that each cell keeps its place in the text.
+        seed: seed of the filler tokens in cells that no forward has computed.
     """
 
     window: int = 7
@@ -83,14 +83,14 @@ class Lookahead(SequenceDrafter[LookaheadState]):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Nodes of the whole window, since a cut column yields no n-gram, and of 0, 1, ... G guesses."""
+        """Nodes of the full window, since a cut column yields no n-gram, plus 0, 1, ... G guesses."""
         length = self.ngram - 1
         cells = self.window * length - 1 if self.window else 0
         return tuple(w for g in range(self.guesses + 1) if (w := cells + g * length)) or (1,)
 
     @property
     def ramp(self) -> int:
-        """N - 1 steps fill the levels, and as many again fill the pool with n-grams from full columns."""
+        """2 (N - 1): N - 1 steps to fill the levels, and as many to pool n-grams from full columns."""
         return 2 * (self.ngram - 1) if self.window else 1
 
     def start(self, sequence: Sequence, shared: Any) -> LookaheadState:
@@ -119,11 +119,11 @@ class Lookahead(SequenceDrafter[LookaheadState]):
         if state.nodes:
             self._roll(state, step)
         else:
-            state.levels = []  # made again when a draft is wanted: many steps may go without one
+            state.levels = []  # rebuilt at the next draft, which may be many steps away
         state.nodes = []
 
     def _restart(self, state: LookaheadState) -> None:
-        """Begin with level 0 alone, wide enough to lose a column per step until all levels are there.
+        """Begin with level 0 alone, wide enough to lose a column per step until all levels exist.
 
         With k levels the window has W + N - 1 - k columns: W + N - 2 at first, W once it has N - 1 levels.
         """
@@ -136,8 +136,8 @@ class Lookahead(SequenceDrafter[LookaheadState]):
         A window of k levels gets level k; a full one, of N - 1 levels, then loses level 0. Cell (0, 0)
         becomes the new root.
         """
-        # A trimmed draft has lost its deepest cells, those of the last columns; as part of a combined draft
-        # it may have lost others too. Columns 0 to len(top) - 1, before the first loss, are whole.
+        # A trimmed draft lacks its deepest cells, those of the last columns; as part of a combined draft it
+        # may lack others too. Columns 0 to len(top) - 1, before the first missing cell, are complete.
         place = {old: new for new, old in enumerate(step.kept)} | {-1: -1}
         top = [place[node] for node in takewhile(place.__contains__, state.nodes[-1])]
         new = step.refill(top, argmax=self.refill == "argmax")
@@ -149,10 +149,11 @@ class Lookahead(SequenceDrafter[LookaheadState]):
             for column in zip(*levels, strict=False):
                 state.pool.add(column[0], column[1:])
             levels = levels[1:]
-        # Cell (l, i) is l + i places after the root. Where the window moves by m places, old cell (l, i) is
+        # Cell (l, i) is l + i places after the root. If the window moves by m places, old cell (l, i) becomes
         # new cell (l - 1, i - (m - 1)) if level 0 was dropped (a full window), and (l, i - m) otherwise: the
-        # first `moved` columns go. With m = 1 a full window keeps all its columns: they guess places further
-        # on than those they were filled for, but none begins anew from filler.
+        # first `moved` columns are dropped. With m = 1 a full window keeps all its columns: when several
+        # tokens were accepted, they then guess later places than they were filled for, but none restarts
+        # from filler.
         moved = (1 if self.moves_by == "one" else len(step.tokens)) - full
         state.levels = [level[moved:] for level in levels]
         self._widen(state, self.window + self.ngram - 1 - len(levels))

@@ -1,4 +1,4 @@
-"""A pool of n-grams keyed by their first token, the least recently seen forgotten first."""
+"""Pool of n-grams keyed by their first token, with least recently seen eviction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NgramPool:
         self._entries: dict[int, dict[tuple[int, ...], None]] = {}
 
     def add(self, first: int, rest: Iterable[int]) -> None:
-        """Add an n-gram; a known one becomes the most recent."""
+        """Add an n-gram, or move it to the most recent place."""
         entry = self._entries.setdefault(first, {})
         ngram = tuple(rest)
         entry.pop(ngram, None)

@@ -1,1 +1,1 @@
-"""Retrieval from a datastore, and the files that a datastore consists of."""
+"""Retrieval from a datastore, and the datastore's file format."""

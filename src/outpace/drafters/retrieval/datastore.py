@@ -1,12 +1,12 @@
-"""A datastore: texts on disk, and the continuations of any text's end in them.
+"""Datastore: texts on disk, searched for the continuations of another text's end.
 
-The file is a header, then shards, each a text and its suffix array. It is memory-mapped: opening it reads the
-header alone, and processes that open the same file share its pages.
+The file is a header followed by shards, each a text and its suffix array. It is memory-mapped: opening it
+reads only the header, and processes that open the same file share its pages.
 
-The text of a shard is written *backwards*, 0 for the end of a document and t + 1 for token t. The text that
-is to be continued is read backwards too. So its longest suffix that occurs is a longest prefix here, and one
-bisection finds it, whatever its length. No match crosses the end of a document, since 0 is never looked up,
-and the suffix array leaves out places that nothing follows.
+The text of a shard is stored *backwards*, 0 for the end of a document and t + 1 for token t, and the text to
+be continued is read backwards too. Its longest suffix that occurs is then a longest prefix, which one
+bisection finds, whatever its length. No match crosses the end of a document, since 0 is never looked up, and
+the suffix array omits places without a continuation.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ class Found:
     """The occurrences of a text's end in a datastore.
 
     Attributes:
-        length: tokens of the match, 0 for none.
-        count: its occurrences.
-        continuations: tokens after some of them, shape [looked at, depth]; -1 from the end of a document on.
+        length: length of the match in tokens, 0 for none.
+        count: number of its occurrences.
+        continuations: tokens after the sampled occurrences, shape [samples, depth]; -1 from the end of a
+            document on.
     """
 
     length: int
@@ -47,21 +48,21 @@ class Datastore:
     """A datastore on disk, open for reading.
 
     Args:
-        file: what ``outpace datastore build`` wrote.
+        file: a file that ``outpace datastore build`` wrote.
 
     Raises:
-        OutpaceError: the file is no datastore, or it is damaged; the message gives the reason.
+        OutpaceError: the file is not a datastore, or it is damaged; the message gives the reason.
     """
 
     def __init__(self, file: str | Path) -> None:
         self.file = Path(file)
         try:
-            with self.file.open("rb") as opened:  # once: the file may be replaced at any time
+            with self.file.open("rb") as opened:  # opened once, since the file may be replaced at any time
                 self.header = read_header(opened, self.file)
                 mapped = np.memmap(opened, np.uint8, "r")
         except OSError as error:
             raise OutpaceError(f"cannot read the datastore {file}: {error.strerror}") from None
-        # As a plain array: a memmap makes a new memmap of every slice, which takes longer than the reading.
+        # A plain array, since slicing a memmap makes a new memmap, which takes longer than the reading.
         self._bytes = mapped.view(np.ndarray)
         width = self.header.width
         self._shards = [
@@ -84,12 +85,12 @@ class Datastore:
 
         Args:
             text: token ids.
-            max_ngram: the longest suffix looked for, in tokens.
-            min_ngram: the shortest, in tokens; a shorter match is none.
-            occurrences: the number of its places that are looked at, evenly spread over all.
-            depth: tokens read after each.
+            max_ngram: length of the longest suffix looked up, in tokens.
+            min_ngram: length of the shortest, in tokens; shorter matches are ignored.
+            occurrences: maximum number of its places read, evenly spread over all.
+            depth: number of tokens read after each.
         """
-        # No match reaches past a token that the datastore cannot hold.
+        # No match can contain a token outside the datastore's vocabulary.
         known = takewhile(lambda token: token < self.header.vocabulary, reversed(text[-max_ngram:]))
         key = key_of((token + 1 for token in known), self.header.width)
         ranges = [shard.longest(key) for shard in self._shards]
@@ -124,7 +125,7 @@ class Datastore:
                 checksum = zlib.crc32(self._bytes[start : min(start + _AT_ONCE, end)].data, checksum)
             if checksum != shard.checksum:
                 raise OutpaceError(
-                    f"{self.file} is damaged between bytes {begin} and {end}; copy it again, or build it anew"
+                    f"{self.file} is damaged between bytes {begin} and {end}; copy it or build it again"
                 )
 
 

@@ -1,4 +1,4 @@
-"""The header of a datastore's file: contents, tokenizer and layout (``datastore.py`` has the rest)."""
+"""Header of a datastore's file: contents, tokenizer and layout (``datastore.py`` describes the rest)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from outpace.core import OutpaceError
 
-# As in PNG: a transfer as text, which touches line ends or the eighth bit, breaks the first bytes.
+# As in PNG: a transfer as text, which changes line ends or the eighth bit, corrupts the first bytes.
 MAGIC = b"\x89OPDS\r\n\x1a"
 VERSION = 1
 SIZE = 65_536  # bytes before the first shard
@@ -24,7 +24,7 @@ _REBUILD = "build it again with `outpace datastore build`"
 
 
 class Shard(NamedTuple):
-    """A part of the file: ``rows`` tokens and ends of documents, and a suffix array of ``places`` of them.
+    """A part of the file: ``rows`` tokens and document ends, and a suffix array with ``places`` entries.
 
     ``checksum`` is the CRC-32 of its bytes.
     """
@@ -39,12 +39,12 @@ class Header:
     """Contents of a datastore.
 
     Attributes:
-        vocabulary: its token ids are below this.
+        vocabulary: upper bound of the token ids, exclusive.
         width: bytes per token.
-        tokens: tokens in all documents.
-        documents: their number.
-        tokenizer: name of the tokenizer that made the tokens; "" if they came as numbers.
-        fingerprint: fingerprint of that tokenizer's vocabulary; "" if they came as numbers.
+        tokens: number of tokens in all documents.
+        documents: number of documents.
+        tokenizer: name of the tokenizer; "" if the texts were given as token ids.
+        fingerprint: fingerprint of its vocabulary; "" if the texts were given as token ids.
         shards: the parts of the file, in order.
     """
 
@@ -57,7 +57,7 @@ class Header:
     shards: tuple[Shard, ...]
 
     def offsets(self) -> list[tuple[int, int, int]]:
-        """The bytes at which each shard's text begins, its suffix array begins, and the shard ends."""
+        """Byte offsets, per shard, of its text, its suffix array and its end."""
         found, begin = [], SIZE
         for shard in self.shards:
             order = begin + text_bytes(shard.rows, self.width)
@@ -80,7 +80,7 @@ class Header:
 
 
 def fingerprint(vocabulary: Mapping[str, int]) -> str:
-    """A hash of a tokenizer's vocabulary: equal for two in which every token has the same id."""
+    """A hash of a tokenizer's vocabulary, equal for tokenizers in which every token has the same id."""
     entries = "".join(f"{token}\0{number}\0" for token, number in sorted(vocabulary.items()))
     return hashlib.sha256(entries.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
@@ -91,20 +91,20 @@ def text_bytes(rows: int, width: int) -> int:
 
 
 def read_header(opened: BinaryIO, file: Path) -> Header:
-    """The header of a datastore, open at its beginning.
+    """Read the header from the beginning of an open datastore.
 
     Raises:
-        OutpaceError: the file is no datastore, of another version, damaged or cut short.
+        OutpaceError: the file is not a datastore, has another version, or is damaged or truncated.
     """
     start = opened.read(SIZE)
     if not start.startswith(MAGIC):
-        raise OutpaceError(f"{file} is no datastore; build one with `outpace datastore build`")
+        raise OutpaceError(f"{file} is not a datastore; build one with `outpace datastore build`")
     if len(start) < SIZE:
-        raise OutpaceError(f"{file} is cut short: its header ends after {len(start)} bytes; {_REBUILD}")
+        raise OutpaceError(f"{file} is truncated: its header ends after {len(start)} bytes; {_REBUILD}")
     _, version, length, checksum = _FRONT.unpack_from(start)
     if version != VERSION:
         raise OutpaceError(
-            f"{file} has format {version}, and this outpace reads format {VERSION}; {_REBUILD}"
+            f"{file} has format {version}, and this version of outpace reads format {VERSION}; {_REBUILD}"
         )
     text = start[_FRONT.size : _FRONT.size + length]
     if zlib.crc32(text) != checksum:
@@ -112,7 +112,7 @@ def read_header(opened: BinaryIO, file: Path) -> Header:
     header = _parse(json.loads(text))
     size = os.fstat(opened.fileno()).st_size
     if size != header.file_bytes:
-        what = "cut short" if size < header.file_bytes else "damaged"
+        what = "truncated" if size < header.file_bytes else "damaged"
         raise OutpaceError(
             f"{file} is {what}: it has {size} bytes and should have {header.file_bytes}; copy it again, "
             f"or {_REBUILD}"

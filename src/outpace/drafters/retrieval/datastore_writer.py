@@ -1,4 +1,4 @@
-"""Building a datastore, in shards that are sorted in a given amount of memory."""
+"""Building of a datastore, in shards that are each sorted within a given amount of memory."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from outpace.drafters.retrieval.suffix_array import (
 
 
 class DatastoreWriter:
-    """Writes a datastore; use it in a ``with`` statement.
+    """Writer of a datastore; use it in a ``with`` statement.
 
-    The file gets its name when all is written: an error or an interrupt leaves what was there before.
+    The file is replaced when everything is written: an error or an interrupt leaves the previous file.
 
     Args:
-        file: where to; a file of that name is replaced.
-        vocabulary: token ids are below this.
-        memory: bytes that sorting may take. What cannot be sorted in them at once goes to another shard, and
-            a document that is longer is cut. Each shard adds a search to every look-up.
-        tokenizer: name of what made the tokens, for the reader.
-        fingerprint: of its vocabulary.
+        file: the path to write to; an existing file is replaced.
+        vocabulary: upper bound of the token ids, exclusive.
+        memory: bytes that sorting may use. Documents that do not fit go into another shard, and longer
+            documents are cut. Each shard adds a search to every look-up.
+        tokenizer: name of the tokenizer, for readers.
+        fingerprint: fingerprint of its vocabulary.
         sorting: called with the number of rows before a shard is sorted.
 
     Raises:
@@ -52,7 +52,7 @@ class DatastoreWriter:
         sorting: Callable[[int], None] = lambda rows: None,
     ) -> None:
         if vocabulary < 1:
-            raise OutpaceError(f"the vocabulary must hold at least one token, not {vocabulary}")
+            raise OutpaceError(f"the vocabulary must have at least one token, not {vocabulary}")
         self.vocabulary = vocabulary
         self.tokenizer = tokenizer
         self.fingerprint = fingerprint
@@ -60,14 +60,14 @@ class DatastoreWriter:
         self._file = Path(file)
         self._sorting = sorting
         self._width = bytes_per_token(vocabulary)
-        # Per row: the text, a place of 4 bytes per byte of it, and 2 flags (`token` and `followed`).
+        # Memory per row: the text, a place of 4 bytes per byte of text, and 2 flags (`token` and `followed`).
         rows = min(memory // (5 * self._width + 2), MOST_BYTES // self._width)
         if rows < 2:
-            raise OutpaceError(f"{memory} bytes of memory are too few to sort anything in; give more")
-        # Filled from its end, so that the text lies there backwards. Pages that are not used take no memory.
+            raise OutpaceError(f"{memory} bytes of memory are too few for sorting; give more")
+        # Filled from its end, so that the text is stored backwards. Unused pages take no memory.
         self._buffer: Bytes = np.empty((rows, self._width), np.uint8)
         self._free = rows
-        self._whole = 0  # rows, from the end, that belong to whole documents
+        self._whole = 0  # rows, from the end, of complete documents
         self._shards: list[Shard] = []
 
     def __enter__(self) -> DatastoreWriter:
@@ -93,14 +93,14 @@ class DatastoreWriter:
         return len(self._shards)
 
     def add(self, tokens: Sequence[int] | NDArray[np.integer], last: bool = True) -> None:
-        """Go on with the current document, and end it where this is its ``last`` piece.
+        """Append a piece to the current document, and end the document if this is its ``last`` piece.
 
         Raises:
             OutpaceError: a token is outside the vocabulary, or there are too many shards.
         """
         values = np.asarray(tokens) if len(tokens) else np.empty(0, np.int64)
         if values.dtype.kind not in "iu" or values.ndim != 1:
-            raise OutpaceError(f"a document is a list of token ids, not of {values.dtype}")
+            raise OutpaceError(f"a document must be a list of token ids, not of {values.dtype}")
         outside = values[(values < 0) | (values >= self.vocabulary)]
         if len(outside):
             raise OutpaceError(f"token {outside[0]} is outside the vocabulary of {self.vocabulary}")
@@ -124,14 +124,14 @@ class DatastoreWriter:
         return len(self._buffer) - self._free
 
     def _end(self) -> None:
-        """The end of a document, unless it holds nothing."""
+        """End the document, unless it is empty."""
         if self._used > self._whole:
             self._push(np.full((1, self._width), END, np.uint8))
             self._whole = self._used
             self.documents += 1
 
     def _flush(self) -> None:
-        """Sort and write the whole documents, or the part of one if none is whole."""
+        """Sort and write the complete documents, or the part of one if none is complete."""
         if not self._whole:
             self._push(np.full((1, self._width), END, np.uint8))
             self._whole = self._used
@@ -144,9 +144,9 @@ class DatastoreWriter:
         self._whole = 0
 
     def _write(self, text: Bytes) -> None:
-        """A shard: the text, zeros up to a multiple of four bytes, the places of its suffix array.
+        """Write a shard: the text, zeros up to a multiple of four bytes, the places of its suffix array.
 
-        Places without a continuation are left out: ends of documents, and tokens followed by one.
+        Places without a continuation are omitted: ends of documents, and tokens followed by one.
         """
         self._sorting(len(text))
         token: NDArray[np.bool_] = np.any(text != END, axis=1)
@@ -165,7 +165,7 @@ class DatastoreWriter:
         if self._whole:
             self._flush()
         if not self._shards:
-            raise OutpaceError("there is nothing to write: the sources hold no tokens")
+            raise OutpaceError("there is nothing to write: the sources contain no tokens")
         header = Header(
             vocabulary=self.vocabulary,
             width=self._width,

@@ -1,11 +1,11 @@
 """REST, retrieval-based speculative decoding (He, Zhong, Cai, Lee, He 2024, arXiv 2311.08252).
 
 The end of the text is looked up in a datastore, a corpus with its suffix array. Its continuations there are
-drafted as a tree, the most frequent first (section 3). This needs no model and no training, and works where
-the corpus is like the text.
+drafted as a tree, the most frequent first (section 3). This needs no model and no training, and works if
+the corpus is similar to the text.
 
-What differs from the original: the longest match is found by one bisection, not by one per length; if it
-occurs too often to look at every place, those looked at are spread evenly over all; no continuation crosses
+Differences from the original: the longest match is found by one bisection, not by one per length; if it
+occurs too often to read every place, the places read are spread evenly over all; no continuation crosses
 the end of a document; and nothing is drafted after a token that ends the text.
 """
 
@@ -33,7 +33,7 @@ _REBUILD = "build one for the target: outpace datastore build --model NAME"
 
 @dataclass
 class RetrievalState:
-    """A sequence, and the datastore its end is looked up in."""
+    """A sequence, and the datastore in which its end is looked up."""
 
     sequence: Sequence
     datastore: Datastore
@@ -44,12 +44,12 @@ class Retrieval(SequenceDrafter[RetrievalState]):
     """REST: drafts continuations of the last tokens in a corpus, from a datastore on disk.
 
     Attributes:
-        path: the file that `outpace datastore build` wrote.
+        path: a file that `outpace datastore build` wrote.
         max_ngram: the longest end of the text looked up, in tokens, at least 1.
-        min_ngram: the shortest match that counts, from 1 to ``max_ngram``.
-        max_nodes: tokens drafted per step at most, the nodes of a tree.
-        num_speculative_tokens: tokens of the longest continuation drafted: the depth of that tree.
-        occurrences: places of the match looked at, at most.
+        min_ngram: the shortest match used, in tokens, from 1 to ``max_ngram``.
+        max_nodes: maximum number of tokens drafted per step, the nodes of a tree.
+        num_speculative_tokens: length of the longest continuation drafted: the depth of that tree.
+        occurrences: maximum number of the match's places read.
     """
 
     path: str | Path
@@ -78,8 +78,8 @@ class Retrieval(SequenceDrafter[RetrievalState]):
         """Open the datastore.
 
         Raises:
-            OutpaceError: there is none, it is damaged, or its tokens are not the target's: they differ in
-                number, or in names if the target's tokenizer lies in its folder.
+            OutpaceError: there is none, it is damaged, or its vocabulary is not the target's: it differs in
+                size, or in tokens if the target's tokenizer is in its folder.
         """
         datastore = Datastore(self.path)
         self._check_tokens(datastore.header, target)
@@ -87,7 +87,7 @@ class Retrieval(SequenceDrafter[RetrievalState]):
 
     def _check_tokens(self, header: Header, target: TargetModel) -> None:
         held = header.vocabulary
-        # A model may have more rows than its tokenizer has tokens, for a round number.
+        # A model may have more rows than its tokenizer has tokens, to round their number up.
         if not held <= target.vocabulary <= held + max(64, held // 20):
             raise OutpaceError(
                 f"the datastore {self.path} was built for a vocabulary of {held} tokens, and the target "
@@ -96,8 +96,8 @@ class Retrieval(SequenceDrafter[RetrievalState]):
         tokenizer = load_tokenizer(None, target, needed=False) if header.fingerprint else None
         if tokenizer is not None and fingerprint(tokenizer.get_vocab()) != header.fingerprint:
             raise OutpaceError(
-                f"the tokens of the datastore {self.path} are those of {header.tokenizer}, and the "
-                f"target's tokenizer has others; {_REBUILD}"
+                f"the datastore {self.path} was built with the tokenizer of {header.tokenizer}, and the "
+                f"target's tokenizer has other tokens; {_REBUILD}"
             )
 
     def start(self, sequence: Sequence, shared: Any) -> RetrievalState:
@@ -112,7 +112,7 @@ class Retrieval(SequenceDrafter[RetrievalState]):
 
 
 def _until(continuations: NDArray[np.int64], stops: Set[int]) -> NDArray[np.int64]:
-    """The continuations, shape [count, depth], each ended after its first token among ``stops``."""
+    """The continuations, shape [count, depth], each ended after its first token in ``stops``."""
     stopped = np.logical_or.accumulate(np.isin(continuations, list(stops)), axis=1)
     found = continuations.copy()
     found[:, 1:][stopped[:, :-1]] = -1

@@ -1,8 +1,8 @@
-"""A suffix array over tokens: built by libdivsufsort, searched by bisection.
+"""Suffix array over tokens, built by libdivsufsort and searched by bisection.
 
-Tokens are held as bytes of one width, the most significant first. Comparing bytes then compares tokens, and a
-library that sorts the suffixes of bytes sorts those of tokens: of its answer, we take the suffixes that begin
-where a token does.
+Tokens are stored in a fixed number of bytes, the most significant first. Comparing bytes then compares
+tokens, and a library that sorts suffixes of bytes sorts suffixes of tokens: of its result only the suffixes
+that begin at a token are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outpace.core import OutpaceError
 
 Bytes = NDArray[np.uint8]
 
-MOST_BYTES = 2**31 - 1  # what libdivsufsort sorts with 32-bit places
+MOST_BYTES = 2**31 - 1  # the most that libdivsufsort sorts with 32-bit places
 _AT_ONCE = 1 << 22  # places filtered at once
 
 
@@ -36,7 +36,7 @@ NOWHERE = Range(0, 0, 0)
 
 
 def bytes_per_token(largest: int) -> int:
-    """Bytes that hold every token from 0 to ``largest``."""
+    """Number of bytes that can store every token from 0 to ``largest``."""
     return max(1, (largest.bit_length() + 7) // 8)
 
 
@@ -56,17 +56,17 @@ def from_bytes(text: Bytes) -> NDArray[np.int64]:
 
 
 def key_of(tokens: Iterable[int], width: int) -> bytes:
-    """Tokens as the key that ``SuffixArray.longest`` looks up."""
+    """Tokens as a key for ``SuffixArray.longest``."""
     return b"".join(token.to_bytes(width, "big") for token in tokens)
 
 
 def sort_suffixes(text: Bytes) -> Iterator[NDArray[np.uint32]]:
-    """The suffix array of a text, in pieces one after the other: places of tokens, counted from 0.
+    """Yield the suffix array of a text piece by piece: places of tokens, counted from 0.
 
-    Sorting takes ``4 * width`` bytes a token beside the text itself.
+    Sorting takes ``4 * width`` bytes per token besides the text itself.
 
     Args:
-        text: shape [n, width], in one piece of memory, of at most ``MOST_BYTES`` bytes.
+        text: contiguous, shape [n, width], of at most ``MOST_BYTES`` bytes.
 
     Raises:
         OutpaceError: pydivsufsort is not installed.
@@ -87,7 +87,7 @@ def sort_suffixes(text: Bytes) -> Iterator[NDArray[np.uint32]]:
 
 
 def _interruptible(work: Callable[[], NDArray[np.int32]]) -> NDArray[np.int32]:
-    """Do a library's long work in a thread: Python hears Ctrl-C between its own steps only."""
+    """Run a long library call in a thread, since Python handles Ctrl-C only between its own instructions."""
     answer: Future[NDArray[np.int32]] = Future()
 
     def run() -> None:
@@ -101,24 +101,24 @@ def _interruptible(work: Callable[[], NDArray[np.int32]]) -> NDArray[np.int32]:
 
 
 class SuffixArray:
-    """A text and its suffixes in order.
+    """A text and its sorted suffixes.
 
     Args:
-        text: shape [n, width], in one piece of memory; a memory map will do.
-        order: shape [n]: the places where suffixes begin, the suffixes in order.
+        text: contiguous, shape [n, width]; may be a memory map.
+        order: places where the suffixes begin, in the order of the suffixes, shape [n].
     """
 
     def __init__(self, text: Bytes, order: NDArray[np.uint32]) -> None:
         self.text = text
         self.order = order
         self.width = text.shape[1]
-        # A slice of a memory view is made in a third of the time of an array's.
+        # Slicing a memory view takes a third of the time of slicing an array.
         self._bytes = text.reshape(-1).data
 
     def longest(self, key: bytes) -> Range:
         """The places of the longest prefix of ``key`` that occurs: three bisections, O(log n) comparisons.
 
-        Of all suffixes, one of the two between which ``key`` itself would be sorted shares most with it.
+        The suffix with the longest common prefix is one of the two between which ``key`` would be sorted.
 
         Args:
             key: tokens as bytes, see ``key_of``.
@@ -141,7 +141,7 @@ class SuffixArray:
 
 
 def _shared(first: bytes, second: bytes, width: int) -> int:
-    """Tokens that two texts have in common at their beginning."""
+    """Length of the longest common prefix of two texts, in tokens."""
     pairs = zip(first, second, strict=False)
     size = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
     return size // width

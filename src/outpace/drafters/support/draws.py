@@ -1,4 +1,4 @@
-"""The children of a node from a draft model's logits: the most probable tokens, or draws."""
+"""Children of a node from a draft model's logits: the most probable tokens, or draws."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ Noise = Literal["coupled", "independent", "greedy"]
 
 
 def check_noise(method: str, draws: str) -> None:
-    """Refuse an unknown value of a method's option ``draws``."""
+    """Refuse an unknown value of the option ``draws`` of a method."""
     if draws not in get_args(Noise):
         wanted = " or ".join(map(repr, get_args(Noise)))
         raise OutpaceError(f"{method}: draws must be {wanted}, not {draws!r}")
 
 
 def check_confidence(method: str, min_confidence: float) -> None:
-    """Refuse a value of a method's option ``min_confidence`` that is no probability."""
+    """Refuse a value of the option ``min_confidence`` of a method that is not a probability."""
     if not 0 <= min_confidence <= 1:
         raise OutpaceError(f"{method}: min_confidence must be between 0 and 1, not {min_confidence}")
 
 
 def log_confidence(min_confidence: float) -> float:
-    """The log of a method's ``min_confidence``, as trees use it; minus infinity for 0."""
+    """The log of ``min_confidence``; minus infinity for 0."""
     return math.log(min_confidence) if min_confidence else -math.inf
 
 
@@ -39,9 +39,9 @@ class Children:
     """Candidates for the children of a node.
 
     Attributes:
-        tokens: the candidates, best or first drawn first.
-        weights: the log of the draft model's confidence in each; zeros if ``Draws.weigh`` is off.
-        peak: the greatest such log of any token; known before any is drawn, if draws are independent.
+        tokens: the candidates, the best or the first drawn first.
+        weights: the log of the draft model's confidence in each; zeros unless ``Draws.weigh``.
+        peak: the greatest such log of any token; independent of the candidates if draws are independent.
         distribution: the distribution they were drawn from, float64, shape [vocabulary]; None for point
             masses.
     """
@@ -57,12 +57,12 @@ NOTHING = Children([], [])
 
 @dataclass(frozen=True)
 class Draws:
-    """The ways to make children of a row of logits, shape [vocabulary].
+    """Rules by which children are made from a row of logits, shape [vocabulary].
 
     Attributes:
-        noise: the noise that sampled candidates are drawn with; "greedy" takes the most probable instead.
-        replacement: whether each candidate is drawn by itself, so that siblings may be equal.
-        weigh: whether confidences are wanted.
+        noise: the noise with which candidates are drawn; "greedy" takes the most probable tokens instead.
+        replacement: whether candidates are drawn with replacement, so that siblings may be equal.
+        weigh: whether to compute confidences.
         independent: False takes the most probable tokens if the target's noise may not be shared: for shapes
             that choose among candidates by their tokens, which no distribution describes.
     """
@@ -73,7 +73,7 @@ class Draws:
     independent: bool = True
 
     def best(self, rows: Tensor, counts: Seq[int]) -> list[Children]:
-        """The most probable tokens of some rows, shape [n, vocabulary], all at once."""
+        """The most probable tokens of n rows, shape [n, vocabulary], in one pass."""
         most = max(counts)
         if most == 1 and not self.weigh:
             return [Children([token], [0.0]) for token in rows.argmax(dim=-1).tolist()]
@@ -105,11 +105,11 @@ class Draws:
         """Candidates drawn from processed scores, shape [vocabulary].
 
         With the target's own noise they are drawn without replacement: the first is the target's token if the
-        two models agree, the next ones are if they nearly do.
+        two models agree, one of the next if they nearly agree.
 
         Args:
             depth: depth of the candidates in the draft.
-            first: the node that the first of them becomes.
+            first: node index of the first candidate.
         """
         scores = warp(scores, sequence.params).double()
         root = sequence.output_length
@@ -126,13 +126,13 @@ class Draws:
         except NoTokenLeft:
             return NOTHING
         p = scores.softmax(dim=-1)
-        # A probability may round to 0; no verifier accepts such a token, and p never draws it.
+        # A probability may round to 0; verifiers do not accept such a token, since p never draws it.
         kept = [place for place, token in enumerate(tokens) if p[token] > 0]
         tokens = [tokens[place] for place in kept]
         if not self.weigh:
             return Children(tokens, [0.0] * len(tokens), distribution=p)
         if shares:
-            # The target adds the same noise, so a token's lead with the noise counts.
+            # The target adds the same noise, so the confidence is a token's lead with the noise added.
             weights = [min(clear[place], 0.0) for place in kept]
             return Children(tokens, weights, weights[0] if weights else 0.0, p)
         return Children(

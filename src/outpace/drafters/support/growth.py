@@ -1,4 +1,4 @@
-"""Trees of guesses, grown a layer at a time by a model or by heads, for a whole batch at once."""
+"""Growth of trees of guesses, one layer at a time, by a model or by heads, for a whole batch at once."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from outpace.targets.base import TargetModel
 
 @dataclass(frozen=True)
 class Growth:
-    """The rules by which the trees of one engine's sequences grow.
+    """Rules by which the trees of one engine's sequences grow.
 
     Attributes:
         least: the log of the least confidence with which a tree continues.
-        by_path: whether that is the confidence in the whole path.
+        by_path: whether that confidence is the whole path's, not the token's.
     """
 
     vocabulary: Vocabulary
@@ -37,16 +37,16 @@ class Growth:
         return sequence.stop_tokens
 
     def begin(self, sequence: Sequence) -> Growing:
-        """This step's tree, empty: of as many nodes as the step may draft, and no deeper than is of use.
+        """An empty tree for this step, limited to the nodes that may be drafted and the useful depth.
 
-        A tree is drafted a layer at a time, so what is left of one that is cut would be its first layers.
+        The limit is applied before drafting, since cutting a finished tree would keep only its first layers.
         """
         shape = self.shape.within(sequence.budget)
         return Growing(sequence.within_reach(shape.depth), shape)
 
 
 class Grows(Protocol):
-    """A sequence's state, as far as its tree goes."""
+    """The part of a sequence's state that concerns its tree."""
 
     sequence: Sequence
     tree: Growing
@@ -57,7 +57,7 @@ class Grows(Protocol):
 
 @dataclass(frozen=True)
 class Shared(Growth):
-    """State that the sequences of one engine share: the draft model with its cache, and its trees' rules."""
+    """Data that an engine's sequences share: the draft model with its cache, and the rules of its trees."""
 
     runner: Runner
 
@@ -71,7 +71,7 @@ class Shared(Growth):
 
 @dataclass
 class Drafting:
-    """A sequence's rows in the draft cache, its text in the draft model's tokens, and this step's tree."""
+    """A sequence's rows in the draft model's cache, its text in that model's tokens, and this step's tree."""
 
     sequence: Sequence
     shared: Shared
@@ -82,10 +82,10 @@ class Drafting:
 
 
 def grow(active: Seq[Grows], rows: Tensor) -> None:
-    """Give every tree its next layer.
+    """Add the next layer to every tree.
 
     Args:
-        rows: logits [n, vocabulary] after the nodes of each tree's front, of all trees in turn.
+        rows: logits [n, vocabulary] after the nodes of each tree's front, tree after tree.
     """
     shared = active[0].shared
     rows = shared.vocabulary.logits(rows)
@@ -109,7 +109,7 @@ def grow(active: Seq[Grows], rows: Tensor) -> None:
 
 
 def feed_of(state: Drafting) -> Feed:
-    """The front of a tree, for the draft model to read."""
+    """The front of a tree as the draft model's input."""
     tree = state.tree
     parents = [tree.fed[tree.parents[node]] for node in tree.front]
     for row, node in enumerate(tree.front, len(state.track.parents)):
@@ -118,14 +118,14 @@ def feed_of(state: Drafting) -> Feed:
 
 
 def _quick(state: Grows) -> bool:
-    """True if the draft model's most probable tokens are wanted, without draws."""
-    if state.shared.vocabulary.text:  # parameters by token id say nothing about its tokens
+    """True if children are simply the draft model's most probable tokens."""
+    if state.shared.vocabulary.text:  # parameters by token id do not apply to its tokens
         return not state.shared.draws.draws_from(state.sequence)
     return state.sequence.processor.plain
 
 
 def _children(state: Grows, row: Tensor, node: int, count: int) -> Children:
-    """The children of a node of one sequence, by its own parameters."""
+    """The children of a node, by its sequence's parameters."""
     sequence, tree, draws = state.sequence, state.tree, state.shared.draws
     scores = row.float()
     if not state.shared.vocabulary.text:
@@ -138,8 +138,8 @@ def _children(state: Grows, row: Tensor, node: int, count: int) -> Children:
 def _confident(state: Grows, node: int, children: Children) -> bool:
     """True if a tree continues from a node.
 
-    The rule asks for the best token's probability, not for that of the token drawn: which nodes have children
-    must not depend on the children, or their draws would not be what the distribution says.
+    The rule uses the best token's probability, not the drawn token's: whether a node has children must not
+    depend on the children, or they would not be distributed as stated.
     """
     before = state.tree.weight(node) if state.shared.by_path else 0.0
     return before + children.peak >= state.shared.least
@@ -152,7 +152,7 @@ def _hang(tree: Growing, node: int, children: Children) -> range:
 
 
 def _advance(state: Grows, layer: Seq[int]) -> None:
-    """End a layer: which nodes come next. A token that ends the text has nothing after it."""
+    """End a layer and choose the next front, without tokens that end the text."""
     tree, shared = state.tree, state.shared
     tree.depth += 1
     stops = shared.ends(state.sequence)

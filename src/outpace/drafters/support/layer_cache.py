@@ -1,4 +1,4 @@
-"""The keys and values of a drafter's own layers: a slot for each sequence, one forward for all of them."""
+"""Cache of the keys and values of a drafter's own layers: a slot per sequence, one forward for all."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ __all__ = ["Feed", "Forward", "LayerCache", "Slot"]
 
 @dataclass(frozen=True)
 class Feed:
-    """Input of one sequence to a forward: w rows behind those that it has.
+    """Input of one sequence to a forward: w rows after its cached ones.
 
     Attributes:
-        positions: of each row, w of them.
-        sees: who sees whom among the last k rows, those fed now included, [w, k]; the rows before those are
-            seen by all.
+        positions: position of each row, [w].
+        sees: the mask over the last k rows, those fed now included, [w, k]; all attend to the rows before.
     """
 
     slot: Slot
@@ -34,16 +33,16 @@ class Feed:
 
     @classmethod
     def text(cls, slot: Slot, first: int, width: int) -> Feed:
-        """Rows of a text, from position ``first`` on: each sees those before it."""
+        """Rows of a text, from position ``first`` on, with causal attention."""
         return cls(slot, range(first, first + width), chain_mask(width))
 
 
 class Forward:
-    """One forward over some slots, open until ``keep``.
+    """A forward over S slots, open until ``keep``.
 
     Attributes:
-        positions: [S, width], of each slot's rows.
-        mask: [S, 1, width, columns], true where a row sees a column.
+        positions: positions of each slot's rows, [S, width].
+        mask: true where a row attends to a column, [S, 1, width, columns].
     """
 
     def __init__(self, cache: KVCache, feeds: Seq[Feed], device: torch.device) -> None:
@@ -56,7 +55,7 @@ class Forward:
         count = len(window.slots)
         positions = np.zeros((count, window.width), dtype=np.int64)
         mask = np.zeros((count, 1, window.width, window.columns), dtype=np.bool_)
-        # Padding sees one row, whichever, so that its softmax is one.
+        # Padding attends to an arbitrary row, so that its softmax is defined.
         mask[:, :, :, 0] = True
         for place, feed in zip(self._order, feeds, strict=True):
             width, own = feed.sees.shape
@@ -72,7 +71,7 @@ class Forward:
         return lambda keys, values: self._window.append(layer, keys, values)
 
     def pad(self, inputs: Seq[Tensor]) -> Tensor:
-        """The rows of each feed, [w, ...], as one tensor [S, width, ...]; zeros elsewhere."""
+        """Pad the rows of each feed, [w, ...], with zeros to one tensor [S, width, ...]."""
         size = (len(self._window.slots), self._window.width, *inputs[0].shape[1:])
         padded = inputs[0].new_zeros(size)
         for place, rows in zip(self._order, inputs, strict=True):
@@ -80,18 +79,18 @@ class Forward:
         return padded
 
     def rows(self, states: Tensor) -> list[Tensor]:
-        """The rows of each feed, [w, ...], out of [S, width, ...]."""
+        """Extract the rows of each feed, [w, ...], from [S, width, ...]."""
         return [
             states[place, : len(feed.positions)] for place, feed in zip(self._order, self._feeds, strict=True)
         ]
 
     def keep(self, counts: Seq[int]) -> None:
-        """Close the forward: of each feed the first rows stay, the others are undone."""
+        """Close the forward: keep the first rows of each feed and undo the others."""
         self._cache.keep({feed.slot: range(count) for feed, count in zip(self._feeds, counts, strict=True)})
 
 
 class LayerCache:
-    """Keys and values of a module's layers, of many sequences.
+    """Keys and values of a module's layers for many sequences.
 
     Args:
         layers: how many.
@@ -100,11 +99,11 @@ class LayerCache:
     def __init__(self, config: LayerConfig, layers: int, dtype: torch.dtype, device: torch.device) -> None:
         rows = RowShape(config.kv_heads, config.head_size, dtype, device)
         self._device = device
-        # One lane, so that a module runs once: its few layers' rows cost little beside the target's.
+        # One lane, so that a module runs once: padding its few layers costs little compared with the target.
         self._cache = KVCache([LayerShape(rows, rows)] * layers, spread=math.inf)
 
     def open(self) -> Slot:
-        """A slot of its own for a sequence, empty."""
+        """Allocate an empty slot."""
         return self._cache.allocate()
 
     def close(self, slot: Slot) -> None:
@@ -114,10 +113,10 @@ class LayerCache:
         return self._cache.length(slot)
 
     def truncate(self, slot: Slot, length: int) -> None:
-        """Forget a slot's rows from ``length`` on."""
+        """Remove a slot's rows from ``length`` on."""
         if self.length(slot) > length:
             self._cache.truncate(slot, length)
 
     def begin(self, feeds: Seq[Feed]) -> Forward:
-        """Open a forward for some sequences, each with at least one row."""
+        """Open a forward for feeds of at least one row each."""
         return Forward(self._cache, feeds, self._device)

@@ -1,4 +1,4 @@
-"""A drafter's memory across requests: shared by all of an engine, by those of one name, or by none."""
+"""A drafter's memory across requests: shared by all of an engine, by those of one name, or not at all."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from outpace.sequence import Sequence
 
 Memory = TypeVar("Memory")
 
-_MOST = 16  # names whose memories an engine keeps: the most recently used
+_MOST = 16  # maximum number of named memories per engine; the least recently used is dropped
 
 
 class Memories(Generic[Memory]):
-    """The memories of an engine's drafter, by the name that a request gives (``Speculation.memory``).
+    """The memories of an engine's drafter, by the request's ``Speculation.memory``.
 
     Args:
-        new: makes an empty memory.
+        new: returns an empty memory.
     """
 
     def __init__(self, new: Callable[[], Memory]) -> None:
@@ -26,7 +26,7 @@ class Memories(Generic[Memory]):
         self._named: OrderedDict[str, Memory] = OrderedDict()
 
     def of(self, sequence: Sequence) -> Memory:
-        """The memory that a sequence reads and writes; of "off", a new one that nothing else sees."""
+        """The memory that a sequence reads and writes; for "off", a new one that is not shared."""
         name = sequence.params.drafts.memory
         if name is None:
             return self.shared

@@ -1,4 +1,4 @@
-"""The tokens of a tokenizer as bytes, so that those of two tokenizers can be compared."""
+"""Tokens as bytes, so that those of two tokenizers can be compared."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _SPACES = {"\u2581": " "}  # how sentencepiece writes a space
 
 
 def pieces(tokenizer: Any) -> dict[bytes | str, int]:
-    """The id of each token of a tokenizer by its bytes, and of special tokens by their name, a string.
+    """Map the bytes of each token, or the name of a special token (a string), to its id.
 
-    Reads the two common ways of writing tokens: GPT-2's, a character per byte, and sentencepiece's,
-    characters as they are with some tokens for bytes. Tokens written in another way are taken literally.
+    Supports the two common notations of tokens: GPT-2's, a character per byte, and sentencepiece's, plain
+    characters with some tokens for bytes. Other notations are taken literally.
     """
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     special = special_tokens(tokenizer)
@@ -28,7 +28,7 @@ def pieces(tokenizer: Any) -> dict[bytes | str, int]:
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:
-    """The id of each token that is no text, by its name."""
+    """Map the name of each special token to its id."""
     found = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
     for place, token in getattr(tokenizer, "added_tokens_decoder", {}).items():
         if token.special:
@@ -37,7 +37,7 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
 
 
 def disagreement(first: Any, second: Any) -> tuple[int, str, str] | None:
-    """The first id for which two tokenizers have different tokens, and those; None if there is none.
+    """The first id for which two tokenizers have different tokens, and the two tokens; None if there is none.
 
     One may have tokens that the other lacks: special ones are often added later.
     """
@@ -49,7 +49,7 @@ def disagreement(first: Any, second: Any) -> tuple[int, str, str] | None:
 
 
 def _writes_bytes(vocabulary: dict[str, int]) -> bool:
-    """True if tokens are written with a character per byte: then no space appears as such."""
+    """True if tokens are written with a character per byte, so that no token contains a space."""
     letters = _letters()
     marked = any(token.startswith("\u0120") for token in vocabulary)
     return marked and sum(all(c in letters for c in token) for token in vocabulary) > len(vocabulary) // 2
@@ -71,8 +71,10 @@ def _bytes(token: str, by_byte: bool) -> bytes:
 
 @lru_cache(maxsize=1)
 def _letters() -> dict[str, int]:
-    """The byte that each character represents in GPT-2's vocabulary: printable ones represent themselves, the
-    others are numbered from 256 on."""
+    """Map each character of GPT-2's vocabulary to its byte.
+
+    Printable bytes are represented by their own characters, the others by characters from 256 on.
+    """
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""The target's text in the tokens of another tokenizer, token by token, and back."""
+"""Incremental translation of the target's text into another tokenizer's tokens, and back."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from outpace.drafters.support.pieces import special_tokens
 from outpace.sequence import Sequence
 from outpace.text import TextStream
 
-_WINDOW = 32  # tokens at the end of a text that are encoded again when it grows
+_WINDOW = 32  # tokens at the end of a text that are re-encoded when it grows
 _TRIES = 16
-_CONTEXT = 8  # tokens before a draft that its translation begins with
+_CONTEXT = 8  # tokens before a draft that are included in its translation
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """Tokens of a text, without special tokens around it."""
+    """Tokens of a text, without special tokens at its ends."""
     return list(tokenizer(text, add_special_tokens=False).input_ids) if text else []
 
 
 class Encoding:
     """Tokens of a text that grows at its end.
 
-    New text may change the tokens before it: "wal" becomes "walking". So the end of the text is encoded
-    again. Earlier tokens are settled once the rest has been seen to be encoded the same without them.
+    New text may change the tokens before it: "wal" becomes "walking". The end of the text is therefore
+    re-encoded. Earlier tokens are final once the rest is encoded the same without them.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._settled: list[int] = []
-        self._begin = 0  # character at which the tokens that are not settled begin
+        self._begin = 0  # character at which the tokens that are not final begin
 
     def __call__(self, text: str) -> tuple[list[int], int]:
-        """Tokens of the whole text, and the number of first tokens that will never change."""
+        """Tokens of the whole text, and the number of leading tokens that are final."""
         settled = len(self._settled)
         rest = text[self._begin :]
         tokens = encode(self._tokenizer, rest)
@@ -55,13 +55,13 @@ class Encoding:
 class TextReader:
     """One sequence's text in the draft model's tokens.
 
-    Special tokens are no text: those that both tokenizers have under one name are taken over, others left
-    out. The text between two of them is decoded and encoded again.
+    Special tokens that both tokenizers have under the same name are mapped, others are omitted. The text
+    between special tokens is decoded and re-encoded.
 
     Args:
         sequence: the sequence to read.
         own: the draft model's tokenizer.
-        target: the target's.
+        target: the target's tokenizer.
     """
 
     def __init__(self, sequence: Sequence, own: Any, target: Any) -> None:
@@ -74,7 +74,7 @@ class TextReader:
         self.revise(0)
 
     def revise(self, unchanged: int) -> None:
-        """Read the whole text again: it is rarely cut back, and then any of its tokens may change."""
+        """Read the whole text again, since any token may change; cutting back is rare."""
         self._seen = 0
         self._closed = list(self._lead)
         self._tokens: list[int] = []
@@ -92,7 +92,7 @@ class TextReader:
             if token not in self._special:
                 self._stream.push(token)
                 continue
-            # A stretch of text ends: its tokens no longer change.
+            # A special token ends this stretch of text, so its tokens are final.
             self._closed += self._encoding(self._stream.text)[0]
             own = self._special[token]
             if own is not None and self._closed != [own]:
@@ -104,10 +104,10 @@ class TextReader:
         return self._tokens, unchanged
 
     def translate(self, tokens: Seq[int]) -> list[int]:
-        """Translate tokens drafted after the text as last read into the target's.
+        """Translate tokens drafted after the last ``read`` into the target's.
 
-        Empty if the text ends within a character, or if no tokens of the target spell exactly that text
-        after those committed.
+        Empty if the text ends inside a character, or if no tokens of the target decode to exactly that text
+        after the committed ones.
         """
         if self._stream.pending:
             return []
@@ -122,13 +122,13 @@ class TextReader:
         whole = encode(self._target, text + drafted)
         if whole[: len(committed)] == committed:
             return whole[len(committed) :]
-        # The target's tokenizer would merge text into the last committed token: continue behind it.
+        # The target's tokenizer would merge text into the last committed token: continue after it.
         rest = encode(self._target, drafted)
         spelt = self._target.decode([*committed, *rest], skip_special_tokens=True)
         return rest if spelt == text + drafted else []
 
 
 def _shared_special(own: Any, target: Any) -> dict[int, int | None]:
-    """The target's special tokens, and the draft model's of the same name."""
+    """Map the target's special tokens to the draft model's of the same name."""
     names = special_tokens(own)
     return {place: names.get(name) for name, place in special_tokens(target).items()}

@@ -1,4 +1,4 @@
-"""A draft model that reads many texts, each in a slot of one cache, with a tree of guesses behind each."""
+"""Forwards of a draft model over many texts, each in a slot of one cache and followed by a tree."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Track:
 
     Attributes:
         tokens: the token of each row.
-        parents: of the last rows, where they are a tree of guesses: in rows of the tree, -1 is the row before
-            it. The rows before those are a chain.
+        parents: parents of the last rows, if they are a tree of guesses, as rows of the tree; -1 is the row
+            before the tree. The rows before the tree are a chain.
     """
 
     __slots__ = ("parents", "slot", "tokens")
@@ -32,14 +32,14 @@ class Track:
 
     @property
     def stem(self) -> int:
-        """Rows before the tree."""
+        """Number of rows before the tree."""
         return len(self.tokens) - len(self.parents)
 
 
 class Feed(NamedTuple):
-    """Input of one text to a forward: tokens of its own first, then nodes of the tree of guesses.
+    """Input of one text to a forward: tokens of the text, then nodes of the tree of guesses.
 
-    ``parents`` counts from the tree's first row, fed before or now. No text goes in behind a tree.
+    ``parents`` counts from the tree's first row, fed earlier or now. No text may be fed after a tree.
     """
 
     text: Seq[int] = ()
@@ -62,7 +62,8 @@ class Runner:
 
     Args:
         model: the draft model.
-        late: tokens that a text may be ahead of its rows for one forward to take them and its guesses.
+        late: maximum number of tokens by which a text may be ahead of its rows to be fed with its guesses in
+            one forward.
     """
 
     def __init__(self, model: TargetModel, late: int = 2) -> None:
@@ -71,20 +72,20 @@ class Runner:
         self.cache = model.new_cache()
 
     def open(self) -> Track:
-        """A track of its own for a text, empty."""
+        """Allocate an empty track."""
         return Track(self.cache.allocate())
 
     def close(self, track: Track) -> None:
         self.cache.free(track.slot)
 
     def rewind(self, track: Track, text: Seq[int], unchanged: int = 0) -> None:
-        """Cut a track back to the rows that this text has, but for its last token, the next root.
+        """Cut a track back to the rows that agree with a text, excluding its last token, the next root.
 
-        Of a tree the rows on the text's way through it stay.
+        Rows of a tree stay if they are on the text's path.
 
         Args:
-            text: in the draft model's tokens.
-            unchanged: rows known to hold the text's first tokens.
+            text: the text in the draft model's tokens.
+            unchanged: number of leading rows known to agree.
         """
         most, stem = len(text) - 1, track.stem
         kept = min(unchanged, stem, most)
@@ -97,7 +98,7 @@ class Runner:
         track.parents = []
 
     def catch_up(self, tracks: Seq[Track], texts: Seq[Seq[int]]) -> None:
-        """Feed, in chunks and short of its root, each text whose rows are late."""
+        """Feed each text that is too far ahead of its rows, in chunks, up to its root."""
         pairs = list(zip(tracks, texts, strict=True))
         while behind := [(track, text) for track, text in pairs if len(text) - track.stem > self.late]:
             ends = [min(track.stem + _CHUNK, len(text) - 1) for track, text in behind]
@@ -105,11 +106,11 @@ class Runner:
             self.feed([track for track, _ in behind], feeds, logits=False)
 
     def feed(self, tracks: Seq[Track], feeds: Seq[Feed], logits: bool = True) -> Tensor:
-        """One forward of the draft model for some texts, each with at least one token.
+        """Run one forward of the draft model over feeds with at least one token each.
 
         Returns:
-            Logits [n, vocabulary], of the texts in turn: those after the last token of a text, where it feeds
-            any, then those after each node.
+            Logits [n, vocabulary], text after text: those after the last fed token of the text, if any, then
+            those after each node.
         """
         rows = {track.slot: feed.rows(track.parents) for track, feed in zip(tracks, feeds, strict=True)}
         output = self.model.forward(self.cache, rows, 0 if logits else None)
@@ -128,11 +129,11 @@ class Runner:
 
 
 def _follow(tokens: Seq[int], parents: Seq[int], text: Seq[int]) -> list[int]:
-    """The rows of a tree along the longest beginning of a text that is in it.
+    """The rows of a tree along the longest prefix of a text that is in it.
 
     The walk follows all equal siblings at once: they have equal rows, and only one may have children.
     """
-    ways: list[dict[int, int]] = [{-1: -1}]  # of each depth: a row on the way -> its parent
+    ways: list[dict[int, int]] = [{-1: -1}]  # per depth: a row on the path -> its parent
     for token in text:
         reached = {
             row: parent for row, parent in enumerate(parents) if tokens[row] == token and parent in ways[-1]

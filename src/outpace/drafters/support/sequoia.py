@@ -1,8 +1,8 @@
-"""The best static tree for measured acceptance rates (Sequoia, Chen et al. 2024, arXiv 2402.12374).
+"""Optimal static trees for measured acceptance rates (Sequoia, Chen et al. 2024, arXiv 2402.12374).
 
-The candidates of a node are ranked. The target accepts the one of rank r with a chance that is taken to
-depend on r alone, and measured. A node's chance is then the product along its path, and a tree's worth, the
-tokens expected to be accepted, the sum over its nodes.
+The candidates of a node are ranked. The acceptance rate of a candidate is assumed to depend only on its rank,
+and measured. A node's probability is then the product along its path, and a tree's worth, the expected number
+of accepted tokens, is the sum over its nodes.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from outpace.tree import children
 
 
 def best_tree(acceptance: Seq[float], nodes: int, depth: int) -> list[int]:
-    """The parents of a tree with the greatest worth; siblings are in the order of their ranks.
+    """The parents of a tree of the greatest worth; siblings are in the order of their ranks.
 
-    A dynamic programme: the best way to spend n nodes on the candidates of rank r and later, with d depths
-    left, spends some on the subtree of rank r and the rest on those after it. In O(n^2 d r).
+    Dynamic programming: the best way to spend n nodes on the candidates of rank r and later, with d depths
+    left, spends some on the subtree of rank r and the rest on the later ones. O(n^2 d r).
 
     Args:
-        acceptance: the chance that the candidate of each rank is accepted, all before it being rejected; they
-            add up to 1 at most.
-        nodes: nodes in the tree at most.
-        depth: nodes on a path at most.
+        acceptance: the probability, per rank, that the candidate of this rank is the accepted one; they add
+            up to at most 1.
+        nodes: maximum number of nodes in the tree.
+        depth: maximum number of nodes on a path.
     """
 
     @cache
@@ -33,7 +33,7 @@ def best_tree(acceptance: Seq[float], nodes: int, depth: int) -> list[int]:
         """The worth of the best trees of candidates ``rank`` and later, and the nodes of the first."""
         if not budget or not left or rank == len(acceptance):
             return 0.0, 0
-        # A candidate comes only with those ranked before it.
+        # A candidate is used only together with all higher-ranked ones.
         best = (0.0, 0)
         for size in range(1, budget + 1):
             inside = acceptance[rank] * (1 + worth(size - 1, 0, left - 1)[0])
@@ -55,13 +55,13 @@ def best_tree(acceptance: Seq[float], nodes: int, depth: int) -> list[int]:
 
 
 def likeliest(parents: Seq[int], acceptance: Seq[float]) -> list[int]:
-    """The nodes of a tree, those with the greatest chances first.
+    """The nodes of a tree, the most probable first.
 
-    A node comes after its parent and the siblings ranked before it, so that the first n are a tree.
+    A node comes after its parent and its higher-ranked siblings, so that the first n nodes are a tree.
     """
     chances: dict[int, float] = {-1: 1.0}
     keys: dict[int, float] = {-1: 1.0}
-    elder: dict[int, int] = {}  # of each parent, its latest child
+    elder: dict[int, int] = {}  # parent -> its latest child
     ranks = dict.fromkeys(range(-1, len(parents)), 0)
     for node, parent in enumerate(parents):
         chances[node] = chances[parent] * acceptance[ranks[parent]]
@@ -71,10 +71,10 @@ def likeliest(parents: Seq[int], acceptance: Seq[float]) -> list[int]:
 
 
 def count_ranks(step: Step) -> None:
-    """Count, at each node the verifier came to, which ranks of candidates it had and which was accepted."""
+    """Count, at each node that the verifier visited, the ranks of its candidates and the rank accepted."""
     below = children(step.draft.parents)
     visited = [-1, *step.path]
-    if len(step.tokens) == len(step.path):  # the text ended on the last one: nobody looked at its children
+    if len(step.tokens) == len(step.path):  # the text ended on the last one, so its children were not visited
         visited.pop()
     stats = step.sequence.stats
     for place, node in enumerate(visited):
@@ -85,7 +85,7 @@ def count_ranks(step: Step) -> None:
 
 
 def acceptance_by_rank(stats: Seq[Stats]) -> tuple[float, ...]:
-    """The measured acceptance of each rank of candidates, from what drafting with trees has counted."""
+    """The measured acceptance of each rank of candidates, from the counts of ``count_ranks``."""
     found: list[float] = []
     while offered := sum(own.extra.get(f"rank_{len(found)}_offered", 0) for own in stats):
         accepted = sum(own.extra.get(f"rank_{len(found)}_accepted", 0) for own in stats)

@@ -1,4 +1,4 @@
-"""Shapes of a draft model's tree: fixed beforehand, or grown where the draft model is confident."""
+"""Shapes of a draft model's tree: static, or grown by the draft model's confidence."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from outpace.tree import children, depths, select
 
 T = TypeVar("T", int, float)
 
-_MOST = 4096  # nodes of a tree by branching, whose number grows by leaps
+_MOST = 4096  # maximum number of nodes of a tree by branching
 
 
 @dataclass
 class Growing:
-    """A tree that is being drafted, a layer at a time.
+    """A tree that is being drafted, one layer at a time.
 
     Attributes:
-        layers: how many it may have.
-        shape: how it grows in this step.
-        weights: of each node, the log of the draft model's confidence in its whole path; 0 where nobody asks.
-        ranks: of each node, its place among its siblings.
-        distributions: parent -> what its children were drawn from, where they were drawn.
-        front: nodes whose children come next; at first the root.
-        fed: the row of each node that went through the draft model, counted from the tree's first.
+        layers: maximum number of layers.
+        shape: the shape by which it grows in this step.
+        weights: per node, the log of the draft model's confidence in its whole path; 0 if not computed.
+        ranks: per node, its rank among its siblings.
+        distributions: parent -> the distribution of its children, if they were drawn.
+        front: nodes that get children next; at first the root.
+        fed: the row of each node fed to the draft model, counted from the tree's first.
     """
 
     layers: int
@@ -50,7 +50,7 @@ class Growing:
         return self.weights[node] if node >= 0 else 0.0
 
     def guessed(self, node: int) -> list[int]:
-        """Tokens on the way to a node, its own included."""
+        """Tokens on the path to a node, its own included."""
         found: list[int] = []
         while node >= 0:
             found.append(self.tokens[node])
@@ -58,15 +58,15 @@ class Growing:
         return found[::-1]
 
     def finish(self, replacement: bool = False) -> Draft:
-        """The draft that the tree makes.
+        """Convert the tree to a draft.
 
         Args:
-            replacement: its siblings, where it has any and they were drawn, were drawn with replacement.
+            replacement: whether siblings were drawn with replacement, if there are any and they were drawn.
         """
         return self.shape.finish(self, replacement or not self.shape.branches)
 
     def add(self, parent: int, tokens: Seq[int], weights: Seq[float]) -> range:
-        """Put children under a node; which nodes they are. ``weights``: the log of the confidence in each."""
+        """Add children to a node and return their nodes. ``weights`` are the logs of their confidences."""
         first, before = len(self.tokens), self.weight(parent)
         self.tokens += tokens
         self.parents += [parent] * len(tokens)
@@ -76,12 +76,12 @@ class Growing:
 
 
 class Shape(ABC):
-    """The rules by which a tree grows.
+    """Rules by which a tree grows.
 
     Attributes:
-        depth: layers at most.
+        depth: maximum number of layers.
         branches: whether it may branch.
-        weighs: whether it goes by the draft model's confidence.
+        weighs: whether it depends on the draft model's confidence.
     """
 
     depth: int
@@ -90,7 +90,7 @@ class Shape(ABC):
 
     @abstractmethod
     def count(self, tree: Growing, node: int) -> int:
-        """The number of children that a node of the front gets."""
+        """Number of children of a node of the front."""
 
     @abstractmethod
     def front(self, tree: Growing, layer: Seq[int]) -> list[int]:
@@ -98,22 +98,23 @@ class Shape(ABC):
 
     @abstractmethod
     def within(self, nodes: int | None) -> Shape:
-        """This shape with at most ``nodes`` nodes, those likeliest to be accepted; itself for None."""
+        """This shape limited to the ``nodes`` nodes likeliest to be accepted; itself for None."""
 
     def finish(self, tree: Growing, replacement: bool) -> Draft:
-        """The draft that the tree makes. ``replacement``: how its siblings were drawn, where they were."""
+        """Convert a tree of this shape to a draft. ``replacement`` as in ``Growing.finish``."""
         rows: Mapping[int, Tensor] | None = tree.distributions or None
         return Draft(tuple(tree.tokens), tuple(tree.parents), rows, replacement)
 
 
 class Static(Shape):
-    """A fixed tree: a node's child of rank r is the r-th child of its place in that tree.
+    """A static tree: a node's child of rank r is the r-th child of its place in that tree.
 
-    A chain is one, with a single child everywhere.
+    A chain is a static tree too.
 
     Args:
-        likeliest: the nodes, those accepted most often first, each after its parent and the siblings before
-            it; by default their own order.
+        parents: the tree.
+        likeliest: its nodes, those accepted most often first, each after its parent and its higher-ranked
+            siblings; by default in their own order.
     """
 
     def __init__(self, parents: Seq[int], likeliest: Seq[int] | None = None) -> None:
@@ -153,11 +154,11 @@ class Static(Shape):
 class Confident(Shape):
     """EAGLE-2's dynamic tree (Li et al. 2024, arXiv 2406.16858, section 4).
 
-    Each layer goes on from its ``width`` nodes with the most confident paths, with ``width`` children each;
-    of all nodes the ``nodes`` most confident are kept. A path is never more confident than its beginning, so
-    they are closed under parents.
+    The ``width`` nodes of each layer with the most confident paths get ``width`` children each; in the end
+    the ``nodes`` most confident nodes are kept. A path is never more confident than its prefix, so they are
+    closed under parents.
 
-    Which nodes stay depends on their tokens, so no distribution describes what is left: point masses.
+    The choice of nodes depends on their tokens, so no distribution describes them: they are point masses.
     """
 
     branches = True
@@ -193,37 +194,37 @@ def shape_of(
     max_nodes: int | None = None,
     method: str = "draft_model",
 ) -> Shape:
-    """The shape that a draft model's options describe: a chain of ``depth`` tokens where none is given.
+    """The shape that a draft model's options describe; by default a chain of ``depth`` tokens.
 
     Args:
         branching: children at each depth, as numbers or as "4x2".
-        acceptance: chances of acceptance by rank, as numbers or as "0.6/0.2".
-        expand: nodes that each layer goes on from.
-        max_nodes: nodes in all, with ``acceptance`` or ``expand``.
-        method: whose options they are, for messages.
+        acceptance: acceptance rates by rank, as numbers or as "0.6/0.2".
+        expand: number of nodes per layer that get children.
+        max_nodes: nodes in total, with ``acceptance`` or ``expand``.
+        method: name of the method, for messages.
 
     Raises:
-        OutpaceError: values that mean nothing, or exclude each other.
+        OutpaceError: values are invalid or exclude each other.
     """
     factors = numbers("branching", branching, "x", int, method)
     chances = numbers("acceptance", acceptance, "/", float, method)
     given = [name for name, value in _named(factors, chances, expand).items() if value]
     if len(given) > 1:
-        raise OutpaceError(f"{method}: {' and '.join(given)} are different trees; choose one")
+        raise OutpaceError(f"{method}: {' and '.join(given)} exclude each other; give one")
     if (max_nodes is not None) != (given in (["acceptance"], ["expand"])):
-        raise OutpaceError(f"{method}: max_nodes bounds a tree of acceptance or expand; give both or neither")
+        raise OutpaceError(f"{method}: max_nodes goes with acceptance or expand; give both or neither")
     for name, value in (("num_speculative_tokens", depth), ("expand", expand), ("max_nodes", max_nodes)):
         if value is not None and value < 1:
             raise OutpaceError(f"{method}: {name} must be at least 1, not {value}")
     if len(factors) > depth:
         raise OutpaceError(
-            f"{method}: branching has {len(factors)} depths and num_speculative_tokens is {depth}; raise that"
+            f"{method}: branching has {len(factors)} depths but num_speculative_tokens is {depth}; raise that"
         )
     if any(factor < 1 for factor in factors):
-        raise OutpaceError(f"{method}: branching must be of numbers of at least 1, not {branching!r}")
+        raise OutpaceError(f"{method}: branching must be numbers of at least 1, not {branching!r}")
     if (count := _size(factors, depth)) > _MOST:
         raise OutpaceError(
-            f"{method}: branching {branching!r} makes a tree of {count} nodes, and {_MOST} is the most; "
+            f"{method}: branching {branching!r} makes a tree of {count} nodes, and the maximum is {_MOST}; "
             "lower its numbers or num_speculative_tokens"
         )
     if (
@@ -232,7 +233,7 @@ def shape_of(
         or (chances and not any(chances))
     ):
         raise OutpaceError(
-            f"{method}: acceptance must be chances from 0 to 1 that add up to 1 at most, as in 0.6/0.2, "
+            f"{method}: acceptance must be chances from 0 to 1 that add up to at most 1, as in 0.6/0.2, "
             f"not {acceptance!r}"
         )
     if expand is not None and max_nodes is not None:
@@ -250,7 +251,7 @@ def _named(factors: Seq[int], chances: Seq[float], expand: int | None) -> dict[s
 def numbers(
     name: str, given: str | Seq[T], separator: str, kind: type[T], method: str = "draft_model"
 ) -> tuple[T, ...]:
-    """The numbers of an option, given as such or as text with a separator between them.
+    """The numbers of an option, given as numbers or as text with separators.
 
     Raises:
         OutpaceError: they are not numbers; the message names the method and the option.
@@ -260,19 +261,18 @@ def numbers(
         return tuple(kind(part) for part in parts)
     except (TypeError, ValueError) as error:
         raise OutpaceError(
-            f"{method}: {name} must be numbers, {separator!r} between them: {error}"
+            f"{method}: {name} must be numbers with {separator!r} between them: {error}"
         ) from error
 
 
 def _size(factors: Seq[int], depth: int) -> int:
-    """Nodes of the tree that ``branching_parents`` makes."""
+    """Number of nodes of the tree that ``branching_parents`` returns."""
     layers: list[int] = list(accumulate(factors, mul))
     return sum(layers) + (depth - len(layers)) * (layers[-1] if layers else 1)
 
 
 def branching_parents(factors: Seq[int], depth: int) -> list[int]:
-    """Parents of a tree whose nodes at each depth have the same number of children, and one per node deeper
-    down.
+    """Parents of a tree whose nodes have a fixed number of children per depth, and one each at deeper depths.
 
     Args:
         factors: children of the root, of each of its children, and so on.

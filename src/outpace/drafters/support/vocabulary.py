@@ -1,4 +1,4 @@
-"""The meaning of a draft model's token ids to the target: the same, partly the same, or text alone.
+"""Translation between the draft model's and the target's tokens: equal ids, shared tokens, or text.
 
 Timor et al. 2025, Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous
 Vocabularies, arXiv 2502.05202. A draft is verified like any other, so it is exact whatever the vocabularies.
@@ -26,21 +26,21 @@ _REMEDY = (
 
 
 class Reader(Protocol):
-    """One sequence's committed text, as the draft model reads it."""
+    """One sequence's committed text in the draft model's tokens."""
 
     def read(self) -> tuple[Seq[int], int]:
-        """The text in the draft model's tokens, and the number of first ones equal to the last reading's."""
+        """The text in the draft model's tokens, and how many leading ones the last call returned too."""
 
     def revise(self, unchanged: int) -> None:
-        """Note that the sequence was cut back to its first ``unchanged`` tokens, and may have grown since."""
+        """Update after the sequence was cut back to its first ``unchanged`` tokens, and may have grown."""
 
 
 class Vocabulary:
     """Vocabularies with the same ids: drafts need no translation.
 
     Attributes:
-        late: tokens that a text may have grown by in a step, including the root.
-        text: whether drafts are of the draft model's own tokens, and only their text counts.
+        late: number of tokens by which a text may grow per step, the root included.
+        text: whether drafts consist of the draft model's tokens, to be translated by their text.
     """
 
     late = 2
@@ -50,7 +50,7 @@ class Vocabulary:
         return _SameReader(sequence)
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Logits over the ids that are drafted, from the draft model's rows, [n, its own ids]."""
+        """Logits over the ids that are drafted, from the draft model's logits, [n, its vocabulary]."""
         return rows
 
     def own(self, tokens: Seq[int]) -> Seq[int]:
@@ -79,12 +79,12 @@ class _SameReader:
 class Intersection(Vocabulary):
     """Token-level intersection (TLI, Timor et al. 2025): only tokens that both have are drafted.
 
-    The draft model's distribution is restricted to those and normalised again, in the target's ids, so every
-    way to draw and every verifier works as with one vocabulary. Tokens are the same if their bytes are,
-    however each tokenizer writes a space.
+    The draft model's distribution is restricted to those and renormalised, in the target's ids, so every way
+    to draw and every verifier works as with one vocabulary. Tokens are equal if their bytes are, however each
+    tokenizer writes a space.
 
     Raises:
-        OutpaceError: no token is in both.
+        OutpaceError: the tokenizers have no token in common.
     """
 
     late = 8
@@ -119,7 +119,7 @@ class Intersection(Vocabulary):
 
 
 class TextOnly(Vocabulary):
-    """String-level matching (SLEM, Timor et al. 2025): the drafted text, in the target's own tokens.
+    """String-level matching (SLEM, Timor et al. 2025): the drafted text is re-encoded in the target's tokens.
 
     The draft is a chain of point masses, so it is exact under every verifier.
     """
@@ -145,8 +145,8 @@ def vocabulary_of(kind: Kind, model: TargetModel, target: TargetModel, own: Any,
     """The translation of a draft model's tokens.
 
     Args:
-        own: the draft model's tokenizer, None if it is not known.
-        theirs: the target's.
+        own: the draft model's tokenizer, None if unknown.
+        theirs: the target's tokenizer.
 
     Raises:
         OutpaceError: the kind is "same" and the vocabularies differ, or a tokenizer is missing.
