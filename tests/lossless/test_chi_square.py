@@ -33,7 +33,7 @@ from outpace.verify import rejection
 
 VOCABULARY = 5
 LENGTH = 3
-BATCH = 1_000
+BATCH = 250
 PROMPT = [3, 1, 4]
 TEMPERATURE = 6.0
 LEAST = 1e-4  # p-value under which a test fails
@@ -158,7 +158,7 @@ def p_value(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
 def count(case: str, draws: int) -> tuple[NDArray[np.int64], float]:
     """How often each text came, over seeds 0 to draws - 1, and the mean accepted length."""
     verifier, drafter = CASES[case]
-    engine = Engine(target(), drafter, verifier, adaptive=False)
+    engine = Engine(target(), drafter, verifier, adaptive=False, slots=BATCH, length=16)
     found: Counter[tuple[int, ...]] = Counter()
     steps = 0
     for start in range(0, draws, BATCH):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor
@@ -80,12 +82,12 @@ class Scheduler:
         self.pace = Pace(prefill_chunk)
         self._target = target
         self._most = most
-        self._waiting: list[_Waiting] = []
+        self._waiting: dict[Sequence, _Waiting] = {}
         self._numbers = itertools.count()
 
     @property
     def waiting(self) -> list[Sequence]:
-        return [one.sequence for one in self._waiting]
+        return list(self._waiting)
 
     @property
     def ready(self) -> list[Active]:
@@ -99,41 +101,44 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait, one that has ended excepted."""
         if sequence.finish_reason is None:
-            self._waiting.append(_Waiting(sequence, next(self._numbers)))
+            self._waiting[sequence] = _Waiting(sequence, next(self._numbers))
 
     def forget(self, sequence: Sequence) -> bool:
         """Take a sequence out of those that wait. False if it is none of them."""
-        count = len(self._waiting)
-        self._waiting = [one for one in self._waiting if one.sequence is not sequence]
-        return len(self._waiting) < count
+        return self._waiting.pop(sequence, None) is not None
 
     def admit(self, cache: Cache) -> list[Active]:
         """Sequences that join now, each with a slot. One that cannot be opened ends with its error."""
         joined: list[Active] = []
-        while self._waiting:
-            one = self._next(lambda sequence: self._open(cache, sequence))
-            if one is None:
+        queue = self._in_turn()
+        while queue:
+            one = queue.popleft()
+            sequence = one.sequence
+            try:
+                slot = self._open(cache, sequence)
+            except Exception as error:
+                sequence.fail(error)
+                self.forget(sequence)
+                continue
+            if slot is not None:
+                self.forget(sequence)
+                joined.append(Active(sequence, slot, one.number))
+                if self._pass(one.number):
+                    queue = self._in_turn()
+            elif one.passed >= _PASSED:
                 break
-            joined.append(one)
         self.active += joined
         return joined
 
-    def _next(self, open_slot: Callable[[Sequence], Slot | None]) -> Active | None:
-        for one in sorted(self._waiting, key=lambda one: one.turn):
-            try:
-                slot = open_slot(one.sequence)
-            except Exception as error:
-                one.sequence.fail(error)
-                self.forget(one.sequence)
-                continue
-            if slot is not None:
-                self.forget(one.sequence)
-                for other in self._waiting:
-                    other.passed += other.number < one.number
-                return Active(one.sequence, slot, one.number)
-            if one.passed >= _PASSED:
-                break
-        return None
+    def _in_turn(self) -> deque[_Waiting]:
+        return deque(sorted(self._waiting.values(), key=attrgetter("turn")))
+
+    def _pass(self, number: int) -> bool:
+        """Count a request that joined before earlier ones. True if that makes it the turn of one of them."""
+        passed = [one for one in self._waiting.values() if one.number < number]
+        for one in passed:
+            one.passed += 1
+        return any(one.passed == _PASSED for one in passed)
 
     def _open(self, cache: Cache, sequence: Sequence) -> Slot | None:
         """A slot with room for a sequence; None where there is too little now."""
@@ -189,7 +194,7 @@ class Scheduler:
                 except CacheFull:
                     last = min(self.active, key=lambda a: a.rank)
                     release(last)
-                    self._waiting.append(_Waiting(last.sequence, last.number))
+                    self._waiting[last.sequence] = _Waiting(last.sequence, last.number)
 
 
 class Pace:

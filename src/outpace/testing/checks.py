@@ -124,9 +124,9 @@ class _Check:
     def _attributes(self) -> dict[str, Any]:
         return {name: value if _plain(value) else id(value) for name, value in vars(self.drafter).items()}
 
-    def engine(self, verifier: str = "match") -> tuple[Engine, Watch]:
+    def engine(self, verifier: str = "match", slots: int = 1) -> tuple[Engine, Watch]:
         watch = watch_of(self.drafter, self.target.vocabulary)
-        return Engine(self.target, watch, verifier, adaptive=False), watch
+        return Engine(self.target, watch, verifier, adaptive=False, slots=slots), watch
 
     def plain(self, prompts: Seq[Seq[int]], params: Any) -> list[Generation]:
         return Engine(self.target).generate(prompts, params)
@@ -226,7 +226,7 @@ class _Check:
         prompt = self.prompts[1]
         # Some drafters draft only from the second step on, so the first two tokens are checked.
         params = [SamplingParams(max_new_tokens=4, temperature=1.0, seed=seed) for seed in range(_SEEDS)]
-        engine, watch = self.engine("rejection")
+        engine, watch = self.engine("rejection", _SEEDS)
         output = engine.generate([prompt] * _SEEDS, params)
         tokens, given = [], []
         for draft in next((step for step in watch.seen if any(d.distributions for d in step)), []):

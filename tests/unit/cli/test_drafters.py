@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+import outpace
 from outpace.cli import app
 from outpace.drafters import DRAFTERS
+from outpace.loading import load
+from outpace.serve.service import Limits, make_engine
 
 
 @pytest.fixture
@@ -85,3 +89,34 @@ def test_a_drafter_of_another_package_decodes(run: Any, folder: Path) -> None:
         assert json.loads(result.stdout)["tokens"] == plain["tokens"]
     result = run(*common, "broken")
     assert result.exit_code == 2 and "cannot be imported" in " ".join(result.stderr.split())
+
+
+@pytest.mark.usefixtures("package")
+def test_a_drafter_of_another_package_goes_wherever_a_spec_does(
+    run: Any, folder: Path, tmp_path: Path
+) -> None:
+    """The benchmark, ``tune`` and ``accelerate`` decode with it, and the server's engine has it."""
+    spec, entry = "guesses:Guess:window=3,num_speculative_tokens=4", "guess:num_speculative_tokens=2"
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "abcabcabc"}\n{"prompt": "xyzxyz"}\n', "utf-8")
+    common = ("-m", str(folder), "--suite", f"file:{prompts}", "--max-new-tokens", "12", "--device", "cpu")
+    result = run("bench", *common, "--drafters", f"none,{spec},{entry}", "--peers", "none", "--json", "-")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout.splitlines()[-1])["rows"]
+    assert [row["drafter"] for row in rows] == ["none", spec, entry]
+    assert all(row["drafted"] is not None for row in rows[1:])
+
+    profile = tmp_path / "profile.toml"
+    result = run("tune", *common, "--drafters", f"{spec},{entry}", "--budget", "60", "--out", str(profile))
+    assert result.exit_code == 0, result.output
+    result = run("generate", "-m", str(folder), "-p", "abc", "-n", "4", "--profile", str(profile))
+    assert result.exit_code == 0, result.output
+
+    model = load(str(folder), device="cpu")
+    engine = make_engine(model, spec, Limits(), {"copy": entry})
+    assert [type(engine.drafter).__name__, engine.drafter_names[0]] == ["Guess", "copy"]
+    inputs = torch.tensor([model.tokens("abcabcabc")])
+    plain = model.target.model.generate(inputs, max_new_tokens=8, do_sample=False)
+    outpace.accelerate(model.target.model, spec)
+    assert torch.equal(model.target.model.generate(inputs, max_new_tokens=8, do_sample=False), plain)
+    outpace.restore(model.target.model)

@@ -15,6 +15,7 @@ from outpace.core import SamplingParams, Speculation
 from outpace.engine import scheduler
 from outpace.engine.aio import AsyncEngine
 from outpace.engine.engine import Engine
+from outpace.sequence import Sequence
 from outpace.targets.base import Output
 from outpace.testing import ToyTarget
 
@@ -51,7 +52,7 @@ def request(choices: random.Random) -> tuple[list[int], SamplingParams]:
         max_new_tokens=choices.choice([8, 30, 60]),
         temperature=choices.choice([0.0, 0.9]),
         top_p=choices.choice([1.0, 0.9]),
-        frequency_penalty=choices.choice([0.0, 0.3]),
+        frequency_penalty=choices.choice([0.0, 1.0]),  # a token counted twice would show
         seed=choices.randrange(3),
         ignore_eos=True,
     )
@@ -98,6 +99,7 @@ async def serve(inner: Engine, requests: int, tasks: int) -> dict[str, int]:
                 assert seen == expected[:after]
                 continue
             stats = (await handle.result()).stats
+            assert stats.tokens == len(expected)  # none was emitted twice, and none dropped and drawn again
             counts["completed"] += 1
             counts["drafted"] += stats.drafted > 0
             counts["cached"] += stats.cached_tokens > 0
@@ -126,16 +128,15 @@ def test_every_completed_text_is_that_of_plain_decoding(
         drafters=DRAFTERS,
         prefill_chunk=CHUNK,
         length=64,
-        memory=270 * row,
+        memory=220 * row,
         prefix_cache=400 * row,
     )
-    preempted = 0
+    preempted: list[Sequence] = []  # in the middle of their output
     make_room = engine._scheduler.make_room
 
     def watch(cache: Any, give_way: Any) -> None:
         def shed(active: Any) -> None:
-            nonlocal preempted
-            preempted += 1
+            preempted.extend([active.sequence] if active.sequence.output_length else [])
             give_way(active)
 
         make_room(cache, shed)
@@ -144,6 +145,8 @@ def test_every_completed_text_is_that_of_plain_decoding(
     counts = asyncio.run(serve(engine, requests, tasks))
     assert min(counts.values()) > 0
     assert counts["completed"] + counts["cancelled"] + counts["failed"] == requests
-    assert preempted and target.chunks and target.widest == CHUNK
+    assert target.chunks and target.widest == CHUNK
+    resumed = [one for one in preempted if one.finish_reason == "length"]
+    assert any(one.params.frequency_penalty for one in resumed)
     engine._turn.release()  # its thread has ended
     assert not engine.sequences and len(engine._cache) == 0

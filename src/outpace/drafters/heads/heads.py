@@ -7,12 +7,12 @@ each rank at each depth was right (Cai et al. 2024, Medusa, arXiv 2401.10774, se
 
 from __future__ import annotations
 
-import heapq
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
+from outpace.drafters.support.best_first import best_first
 from outpace.drafters.support.draws import Draws, Noise, check_noise
 from outpace.drafters.support.growth import Growth, grow
 from outpace.drafters.support.shapes import Growing, Static
@@ -139,32 +140,21 @@ def best_tree(accuracies: Seq[Seq[float]], max_nodes: int) -> list[int]:
     """Parents of the tree with the most expected right guesses, likeliest nodes first.
 
     A node's probability is the product of the accuracies on its path. Nodes are taken in the order of
-    probability (Cai et al. 2024, section 2.3.3), and after all higher-ranked siblings.
+    probability (Cai et al. 2024, section 2.3.3), and after all higher-ranked siblings: none counts as more
+    probable than those. There is at least one node, so that the drafter drafts.
 
     Args:
         accuracies: by depth and rank.
         max_nodes: maximum number of nodes.
     """
-    parents: list[int] = []
-    # (-chance, order of insertion, parent, depth, rank, the parent's chance)
-    waiting = [(-accuracies[0][0], 0, -1, 0, 0, 1.0)]
-    offered = 1
-    while waiting and len(parents) < max_nodes:
-        negative, _, parent, depth, rank, above = heapq.heappop(waiting)
-        if negative >= 0 and parents:  # at least one node, so that the drafter drafts
-            break
-        node = len(parents)
-        parents.append(parent)
-        for under, deeper, place, chance in (
-            (parent, depth, rank + 1, above),
-            (node, depth + 1, 0, -negative),
-        ):
-            if deeper < len(accuracies) and place < len(accuracies[deeper]):
-                heapq.heappush(
-                    waiting, (-chance * accuracies[deeper][place], offered, under, deeper, place, chance)
-                )
-                offered += 1
-    return parents
+
+    def children_of(depth: int, chance: float) -> Iterator[tuple[float, int, int]]:
+        ranks = accumulate(accuracies[depth], min) if depth < len(accuracies) else ()
+        for rank, accuracy in enumerate(ranks):
+            if accuracy > 0:
+                yield chance * accuracy, rank, depth + 1
+
+    return list(best_first(0, children_of, max_nodes, ()).parents) or [-1]
 
 
 @dataclass(frozen=True)
