@@ -1,4 +1,4 @@
-"""The engine: the loop, and how requests come and go."""
+"""The engine: the decoding loop, requests, scheduling, and its asyncio front."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine behind asyncio: any task or thread adds requests, one thread of its own decodes them."""
+"""Asyncio front of an engine: any task or thread adds requests, a dedicated thread decodes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from outpace.sequence import Sequence
 
 
 class QueueFull(OutpaceError):
-    """More requests wait than the engine was told to let wait."""
+    """The queue of waiting requests is full (``max_waiting``)."""
 
 
 class Handle:
@@ -35,11 +35,11 @@ class Handle:
         self, inbox: queue.SimpleQueue[Any], loop: asyncio.AbstractEventLoop, collects: bool
     ) -> None:
         self._inbox = inbox
-        self._key = object()  # the engine's thread knows the request by it, and keeps no handle alive
+        self._key = object()  # used in the engine's thread, which must not keep the handle alive
         self._accepted: asyncio.Future[None] = loop.create_future()
         self._joined = asyncio.Event()
         self._unread: deque[StreamedToken] = deque()
-        self._collects = collects  # only the result is wanted: tokens are not read, so none is late
+        self._collects = collects  # only the result is read, so `max_unread` does not apply
         self._generation: Generation | None = None
         self._error: Exception | None = None
         self._changed = asyncio.Event()
@@ -50,7 +50,7 @@ class Handle:
         return self._generation is not None or self._error is not None
 
     def cancel(self) -> None:
-        """End the request; its slot is free by the next step. One that has ended is left as it is."""
+        """End the request; its slot is free by the next step. No effect on a request that has ended."""
         self._inbox.put(_Cancel(self._key))
 
     async def joined(self) -> None:
@@ -61,7 +61,7 @@ class Handle:
         """Wait for the end; a cancelled request has the ``finish_reason`` ``"removed"``.
 
         Raises:
-            Exception: what ended the request with an error.
+            Exception: the error that ended the request.
         """
         self._collects = True
         while not self.ended:
@@ -82,10 +82,10 @@ class Handle:
         return self._unread.popleft()
 
     async def read(self) -> list[StreamedToken]:
-        """All tokens that have come since the last call, at least one; none once the request has ended.
+        """Wait for new tokens and return all since the last call; an empty list once the request has ended.
 
         Raises:
-            Exception: what ended the request with an error, once its tokens have been read.
+            Exception: the error that ended the request, once its tokens have been read.
         """
         while not self._unread and not self.ended:
             await self._change()
@@ -104,7 +104,7 @@ class Handle:
             raise
 
     def _deliver(self, news: _News) -> None:
-        """Take what a step has brought; called in the event loop."""
+        """Take the results of a step; called in the event loop."""
         self._unread.extend(news.tokens)
         if news.joined or news.generation is not None or news.error is not None:
             self._joined.set()
@@ -144,7 +144,7 @@ class _Stop:
 
 @dataclass
 class _News:
-    """Result of a step for one handle."""
+    """Results of a step for one handle."""
 
     handle: weakref.ref[Handle]
     joined: bool = False
@@ -165,21 +165,21 @@ class _Running:
 
 
 class AsyncEngine:
-    """An engine in a thread of its own, for tasks of any event loop.
+    """An engine in a dedicated thread, for tasks of any event loop.
 
     A request's tokens are those of ``Engine``: they depend on its prompt, parameters and seed alone. Event
-    loops hear of a step once, however many tokens it emitted.
+    loops are notified once per step, however many tokens it emitted.
 
     Args:
         make: an engine that no other thread uses, or a function that makes one, called in the new thread.
-        max_waiting: requests that may wait to join the batch, at least 1; with more, ``add`` raises
-            ``QueueFull``, or waits.
-        max_unread: tokens that a reader may lag behind before its request is ended with an error; None for
-            no limit but its own ``max_new_tokens``. A slow reader slows nobody else.
-        on_failure: called in the engine's thread with what has ended it.
+        max_waiting: maximum number of requests that wait to join the batch, at least 1; beyond it, ``add``
+            raises ``QueueFull``, or waits.
+        max_unread: number of tokens by which a reader may lag before its request is ended with an error; None
+            for no limit. A slow reader does not slow other requests.
+        on_failure: called in the engine's thread with the error that ended it.
 
     Raises:
-        OutpaceError: an argument of the wrong type.
+        OutpaceError: an argument has the wrong type.
     """
 
     def __init__(
@@ -191,19 +191,19 @@ class AsyncEngine:
         on_failure: Callable[[BaseException], object] | None = None,
     ) -> None:
         if not isinstance(make, Engine) and not callable(make):
-            raise OutpaceError(f"AsyncEngine takes an Engine or a function that makes one, not {make!r}")
+            raise OutpaceError(f"AsyncEngine takes an Engine or a function that returns one, not {make!r}")
         self._made = make
         self._max_waiting = whole_number("max_waiting", max_waiting, 1)
         self._max_unread = None if max_unread is None else whole_number("max_unread", max_unread, 1)
         self._on_failure = on_failure
         self._inbox: queue.SimpleQueue[_Add | _Cancel | _Stop] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the next four
-        self._waiting = 0  # requests that have been let in and not joined the batch
+        self._waiting = 0  # accepted requests that have not joined the batch
         self._closed = False
         self._failed: BaseException | None = None
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
-        self._running: dict[object, _Running] = {}  # by the key of their handle; the engine thread's own
-        self._outside: set[object] = set()  # of these, those that have not joined the batch
+        self._running: dict[object, _Running] = {}  # by their handle's key; the engine's thread only
+        self._outside: set[object] = set()  # keys of those that have not joined the batch
         self._memory_use: float | None = None
         self._news: list[tuple[asyncio.AbstractEventLoop, _News]] = []
         self._stop: _Stop | None = None
@@ -220,12 +220,12 @@ class AsyncEngine:
 
     @property
     def waiting(self) -> int:
-        """Requests that have not joined the batch yet."""
+        """Number of requests that have not joined the batch yet."""
         return self._waiting
 
     @property
     def running(self) -> int:
-        """Requests in the batch."""
+        """Number of requests in the batch."""
         return max(0, len(self._running) - len(self._outside))
 
     @property
@@ -236,10 +236,10 @@ class AsyncEngine:
     async def generate(
         self, prompt: Seq[int], params: SamplingParams | None = None, *, wait: bool = False, **more: Any
     ) -> Generation:
-        """Let a request in, as ``add`` does, and wait for its end.
+        """Add a request, as ``add`` does, and wait for its end.
 
         Raises:
-            QueueFull, OutpaceError: as ``add`` raises. Exception: what ended the request with an error.
+            QueueFull, OutpaceError: as for ``add``. Exception: the error that ended the request.
         """
         return await (await self._add(prompt, params, wait, more, collects=True)).result()
 
@@ -251,15 +251,15 @@ class AsyncEngine:
         wait: bool = False,
         **more: Any,
     ) -> Handle:
-        """Let a request in, and return once the engine has accepted it.
+        """Add a request, and return once the engine has accepted it.
 
         Args:
             wait: wait for room in the queue instead of raising ``QueueFull``.
             more: further arguments of ``Engine.add``.
 
         Raises:
-            QueueFull: ``max_waiting`` requests wait. OutpaceError: a mistake in the request, or the engine
-            has been shut down, or has failed.
+            QueueFull: ``max_waiting`` requests are waiting. OutpaceError: the request is invalid, or the
+            engine has been shut down or has failed.
         """
         return await self._add(prompt, params, wait, more)
 
@@ -287,12 +287,12 @@ class AsyncEngine:
     def _let_in(
         self, request: _Add, loop: asyncio.AbstractEventLoop, wait: bool
     ) -> asyncio.Future[None] | None:
-        """Put a request into the inbox; where the queue is full, return what to wait for."""
+        """Put a request into the inbox; if the queue is full, return a future to wait for."""
         with self._lock:
             if self._failed is not None:
                 raise OutpaceError("the engine has failed; make a new one") from self._failed
             if self._closed:
-                raise OutpaceError("the engine is being shut down and takes no more requests")
+                raise OutpaceError("the engine is being shut down and accepts no more requests")
             if self._waiting < self._max_waiting:
                 self._waiting += 1
                 self._inbox.put(request)
@@ -304,11 +304,11 @@ class AsyncEngine:
             return room
 
     async def shutdown(self, drain: bool = True, timeout: float | None = None) -> None:
-        """Refuse new requests, finish or remove those that are in, and end the thread.
+        """Refuse new requests, finish or remove the accepted ones, and end the thread.
 
         Args:
-            drain: decode to the end what has been accepted; False removes it.
-            timeout: seconds after which draining ends and the rest is removed.
+            drain: decode accepted requests to their end; False removes them.
+            timeout: seconds after which draining ends and the remaining requests are removed.
         """
         with self._lock:
             self._closed = True
@@ -340,12 +340,12 @@ class AsyncEngine:
                 raise
 
     def _serve(self, engine: Engine) -> bool:
-        """Take in what has arrived, and run one step; False once shut down and done."""
+        """Handle the messages that have arrived, and run one step; return False once shut down and done."""
         idle = not self._running and self._stop is None
         while idle or not self._inbox.empty():
             self._take(engine, self._inbox.get())
             idle = False
-        self._publish()  # what was accepted, before a step that may take long
+        self._publish()  # report accepted requests before a step, which may take long
         if self._stop is not None and not self._stop.drain:
             for key in list(self._running):
                 self._remove(engine, key)
@@ -379,7 +379,7 @@ class AsyncEngine:
         self._report(engine, key, self._running[key])
 
     def _report(self, engine: Engine, key: object, running: _Running) -> None:
-        """Note what is new of a request, and let go of one that has ended."""
+        """Collect the news of a request, and drop it if it has ended."""
         sequence, news = running.sequence, _News(running.handle)
         try:
             news.tokens = running.reader.new()
@@ -411,11 +411,11 @@ class AsyncEngine:
     def _leave_queue(self) -> None:
         with self._lock:
             self._waiting -= 1
-            waiters, self._waiters = self._waiters, []  # all: one of them may have been cancelled
+            waiters, self._waiters = self._waiters, []  # wake all, since one may have been cancelled
         _wake(waiters)
 
     def _publish(self) -> None:
-        """Hand the news to the event loops, to each of them once."""
+        """Pass the news to the event loops, once per loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[_News]] = {}
         for loop, news in self._news:
             by_loop.setdefault(loop, []).append(news)
@@ -460,7 +460,7 @@ def _set(future: asyncio.Future[None]) -> None:
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[Any], None], argument: Any) -> None:
-    """Run a function in an event loop; one that has been closed has no readers any more."""
+    """Run a function in an event loop; a closed loop is ignored, since it has no readers."""
     if not loop.is_closed():
         try:
             loop.call_soon_threadsafe(function, argument)

@@ -1,4 +1,4 @@
-"""A drafter in an engine: what it prepared, its policy, and the sequences it drafts for."""
+"""A drafter in an engine, with its prepared data and its policy."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _NOTHING = Draft()
 
 @dataclass(eq=False)
 class Drafting:
-    """A drafter of an engine. Sequences of several ride in one forward; each is measured by itself.
+    """A drafter of an engine. Sequences of several drafters share a forward; each drafter has its own policy.
 
     Attributes:
-        policy: decides how much of its drafts is verified; None for all.
-        shared: what the drafter prepared.
-        plan: of the step under way.
+        policy: decides how many nodes of its drafts are verified; None for all.
+        shared: the value that the drafter's ``prepare`` returned.
+        plan: the plan of the current step.
     """
 
     drafter: Drafter[Any]
@@ -40,7 +40,7 @@ class Drafting:
         self._alone = cls.propose is SequenceDrafter.propose and cls.observe is SequenceDrafter.observe
 
     def decide(self, members: Seq[Active]) -> None:
-        """Plan a step for some sequences."""
+        """Plan a step for these sequences."""
         self.plan = None if self.policy is None else self.policy.plan(len(members))
         for active in members:
             sequence = active.sequence
@@ -52,12 +52,12 @@ class Drafting:
                 sequence.row_cost = self.plan.row_cost
 
     def calls(self, members: Iterable[Active]) -> list[list[Active]]:
-        """The sequences that a call to the drafter is for: one, where the drafter handles one at a time."""
+        """The sequences per call to the drafter: one at a time if that is how the drafter works."""
         members = list(members)
         return [[one] for one in members] if self._alone or not members else [members]
 
     def propose(self, members: Seq[Active]) -> dict[Active, Draft]:
-        """A draft for each sequence; an empty one where the drafter failed."""
+        """Draft for each sequence; the draft is empty if the drafter failed."""
         proposals = dict.fromkeys(members, _NOTHING)
         if self.plan is not None and not self.plan.nodes:
             return proposals
@@ -70,13 +70,13 @@ class Drafting:
         return proposals
 
     def nodes(self, active: Active, draft: Draft) -> int:
-        """Nodes of a draft that pay by the plan, and that the request allows."""
+        """Number of nodes of a draft that pay by the plan and that the request allows."""
         nodes = len(draft) if self.plan is None else min(len(draft), self.plan.take(draft))
         most = active.sequence.params.drafts.num_speculative_tokens
         return nodes if most is None else min(nodes, most)
 
     def observe(self, steps: Mapping[Active, Step]) -> None:
-        """Tell the drafter the outcome of its drafts."""
+        """Pass the outcome of its drafts to the drafter."""
         for some in self.calls(steps):
             try:
                 self.drafter.observe([a.state for a in some], [steps[a] for a in some])
@@ -84,7 +84,7 @@ class Drafting:
                 fail(some, error)
 
     def learn(self, steps: Mapping[Active, Step], drafting: float, verifying: float | None) -> None:
-        """Tell the policy of a step: its seconds are those of the whole batch, by the share of the rows."""
+        """Report a step to the policy, which is charged the batch's seconds in proportion to its rows."""
         if self.policy is not None and self.plan is not None and steps:
             sizes = [len(step.draft) for step in steps.values()]
             paths = [step.path for step in steps.values()]

@@ -1,4 +1,4 @@
-"""Guards of an engine: one thread and one call at a time, a clock that runs forwards, plain arguments."""
+"""Guards of an engine: one thread and one call at a time, a monotonic clock, integer arguments."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 from outpace.core import OutpaceError
 
-_TICK, _LONGEST = 1e-9, 86400.0  # seconds that pass at least, and at most, from one reading to the next
+_TICK, _LONGEST = 1e-9, 86400.0  # minimum and maximum seconds between two readings
 
 
 class Turn:
-    """Lets in the thread that came first, one call at a time.
+    """Ownership of an engine by the first thread that calls it, one call at a time.
 
-    Another thread takes over once the first has ended, or after ``release``.
+    Another thread may take over once the owner has ended, or after ``release``.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Turn:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """A call to the engine.
+        """Guard a call to the engine.
 
         Raises:
             OutpaceError: the engine belongs to another thread, or the call comes from within a step.
@@ -50,14 +50,14 @@ class Turn:
             self._busy.release()
 
     def release(self) -> None:
-        """Let another thread take over."""
+        """Give up ownership."""
         self._owner = None
 
 
 class Clock:
-    """Seconds since it was made, read from another clock, that always increase.
+    """Monotonic clock over another clock, in seconds since construction.
 
-    Where the other clock stops, goes back, jumps by a day or is not a finite number, a nanosecond passes.
+    If the other clock stops, goes back, jumps by a day or returns no finite number, it advances a nanosecond.
     """
 
     def __init__(self, read: Callable[[], float]) -> None:
@@ -75,10 +75,10 @@ class Clock:
 
 
 def whole_number(name: str, value: Any, least: int) -> int:
-    """An argument that is a whole number.
+    """Check an argument that must be a whole number, and return it as an int.
 
     Raises:
-        OutpaceError: it is something else, or too small.
+        OutpaceError: it is not a whole number, or too small.
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)

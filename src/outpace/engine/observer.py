@@ -1,4 +1,4 @@
-"""Observers of an engine's steps, which may change what is drafted later: online learning."""
+"""Observers of an engine's steps, which may change later drafts, as online learning does."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from outpace.sequence import Sequence, Step
 class Observer(Protocol):
     """An object that an engine calls between forwards: ``Engine(target, drafter, observer=...)``.
 
-    It is called in the engine's thread, and sees what the drafter sees, after the drafter has. It may change
-    a drafter's weights there, and there alone: a draft is then made with one set of weights from its first
-    node to its last.
+    It is called in the engine's thread, with the same data as the drafter, after the drafter. It may change a
+    drafter's weights only there, so that all nodes of a draft come from the same weights.
 
     Attributes:
-        hidden_layers: layers of the target whose hidden states it is to be shown, as ``Output.hidden`` counts
-            them.
-        timed: whether what it changes depends on the clock.
+        hidden_layers: the target's layers whose hidden states it needs, numbered as in ``Output.hidden``.
+        timed: whether its changes depend on the clock.
     """
 
     @property
@@ -31,14 +29,14 @@ class Observer(Protocol):
     def timed(self) -> bool: ...
 
     def joined(self, sequence: Sequence, hidden: Mapping[int, Tensor]) -> None:
-        """A sequence has been prefilled.
+        """Handle that a sequence has been prefilled.
 
         Args:
-            hidden: layer -> [len(tokens) - 1, size], of all its rows but the root; empty where there is none.
+            hidden: layer -> [len(tokens) - 1, size], for all its rows but the root; empty if there are none.
         """
 
     def stepped(self, steps: Seq[Step]) -> None:
-        """A step of all sequences has ended; those that ended with it are included."""
+        """Handle the end of a step, with the steps of all sequences, including those that ended with it."""
 
     def left(self, sequence: Sequence) -> None:
-        """A sequence that had joined has ended, or was removed."""
+        """Handle that a sequence that had joined has ended or was removed."""

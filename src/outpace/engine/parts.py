@@ -1,4 +1,4 @@
-"""The parts of an engine, made of what was given, and whether they fit each other."""
+"""Construction of an engine's parts from its arguments, and checks that they fit each other."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ Adaptive = Literal["auto"] | bool | Policy
 
 
 def drafter_of(given: Drafter[Any] | str | None) -> Drafter[Any]:
-    """A drafter itself, the one of a spec string, or the one that proposes nothing.
+    """The given drafter, the drafter of a spec string, or for None the one that proposes nothing.
 
     Raises:
-        OutpaceError: it is something else, or the string names no drafter.
+        OutpaceError: the argument is neither, or the string does not describe a drafter.
     """
     drafter = load_drafter(given) if isinstance(given, str) else given or NoDraft()
     if not isinstance(drafter, Drafter):
-        raise OutpaceError(f"a drafter is an instance or a spec string, as in 'lookahead'; not {given!r}")
+        raise OutpaceError(f"drafter must be an instance or a spec string, as in 'lookahead'; not {given!r}")
     return drafter
 
 
 def check_draft(draft: Draft, target: TargetModel) -> None:
-    """Refuse a draft with ids that the target cannot be fed: they would spoil the forward of the batch."""
+    """Refuse a draft with ids that cannot be fed to the target: they would fail the forward of the batch."""
     tokens = draft.tokens
     if len(tokens) and not 0 <= min(tokens) <= max(tokens) < target.vocabulary + target.extra:
         raise OutpaceError(f"the drafter proposes ids outside the model's vocabulary: {list(tokens)}")
 
 
 def check_company(drafter: Drafter[Any], others: Mapping[str, Drafter[Any]], verifier: Verifier) -> None:
-    """Refuse drafters that cannot share an engine with others, and names that mean something already."""
+    """Refuse drafters that cannot share an engine with others, and reserved names."""
     for name, other in others.items():
         if not isinstance(name, str) or not name or name == "off":
-            raise OutpaceError(f"a drafter's name is a string other than 'off', not {name!r}")
+            raise OutpaceError(f"a drafter's name must be a string other than 'off', not {name!r}")
         check_shape(other, verifier)
     for one in (drafter, *others.values()) if others else ():
         if type(one).attach is not Drafter.attach:
             raise OutpaceError(
-                f"{type(one).__name__} replaces the target by one of its own, which other drafters do not "
-                "know; make an engine for it alone"
+                f"{type(one).__name__} replaces the target by its own, which other drafters cannot use; "
+                "make a separate engine for it"
             )
 
 
 def check_shape(drafter: Drafter[Any], verifier: Verifier) -> None:
-    """Refuse a drafter of trees under a verifier of chains, or samples where it cannot weigh them."""
+    """Refuse a drafter of trees under a verifier of chains, and samples without their distributions."""
     if drafter.drops_distributions and not verifier.coupled:
         raise OutpaceError(
-            f"{type(drafter).__name__} merges drafts of parts that sample into one without their "
-            f"distributions, which verifier={verifier.name!r} weighs; use verifier='match', or let the parts "
+            f"{type(drafter).__name__} merges sampled drafts of its parts and drops their "
+            f"distributions, which verifier={verifier.name!r} needs; use verifier='match', or let the parts "
             "draft greedily (draft_model:draws=greedy)"
         )
     if verifier.chains and drafter.trees:
         raise OutpaceError(
-            f"verifier={verifier.name!r} takes chains, and {type(drafter).__name__} drafts "
+            f"verifier={verifier.name!r} verifies chains, but {type(drafter).__name__} drafts "
             "trees; use verifier='match' or 'rejection', or a drafter of chains (draft_model, jacobi, "
             "prompt_lookup:branches=1)"
         )
@@ -74,16 +74,16 @@ def policy_of(
     target: TargetModel,
     costs: str | Path | None = None,
 ) -> Policy | None:
-    """The policy that decides how much is drafted: a given one, a governor, or None for all of each draft.
+    """The policy that decides how much is drafted: the given one, a governor, or None for full drafts.
 
     Args:
-        adaptive: ``"auto"`` governs under a verifier whose tokens do not depend on the drafts; True always;
-            False never. A drafter that proposes nothing is not governed.
-        costs: a profile by ``Engine.save_costs`` or ``outpace tune``, for the governor to begin with.
+        adaptive: ``"auto"`` uses a governor under verifiers whose tokens do not depend on the drafts, True
+            always, False never. A drafter that proposes nothing has no governor.
+        costs: a profile written by ``Engine.save_costs`` or ``outpace tune``, with the governor's initial
+            costs.
 
     Raises:
-        OutpaceError: ``adaptive`` is something else, there are costs and no governor, or the file does not
-            hold costs.
+        OutpaceError: ``adaptive`` is invalid, there are costs but no governor, or the file contains no costs.
     """
     policy: Policy | None = None
     if adaptive == "auto" or isinstance(adaptive, bool):
@@ -93,7 +93,7 @@ def policy_of(
     elif callable(getattr(adaptive, "plan", None)) and not isinstance(adaptive, type):
         policy = adaptive
     else:
-        raise OutpaceError(f"adaptive is 'auto', True, False or a policy, not {adaptive!r}")
+        raise OutpaceError(f"adaptive must be 'auto', True, False or a policy, not {adaptive!r}")
     if costs is not None:
         if not isinstance(policy, Governor):
             raise OutpaceError("costs are for a governor; add adaptive=True, or leave them out")

@@ -1,4 +1,4 @@
-"""Rows of prompts that begin alike: computed once, copied into the slot of each request that begins so."""
+"""Prefix cache: rows of common prompt prefixes are computed once and copied into each request's slot."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ BLOCK = 32  # rows
 
 
 class PrefixCache:
-    """Blocks of 32 rows, by what they were computed from: the block before and the 32 tokens.
+    """Blocks of 32 rows, keyed by the preceding block and the 32 tokens.
 
-    A key holds the tokens themselves, so no hash can collide. The least recently used blocks go first, of one
-    text the last: a block is of no use without those before it.
+    A key contains the tokens themselves, so hashes cannot collide. The least recently used blocks are evicted
+    first, and the last block of a text before its earlier ones, since a block is useless without those.
 
     Args:
-        limit: bytes that the blocks may take.
-        row_bytes: of one row.
+        limit: maximum size of all blocks in bytes.
+        row_bytes: bytes per row.
     """
 
     def __init__(self, limit: int, row_bytes: int) -> None:
         self._most = limit // max(BLOCK * row_bytes, 1)
-        # (block before, or the salt for none; tokens) -> (number, rows); the least recently used first.
+        # (preceding block, or the salt if none; tokens) -> (number, rows); the least recently used first.
         self._blocks: OrderedDict[tuple[Any, tuple[int, ...]], tuple[int, Any]] = OrderedDict()
         self._made = 0
 
@@ -32,10 +32,10 @@ class PrefixCache:
         return len(self._blocks)
 
     def fill(self, cache: Cache, slot: Slot, tokens: Seq[int], salt: str | None = None) -> int:
-        """Write the longest known beginning of a text into an empty slot.
+        """Write the longest cached prefix of a text into an empty slot.
 
         Returns:
-            The rows written, fewer than there are tokens.
+            The number of rows written, less than the number of tokens.
         """
         keys = []
         before: Any = (salt,)
@@ -50,7 +50,7 @@ class PrefixCache:
         return BLOCK * len(keys)
 
     def keep(self, cache: Cache, slot: Slot, tokens: Seq[int], salt: str | None = None) -> None:
-        """Keep a slot's committed rows, which were computed from these tokens."""
+        """Cache a slot's committed rows, which were computed from these tokens."""
         keys = []
         before: Any = (salt,)
         for place, key in enumerate(_keys(tokens[: cache.length(slot)])):
@@ -68,12 +68,12 @@ class PrefixCache:
             self._blocks.popitem(last=False)
 
     def _touch(self, keys: Seq[tuple[Any, tuple[int, ...]]]) -> None:
-        """Note a use: of one text the first block is the most recent, so that it goes last."""
+        """Mark blocks as used, a text's first block as the most recent, so that it is evicted last."""
         for key in reversed(keys):
             self._blocks.move_to_end(key)
 
 
 def _keys(tokens: Seq[int]) -> list[tuple[int, ...]]:
-    """The tokens of each whole block."""
+    """The tokens of each full block."""
     ends = range(BLOCK, len(tokens) + 1, BLOCK)
     return [tuple(tokens[end - BLOCK : end]) for end in ends]

@@ -1,7 +1,7 @@
-"""Profiles: the fastest drafter of a model on a machine, and what its steps cost.
+"""Profiles: the fastest drafter for a model on a machine, and its measured costs.
 
-``outpace tune`` writes both, ``Engine.save_costs`` the costs alone. A TOML file holds profiles of any number
-of models, dtypes and machines, and is read for one of them.
+``outpace tune`` writes both, ``Engine.save_costs`` only the costs. A TOML file contains profiles of any
+number of models, dtypes and machines; a reader selects one of them.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Profile:
 
     Attributes:
         drafter: the spec of the fastest drafter.
-        objective: what it is the fastest by: ``throughput`` or ``latency``.
-        batch: prompts decoded at once.
-        tokens_per_second: as measured, by that objective.
-        speedup: over plain decoding of the same prompts.
-        mean_accepted_length: tokens out per step.
-        prompts: how many it was measured on.
-        suite: which prompts.
+        objective: the measure of speed: ``throughput`` or ``latency``.
+        batch: number of prompts decoded at once.
+        tokens_per_second: measured speed by that objective.
+        speedup: speed relative to plain decoding of the same prompts.
+        mean_accepted_length: tokens emitted per step.
+        prompts: number of prompts measured.
+        suite: the suite of the prompts.
         outpace: the version that measured.
-        costs: measured seconds, as ``Governor.costs`` gives them, for a governor to begin with.
+        costs: measured seconds in the format of ``Governor.costs``, a governor's initial costs.
     """
 
     drafter: str
@@ -57,7 +57,7 @@ def key_of(target: TargetModel) -> str:
 
 
 def save_profile(path: str | Path, target: TargetModel, profile: Profile) -> None:
-    """Write a profile to a TOML file, beside those of other models and machines that it holds already.
+    """Write a profile to a TOML file, and keep those of other models and machines in it.
 
     Raises:
         OutpaceError: the path holds something else, or cannot be written.
@@ -66,7 +66,7 @@ def save_profile(path: str | Path, target: TargetModel, profile: Profile) -> Non
 
 
 def save_costs(path: str | Path, target: TargetModel, costs: Mapping[str, Any]) -> None:
-    """Write measured costs, as ``Governor.costs`` gives them, into a target's profile.
+    """Write measured costs, in the format of ``Governor.costs``, into a target's profile.
 
     Raises:
         OutpaceError: the path holds something else, or cannot be written.
@@ -75,8 +75,8 @@ def save_costs(path: str | Path, target: TargetModel, costs: Mapping[str, Any]) 
 
 
 def _save(path: Path, target: TargetModel, entry: Mapping[str, Any]) -> None:
-    """Write fields of a target's profile; its others, and costs of other drafters, are kept."""
-    import tomlkit  # here, since most runs have no profile
+    """Write fields of a target's profile; keep its other fields, and costs of other drafters."""
+    import tomlkit  # imported here, since most runs need no profile
 
     known = read_profiles(path) if path.exists() else {}
     old = known.get(key_of(target), {})
@@ -89,10 +89,10 @@ def _save(path: Path, target: TargetModel, entry: Mapping[str, Any]) -> None:
 
 
 def load_costs(path: str | Path, target: TargetModel) -> dict[str, Any]:
-    """The measured costs of a target's model, dtype and machine.
+    """Load the measured costs of a target's model, dtype and machine.
 
     Raises:
-        OutpaceError: no such file, a broken or foreign one, or one without costs of this target.
+        OutpaceError: the file does not exist, is not a valid profile, or has no costs of this target.
     """
     known = read_profiles(Path(path))
     costs = known.get(key_of(target), {}).get("costs")
@@ -100,16 +100,16 @@ def load_costs(path: str | Path, target: TargetModel) -> dict[str, Any]:
         raise OutpaceError(
             f"{path} has no costs of {key_of(target)!r}, but profiles of: "
             f"{', '.join(map(repr, known)) or 'nothing'}; costs hold for one model, dtype, and processor or "
-            "GPU by its name; measure here, without a file, or run `outpace tune`"
+            "GPU by its name; leave the file out to measure here, or run `outpace tune`"
         )
     return costs
 
 
 def load_profile(path: str | Path, target: TargetModel) -> Profile:
-    """The profile of a target's model, dtype and machine.
+    """Load the profile of a target's model, dtype and machine.
 
     Raises:
-        OutpaceError: no such file, a broken or foreign one, or one without a profile of this target.
+        OutpaceError: the file does not exist, is not a valid profile, or has no profile of this target.
     """
     path = Path(path)
     known = read_profiles(path)
@@ -127,22 +127,22 @@ def load_profile(path: str | Path, target: TargetModel) -> Profile:
 
 
 def other_batch(profile: Profile, at_once: Iterable[int]) -> str | None:
-    """A remark, if other numbers of prompts are decoded at once than the profile names; otherwise None."""
+    """A remark if the numbers of prompts decoded at once differ from the profile's; otherwise None."""
     others = sorted({count for count in at_once if count != profile.batch})
     if not others:
         return None
     numbers = ", ".join(map(str, others))
     return (
-        f"the profile names what is fastest with {profile.batch} at once; with {numbers} another drafter may "
+        f"the profile's drafter is the fastest with {profile.batch} at once; with {numbers} another may "
         f"be: outpace tune --batch {others[0]}"
     )
 
 
 def read_profiles(path: Path) -> dict[str, dict[str, Any]]:
-    """All profiles of a file, by what they hold for.
+    """Load all profiles of a file, by their keys.
 
     Raises:
-        OutpaceError: there is no such file, or it is none of profiles.
+        OutpaceError: there is no such file, or it is not a file of profiles.
     """
     import tomlkit
     from tomlkit.exceptions import ParseError
@@ -152,28 +152,28 @@ def read_profiles(path: Path) -> dict[str, dict[str, Any]]:
     except FileNotFoundError:
         raise OutpaceError(f"there is no profile at {path}; `outpace tune --out {path}` writes one") from None
     except (OSError, ValueError, ParseError) as error:
-        raise OutpaceError(f"{path} is no profile, or a broken one ({error}); run `outpace tune`") from None
+        raise OutpaceError(f"{path} is not a valid profile ({error}); run `outpace tune`") from None
     if found.get("format") != FORMAT:
-        raise OutpaceError(f"{path} is a TOML file of something else; give the one that `outpace tune` wrote")
+        raise OutpaceError(f"{path} is a TOML file without profiles; give one that `outpace tune` wrote")
     if found.get("version") != VERSION:
         raise OutpaceError(
-            f"{path} has version {found.get('version')!r} of profiles, not {VERSION}; tune anew"
+            f"{path} has version {found.get('version')!r} of profiles, not {VERSION}; tune again"
         )
     profiles = found.get("profiles")
     if not isinstance(profiles, dict) or not all(isinstance(one, dict) for one in profiles.values()):
-        raise OutpaceError(f"{path} is a broken profile: it has no table of them; delete it and tune anew")
+        raise OutpaceError(f"{path} is a broken profile: it has no table of profiles; tune again")
     return profiles
 
 
 def _profile(path: Path, entry: Mapping[str, Any]) -> Profile:
-    """A profile from its table; a drafter that there is not is refused before anything decodes."""
+    """Build a profile from its table, and refuse an unknown drafter before anything decodes."""
     names = {one.name for one in fields(Profile)}
     try:
         profile = Profile(**{name: value for name, value in entry.items() if name in names})
     except TypeError as error:
-        raise OutpaceError(f"{path} is a broken profile ({error}); delete it and tune anew") from None
+        raise OutpaceError(f"{path} is a broken profile ({error}); delete it and tune again") from None
     if not isinstance(profile.drafter, str):
-        raise OutpaceError(f"{path} is a broken profile: drafter is {profile.drafter!r}; tune anew")
+        raise OutpaceError(f"{path} is a broken profile: drafter is {profile.drafter!r}; tune again")
     try:
         load_drafter(profile.drafter)
     except OutpaceError as error:

@@ -1,4 +1,4 @@
-"""Reading a stream: tokens and text that a sequence emitted since it was last read."""
+"""Streaming of a sequence: tokens and text emitted since the last read."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from outpace.sequence import Sequence
 
 
 class Reader:
-    """Reads a sequence while it grows: each token once, with the text that may be shown by then."""
+    """Reader of a growing sequence: returns each token once, with the text that may be shown by then."""
 
     def __init__(self, sequence: Sequence) -> None:
         self._sequence = sequence
         self._read = 0
 
     def new(self) -> list[StreamedToken]:
-        """Return the tokens emitted since the last call; the last one carries the text of all of them."""
+        """Return the tokens emitted since the last call; the last one has the text of all of them."""
         sequence, first = self._sequence, self._read
         tokens = sequence.output[first:]
         text = ""
@@ -30,5 +30,5 @@ class Reader:
 
     def _logprobs(self, place: int) -> TokenLogprobs | None:
         sequence = self._sequence
-        place -= sequence.output_length - len(sequence.logprobs)  # none of output that was there before
+        place -= sequence.output_length - len(sequence.logprobs)  # none of tokens before a resumption
         return sequence.logprobs[place] if sequence.params.logprobs is not None and place >= 0 else None

@@ -1,4 +1,4 @@
-"""Requests to an engine: checked before anything is decoded, and made sequences."""
+"""Requests to an engine: checked before anything is decoded, then turned into sequences."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Requests:
-    """Makes sequences of the requests to one engine, or refuses them.
+    """Factory of sequences from the requests to one engine; invalid ones are refused.
 
     Attributes:
         target, verifier, tokenizer, observer: the engine's parts.
-        draftings: its drafters, by the names that requests give.
-        clock: what seconds are read from.
+        draftings: its drafters, by the names that requests use.
+        clock: the engine's clock.
     """
 
     target: TargetModel
@@ -52,13 +52,14 @@ class Requests:
         priority: int = 0,
         salt: str | None = None,
     ) -> Sequence:
-        """A checked sequence, not in the batch yet; ``Engine.add`` says what the arguments are.
+        """Check a request and return its sequence, which is not in the batch yet.
 
         Args:
-            cache: where its rows will lie: a static one does not grow.
+            cache: the cache for its rows, which limits its length if static. The other arguments are those of
+                ``Engine.add``.
 
         Raises:
-            ContextOverflow: the prompt is longer than the context. OutpaceError: another mistake.
+            ContextOverflow: the prompt is longer than the context. OutpaceError: the request is invalid.
         """
         target, params = self.target, params or SamplingParams()
         tokens = token_ids(prompt)
@@ -101,7 +102,7 @@ def drafting_of(params: SamplingParams, draftings: Mapping[str | None, Drafting]
     if name not in draftings:
         known = ", ".join(repr(one) for one in draftings if one is not None)
         raise OutpaceError(
-            f"speculation names {name!r}, and this engine has: {known}; make it with "
+            f"speculation names {name!r}, but this engine has: {known}; make it with "
             f"drafters={{{name!r}: ...}}"
         )
     return draftings[name]
@@ -118,7 +119,7 @@ def params_of_each(params: SamplingParams | Seq[SamplingParams] | None, count: i
 
 
 def one_each(given: Seq[T] | None, absent: T, count: int, what: str) -> Seq[T]:
-    """The values given for N prompts; if none were, ``absent`` for each."""
+    """The values given for N prompts; ``absent`` for each if none were given."""
     if given is None:
         return [absent] * count
     if len(given) != count:
@@ -132,17 +133,17 @@ def reference_ids(
     """The references as plain integers.
 
     Args:
-        read: whether the drafter reads any.
+        read: whether the drafter reads references.
 
     Raises:
-        OutpaceError: one is not a list of token ids of the target's vocabulary, or nobody reads them.
+        OutpaceError: one is not a list of token ids of the target's vocabulary, or the drafter reads none.
     """
     if len(references) and not read:
         raise OutpaceError(
             "this drafter does not read references; use drafter='reference', or leave them out"
         )
     if any(not hasattr(text, "__iter__") for text in references):
-        raise OutpaceError("references are a list of texts, each a list of token ids")
+        raise OutpaceError("references must be a list of texts, each a list of token ids")
     texts = tuple(tuple(token_ids(text)) for text in references)
     for text in texts:
         check_vocabulary(text, target, "references: ")
@@ -150,7 +151,7 @@ def reference_ids(
 
 
 def output_ids(output: Seq[int], target: TargetModel) -> list[int]:
-    """Output that was there before, as plain integers.
+    """Output emitted earlier, as plain integers.
 
     Raises:
         OutpaceError: it is not a list of token ids of the target's vocabulary.
@@ -161,16 +162,16 @@ def output_ids(output: Seq[int], target: TargetModel) -> list[int]:
 
 
 def token_ids(prompt: Any) -> list[int]:
-    """A prompt as plain integers: numbers of tensors and arrays hash and compare in ways of their own."""
+    """A prompt as plain integers, since elements of tensors and arrays hash and compare differently."""
     if isinstance(prompt, str) or not hasattr(prompt, "__iter__"):
         raise OutpaceError(
-            f"a prompt is a list of token ids, not a {type(prompt).__name__}; "
+            f"a prompt must be a list of token ids, not a {type(prompt).__name__}; "
             "generate() takes a list of prompts"
         )
     try:
         return [operator.index(token) for token in prompt]
     except TypeError as error:
-        raise OutpaceError(f"a prompt is a list of token ids: {error}") from error
+        raise OutpaceError(f"a prompt must be a list of token ids: {error}") from error
 
 
 def check_vocabulary(tokens: Iterable[int], target: TargetModel, where: str = "") -> None:
@@ -187,7 +188,7 @@ def check_ids(params: SamplingParams, target: TargetModel) -> None:
 def check_processors(params: SamplingParams, verifier: Verifier) -> None:
     if params.logits_processors and verifier.ahead:
         raise OutpaceError(
-            f"logits_processors see emitted tokens only, and verifier={verifier.name!r} looks further ahead; "
+            f"logits_processors see emitted tokens only, but verifier={verifier.name!r} looks further ahead; "
             "use verifier='match' or 'rejection'"
         )
 
@@ -200,12 +201,12 @@ def check_seed(
         return
     if policy is not None and policy.timed:
         raise OutpaceError(
-            f"under verifier={verifier.name!r} the tokens of a seed depend on how many were drafted, and "
-            "adaptive=True decides that by the clock; use verifier='match', adaptive=False, or no seed"
+            f"under verifier={verifier.name!r} the tokens of a seed depend on the length of drafts, and "
+            "adaptive=True chooses it by the clock; use verifier='match', adaptive=False, or no seed"
         )
     if observer is not None and observer.timed:
         raise OutpaceError(
-            f"under verifier={verifier.name!r} the tokens of a seed depend on what was drafted, and what a "
+            f"under verifier={verifier.name!r} the tokens of a seed depend on the drafts, and what a "
             "drafter learns in the background depends on the clock; use verifier='match', or no seed"
         )
 
@@ -221,11 +222,11 @@ def check_prompt(prompt: Seq[int], target: TargetModel) -> None:
 
 
 def output_limit(prompt_length: int, params: SamplingParams, target: TargetModel, cache: Cache) -> int:
-    """Tokens that may be emitted: by ``max_new_tokens``, the context, and the rows of a static cache.
+    """Maximum number of tokens to emit: by ``max_new_tokens``, the context, and the rows of a static cache.
 
     Raises:
-        OutpaceError: a slot of the static cache has too few rows for the prompt, or the cache for
-            the request.
+        OutpaceError: a slot of the static cache has too few rows for the prompt, or the cache too few for the
+            request.
     """
     limit = params.max_new_tokens
     if target.context is not None:
@@ -234,7 +235,7 @@ def output_limit(prompt_length: int, params: SamplingParams, target: TargetModel
         if prompt_length > cache.max_length:
             raise OutpaceError(
                 f"the prompt has {prompt_length} tokens, a slot of the static cache {cache.max_length} rows; "
-                "shorten the prompt, or make the engine with a greater length"
+                "shorten the prompt, or make the engine with longer slots"
             )
         # The last token is never fed, so it needs no row.
         limit = min(limit, cache.max_length + 1 - prompt_length)

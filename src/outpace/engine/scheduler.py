@@ -1,4 +1,4 @@
-"""The batch and its queue: requests that wait for memory, prompts fed in chunks, and who gives way."""
+"""Scheduling of the batch: requests that wait for memory, prompts fed in chunks, and preemption."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from outpace.cache import Cache, CacheFull, Place, Slot
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 
-_PASSED = 8  # later requests that may join before one that waits
-_ANSWER, _DRAFT = 256, 64  # rows reserved at first: of an answer at most, and of a draft
-_LEAST = 16  # rows of a chunk, at least
-_WEIGHT = 0.3  # of the latest measurement in a mean
+_PASSED = 8  # maximum number of later requests that may join before a waiting one
+_ANSWER, _DRAFT = 256, 64  # rows reserved at first: for the answer at most, and for drafts
+_LEAST = 16  # minimum number of rows of a chunk
+_WEIGHT = 0.3  # weight of the latest measurement in a moving average
 
 
 @dataclass(eq=False)
@@ -26,12 +26,12 @@ class Active:
     """A sequence in the batch, with its rows in the cache and the drafter's state.
 
     Attributes:
-        number: of its arrival, ascending.
+        number: sequence number of its arrival.
         drafting: the ``Drafting`` that drafts for it.
-        hidden: the target's hidden states of its prompt, in pieces as they were fed, for a drafter that reads
+        hidden: the target's hidden states of its prompt, in pieces as they were fed, for drafters that read
             them.
-        ready: its prompt is in the cache, except for the rows that the next step feeds.
-        started: the drafter has a state of it.
+        ready: whether its prompt is in the cache, except for the rows that the next step feeds.
+        started: whether the drafter has a state for it.
     """
 
     sequence: Sequence
@@ -45,13 +45,13 @@ class Active:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Higher for who gives way later: by priority, then by arrival."""
+        """Sort key of preemption, the lowest first: by priority, then the newest first."""
         return self.sequence.priority, -self.number
 
 
 @dataclass
 class _Waiting:
-    """A request that waits, and how many later ones have joined before it."""
+    """A waiting request, and the number of later ones that joined before it."""
 
     sequence: Sequence
     number: int
@@ -59,22 +59,22 @@ class _Waiting:
 
     @property
     def turn(self) -> tuple[bool, int, int]:
-        """Ascending in the order of admission."""
+        """Sort key of admission, the lowest first."""
         late = self.passed >= _PASSED
         return not late, 0 if late else -self.sequence.priority, self.number
 
 
 class Scheduler:
-    """Lets requests join, in turn, as the cache has rows for them, and picks who gives way.
+    """Scheduler that admits requests while the cache has rows for them, and chooses which to preempt.
 
-    A request joins if the cache can reserve its prompt, its answer (256 tokens of it at first) and a draft.
-    Higher priorities go first, equals in the order of their arrival. Where one does not fit, later ones that
-    fit join before it, but no more than 8 of them. A sequence that outgrows its rows takes them from the
-    newest sequence of the lowest priority, which waits again and goes on from its tokens.
+    A request joins if the cache can reserve rows for its prompt, its answer (256 tokens of it at first) and a
+    draft. Higher priorities join first, equal ones in the order of arrival. If a request does not fit, up to
+    8 later ones that fit join before it. A sequence that outgrows its rows takes them from the newest
+    sequence of the lowest priority, which is preempted: it waits again and is later resumed from its tokens.
 
     Args:
-        prefill_chunk: rows of a chunk at most.
-        most: sequences in the batch at most; None for no limit.
+        prefill_chunk: maximum number of rows of a chunk.
+        most: maximum number of sequences in the batch; None for no limit.
     """
 
     def __init__(self, target: TargetModel, prefill_chunk: int, most: int | None = None) -> None:
@@ -95,20 +95,20 @@ class Scheduler:
 
     @property
     def joining(self) -> bool:
-        """True if a sequence waits, or has rows of its prompt to be fed."""
+        """True if a sequence is waiting, or has rows of its prompt to feed."""
         return bool(self._waiting) or not all(active.ready for active in self.active)
 
     def add(self, sequence: Sequence) -> None:
-        """Let a sequence wait, one that has ended excepted."""
+        """Add a sequence to the queue, unless it has ended."""
         if sequence.finish_reason is None:
             self._waiting[sequence] = _Waiting(sequence, next(self._numbers))
 
     def forget(self, sequence: Sequence) -> bool:
-        """Take a sequence out of those that wait. False if it is none of them."""
+        """Remove a sequence from the queue; return False if it is not in it."""
         return self._waiting.pop(sequence, None) is not None
 
     def admit(self, cache: Cache) -> list[Active]:
-        """Sequences that join now, each with a slot. One that cannot be opened ends with its error."""
+        """Admit sequences, each with a slot. One whose slot cannot be opened ends with the error."""
         joined: list[Active] = []
         queue = self._in_turn()
         while queue:
@@ -134,14 +134,14 @@ class Scheduler:
         return deque(sorted(self._waiting.values(), key=attrgetter("turn")))
 
     def _pass(self, number: int) -> bool:
-        """Count a request that joined before earlier ones. True if that makes it the turn of one of them."""
+        """Count a request that joined before earlier ones; return True if one of those must join next."""
         passed = [one for one in self._waiting.values() if one.number < number]
         for one in passed:
             one.passed += 1
         return any(one.passed == _PASSED for one in passed)
 
     def _open(self, cache: Cache, sequence: Sequence) -> Slot | None:
-        """A slot with room for a sequence; None where there is too little now."""
+        """Allocate a slot with room for a sequence; None if there is too little room now."""
         if any(most is not None and len(cache) >= most for most in (cache.max_slots, self._most)):
             return None
         rows = len(sequence.tokens) + min(sequence.room, _ANSWER) + _DRAFT
@@ -154,17 +154,17 @@ class Scheduler:
         return slot
 
     def chunk(self, cache: Cache, rides: bool) -> tuple[dict[Active, int], int]:
-        """Rows of prompts to feed now, in one forward.
+        """Choose the rows of prompts to feed now, in one forward.
 
-        Where others decode, a chunk costs about half a decode step, and prompts share it; otherwise each
-        prompt feeds a whole chunk. Where no one decodes and the last rows of all prompts can ride in the
-        first step's forward, the same number of each, they are left to it: one forward less.
+        While other sequences are decoding, a chunk costs about half a decode step, and prompts share it;
+        otherwise each prompt feeds a full chunk. If none is decoding and the last rows of all prompts, equal
+        in number, fit into the first step's forward, they are left to that step, which saves a forward.
 
         Args:
-            rides: whether rows of a prompt may ride at all.
+            rides: whether a step's forward may include rows of a prompt.
 
         Returns:
-            The rows of each prompt, and how many of each are left to the step.
+            The number of rows of each prompt, and the number per prompt that is left to the step.
         """
         reading = sorted((a for a in self.active if not a.ready), key=lambda a: a.rank, reverse=True)
         behind = {a: len(a.sequence.tokens) - 1 - cache.length(a.slot) for a in reading}
@@ -179,10 +179,10 @@ class Scheduler:
         return {a: min(rows, most) for a, rows in behind.items()}, 0
 
     def make_room(self, cache: Cache, release: Callable[[Active], None]) -> None:
-        """Reserve a row for each root, and let the last in rank wait again where too few are left.
+        """Reserve a row for each root, and preempt the lowest-ranked sequences if there are too few rows.
 
         Args:
-            release: takes a sequence out of the batch, and gives its rows back.
+            release: removes a sequence from the batch and frees its rows.
         """
         short = [a for a in self.ready if len(a.sequence.tokens) > cache.room(a.slot)]
         for active in sorted(short, key=lambda a: a.rank, reverse=True):
@@ -190,7 +190,7 @@ class Scheduler:
             while active in self.active and rows > cache.room(active.slot):
                 try:
                     cache.reserve(active.slot, rows)
-                    break  # a cache may make room only as rows come
+                    break  # some caches allocate only when rows are written
                 except CacheFull:
                     last = min(self.active, key=lambda a: a.rank)
                     release(last)
@@ -198,10 +198,10 @@ class Scheduler:
 
 
 class Pace:
-    """Number of a prompt's rows that cost about half a decode step, as measured.
+    """Number of a prompt's rows that cost about half a decode step, from measurements.
 
     Args:
-        most: rows of a chunk at most, and where no one decodes.
+        most: maximum number of rows of a chunk, used as is when no sequence is decoding.
     """
 
     def __init__(self, most: int) -> None:
@@ -216,7 +216,7 @@ class Pace:
         self._chunk = _mean(self._chunk, rows, seconds)
 
     def rows(self) -> int:
-        """Of the next chunk: half a step's seconds over the seconds per further row of a forward."""
+        """Rows of the next chunk: half a step's seconds divided by the seconds per further row."""
         least = min(_LEAST, self.most)
         if self._step is None or self._chunk is None:
             return least

@@ -51,18 +51,17 @@ def accelerate(
     Only this instance is changed: it gets an attribute ``generate``, which ``restore(model)`` deletes. A copy
     (copy.copy, copy.deepcopy, pickle) is a plain model. Accelerating a model again replaces the settings.
 
-    What differs from the stock generate():
+    Differences from the stock generate():
 
-    - rows are processed one at a time: a logits processor sees input_ids [1, n], its left pads included, and
+    - rows are processed one at a time: a logits processor gets input_ids [1, n], left pads included, and
       scores [1, vocabulary], a stopping criterion input_ids [1, n];
     - ``scores`` and ``logits`` of a row that has ended are zeros, and so are its rows in ``past_key_values``,
       always a DynamicCache;
     - generation ends at the model's context with a warning, where the stock loop continues; a prompt that
-    fills
-      the context is refused;
-    - what cannot be decoded is refused with the remedy: beams, assistant_model, prompt_lookup_num_tokens,
-      DoLa, contrastive search, inputs_embeds, a filled past_key_values, output_attentions,
-      output_hidden_states, guidance_scale, synced_gpus.
+      fills the context is refused;
+    - calls that cannot be decoded are refused with the remedy: beams, assistant_model,
+      prompt_lookup_num_tokens, DoLa, contrastive search, inputs_embeds, a filled past_key_values,
+      output_attentions, output_hidden_states, guidance_scale, synced_gpus.
 
     generate() has no argument for references, so the drafter ``reference`` copies from the prompt.
 
@@ -78,11 +77,11 @@ def accelerate(
             seeds would not make a call repeatable, so True refuses sampling there.
         profile: a file written by ``outpace tune``, which names the drafter in place of ``drafter``. It was
             the fastest for calls with as many rows as the ``--batch`` it was tuned with.
-        exact: make the logits of drafted and plain rows the same to the last bit, so that in half precision
-            too no near-tie differs from ``accelerate(model, "none")``. "auto": where this is tested and costs
+        exact: make the logits of drafted and plain rows equal to the last bit, so that even in half precision
+            no near-tie differs from ``accelerate(model, "none")``. "auto": if this is tested and costs
             little; True refuses other models, with the reason. See ``CausalTarget``.
-        pack: lay weights of linear layers out anew on a CPU, beside the model's own, until ``restore``.
-            "auto": where that is faster and memory allows.
+        pack: keep a packed copy of the weights of linear layers on a CPU until ``restore``. "auto": if that
+            is faster and memory allows.
 
     Warns:
         UserWarning: the verifier is lossy.
@@ -95,11 +94,11 @@ def accelerate(
     costs: Mapping[str, Any] = {}
     if profile is not None:
         if drafter is not None:
-            raise OutpaceError("give a drafter or a profile, not both: a profile names a drafter")
+            raise OutpaceError("give a drafter or a profile, not both: the profile names its drafter")
         known = load_profile(profile, Engines("none", "match", exact=exact, pack=pack).target(model))
         drafter, costs = known.drafter, known.costs
     engines = Engines("lookahead" if drafter is None else drafter, verifier, adaptive, costs, exact, pack)
-    with engines.lend(engines.target(model)):  # parts that do not fit are reported now, not at the first call
+    with engines.lend(engines.target(model)):  # refuses mismatched parts now, not at the first call
         pass
     _refuse_foreign(model)
     _warn_if_lossy(verifier)
@@ -126,12 +125,12 @@ def decode(
 ) -> Callable[..., Any]:
     """A callable for one call: ``model.generate(..., custom_generate=outpace.decode("lookahead"))``.
 
-    It does what ``accelerate`` does, except for streamers and stop strings: transformers passes neither
-    ``streamer`` nor ``tokenizer`` to a callable. A streamer would receive the prompt and nothing more, not
-    even its end, and ``stop_strings`` fails without a tokenizer. ``assistant_model`` and ``synced_gpus`` are
-    not passed either; they are ignored. Use ``accelerate`` for any of these. An engine is made for each call,
-    which costs a forward over one token and, once per model, a self-test; ``accelerate`` keeps its engine,
-    and packs weights and tests bits, for which a call is too short.
+    Equivalent to ``accelerate``, except for streamers and stop strings: transformers passes neither
+    ``streamer`` nor ``tokenizer`` to a callable. A streamer would receive only the prompt, not even the end,
+    and ``stop_strings`` fails without a tokenizer. ``assistant_model`` and ``synced_gpus`` are not passed
+    either, and therefore ignored. Use ``accelerate`` for any of these. Each call makes an engine, which costs
+    a forward over one token and, once per model, a self-test; ``accelerate`` keeps its engine, packs weights
+    and tests for bit-exactness, which does not pay for a single call.
 
     Args:
         drafter: a drafter or its spec string; "none" decodes plainly.

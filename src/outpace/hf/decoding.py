@@ -1,4 +1,4 @@
-"""The decoding loop that generate() calls: a prepared request in, transformers' own kind of output out."""
+"""Decoding loop called by generate(): decodes a prepared request and returns transformers' output types."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from outpace.sequence import Sequence
 from outpace.targets import TargetModel
 
 _log = logging.getLogger(__name__)
-_ROOM = 512  # new tokens to make room for in the cache at once; it grows
-_DRAFT = 64  # rows to make room for beside them
+_ROOM = 512  # new tokens for which the cache is sized at first; it grows
+_DRAFT = 64  # additional rows for drafts
 
 
 @dataclass(frozen=True)
 class Request:
-    """Arguments that generate() prepared.
+    """Arguments prepared by generate().
 
     Attributes:
         input_ids: [rows, length], left-padded.
-        pads: of each row.
-        limit: new tokens, at most; at least 1. It keeps to the model's context.
-        asked: the same without the context.
+        pads: number of pads of each row.
+        limit: maximum number of new tokens, at least 1, within the model's context.
+        asked: the requested maximum, regardless of the context.
         stops: tokens that end a row.
-        criteria: those that must be called for each token.
-        pad: the token behind rows that ended before others; None: no row does.
+        criteria: criteria that must be called for each token.
+        pad: the token that pads rows that ended before others; None if no row does.
     """
 
     config: GenerationConfig
@@ -52,11 +52,11 @@ class Request:
 
 
 class Decoder:
-    """A callable for ``custom_generate``: the loop alone, after transformers has prepared everything.
+    """Callable for ``custom_generate``: the decoding loop, after transformers has prepared everything.
 
     Args:
-        engines: where to borrow an engine.
-        streamer: gets the new tokens, [rows] each time; the prompt it has already, and end() is the caller's.
+        engines: lends an engine.
+        streamer: receives new tokens, [rows] each time. The caller passes the prompt and calls end().
     """
 
     def __init__(self, engines: Engines, streamer: Any = None) -> None:
@@ -75,11 +75,11 @@ class Decoder:
         """Decode; called by generate().
 
         Raises:
-            OutpaceError: something was asked for that outpace cannot do; the message names the remedy.
+            OutpaceError: the request is not supported; the message names the remedy.
         """
         refuse_request(model, generation_config, logits_processor, model_kwargs)
         cache = model_kwargs.get("past_key_values")
-        # The mark of a caller's own cache: set by newer transformers, and by our wrapper always.
+        # Marks a caller's own cache; set by newer transformers and always by `Generate`.
         wanted = generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", False)
         target = self._engines.target(model)
         request = _request(target, input_ids, stopping_criteria, generation_config, model_kwargs)
@@ -110,7 +110,7 @@ class Decoder:
         return GenerateDecoderOnlyOutput(**found)
 
     def _decode(self, engine: RowEngine, rows: list[Row], request: Request) -> list[Sequence]:
-        """Decode all rows to their end. Streams each column of new tokens once every row has it."""
+        """Decode all rows to their end, and stream each column of new tokens once every row has it."""
         sequences = [
             engine.add(row.prompt, row.params, row.ends if row.needs_criteria else None) for row in rows
         ]
@@ -142,7 +142,7 @@ def _request(
     pads = left_pads(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
     longest, stops, others = split_criteria(criteria)
     length = input_ids.shape[1]
-    # As in transformers' loop, which looks at the length only after the first token.
+    # As in transformers' loop, which checks the length only after the first token.
     asked = sys.maxsize if longest is None else max(1, longest - length)
     context = target.context
     room = asked if context is None else context - (length - min(pads))
@@ -161,7 +161,7 @@ def _request(
         pads=pads,
         limit=min(asked, room),
         asked=asked,
-        # transformers lets a token be named that the model does not have; it is never said.
+        # transformers accepts end tokens that the model does not have; they are never emitted.
         stops=[token for token in stops if 0 <= token < target.vocabulary],
         criteria=others,
         pad=None if pad is None else int(pad),
@@ -181,7 +181,7 @@ def _rows(request: Request, processors: LogitsProcessorList) -> list[Row]:
         seeds = list(torch.randint(2**63 - 1, (count,)).tolist())
     recorded = bool(config.return_dict_in_generate)
     rows: list[Row] = []
-    # With a token to pad with, a row that ended is padded; without one it grows on until all have ended.
+    # With a pad token, a row that ended is padded; without one it keeps growing until all have ended.
     lockstep = rows if request.criteria and request.pad is None and count > 1 else ()
     for place in range(count):
         record = Recording(
@@ -219,7 +219,7 @@ def _columns(sequences: Seq[Sequence], start: int, end: int, pad: int | None) ->
 
 
 def _stack(records: Seq[list[Tensor] | None], length: int) -> tuple[Tensor, ...] | None:
-    """For each new token [rows, vocabulary], zeros where a row had ended; None where nothing was recorded."""
+    """For each new token [rows, vocabulary], zeros if a row had ended; None if nothing was recorded."""
     steps = []
     for step in range(length):
         column = []
@@ -232,12 +232,12 @@ def _stack(records: Seq[list[Tensor] | None], length: int) -> tuple[Tensor, ...]
 
 
 def _fill(cache: Any, kept: list[list[LayerRows]], pads: list[int], columns: int, model: Any) -> Any:
-    """A DynamicCache of the committed rows, [rows, heads, columns, size], zeros at pads and behind the end.
+    """A DynamicCache of the committed rows, [rows, heads, columns, size], zeros at pads and after the end.
 
     Args:
         cache: empty; filled in place if it is a plain DynamicCache.
-        kept: for each row of the batch, keys and values of each layer, [1, heads, n, size].
-        columns: prompt, pads included, and output less the last token, which no forward has seen.
+        kept: per row of the batch, keys and values of each layer, [1, heads, n, size].
+        columns: length of the prompt with pads and the output, minus the last token, which was never fed.
     """
     if type(cache) is not DynamicCache or getattr(cache, "offloading", False):
         cache = DynamicCache(config=model.config.get_text_config(decoder=True))

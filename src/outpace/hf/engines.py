@@ -1,4 +1,4 @@
-"""Engines of one model, kept between calls of generate(): one for each thread that decodes at the moment."""
+"""Engines of one model, kept between calls of generate(): one per thread that is decoding."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from outpace.verify import Verifier
 
 LayerRows = tuple[Tensor, Tensor]
 
-# The state in which each model has passed the self-test of its target, so that decode() need not repeat it.
+# The state in which each model passed its target's self-test, so that decode() need not repeat it.
 _passed: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
 
 
 def _state(model: Any) -> tuple[Any, ...]:
     """Key of a target: another dtype, device, attention or vocabulary needs another target."""
     if not isinstance(model, PreTrainedModel):
-        return ()  # Target says what it is
+        return ()  # Target refuses it
     ends: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
     places = [(end.weight.device, tuple(end.weight.shape)) for end in ends if end is not None]
     attention = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", None)
@@ -40,22 +40,22 @@ def _state(model: Any) -> tuple[Any, ...]:
 
 
 class RowEngine(Engine):
-    """An engine whose cache lives for one call, and that can keep the rows of sequences that end."""
+    """An engine with a cache per call, which can keep the rows of sequences that end."""
 
     kept: dict[Sequence, list[LayerRows]] | None = None
 
     def open(self, slots: int, length: int, keep: bool) -> None:
-        """Make the cache: slots for sequences of this many rows, draft included.
+        """Make the cache, with ``slots`` slots of ``length`` rows, drafts included.
 
         Args:
-            keep: copy the rows of each sequence that leaves into ``kept``: for each layer keys and values,
-                [1, heads, rows, size], a row for each token but the last.
+            keep: copy the rows of each sequence that leaves into ``kept``: per layer keys and values,
+                [1, heads, rows, size], a row per token except the last.
         """
         self.make_room(slots, length)
         self.kept = {} if keep else None
 
     def close(self) -> None:
-        """Give the memory of the cache back, as transformers does after each call, and let any thread in."""
+        """Free the cache, as transformers does after each call, and release the engine to any thread."""
         self.make_room(1, 1)
         self.kept = None
         self._turn.release()
@@ -68,7 +68,7 @@ class RowEngine(Engine):
         super()._leave(sequences)
 
     def _committed(self, sequence: Sequence, slot: Slot) -> list[LayerRows]:
-        # An accepted guess that ended the sequence has a row already; without a draft it would have none.
+        # Drop the row of an accepted guess that ended the sequence: without a draft it would have none.
         seen = len(sequence.tokens) - 1
         cache = self._cache
         assert isinstance(cache, KVCache)  # that of a CausalTarget
@@ -77,13 +77,13 @@ class RowEngine(Engine):
 
 
 class Engines:
-    """Makes engines for a model, lends them out, and makes them anew when the model has changed.
+    """Pool of engines for a model, rebuilt when the model changes.
 
     Args:
         drafter: a drafter or its spec string.
         verifier: a verifier or its spec string.
         adaptive: as for ``Engine``.
-        costs: measured costs of a profile, which governors begin with.
+        costs: measured costs from a profile, the initial costs of governors.
         exact, pack: as for ``CausalTarget``.
     """
 
@@ -107,7 +107,7 @@ class Engines:
         self._idle: list[RowEngine] = []
 
     def target(self, model: Any) -> TargetModel:
-        """The model as a target; made anew when it has moved, or was given another dtype, attention or head.
+        """The model as a target, rebuilt if its device, dtype, attention or head has changed.
 
         Raises:
             UnsupportedModel: drafts cannot be verified with it; the message names the reason.
@@ -123,7 +123,7 @@ class Engines:
 
     @contextmanager
     def lend(self, target: TargetModel) -> Iterator[RowEngine]:
-        """An engine for a target of this object's that no other thread uses.
+        """Lend an engine for a target of this pool that no other thread uses.
 
         Raises:
             OutpaceError: the target, the drafter and the verifier do not fit each other.
@@ -136,7 +136,7 @@ class Engines:
             )
             if self.costs and isinstance(engine.governor, Governor):
                 engine.governor.begin_with(self.costs)
-        # After an error the engine is dropped: nobody knows what state it is in.
+        # After an error the engine is dropped, since its state is undefined.
         yield engine
         engine.close()
         with self._lock:

@@ -146,7 +146,7 @@ def split_criteria(criteria: Seq[Any]) -> tuple[int | None, list[int], list[Any]
 def split_warpers(processors: Seq[LogitsProcessor]) -> tuple[list[LogitsProcessor], dict[str, Any]]:
     """Remove temperature, top-k, top-p and min-p from the end, which the engine applies identically.
 
-    Drafters can then sample as the target will; they know nothing about processors.
+    Drafters can then sample as the target will; processors are not applied to drafts.
 
     Returns:
         the other processors, and parameters for SamplingParams.

@@ -1,1 +1,1 @@
-"""Modules, batches, losses and folders that trained drafters and their training share."""
+"""Modules, batches, losses and folders shared by trained drafters and their training."""

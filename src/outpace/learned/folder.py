@@ -17,7 +17,7 @@ WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 FORMAT = 1
 
-# Keys of "config" in folders that were saved before the options of that meaning got one name.
+# Former names of options, in "config" of folders saved before they were renamed.
 _RENAMED = {
     "nodes": "max_nodes",
     "num_draft_tokens": "num_speculative_tokens",
@@ -26,7 +26,7 @@ _RENAMED = {
 
 
 def write_folder(folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write both files; the folder is made."""
+    """Write both files; create the folder if needed."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     (place / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -41,7 +41,7 @@ def read_config(folder: str | Path, method: str) -> dict[str, Any]:
     """The contents of ``config.json`` in a folder.
 
     Raises:
-        OutpaceError: there is no such file, or it is of another method or format.
+        OutpaceError: there is no such file, or it has another method or format.
     """
     path = Path(folder) / CONFIG
     if not path.is_file():
@@ -55,7 +55,7 @@ def read_config(folder: str | Path, method: str) -> dict[str, Any]:
         raise OutpaceError(f"{path} is not JSON: {error}") from error
     found = described.get("method") if isinstance(described, dict) else None
     if found != method:
-        raise OutpaceError(f"{path} is of the method {found!r}, not {method!r}; name the drafter {found}")
+        raise OutpaceError(f"{path} is of the method {found!r}, not {method!r}; use the drafter {found}")
     if described.get("format") != FORMAT:
         raise OutpaceError(
             f"{path} has format {described.get('format')!r}, and this version reads {FORMAT}; train it again"
@@ -70,7 +70,7 @@ def read_weights(folder: str | Path) -> dict[str, Tensor]:
     """The tensors in a folder, by name.
 
     Raises:
-        OutpaceError: there is no such file, or it holds something else.
+        OutpaceError: there is no such file, or it is not in safetensors format.
     """
     path = Path(folder) / WEIGHTS
     try:

@@ -1,4 +1,4 @@
-"""The default choice of a target's layers whose hidden states a drafter reads."""
+"""Choice of the target's layers whose hidden states a drafter reads."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from outpace.targets.base import TargetModel
 
 
 def low_middle_high(count: int) -> tuple[int, ...]:
-    """The layers that published drafters read, of a target with ``count`` layers."""
+    """The layers that published drafters read from a target with ``count`` layers."""
     return (2, count // 2, count - 3)
 
 
 def check_layers(method: str, layers: Seq[int], target: TargetModel) -> None:
-    """Check that a target has the layers that a drafter reads, as ``Output.hidden`` counts them.
+    """Check that a target has the layers that a drafter reads, numbered as in ``Output.hidden``.
 
     Raises:
         OutpaceError: it has fewer.
@@ -24,17 +24,17 @@ def check_layers(method: str, layers: Seq[int], target: TargetModel) -> None:
         return
     try:
         count = target.layers
-    except OutpaceError:  # the number is unknown; the layers that are named are then not checked
+    except OutpaceError:  # the number of layers is unknown, so nothing is checked
         return
     if not all(0 <= layer <= count for layer in named):
         raise OutpaceError(
-            f"{method}: it reads the target's hidden states at layers {named}, and this one has {count}; "
+            f"{method}: it reads the target's hidden states at layers {named}, but this one has {count}; "
             f"give layers from 0 to {count}, or train a drafter for this target"
         )
 
 
 def default_layers(target: TargetModel) -> tuple[int, ...]:
-    """A low, a middle and a high layer of a target; those of published drafters where it has enough.
+    """A low, a middle and a high layer of a target; those of published drafters if it has enough layers.
 
     Raises:
         OutpaceError: the target's number of layers is unknown.

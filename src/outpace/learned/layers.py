@@ -1,7 +1,7 @@
-"""Decoder layers for drafters with a module of their own: laid out, and named, as Llama's are.
+"""Decoder layers for drafters with their own module, structured and named as Llama's.
 
-So published drafters load as they are. A layer defines its rows and what they see; the place of its keys and
-values (a cache while decoding, the batch itself in training) is handed in as a ``Store``.
+Published drafters therefore load unchanged. Where a layer's keys and values are stored (in a cache while
+decoding, in the batch itself in training) is the caller's choice, passed as a ``Store``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing_extensions import Self
 
 from outpace.core import OutpaceError
 
-# New rows' keys and values, each [B, heads, width, size] -> those of all rows that attention sees.
+# New rows' keys and values, each [B, heads, width, size] -> those of all rows that are attended to.
 Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -27,16 +27,16 @@ class LayerConfig:
     """The size of decoder layers.
 
     Attributes:
-        hidden_size: size of a row; 0 is the target's.
-        intermediate_size: size of the feed-forward part; 0 is about 8/3 of a row.
-        heads: heads of attention.
-        kv_heads: heads of its keys and values.
-        head_size: size of a head; 0 divides a row among the heads.
+        hidden_size: hidden size; 0 is the target's.
+        intermediate_size: size of the feed-forward part; 0 is about 8/3 of the hidden size.
+        heads: attention heads.
+        kv_heads: heads of keys and values.
+        head_size: size of a head; 0 is the hidden size divided by the number of heads.
         eps: epsilon of the norms.
-        bias: whether the projections of attention have a bias.
+        bias: whether the attention projections have a bias.
         rope: transformers' ``rope_parameters``: ``rope_theta``, ``rope_type`` and the parameters of that
             type.
-        context: positions it was made for; some types of rope depend on it.
+        context: maximum number of positions; some types of rope depend on it.
     """
 
     hidden_size: int = 0
@@ -50,10 +50,10 @@ class LayerConfig:
     context: int = 2048
 
     def sized(self, hidden_size: int) -> Self:
-        """The same config with the default sizes filled in.
+        """The config with default sizes resolved.
 
         Args:
-            hidden_size: size of a row of the target.
+            hidden_size: the target's hidden size.
 
         Raises:
             OutpaceError: sizes that are invalid for attention.
@@ -61,14 +61,14 @@ class LayerConfig:
         for name in ("hidden_size", "intermediate_size", "head_size"):
             if getattr(self, name) < 0:
                 raise OutpaceError(
-                    f"{name} must be at least 1, or 0 for the usual, not {getattr(self, name)}"
+                    f"{name} must be at least 1, or 0 for the default, not {getattr(self, name)}"
                 )
         size = self.hidden_size or hidden_size
         if self.heads < 1 or self.kv_heads < 1 or self.heads % self.kv_heads:
             raise OutpaceError(
                 f"heads must be a multiple of kv_heads, both at least 1; not {self.heads} and {self.kv_heads}"
             )
-        # Rotary embeddings turn pairs of numbers.
+        # Rotary embeddings rotate pairs of numbers.
         head = self.head_size or max(size // self.heads // 2 * 2, 2)
         if head % 2:
             raise OutpaceError(f"head_size must be even, not {head}")
@@ -76,7 +76,7 @@ class LayerConfig:
         return replace(self, hidden_size=size, intermediate_size=wide, head_size=head)
 
     def transformers(self) -> dict[str, Any]:
-        """These sizes under the names that a LlamaConfig has for them."""
+        """These sizes by the names of a LlamaConfig."""
         return {
             "hidden_act": "silu",
             "hidden_size": self.hidden_size,
@@ -92,9 +92,9 @@ class LayerConfig:
 
 
 class Rotary:
-    """Rotary position embeddings (Su et al. 2021, arXiv 2104.09864), of every kind transformers computes.
+    """Rotary position embeddings (Su et al. 2021, arXiv 2104.09864), of the types that transformers computes.
 
-    Not a module: its frequencies stay float32 whatever the layers are cast to.
+    Not a module, so that its frequencies stay float32 when the layers are cast.
     """
 
     def __init__(self, config: LayerConfig) -> None:
@@ -134,8 +134,8 @@ class Attention(nn.Module):
     """Grouped-query attention.
 
     Args:
-        inputs: width of the rows that queries, keys and values are made of.
-        norms: whether queries and keys are normed, head by head, as Qwen3's are.
+        inputs: width of the rows from which queries, keys and values are computed.
+        norms: whether queries and keys are normalised per head, as in Qwen3.
     """
 
     def __init__(self, config: LayerConfig, inputs: int, norms: bool = False) -> None:
@@ -155,10 +155,11 @@ class Attention(nn.Module):
         return rotate(keys, angles), self.v_proj(states).view(shape).transpose(1, 2)
 
     def forward(self, states: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, store: Store) -> Tensor:
-        """[B, width, hidden size], of rows [B, width, inputs].
+        """Attend with rows [B, width, inputs] and return [B, width, hidden size].
 
         Args:
-            mask: [B or 1, 1, width, columns], true where a row sees a column of what ``store`` returns.
+            mask: [B or 1, 1, width, columns], true where a row attends to a column of the keys and values
+                that ``store`` returns.
         """
         batch, width, _ = states.shape
         queries = self.q_norm(self.q_proj(states).view(batch, width, self.heads, self.size)).transpose(1, 2)
@@ -193,7 +194,7 @@ class Layer(nn.Module):
 
     Args:
         normed: whether there is a norm before attention.
-        norms: whether queries and keys are normed.
+        norms: whether queries and keys are normalised.
     """
 
     def __init__(self, config: LayerConfig, normed: bool = True, norms: bool = False) -> None:
@@ -204,19 +205,19 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.eps)
 
     def forward(self, states: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, store: Store) -> Tensor:
-        """[B, width, hidden size], of rows of that shape; see ``Attention``."""
+        """Apply the layer to rows [B, width, hidden size]; see ``Attention``."""
         states = states + self.self_attn(self.input_layernorm(states), angles, mask, store)
         out: Tensor = states + self.mlp(self.post_attention_layernorm(states))
         return out
 
 
 def itself(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """The store of rows that see each other alone."""
+    """The store for rows that attend only to each other."""
     return keys, values
 
 
 def initialise(module: nn.Module, deviation: float = 0.02) -> None:
-    """Fresh weights: normal, biases 0, norms 1; the projections that end a residual branch smaller.
+    """Initialise weights: normal, biases 0, norms 1; smaller for projections that end a residual branch.
 
     Args:
         deviation: the standard deviation of a matrix's entries.

@@ -1,7 +1,7 @@
-"""The base of learned drafters: a trained module, made for a target and bound to it.
+"""Base class of trained modules, which are made for a target and bound to it.
 
-Authors of learned drafters import all they need from here: the batches that a module learns from
-(``batch.py``), its losses (``losses.py``) and its folder on disk (``folder.py``).
+Authors of learned drafters import everything from here: batches (``batch.py``), losses (``losses.py``) and
+folders on disk (``folder.py``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from outpace.targets.base import TargetModel
 
 L = TypeVar("L", bound="Learned")
 
-# Errors that wrong entries of a config.json cause.
+# Errors raised by wrong entries of a config.json.
 _DAMAGE = (KeyError, TypeError, AttributeError, RuntimeError)
 
 __all__ = [
@@ -46,7 +46,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Fit:
-    """The target that a module was made for; it also fits others of the same sizes, untrained for them."""
+    """The target that a module was made for. It also fits other targets of the same sizes, untrained."""
 
     vocabulary: int
     hidden_size: int
@@ -59,8 +59,9 @@ class Fit:
 
 @torch.no_grad()
 def head_weights(target: TargetModel) -> tuple[Tensor, Tensor] | None:
-    """The target's head as a matrix [vocabulary, hidden size] and a bias [vocabulary], from which a drafter's
-    own head starts. None if it is more than that, such as a soft cap on logits.
+    """The target's head as a matrix [vocabulary, hidden size] and a bias [vocabulary].
+
+    Drafters initialise their own heads from it. None if the head is not affine, for example with a soft cap.
     """
     hidden = target.hidden
     units = torch.eye(hidden.size, dtype=hidden.dtype, device=hidden.device)
@@ -73,15 +74,15 @@ def head_weights(target: TargetModel) -> tuple[Tensor, Tensor] | None:
 class Learned(nn.Module, ABC):
     """The trained part of a drafter.
 
-    The embeddings and the head that it shares with the target are not saved: ``target.embed`` and
-    ``target.head`` have them, once the module is bound.
+    Embeddings and head that it shares with the target are not saved; once the module is bound, it uses
+    ``target.embed`` and ``target.head``.
 
     Class attributes:
         method: the drafter's name.
         config_type: a frozen dataclass of plain values and tuples of them, the options of training from
             scratch.
-        fitted: the target's sizes that it depends on.
-        checkpoint_type: the options that are left when starting from a model; None if it cannot.
+        fitted: names of the target's sizes that it depends on.
+        checkpoint_type: the options when training starts from a model; None if it cannot.
 
     Args:
         config: of ``config_type``.
@@ -101,61 +102,62 @@ class Learned(nn.Module, ABC):
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
-        """Layers of the target that it reads, as ``Output.hidden`` counts them."""
+        """The target's layers that it reads, numbered as in ``Output.hidden``."""
         return (-1,)
 
     def forward(self, batch: Batch, objective: Objective) -> Losses:
-        """``loss``, for wrappers of modules: devices that train together."""
+        """Compute ``loss``; the entry point for wrappers of distributed training."""
         return self.loss(batch, objective)
 
     @abstractmethod
     def loss(self, batch: Batch, objective: Objective) -> Losses:
-        """The losses of a batch. Each module pairs its logits with the places they predict."""
+        """The losses of a batch. Each module aligns its logits with the places that they predict."""
 
     @abstractmethod
     def accepted(self, batch: Batch) -> Tensor:
-        """[B, T]: the number of accepted tokens of the draft that decoding would make with the place's token
-        as its root. Greedy, the text taken for the target's own.
+        """Number of tokens accepted of the greedy draft whose root is each place's token, [B, T].
+
+        The text is taken as the target's own output.
         """
 
     @property
     def context(self) -> int | None:
-        """The positions it was made for; None for as many as the target."""
+        """Its maximum number of positions; None for the target's."""
         return None
 
     @property
     def writer(self) -> TargetModel:
-        """Itself as a language model, to write the text that on-policy training scores.
+        """The module as a language model that writes the text for on-policy training.
 
         Raises:
-            OutpaceError: it writes none without the target.
+            OutpaceError: it cannot write text without the target.
         """
         raise OutpaceError(
-            f"{self.method} drafts from the target's states at each place, so it writes no text of its own "
+            f"{self.method} drafts from the target's states at each place, so it cannot write its own text "
             "to learn from; leave out on_policy, or train a draft_model"
         )
 
     def accompany(self, folder: Path, tokenizer: Any) -> None:
-        """Write further files of its folder, before training. (By default none.)"""
+        """Write further files to its folder, before training. By default none."""
         del folder, tokenizer
 
     def calibrate(self, batches: Iterable[Batch]) -> None:
-        """Measure the figures it drafts by, once it is trained, on separate text. (By default none.)"""
+        """Measure what it needs for drafting, after training, on separate text. By default does nothing."""
         del batches
 
     def figures(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """Further figures on held-out text, by name. (By default none.)"""
+        """Further figures on held-out text, by name. By default none."""
         del batches
         return {}
 
     # -- how it is trained -------------------------------------------------------------------------------
 
     def at_step(self, step: int, steps: int) -> None:
-        """Prepare for update ``step`` of ``steps``, counted from 0. (By default nothing.)"""
+        """Prepare for update ``step`` of ``steps``, counted from 0. By default does nothing."""
         del step, steps
 
     def groups(self) -> list[tuple[float, list[nn.Parameter]]]:
-        """Groups of its weights, each with its learning rate relative to the run's."""
+        """Groups of its weights, each with a learning rate relative to the run's."""
         return [(1.0, list(self.parameters()))]
 
     # -- with a target -----------------------------------------------------------------------------------
@@ -175,9 +177,9 @@ class Learned(nn.Module, ABC):
             options: of ``checkpoint_type``.
 
         Raises:
-            OutpaceError: its modules are trained from scratch; or there is no such model, or it does not fit.
+            OutpaceError: the method trains only from scratch, there is no such model, or it does not fit.
         """
-        raise OutpaceError(f"{cls.method} is no model of its own to start from; train it from scratch")
+        raise OutpaceError(f"{cls.method} cannot start from a model; train it from scratch")
 
     def bind(self, target: TargetModel) -> None:
         """Bind the module to the target whose embeddings and head it shares.
@@ -187,7 +189,7 @@ class Learned(nn.Module, ABC):
         """
         self.check(target)
         if self._target not in (None, target):
-            raise OutpaceError(f"{self.method}: this module is bound to a target; load one per target")
+            raise OutpaceError(f"{self.method}: this module is bound to another target; load one per target")
         self._target = target
 
     def check(self, target: TargetModel) -> None:
@@ -200,8 +202,8 @@ class Learned(nn.Module, ABC):
         for what in self.fitted:
             if getattr(found, what) != getattr(self.fit, what):
                 raise OutpaceError(
-                    f"{self.method}: made for {self.fit.name} with a {what.replace('_', ' ')} of "
-                    f"{getattr(self.fit, what)}, and this target, {found.name}, has {getattr(found, what)}; "
+                    f"{self.method}: it was made for {self.fit.name} with a {what.replace('_', ' ')} of "
+                    f"{getattr(self.fit, what)}, but this target, {found.name}, has {getattr(found, what)}; "
                     f"train one for it: outpace train {self.method} --model {found.name}"
                 )
         check_layers(self.method, self.hidden_layers, target)
@@ -223,7 +225,7 @@ class Learned(nn.Module, ABC):
     # -- on disk -----------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path) -> None:
-        """Write ``config.json`` and ``model.safetensors``; the folder is made."""
+        """Write ``config.json`` and ``model.safetensors``; create the folder if needed."""
         described = {
             "method": self.method,
             "format": FORMAT,
@@ -234,11 +236,11 @@ class Learned(nn.Module, ABC):
 
     @classmethod
     def load(cls: type[L], folder: str | Path, target: TargetModel) -> L:
-        """The module in a folder that ``save`` wrote, in the target's dtype and on its device, to draft with.
+        """Load a module for drafting from a folder that ``save`` wrote, in the target's dtype and device.
 
         Raises:
             OutpaceError: there is none, it is of another method or for a target of other sizes, or a tensor
-                is missing, left over or of another shape; the message names it.
+                is missing, superfluous or of the wrong shape; the message names it.
         """
         described = read_config(folder, cls.method)
         try:
@@ -252,7 +254,7 @@ class Learned(nn.Module, ABC):
 
     @classmethod
     def config_of(cls, given: Any) -> Any:
-        """The config, of ``config_type``, of the given module, or of the one in the given folder.
+        """The config, of ``config_type``, of a module or of the one in a folder.
 
         Raises:
             OutpaceError: there is none in the folder, or it is of another method.
@@ -269,10 +271,10 @@ class Learned(nn.Module, ABC):
         return cls.config_type(**{name: _frozen(value) for name, value in described["config"].items()})
 
     def take(self, tensors: Mapping[str, Tensor], where: str) -> None:
-        """Copy in weights, one per tensor of its own.
+        """Copy weights into the module.
 
         Raises:
-            OutpaceError: a tensor is missing, left over or of another shape; the message names it.
+            OutpaceError: a tensor is missing, superfluous or of the wrong shape; the message names it.
         """
         place = f"{where} ({self.method} for {self.fit.name})"
         own = self.state_dict()
@@ -281,16 +283,16 @@ class Learned(nn.Module, ABC):
                 raise OutpaceError(f"{place}: there is no tensor {name!r}, of shape {list(tensor.shape)}")
             if tensors[name].shape != tensor.shape:
                 raise OutpaceError(
-                    f"{place}: tensor {name!r} has shape {list(tensors[name].shape)}, and by {CONFIG} it "
+                    f"{place}: tensor {name!r} has shape {list(tensors[name].shape)}, but by {CONFIG} it "
                     f"should have {list(tensor.shape)}"
                 )
         left = sorted(tensors.keys() - own.keys())
         if left:
             shape = list(tensors[left[0]].shape)
-            raise OutpaceError(f"{place}: tensor {left[0]!r}, of shape {shape}, has no place by {CONFIG}")
+            raise OutpaceError(f"{place}: tensor {left[0]!r}, of shape {shape}, is not expected by {CONFIG}")
         self.load_state_dict(dict(tensors))
 
 
 def _frozen(value: Any) -> Any:
-    """Turn JSON's lists back into the tuples they were."""
+    """Convert JSON's lists back to tuples."""
     return tuple(_frozen(part) for part in value) if isinstance(value, list) else value

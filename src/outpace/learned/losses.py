@@ -1,4 +1,4 @@
-"""Measures of a draft against the text: its loss, and the number of tokens that would be accepted."""
+"""Losses of a draft, and the number of its tokens that would be accepted."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Losses:
 
     Attributes:
         total: the scalar to minimise.
-        loss: [D], the mean of the objective at each depth.
-        acceptance: [D], the share of places where the draft's most probable token is the text's.
-        places: [D], the number of places that those means are over.
+        loss: mean of the objective at each depth, [D].
+        acceptance: share of places where the draft's most probable token is the text's, [D].
+        places: number of places in those means, [D].
     """
 
     total: Tensor
@@ -35,10 +35,10 @@ class Losses:
 def measure(
     objective: Objective, depths: Iterable[tuple[Tensor, Tensor, Tensor]], weights: Seq[float]
 ) -> Losses:
-    """The losses of a draft whose depths all have the same objective.
+    """The losses of a draft, with the same objective at all depths.
 
     Args:
-        depths: at each depth the draft's logits [N, vocabulary], the target's at the same places, and the
+        depths: per depth, the draft's logits [N, vocabulary], the target's at the same places, and the
             text's tokens [N]; N may be 0.
         weights: weight of each depth in the total.
     """
@@ -58,7 +58,7 @@ def accepted_of_chain(batch: Batch, guesses: Tensor) -> Tensor:
     """The number of accepted tokens of a chain drafted at each place of a text.
 
     Args:
-        guesses: [B, T, D], at place t the tokens guessed for t + 1, t + 2, ...
+        guesses: [B, T, D]: at place t, the tokens guessed for t + 1, t + 2, ...
 
     Returns:
         [B, T], from 0 to D.
@@ -67,7 +67,7 @@ def accepted_of_chain(batch: Batch, guesses: Tensor) -> Tensor:
 
 
 def accepted_at(batch: Batch, guesses: Tensor) -> Tensor:
-    """The number of depths accepted from the first on, with R guesses per depth: [B, T, D, R] -> [B, T].
+    """The number of leading depths accepted, with R guesses per depth: [B, T, D, R] -> [B, T].
 
     ``guesses[:, t, d]`` are guesses of the token at place t + d + 1.
     """

@@ -1,4 +1,4 @@
-"""EAGLE-3 as others publish it: vllm-project/speculators' folders, and those of SafeAILab/EAGLE.
+"""Published EAGLE-3 drafters: the formats of vllm-project/speculators and SafeAILab/EAGLE.
 
 Both are a config.json and safetensors, with the same tensors under nearly the same names. In either,
 ``d2t[i]`` is the offset to add to draft id i to get the target's id, not that id itself, and ``t2d`` is true
@@ -28,9 +28,9 @@ _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # owner/name, on the hub
 
 
 def find(given: str | Path) -> Path:
-    """The folder of a drafter: the given one or, if there is none, the hub's of that name.
+    """The folder of a drafter: the given one or, if it does not exist, the hub's of that name.
 
-    Its config.json and safetensors are fetched, no other files.
+    Only config.json and safetensors are fetched.
 
     Raises:
         OutpaceError: there is no such folder, and the hub has none of that name or cannot be reached.
@@ -45,28 +45,28 @@ def find(given: str | Path) -> Path:
     except (OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise OutpaceError(
-            f"eagle: there is no folder {given}, and the hub gives none of that name ({reason}); train one "
-            f"with: outpace train eagle --model MODEL --data FILE --out {given}; or fetch one, where there "
-            f"is a network, with: hf download {given}"
+            f"eagle: there is no folder {given}, and the hub has none of that name ({reason}); train one "
+            f"with: outpace train eagle --model MODEL --data FILE --out {given}; or fetch one, with a "
+            f"network: hf download {given}"
         ) from error
 
 
 def read(folder: str | Path) -> dict[str, Any] | None:
-    """The config.json of a published EAGLE-3 drafter, in either layout; None of anything else."""
+    """The config.json of a published EAGLE-3 drafter, in either layout; None for anything else."""
     path = Path(folder) / "config.json"
     if not path.is_file():
         return None
     try:
         config = json.loads(path.read_text("utf-8"))
     except ValueError:
-        return None  # reading it as our own then reports the error
+        return None  # the reader of outpace's own format then reports the error
     if not isinstance(config, dict) or "method" in config:
         return None
     return config if "speculators_model_type" in config or "draft_vocab_size" in config else None
 
 
 def read_tensors(folder: str | Path) -> dict[str, Tensor]:
-    """Its tensors, under the names that speculators gives them.
+    """The drafter's tensors, by speculators' names.
 
     Raises:
         OutpaceError: there are no safetensors, or they cannot be read.
@@ -74,7 +74,7 @@ def read_tensors(folder: str | Path) -> dict[str, Tensor]:
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files:
         raise OutpaceError(
-            f"eagle: there are no safetensors in {folder}; weights of another kind must be converted to "
+            f"eagle: there are no safetensors in {folder}; convert weights of another format to "
             "model.safetensors"
         )
     found: dict[str, Tensor] = {}
@@ -90,7 +90,7 @@ def read_tensors(folder: str | Path) -> dict[str, Tensor]:
 
 
 def named_layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The target's layers that the drafter reads, by its config; None if that names none."""
+    """The target's layers that the drafter reads, from its config; None if it names none."""
     key = "eagle_aux_hidden_state_layer_ids"
     layers = config.get(key) or (config.get("eagle_config") or {}).get(key)
     return tuple(layers) if layers else None
@@ -113,26 +113,26 @@ def read_config(config: Mapping[str, Any], layers: Seq[int], folder: str | Path)
     """
     kind = config.get("speculators_model_type", "eagle3")
     if kind != "eagle3":
-        raise OutpaceError(f"eagle: {folder} holds a drafter of kind {kind!r}; eagle3 is what loads")
+        raise OutpaceError(f"eagle: {folder} contains a drafter of kind {kind!r}; only eagle3 is supported")
     inner = _layer(config.get("transformer_layer_config", config), folder)
     if inner.hidden_act != "silu":
-        raise OutpaceError(f"eagle: {folder} has hidden_act {inner.hidden_act!r}; only silu is known")
+        raise OutpaceError(f"eagle: {folder} has hidden_act {inner.hidden_act!r}; only silu is supported")
     if config.get("target_hidden_size") not in (None, inner.hidden_size):
         raise OutpaceError(
-            f"eagle: the drafter in {folder} has rows of {inner.hidden_size} numbers and its target of "
+            f"eagle: the drafter in {folder} has a hidden size of {inner.hidden_size} and its target of "
             f"{config['target_hidden_size']}; they must be equal"
         )
     drafted = config.get("draft_vocab_size") or inner.vocab_size
     if drafted > inner.vocab_size:
         raise OutpaceError(
             f"eagle: the drafter in {folder} has a draft_vocab_size of {drafted} and a vocab_size of "
-            f"{inner.vocab_size}; it can draft no more ids than there are"
+            f"{inner.vocab_size}; it cannot draft more ids than there are"
         )
     depth = inner.num_hidden_layers if "transformer_layer_config" in config else 1
     kinds = set((getattr(inner, "layer_types", None) or ())[:depth]) - {"full_attention"}
     if kinds:
         raise OutpaceError(
-            f"eagle: a layer of the drafter in {folder} has {kinds.pop()!r}; only full_attention is known"
+            f"eagle: a layer of the drafter in {folder} has {kinds.pop()!r}; only full_attention is supported"
         )
     heads, nested = inner.num_attention_heads, config.get("eagle_config") or {}
     return {
@@ -156,13 +156,13 @@ def read_config(config: Mapping[str, Any], layers: Seq[int], folder: str | Path)
 
 
 def _steps(config: Mapping[str, Any]) -> int:
-    """Tokens that the drafter is meant to draft per step."""
+    """Number of tokens that the drafter is meant to draft per step."""
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
     return int(methods[0].get("speculative_tokens") or 5)
 
 
 def _layer(given: Mapping[str, Any], folder: str | Path) -> Any:
-    """The config of a drafter's layer. A published file leaves out its family's defaults."""
+    """The config of a drafter's layer. Published files omit their family's defaults."""
     from transformers import AutoConfig
 
     known = {key: value for key, value in given.items() if key not in ("model_type", "auto_map")}
@@ -182,7 +182,7 @@ def write(
     """Write a folder in speculators' layout.
 
     Args:
-        folder: where to; it is made.
+        folder: the folder, created if needed.
         fields: the EagleConfig's.
         layer: the config of its layers, under the names of a LlamaConfig.
         target: ``name_or_path`` and ``architectures`` of the target.
@@ -201,7 +201,7 @@ def write(
         "transformer_layer_config": {
             "model_type": "llama",
             **layer,
-            # The entry of transformers 5, and the two that readers before it know.
+            # The entry of transformers 5, and the two of earlier versions.
             "rope_theta": rope["rope_theta"],
             "rope_scaling": None if scaling.get("rope_type", "default") == "default" else scaling,
             "num_hidden_layers": fields["depth"],

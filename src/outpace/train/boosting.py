@@ -55,7 +55,7 @@ def still_wrong(batch: Batch, earlier: Seq[Learned]) -> Batch:
 
 @torch.no_grad()
 def accepted_together(batch: Batch, modules: Seq[Learned]) -> Tensor:
-    """[B, T]: tokens accepted at each place if the modules' drafts are merged into one tree: the maximum."""
+    """Tokens accepted at each place, [B, T], if the drafts are merged into one tree: the maximum."""
     return torch.stack([module.accepted(batch) for module in modules]).amax(dim=0)
 
 

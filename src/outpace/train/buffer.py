@@ -95,8 +95,8 @@ class Recording:
 
 
 def _failed(step: Step) -> int:
-    """1 if the target's token at the end of the path was not drafted, although the draft went on there or was
-    empty; 0 if the draft, or the text, ended there.
+    """1 if the target's token at the end of the path was not drafted, although the draft continued there or
+    was empty; 0 if the draft or the text ended there.
     """
     if len(step.tokens) == len(step.path):
         return 0

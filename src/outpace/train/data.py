@@ -91,7 +91,7 @@ def parse(value: Any, encoder: Encoder, chat: bool = False) -> Document:
     """Make a document of a line of JSONL, in the format described at ``read``.
 
     Raises:
-        OutpaceError: the line holds none; the message does not name the line.
+        OutpaceError: the line contains none; the message does not name the line.
     """
     if isinstance(value, str):
         value = {"text": value}

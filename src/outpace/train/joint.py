@@ -103,7 +103,7 @@ class Joint(Learned):
         return replace(losses, total=losses.total + 0.0 * own)
 
     def _heard(self, batch: Batch) -> tuple[Batch, Tensor]:
-        """The batch with the updated target's hidden states and logits; and those logits with their graph."""
+        """The batch with the updated target's hidden states and logits, and those logits with their graph."""
         target = self.module.target
         output = target.through(
             target.embed(batch.tokens), batch.positions, batch.seen, self.module.hidden_layers, self.weights

@@ -115,8 +115,8 @@ def train(
 ) -> Progress:
     """Train a module on packed rows and write the weights with the best held-out expected length to ``out``.
 
-    If ``out`` holds a checkpoint, the run resumes from it and ends with the weights of an uninterrupted run:
-    the order of the rows depends on seed and step alone, and each step reseeds torch.
+    If ``out`` contains a checkpoint, the run resumes from it and ends with the weights of an uninterrupted
+    run: the order of the rows depends on seed and step alone, and each step reseeds torch.
 
     If a launcher started several processes, each of which calls this function, they share the rows of each
     forward, and the first one writes.

@@ -239,9 +239,9 @@ def test_the_bar_begins_where_the_run_goes_on(run: Run, tmp_path: Path) -> None:
         ("medusa", ("--length", "4000"), "the model's context is 96; give --length 96 or less"),
         ("medusa", ("--data", "/nowhere.jsonl"), "cannot read /nowhere.jsonl"),
         ("medusa", ("--data", "hub:split=test"), "hub needs name"),
-        ("medusa", ("--on-policy", "0.5"), "so it writes no text of its own to learn from; leave out"),
+        ("medusa", ("--on-policy", "0.5"), "so it cannot write its own text to learn from; leave out"),
         ("medusa", ("--on-policy", "2"), "on_policy must be a fraction from 0 to 1, not 2.0"),
-        ("medusa", ("--draft", "x"), "medusa is no model of its own to start from"),
+        ("medusa", ("--draft", "x"), "medusa cannot start from a model"),
         ("medusa", ("--boost-after", "/nowhere"), "/nowhere is not the folder of a trained drafter"),
         ("draft_model", ("--draft", "./nowhere"), "transformers cannot load './nowhere'"),
         (

@@ -335,7 +335,7 @@ def test_another_file_is_not_replaced(folder: Path, prompts: Path, tmp_path: Pat
     other = tmp_path / "pyproject.toml"
     other.write_text('title = "mine"\n')
     result = tuned(folder, prompts, other)
-    assert result.exit_code == 2 and "a TOML file of something else" in " ".join(result.stderr.split())
+    assert result.exit_code == 2 and "a TOML file without profiles" in " ".join(result.stderr.split())
     assert other.read_text() == 'title = "mine"\n'
 
 

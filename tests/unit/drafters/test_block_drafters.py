@@ -130,7 +130,7 @@ def test_a_spec_drafter_fits_targets_of_any_size_with_its_vocabulary(tmp_path: P
     other = Target(_wider())
     found = Engine(other, SpecDrafter(str(tmp_path)), adaptive=False).generate(PROMPTS, SAMPLED)
     assert [g.tokens for g in found] == [g.tokens for g in Engine(other).generate(PROMPTS, SAMPLED)]
-    with pytest.raises(OutpaceError, match=r"a vocabulary of 12, and this target, .*, has 13"):
+    with pytest.raises(OutpaceError, match=r"a vocabulary of 12, but this target, .*, has 13"):
         SpecDrafter(str(tmp_path)).prepare(Target(tiny_llama(vocabulary=13)))
 
 

@@ -421,7 +421,7 @@ def test_it_follows_another_text_where_all_parts_do(follows: bool) -> None:
 def test_sampled_drafts_are_refused_where_they_would_be_weighed() -> None:
     drafter = Combined((DRAFT_MODEL, PromptLookup()))
     assert not drafter.probabilities and Combined((DRAFT_MODEL,)).probabilities
-    with pytest.raises(OutpaceError, match=r"parts that sample.*use verifier='match'"):
+    with pytest.raises(OutpaceError, match=r"merges sampled drafts.*use verifier='match'"):
         Engine(ToyTarget(), drafter, "rejection")
     greedy = Combined((dataclasses.replace(DRAFT_MODEL, draws="greedy"), PromptLookup()))
     assert len(Engine(ToyTarget(), greedy, "rejection").generate(PROMPTS, SAMPLED)) == 3

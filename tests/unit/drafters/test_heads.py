@@ -144,7 +144,7 @@ def test_accuracies_are_counted_by_rank() -> None:
         (lambda: MedusaConfig(heads=0), "at least 1"),
         (lambda: HydraConfig(layers=0), "at least 1"),
         (lambda: BlockwiseConfig(width=0), "above 0"),
-        (lambda: Engine(TARGET, Medusa(heads("medusa"), branching="2x2x2x2")), "there are 3 heads"),
+        (lambda: Engine(TARGET, Medusa(heads("medusa"), branching="2x2x2x2")), "there are only 3 heads"),
         (lambda: Engine(TARGET, Medusa("/nowhere")), "outpace train medusa"),
     ],
 )

@@ -319,7 +319,7 @@ def test_names_that_do_not_exist_are_refused(target: outpace.targets.TargetModel
         Engine(target, "lookahed")
     with pytest.raises(OutpaceError, match=r"no verifier 'typicle'\. Did you mean 'typical'"):
         Engine(target, verifier="typicle")
-    with pytest.raises(OutpaceError, match="verifier='block' takes chains, and Lookahead drafts trees"):
+    with pytest.raises(OutpaceError, match="verifier='block' verifies chains, but Lookahead drafts trees"):
         Engine(target, LOOKAHEAD, verifier="block")
     with pytest.raises(OutpaceError, match="a str is not a transformers model"):
         Engine("gpt2")

@@ -356,9 +356,9 @@ def test_a_stream_raises_after_its_last_token() -> None:
 def test_combined_refuses_what_it_could_not_weigh(verifier: str) -> None:
     model = DraftModel(ToyTarget(surprise=0.7), 3)
     several = Combined((model, PromptLookup()))
-    with pytest.raises(OutpaceError, match="parts that sample"):
+    with pytest.raises(OutpaceError, match="merges sampled drafts"):
         Engine(ToyTarget(), several, verifier)
-    with pytest.raises(OutpaceError, match="parts that sample"):
+    with pytest.raises(OutpaceError, match="merges sampled drafts"):
         Engine(ToyTarget(), Combined((several,)), verifier)
     if verifier == "rejection":
         Engine(ToyTarget(), Combined((replace(model, draws="greedy"), PromptLookup())), verifier)

@@ -84,8 +84,8 @@ def test_another_model_dtype_or_machine_has_none(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("no = toml = at all", "is no profile, or a broken one"),
-        ('title = "another file"', "a TOML file of something else"),
+        ("no = toml = at all", "is not a valid profile"),
+        ('title = "another file"', "a TOML file without profiles"),
         ('format = "outpace-profile"\nversion = 1', "version 1 of profiles, not 2"),
         ('format = "outpace-profile"\nversion = 2', "has no table of them"),
         (

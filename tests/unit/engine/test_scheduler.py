@@ -215,7 +215,7 @@ def test_a_sequence_goes_on_with_the_same_tokens(
 
 @pytest.mark.parametrize("memory", ["1", True, 0, -5, [1]])
 def test_memory_is_a_number(memory: Any) -> None:
-    with pytest.raises(OutpaceError, match="memory is a number of bytes"):
+    with pytest.raises(OutpaceError, match="memory must be a number of bytes"):
         Engine(ToyTarget(), memory=memory)
 
 

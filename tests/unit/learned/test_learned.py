@@ -81,7 +81,7 @@ def test_each_thing_that_does_not_fit_is_named(tmp_path: Path) -> None:
             cls.load(tmp_path, other)
 
     refused(
-        "made for ToyTarget with a vocabulary of 32, and this target, ToyTarget, has 9", other=ToyTarget(9)
+        "made for ToyTarget with a vocabulary of 32, but this target, ToyTarget, has 9", other=ToyTarget(9)
     )
     refused("is of the method 'heads', not 'others'", Others)
     config, weights = tmp_path / "config.json", tmp_path / "model.safetensors"
@@ -97,7 +97,7 @@ def test_each_thing_that_does_not_fit_is_named(tmp_path: Path) -> None:
     save_file({"down.weight": tensors["down.weight"]}, weights)
     refused(r"heads for ToyTarget\): there is no tensor 'down.bias', of shape \[3\]")
     save_file(tensors | {"up": torch.zeros(2)}, weights)
-    refused(r"tensor 'up', of shape \[2\], has no place")
+    refused(r"tensor 'up', of shape \[2\], is not expected by")
     weights.write_bytes(b"no weights")
     refused("model.safetensors cannot be read")
     config.write_text("{")

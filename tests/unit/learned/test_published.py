@@ -297,7 +297,7 @@ def without(name: str) -> dict[str, Tensor]:
         ({**weights("layers.0."), "fc.weight": torch.zeros(32, 64)}, r"'fc.weight' has shape \[32, 64\].*96"),
         (
             {**weights("layers.0."), "extra.weight": torch.zeros(2)},
-            r"'extra.weight', of shape \[2\], has no place",
+            r"'extra.weight', of shape \[2\], is not expected by",
         ),
         ({**weights("layers.0."), "d2t": torch.tensor(DRAFTED)}, "'d2t'"),
         ({**weights("layers.0."), "t2d": torch.ones(97, dtype=torch.bool)}, "'t2d'"),
