@@ -56,6 +56,8 @@ def all_scripts(run: Callable[[Script], None]) -> Iterator[Script]:
 class Enumerated:
     """A verifier's draws for one script. What the target says depends on the *node* it is asked at."""
 
+    greedy = False
+
     def __init__(self, script: Script, target: Model, draft: Draft, eos: int | None = None) -> None:
         self._script = script
         self._target = target

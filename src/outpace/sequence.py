@@ -216,6 +216,10 @@ class KeyedDraw:
             self._latest = sequence.output_length, sequence.processor(logits[node], sequence.tokens)
         return self._latest[1]
 
+    @property
+    def greedy(self) -> bool:
+        return self.sequence.params.greedy
+
     def token(self, logits: Logits, node: int) -> int:
         """The target's own token after ``node``, the last of the path emitted so far."""
         sequence = self.sequence

@@ -120,7 +120,9 @@ CASES: dict[str, tuple[str, Sampled]] = {
     "rejection with replacement": ("rejection", Sampled(TREE)),
     "rejection without replacement": ("rejection", Sampled(TREE, replacement=False)),
     "rejection of a top-k tree": ("rejection", Chosen(TREE)),
+    "spectr": ("spectr", Sampled(TREE)),
     "block": ("block", Sampled(CHAIN)),
+    "traversal": ("traversal", Sampled(TREE, replacement=False)),
 }
 
 
@@ -215,11 +217,11 @@ def rejected_token_drawn_from_q(patch: pytest.MonkeyPatch) -> None:
 
 
 def rejected_candidate_stays_in_p(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rejection, "_without", lambda p, token: p)
+    patch.setattr(rejection, "without", lambda p, token: p)
 
 
 def p_is_not_normalised(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rejection, "_without", lambda p, token: p.index_fill(0, torch.tensor([token]), 0))
+    patch.setattr(rejection, "without", lambda p, token: p.index_fill(0, torch.tensor([token]), 0))
 
 
 def chosen_tokens_taken_for_sampled(patch: pytest.MonkeyPatch) -> None:
@@ -246,9 +248,13 @@ BUGS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], int]] = [
     ("block", accept_draws_keyed_by_position, 10_000),
     ("block", accept_draws_from_the_drafts_stream, 1_000),
 ]
+SLOW_BUGS = [
+    pytest.param(case, one_accept_draw_for_siblings, 4_000, marks=pytest.mark.slow)
+    for case in ("spectr", "traversal")
+]
 
 
-@pytest.mark.parametrize(("case", "bug", "draws"), BUGS)
+@pytest.mark.parametrize(("case", "bug", "draws"), [*BUGS, *SLOW_BUGS])
 def test_a_bug_is_seen(
     monkeypatch: pytest.MonkeyPatch, case: str, bug: Callable[[pytest.MonkeyPatch], None], draws: int
 ) -> None:

@@ -20,6 +20,8 @@ class Ours:
 
     Args:
         adaptive: as for ``Engine``.
+        beyond: tokens that an answer could still have had at its end; neither decoding nor the counts go on
+            to them. A draft is cut where answers end; with this, one of such a depth never is.
 
     Raises:
         OutpaceError: unknown drafter or verifier, or parts that do not fit each other.
@@ -35,8 +37,10 @@ class Ours:
         verifier: str = "match",
         adaptive: Adaptive = "auto",
         temperature: float = 0.0,
+        beyond: int = 0,
     ) -> None:
         self.name = spec
+        self._beyond = beyond
         if spec == BASELINE:
             verifier = "match"  # without drafts there is nothing to verify
         self._target = target
@@ -70,7 +74,7 @@ class Ours:
         try:
             for prompt, texts, seed in zip(request.prompts, request.references, request.seeds, strict=True):
                 params = SamplingParams(
-                    max_new_tokens=request.max_new_tokens,
+                    max_new_tokens=request.max_new_tokens + self._beyond,
                     temperature=request.temperature,
                     seed=seed if self._seeded else None,
                     ignore_eos=not request.ends,
@@ -80,22 +84,26 @@ class Ours:
                 took_part = engine.step()
                 for sequence in took_part:
                     sequence.check()
+                    if self._beyond and len(sequence.output) >= request.max_new_tokens:
+                        engine.remove(sequence)
                 forwards += 1
                 last |= dict.fromkeys(took_part, time.perf_counter() - began)
                 if first is None:
-                    first = _run(sequences, time.perf_counter() - began, forwards)
+                    first = _run(sequences, request, time.perf_counter() - began, forwards)
             seconds = time.perf_counter() - began
         finally:
             for sequence in sequences:
                 engine.remove(sequence)
-        found = _run(sequences, seconds, forwards, first)
+        found = _run(sequences, request, seconds, forwards, first)
         return replace(found, last_seconds=[last[sequence] for sequence in sequences])
 
     def close(self) -> None:
         """Release nothing."""
 
 
-def _run(sequences: list[Sequence], seconds: float, forwards: int, first: Run | None = None) -> Run:
+def _run(
+    sequences: list[Sequence], request: Request, seconds: float, forwards: int, first: Run | None = None
+) -> Run:
     """Sum up a run so far from the counts of its sequences.
 
     All joined at once, and a step's seconds count in full for each that took part: the one that stayed
@@ -111,7 +119,7 @@ def _run(sequences: list[Sequence], seconds: float, forwards: int, first: Run | 
     if first is not None:
         drafting -= first.draft_seconds or 0.0
         verifying -= first.verify_seconds or 0.0
-    outputs = [list(sequence.output) for sequence in sequences]
+    outputs = [list(sequence.output[: request.max_new_tokens]) for sequence in sequences]
     return Run(
         outputs=outputs,
         seconds=seconds,

@@ -25,8 +25,8 @@ VerifierName = Annotated[
     typer.Option(
         "--verifier",
         metavar="SPEC",
-        help="match: the tokens of plain decoding; rejection, block: their distribution; lossy: typical, "
-        "top_beta, bild, with options as in typical:epsilon=0.3.",
+        help="match: the tokens of plain decoding; rejection, spectr, block, traversal: their "
+        "distribution; lossy: typical, top_beta, bild, lenient, with options as in typical:epsilon=0.3.",
         rich_help_panel=MODEL,
     ),
 ]

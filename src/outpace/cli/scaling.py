@@ -130,7 +130,8 @@ def run(
     from outpace.bench.subject import fitting
 
     work = work_of(model.target)
-    fits = fitting(model, suite, settings.max_new_tokens).first(limit)
+    deepest = max(setting.depth for setting in grid)
+    fits = fitting(model, suite, settings.max_new_tokens + deepest).first(limit)
     groups = -(-len(fits.items) // batch)
     with Interrupt() as interrupt, bar(groups, "groups of prompts") as progress:
         found = measure_scaling(

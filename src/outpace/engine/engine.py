@@ -52,7 +52,7 @@ class Engine:
         target: ``outpace.Target(model)``, or a loaded transformers model.
         drafter: a drafter or its spec string; None decodes plainly.
         verifier: a verifier or its spec string: ``match`` (the tokens of plain decoding with the same seed),
-            ``rejection`` or ``block`` (their distribution), or one that is lossy.
+            ``rejection``, ``spectr``, ``block`` or ``traversal`` (their distribution), or one that is lossy.
         tokenizer: for stop strings and text; only its ``decode`` is used.
         adaptive: True lets a governor choose, from measured seconds and acceptance, how many nodes each step
             drafts, none where nothing pays; False drafts what the drafter proposes. ``"auto"`` governs under

@@ -52,7 +52,7 @@ def check_company(drafter: Drafter[Any], others: Mapping[str, Drafter[Any]], ver
 
 
 def check_shape(drafter: Drafter[Any], verifier: Verifier) -> None:
-    """Refuse a drafter of trees under a verifier of chains, and samples without their distributions."""
+    """Refuse a drafter of trees under a verifier of chains, or samples that the verifier cannot weigh."""
     if drafter.drops_distributions and not verifier.coupled:
         raise OutpaceError(
             f"{type(drafter).__name__} merges sampled drafts of its parts and drops their "
@@ -62,8 +62,19 @@ def check_shape(drafter: Drafter[Any], verifier: Verifier) -> None:
     if verifier.chains and drafter.trees:
         raise OutpaceError(
             f"verifier={verifier.name!r} verifies chains, but {type(drafter).__name__} drafts "
-            "trees; use verifier='match' or 'rejection', or a drafter of chains (draft_model, jacobi, "
-            "prompt_lookup:branches=1)"
+            "trees; use verifier='match', 'rejection' or 'traversal', or a drafter of chains (draft_model, "
+            "jacobi, prompt_lookup:branches=1)"
+        )
+    if (
+        verifier.independent
+        and drafter.trees
+        and drafter.samples
+        and not getattr(drafter, "replacement", False)
+    ):
+        raise OutpaceError(
+            f"verifier={verifier.name!r} takes siblings drawn with replacement, and {type(drafter).__name__} "
+            "draws them without; use verifier='rejection' or 'traversal', or such draws "
+            "(draft_model:branching=4x2,draws=independent,replacement=true)"
         )
 
 

@@ -70,8 +70,8 @@ def accelerate(
     Args:
         model: a loaded decoder-only transformers model.
         drafter: a drafter or its spec string; "none" decodes plainly. By default "lookahead".
-        verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection" or
-            "block" (their distribution), or a lossy one.
+        verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection",
+            "spectr", "block" or "traversal" (their distribution), or a lossy one.
         adaptive: whether a governor decides, from measured times, how much each step drafts, nothing if
             nothing pays; or a policy. "auto": if the verifier is "match". Under another verifier the rows'
             seeds would not make a call repeatable, so True refuses sampling there.
@@ -134,8 +134,8 @@ def decode(
 
     Args:
         drafter: a drafter or its spec string; "none" decodes plainly.
-        verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection" or
-            "block" (their distribution), or a lossy one.
+        verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection",
+            "spectr", "block" or "traversal" (their distribution), or a lossy one.
         adaptive: as for ``accelerate``, but measurements are forgotten after the call, and so are the earlier
             outputs remembered by ``suffix``.
 

@@ -1,7 +1,7 @@
 """The verifiers by name: they decide which drafted tokens are accepted, and which tokens a step emits.
 
-``match`` keeps the tokens of plain decoding, ``rejection`` and ``block`` their distribution. The others are
-lossy, and marked as such.
+``match`` keeps the tokens of plain decoding, ``rejection``, ``spectr``, ``block`` and ``traversal`` their
+distribution. The others are lossy, and marked as such.
 """
 
 from __future__ import annotations
@@ -9,24 +9,39 @@ from __future__ import annotations
 from outpace.spec import load
 from outpace.verify.base import Draw, Verifier
 from outpace.verify.block import Block
-from outpace.verify.lossy import BiLD, TopBeta, Typical
+from outpace.verify.lossy import BiLD, Lenient, TopBeta, Typical
 from outpace.verify.match import Match
 from outpace.verify.rejection import Rejection
+from outpace.verify.spectr import SpecTr
+from outpace.verify.traversal import Traversal
 
 __all__ = [
     "VERIFIERS",
     "BiLD",
     "Block",
     "Draw",
+    "Lenient",
     "Match",
     "Rejection",
+    "SpecTr",
     "TopBeta",
+    "Traversal",
     "Typical",
     "Verifier",
     "load_verifier",
 ]
 
-_CLASSES: tuple[type[Verifier], ...] = (Match, Rejection, Block, Typical, TopBeta, BiLD)
+_CLASSES: tuple[type[Verifier], ...] = (
+    Match,
+    Rejection,
+    SpecTr,
+    Block,
+    Traversal,
+    Typical,
+    TopBeta,
+    BiLD,
+    Lenient,
+)
 VERIFIERS: dict[str, type[Verifier]] = {cls.name: cls for cls in _CLASSES}
 
 

@@ -25,7 +25,13 @@ class Draw(Protocol):
     """The draws of one sequence at one step. Node -1 is the root.
 
     A node is the last of the path emitted so far, unless ``guessed`` names more tokens on the way to it.
+
+    Attributes:
+        greedy: the target takes its most probable tokens.
     """
+
+    @property
+    def greedy(self) -> bool: ...
 
     def token(self, logits: Logits, node: int) -> int:
         """The target's own token after ``node``."""
@@ -64,6 +70,7 @@ class Verifier(ABC):
         paper: where the method was published.
         coupled: drafts may share the target's noise: the target's own draw decides, or nothing does.
         chains: it takes chains only.
+        independent: siblings that were sampled must have been drawn with replacement.
         ahead: it asks for distributions before the tokens on the way there are emitted, so it cannot serve
             ``logits_processors``, which see emitted tokens only.
         invariant: the tokens of a seed do not depend on what was drafted.
@@ -75,6 +82,7 @@ class Verifier(ABC):
     paper: ClassVar[str]
     coupled: ClassVar[bool] = False
     chains: ClassVar[bool] = False
+    independent: ClassVar[bool] = False
     ahead: ClassVar[bool] = False
     invariant: ClassVar[bool] = False
     lossy: ClassVar[bool] = False

@@ -26,7 +26,8 @@ def block(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
     """
     if not is_chain(draft.parents):
         raise OutpaceError(
-            "the block verifier takes chains; use verifier='match' or 'rejection' for a drafter of trees"
+            "the block verifier verifies chains; use verifier='match', 'rejection' or 'traversal' for a drafter "
+            "of trees"
         )
     guesses = tuple(draft.tokens)
     share, last = 1.0, -1
@@ -36,7 +37,7 @@ def block(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
         p = proposal(draft, node, guesses[node + 1], q) if node + 1 < len(guesses) else None
         excess = q if p is None else (share * q - p).clamp(min=0)
         total = float(excess.sum())
-        stands = share if p is None else _stands(share, total)
+        stands = share if p is None else standing(share, total)
         if node < 0 or draw.accept(stands, node):
             # The excess is empty only by rounding, where a draw from q is the limit.
             last, left = node, excess if total > 0 else q
@@ -52,7 +53,7 @@ def block(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
     return Verdict(list(range(last + 1)), [*guesses[: last + 1], token])
 
 
-def _stands(share: float, excess: float) -> float:
+def standing(share: float, excess: float) -> float:
     """Probability that a beginning is accepted which is not the whole chain (section 4 of the paper).
 
     Args:

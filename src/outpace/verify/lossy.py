@@ -1,14 +1,15 @@
 """Lossy verifiers: a drafted token that is not the target's own is accepted if the target finds it likely.
 
-Each is a rule on the target's distribution at a node. Where no child is the target's own draw, the walk goes
-to the child that the rule allows and the target finds most likely; where the rule allows none, the target's
-own draw is emitted. So whatever is not drafted is what plain decoding draws there.
+Each but ``lenient`` is a rule on the target's distribution at a node. Where no child is the target's own
+draw, the walk goes to the child that the rule allows and the target finds most likely; where the rule allows
+none, the target's own draw is emitted. So whatever is not drafted is what plain decoding draws there.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -18,6 +19,7 @@ from outpace.core import Draft, OutpaceError, Verdict
 from outpace.sampling import Logits
 from outpace.verify.base import Draw, Verifier
 from outpace.verify.match import match
+from outpace.verify.rejection import rejection, try_in_turn
 
 
 def typical(q: Tensor, epsilon: float, delta: float) -> Tensor:
@@ -154,5 +156,41 @@ class BiLD(Verifier):
     def verify(self, logits: Logits, draft: Draft, draw: Draw) -> Verdict:
         def allowed(node: int) -> Tensor:
             return bild(draw.logprobs(logits, node), self.threshold)
+
+        return match(logits, draft, draw, allowed)
+
+
+@dataclass(frozen=True)
+class Lenient(Verifier):
+    """Lossy: speculative sampling that takes the draft's probabilities for smaller than they are.
+
+    A drafted token x is accepted with probability min(1, q(x) / (l p(x))), and a rejection takes l p from q.
+    No token comes with more than 1 / l times its probability; how much less is not bounded.
+    Greedy, a drafted token is accepted whose probability is at least l times the best one's.
+
+    Attributes:
+        lenience: l, above 0 and at most 1; at 1 nothing is lost.
+    """
+
+    lenience: float = 0.5
+
+    name: ClassVar[str] = "lenient"
+    paper: ClassVar[str] = (
+        "Leviathan et al. 2023, Fast Inference from Transformers via Speculative Decoding "
+        "(arXiv 2211.17192), appendix A.5"
+    )
+    lossy: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lenience <= 1:
+            raise OutpaceError(f"lenient: lenience must be above 0 and at most 1, not {self.lenience}")
+
+    def verify(self, logits: Logits, draft: Draft, draw: Draw) -> Verdict:
+        if not draw.greedy:
+            return rejection(logits, draft, draw, partial(try_in_turn, lenience=self.lenience))
+
+        def allowed(node: int) -> Tensor:
+            logprobs = draw.logprobs(logits, node)
+            return top_beta(logprobs, len(logprobs), -math.log(self.lenience))
 
         return match(logits, draft, draw, allowed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,8 +14,11 @@ from outpace.sampling import Logits
 from outpace.tree import children, path_to
 from outpace.verify.base import Draw, Verifier, likelihood_ratio, positive_part, proposal
 
+# (draft, siblings, q, draw) -> the sibling that is accepted, or None, and what is then left of q.
+Attempt = Callable[[Draft, Seq[int], Tensor, Draw], tuple[int | None, Tensor]]
 
-def rejection(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
+
+def rejection(logits: Logits, draft: Draft, draw: Draw, attempt: Attempt | None = None) -> Verdict:
     """Recursive rejection sampling: at each node its children are tried in the order they were drawn.
 
     A child x is accepted with probability min(1, q(x) / p(x)); if not, q becomes the normalised positive part
@@ -23,7 +27,11 @@ def rejection(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
     algorithm 1). On a tree of candidates drawn with replacement, p stays as it is (SpecInfer, Miao et al.
     2023, algorithm 2); of those drawn without, the rejected ones leave p, which is normalised again (Jeon et
     al. 2024, algorithm 2). A draft without distributions is made of point masses, p(x) = 1: a child is then
-    accepted with the probability that q has left for it, and equal siblings are one.
+    accepted with the probability that q has left for it, and equal siblings are one. So they are where they
+    were drawn with replacement: the children of each are draws after the same text.
+
+    Args:
+        attempt: another way to try the siblings.
 
     Raises:
         OutpaceError: the draft gives a token of its own probability 0, or lacks a distribution.
@@ -35,7 +43,8 @@ def rejection(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
     while True:
         node = nodes[0]
         siblings = [child for parent in nodes for child in below[parent]]
-        accepted, left = _try(draft, siblings, draw.distribution(logits, node), draw)
+        q = draw.distribution(logits, node)
+        accepted, left = (attempt or try_in_turn)(draft, siblings, q, draw)
         token = draw.choose(left, node) if accepted is None else draft.tokens[accepted]
         tokens.append(token)
         goes_on = draw.emit(token, logits, node)
@@ -45,27 +54,33 @@ def rejection(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
         if not goes_on:
             break
         nodes = [accepted]
-        if draft.distributions is None:
+        if draft.distributions is None or draft.replacement:
             nodes = [child for child in siblings if draft.tokens[child] == token]
     return Verdict(path_to(draft.parents, path[-1] if path else -1), tokens)
 
 
-def _try(draft: Draft, siblings: Seq[int], q: Tensor, draw: Draw) -> tuple[int | None, Tensor]:
-    """The first sibling that is accepted, or None, and what the rejections before it have left of q."""
+def try_in_turn(
+    draft: Draft, siblings: Seq[int], q: Tensor, draw: Draw, lenience: float = 1.0
+) -> tuple[int | None, Tensor]:
+    """The first sibling that is accepted, or None, and what the rejections before it have left of q.
+
+    Args:
+        lenience: factor of p, at most 1; below 1 more is accepted than q allows.
+    """
     p = None
     for child in siblings:
         token = draft.tokens[child]
         if p is None or draft.distributions is None:
             p = proposal(draft, draft.parents[child], token, q)
-        if draw.accept(min(1.0, likelihood_ratio(q, p, token)), child):
+        if draw.accept(min(1.0, likelihood_ratio(q, p, token) / lenience), child):
             return child, q
-        q = positive_part(q - p, otherwise=q)
+        q = positive_part(q - lenience * p, otherwise=q)
         if not draft.replacement:
-            p = _without(p, token)
+            p = without(p, token)
     return None, q
 
 
-def _without(p: Tensor, token: int) -> Tensor:
+def without(p: Tensor, token: int) -> Tensor:
     """p of the candidates that are left once ``token`` was drawn; all zeros if there are none."""
     left = p.clone()
     left[token] = 0

@@ -108,7 +108,7 @@ def test_what_a_peer_lacks_is_named(model: Loaded) -> None:
         make("llama.cpp")
     with pytest.raises(OutpaceError, match=r"no such file: missing\.gguf"):
         make("llama.cpp", gguf=Path("missing.gguf"))
-    with pytest.raises(OutpaceError, match=r"block.*takes chains"):
+    with pytest.raises(OutpaceError, match=r"block.*verifies chains"):
         make_methods(model, ["none", "lookahead"], "block", "auto", [], PeerOptions())
 
 

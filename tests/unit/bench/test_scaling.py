@@ -107,6 +107,14 @@ def test_a_small_measurement(model: Loaded) -> None:
         measure_scaling(model, work, suite, Settings(16), grid, stopped=lambda: True)
 
 
+def test_a_window_is_not_cut_where_an_answer_ends(model: Loaded) -> None:
+    """It is deeper than all of the answer: cut, it would never have more cells than that has tokens."""
+    suite = Suite("s", (Item("1", "all", ("abcabc",)),), "here")
+    grid = [Setting(window, 3) for window in (4, 24)]
+    narrow, wide = measure_scaling(model, work_of(model.target), suite, Settings(8), grid).points
+    assert wide.rows > 24 + narrow.rows and wide.equal and wide.tau == 8 / wide.steps
+
+
 def test_the_command(model: Loaded, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     file = tmp_path / "prompts.jsonl"

@@ -218,7 +218,7 @@ def test_logprobs_need_json(run: Run, folder: Path) -> None:
 def test_an_error_in_the_middle_begins_a_line_of_its_own(run: Run, folder: Path) -> None:
     args = ("--verifier", "block", "-d", "lookahead:window=3,ngram=3", "-t", 1, "--seed", 0)
     result = run("generate", "-m", folder, "-p", PROMPT, "-n", 40, *args)
-    assert result.exit_code == 2 and "takes chains" in result.stderr
+    assert result.exit_code == 2 and "verifies chains" in result.stderr
     assert result.stdout == "" or result.stdout.endswith("\n")
 
 

@@ -236,5 +236,5 @@ def test_options_that_do_not_go_together_are_refused(options: Any, message: str)
 
 def test_a_verifier_of_chains_refuses_trees() -> None:
     assert not DraftModel(branching="1x1").trees
-    with pytest.raises(OutpaceError, match="takes chains"):
+    with pytest.raises(OutpaceError, match="verifies chains"):
         Engine(ToyTarget(), DraftModel(draft_model(), branching="2"), "block")

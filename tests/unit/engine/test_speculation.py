@@ -123,7 +123,7 @@ def test_what_is_wrong_is_refused() -> None:
         Engine(ToyTarget(), PromptLookup(), drafters={"early": EarlyExit(layers=1)})
     with pytest.raises(OutpaceError, match="other than 'off'"):
         Engine(ToyTarget(), drafters={"off": "jacobi"})
-    with pytest.raises(OutpaceError, match="takes chains"):
+    with pytest.raises(OutpaceError, match="verifies chains"):
         Engine(ToyTarget(), verifier="block", drafters={"window": "lookahead"})
 
 

@@ -157,7 +157,7 @@ def test_it_is_longer_where_the_models_differ(seed: int) -> None:
 @pytest.mark.parametrize(
     ("draft", "message"),
     [
-        (Draft([1, 2], [-1, -1]), "takes chains; use verifier='match' or 'rejection'"),
+        (Draft([1, 2], [-1, -1]), "verifies chains; use verifier='match', 'rejection' or 'traversal'"),
         (Draft([1], [-1], {-1: torch.tensor([1.0, 0, 0, 0])}), "drafted token 1 but gives it probability 0"),
         (Draft([0, 1], [-1, 0], {-1: torch.tensor([1.0, 0, 0, 0])}), "no distribution for the children of"),
     ],
@@ -181,7 +181,7 @@ def _like_rejection(q: Tensor, p: Tensor, token: int) -> float:
     return min(1.0, float(q[token]) / float(p[token]))
 
 
-@pytest.mark.parametrize(("name", "bug"), [("_stands", _share_alone), ("likelihood_ratio", _like_rejection)])
+@pytest.mark.parametrize(("name", "bug"), [("standing", _share_alone), ("likelihood_ratio", _like_rejection)])
 def test_a_wrong_step_is_seen(monkeypatch: pytest.MonkeyPatch, name: str, bug: Callable[..., Any]) -> None:
     monkeypatch.setattr(module, name, bug)
     found = output_distribution(block, table(3), sampled(table(103), chain_shape(3)), 4)

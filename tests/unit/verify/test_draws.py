@@ -38,7 +38,7 @@ def sampler() -> DraftModel:
 def test_greedy_tokens_are_those_of_plain_decoding(drafter: str, verifier: str) -> None:
     chosen = sampler() if drafter == "draft_model" else load_drafter(drafter)
     if chosen.trees and load_verifier(verifier).chains:
-        with pytest.raises(OutpaceError, match="takes chains"):
+        with pytest.raises(OutpaceError, match="verifies chains"):
             Engine(ToyTarget(), chosen, verifier)
         return
     for params in (GREEDY, SamplingParams(max_new_tokens=28, repetition_penalty=1.3)):
@@ -54,7 +54,8 @@ def test_stats_say_whether_the_verifier_is_lossy(verifier: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("drafter", "verifier"), [("prompt_lookup", "rejection"), ("", "rejection"), ("", "block")]
+    ("drafter", "verifier"),
+    [("prompt_lookup", "rejection"), ("", "rejection"), ("", "block"), ("", "traversal")],
 )
 def test_no_two_draws_share_a_key(monkeypatch: pytest.MonkeyPatch, drafter: str, verifier: str) -> None:
     """In a whole generation: not those of two nodes, two steps or two purposes."""

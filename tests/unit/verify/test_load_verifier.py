@@ -12,7 +12,7 @@ from outpace import verify
 from outpace.core import OutpaceError
 from outpace.verify import VERIFIERS, BiLD, Match, TopBeta, Typical, load_verifier
 
-LOSSY = {"typical", "top_beta", "bild"}
+LOSSY = {"typical", "top_beta", "bild", "lenient"}
 
 
 @pytest.mark.parametrize("name", VERIFIERS)
@@ -44,7 +44,7 @@ def test_options_are_set_in_the_spec_string() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("mach", "no verifier 'mach'. Did you mean 'match'.*There are: match, rejection, block, typical"),
+        ("mach", "no verifier 'mach'. Did you mean 'match'.*There are: match, rejection, spectr, block"),
         ("guess", "no verifier 'guess'. There are: match"),
         ("match:beta=1", "match has no option 'beta'; it has: none"),
         ("typical:epsilon", "needs a value, as in epsilon=0.09"),
@@ -57,6 +57,8 @@ def test_options_are_set_in_the_spec_string() -> None:
         ("top_beta:tau=-1", "tau must be at least 0, not -1.0"),
         ("top_beta:tau=nan", "tau must be at least 0"),
         ("bild:threshold=-0.5", "threshold must be at least 0, not -0.5"),
+        ("lenient:lenience=0", "lenience must be above 0 and at most 1, not 0.0"),
+        ("lenient:lenience=1.5", "lenience must be above 0"),
     ],
 )
 def test_a_mistake_is_named_with_its_remedy(spec: str, message: str) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from drafts import always, fixed, table, trees
+from drafts import always, fixed, sampled, table, trees
 from enumeration import (
     Model,
     Text,
@@ -21,11 +21,14 @@ from enumeration import (
     output_distribution,
     plain_distribution,
 )
-from outpace.core import Draft
+from outpace.core import Draft, SamplingParams
+from outpace.sampling import Key, Logits
+from outpace.sequence import KeyedDraw, Sequence
 from outpace.tree import chain
-from outpace.verify import BiLD, TopBeta, Typical, Verifier
+from outpace.verify import BiLD, Lenient, TopBeta, Typical, Verifier
 from outpace.verify.lossy import bild, top_beta, typical
 from outpace.verify.match import match
+from outpace.verify.rejection import rejection
 
 EXACT = 1e-12
 NO = -math.inf
@@ -121,6 +124,43 @@ def test_a_draw_that_is_drafted_stands_even_beside_a_likelier_guess() -> None:
     target, draft = always(0.6, 0.4), fixed(Draft([0, 1], [-1, -1]))
     found = output_distribution(TopBeta(2, 9.0).verify, target, draft, 1)
     assert difference(found, {(0,): 0.6, (1,): 0.4}) < EXACT
+
+
+# -- lenience --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lenience", [0.2, 0.5, 0.9])
+@pytest.mark.parametrize("parents", [[-1], [-1, -1]])
+def test_lenience_by_its_formula(lenience: float, parents: list[int]) -> None:
+    """Of one candidate: min(p, q / l) is accepted, and the rest follows the positive part of q - l p."""
+    q, p = table(3)(()), table(103)(())
+    target, drafts = always(*q.tolist()), sampled(always(*p.tolist()), parents)
+    verify = Lenient(lenience).verify
+    found = output_distribution(verify, target, drafts, 1)
+    if len(parents) == 1:
+        accepted = torch.minimum(p, q / lenience)
+        left = (q - lenience * p).clamp(min=0)
+        expected = accepted + (1 - accepted.sum()) * left / left.sum()
+        assert difference(found, {(token,): float(x) for token, x in enumerate(expected)}) < EXACT
+        assert all(found[token,] <= float(q[token]) / lenience + EXACT for token in range(4))
+    assert difference(found, plain_distribution(target, 1)) > 0.01
+    assert expected_length(verify, target, drafts) > expected_length(rejection, target, drafts)
+
+
+def test_without_lenience_it_is_speculative_sampling() -> None:
+    target, drafts = table(3), sampled(table(103), [-1, -1, 0], replacement=False)
+    found = output_distribution(Lenient(1.0).verify, target, drafts, 3)
+    assert difference(found, plain_distribution(target, 3)) < EXACT
+
+
+@pytest.mark.parametrize(("lenience", "path"), [(1.0, []), (0.7, []), (0.6, [0]), (0.2, [0, 1])])
+def test_greedy_lenience_compares_with_the_best(lenience: float, path: list[int]) -> None:
+    """Drafted are a token 0.65 times as likely as the best one, and after it one 0.25 times as likely."""
+    rows = torch.tensor([[0.4, 0.26, 0.34, 0.0], [0.8, 0, 0, 0.2], [1.0, 0, 0, 0]]).log()
+    sequence = Sequence([1, 2], SamplingParams(), Key(1), limit=9)
+    verdict = Lenient(lenience).verify(Logits(rows), chain([1, 3]), KeyedDraw(sequence))
+    assert verdict.path == path
+    assert verdict.tokens == ([1, 3] if path == [0, 1] else [1] if path else []) + [0]
 
 
 # -- the rules alone -------------------------------------------------------------------------------------

@@ -236,8 +236,8 @@ def _first_only(draft: Draft, parent: int, token: int, like: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "bug", "replacement"),
     [
-        ("_without", _keep_the_rejected, False),
-        ("_without", _not_normalised, False),
+        ("without", _keep_the_rejected, False),
+        ("without", _not_normalised, False),
         ("positive_part", _never_subtract, True),
         ("positive_part", _not_normalised_either, True),
         ("positive_part", _never_subtract, False),

@@ -41,6 +41,11 @@ class Setting(NamedTuple):
     window: int
     ngram: int
 
+    @property
+    def depth(self) -> int:
+        """Tokens that its draft may look ahead."""
+        return self.window + self.ngram
+
     def spec(self, from_text: bool) -> str:
         """The drafter's. Without n-grams ``from_text``, prompt and output, all come from the window."""
         pools = f"pool_from_prompt={from_text},pool_from_output={from_text}"
@@ -200,7 +205,11 @@ def measure_scaling(
         OutpaceError: too few settings for a fit, or plain decoding failed.
     """
     specs = [setting.spec(from_text) for setting in grid]
-    methods = [Ours(subject.target, spec, adaptive=False) for spec in [BASELINE, *specs]]
+    # A window is as deep as it is wide: near the end of an answer it would be cut to what is left of it.
+    methods = [Ours(subject.target, BASELINE)] + [
+        Ours(subject.target, spec, adaptive=False, beyond=setting.depth)
+        for setting, spec in zip(grid, specs, strict=True)
+    ]
     found = measure(subject, methods, suite, batch, settings, advanced, stopped)
     if not found.groups:
         raise OutpaceError("interrupted before any prompt was decoded by every setting")

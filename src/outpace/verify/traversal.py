@@ -1,0 +1,111 @@
+"""``traversal``: block verification of trees, from the leaves up. Keeps the target's distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from outpace.core import Draft, Verdict
+from outpace.sampling import Logits
+from outpace.tree import children, path_to
+from outpace.verify.base import Draw, Verifier, likelihood_ratio, proposal
+from outpace.verify.block import standing
+from outpace.verify.rejection import without
+
+
+@dataclass
+class _Open:
+    """A node whose children are being tried.
+
+    Attributes:
+        share: probability with which the path to it is accepted, as things are.
+        q: what the children tried so far have left of the target's distribution.
+        p: the distribution that the child being tried was drawn from.
+    """
+
+    node: int
+    share: float
+    q: Tensor
+    left: Iterator[int]
+    p: Tensor | None = None
+
+
+def traversal(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
+    """Accept the first path, from the leaves up, that stands as a whole (Weng et al. 2025, algorithm 2).
+
+    A path's share is the product of q / p over its tokens, cut to 1 at each. A leaf is accepted with its
+    share. If it is not, its parent keeps the positive part of share q - p, normalised, as its q, and the sum
+    of it over that sum plus 1 - share as its share; then the next child is tried, and after the last one the
+    parent itself. So a child that the target finds too unlikely may be made up for by those after it, as in
+    block verification, which this is on a chain. Of equal siblings that a drafter chooses, the first counts.
+
+    Raises:
+        OutpaceError: the draft gives a token of its own probability 0, or lacks a distribution.
+    """
+    below = children(draft.parents)
+
+    def enter(node: int, share: float) -> _Open:
+        guessed = [draft.tokens[place] for place in path_to(draft.parents, node)]
+        return _Open(node, share, draw.distribution(logits, node, guessed), iter(below[node]))
+
+    frames = [enter(-1, 1.0)]
+    while True:
+        frame = frames[-1]
+        child = next(frame.left, None)
+        if child is not None:
+            token = draft.tokens[child]
+            if frame.p is None or draft.distributions is None:
+                frame.p = proposal(draft, frame.node, token, frame.q)
+            share = min(1.0, frame.share * likelihood_ratio(frame.q, frame.p, token))
+            if share > 0:
+                frames.append(enter(child, share))
+            else:
+                _reject(frame, draft, token)
+        elif frame.node < 0 or draw.accept(frame.share, frame.node):
+            break
+        else:
+            frames.pop()
+            _reject(frames[-1], draft, draft.tokens[frame.node])
+    return _emit(frames[-1], logits, draft, draw)
+
+
+def _reject(frame: _Open, draft: Draft, token: int) -> None:
+    """Take from a node what its rejected child stood for."""
+    assert frame.p is not None  # the child was tried
+    excess = (frame.share * frame.q - frame.p).clamp(min=0)
+    total = float(excess.sum())
+    # The excess is empty only by rounding, or where the share is small: then the node cannot stand.
+    if total > 0:
+        frame.q = excess / total
+    frame.share = standing(frame.share, total)
+    if not draft.replacement:
+        frame.p = without(frame.p, token)
+
+
+def _emit(last: _Open, logits: Logits, draft: Draft, draw: Draw) -> Verdict:
+    path = path_to(draft.parents, last.node)
+    tokens: list[int] = []
+    for place, node in enumerate(path):
+        tokens.append(draft.tokens[node])
+        if not draw.emit(tokens[-1], logits, draft.parents[node]):
+            return Verdict(path[: place + 1], tokens)
+    tokens.append(draw.choose(last.q, last.node))
+    draw.emit(tokens[-1], logits, last.node)
+    return Verdict(path, tokens)
+
+
+@dataclass(frozen=True)
+class Traversal(Verifier):
+    """The distribution of plain decoding; block verification for trees."""
+
+    name: ClassVar[str] = "traversal"
+    paper: ClassVar[str] = (
+        "Weng et al. 2025, Traversal Verification for Speculative Tree Decoding (arXiv 2505.12398)"
+    )
+    ahead: ClassVar[bool] = True
+
+    def verify(self, logits: Logits, draft: Draft, draw: Draw) -> Verdict:
+        return traversal(logits, draft, draw)
