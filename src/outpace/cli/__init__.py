@@ -1,4 +1,4 @@
-"""The command line: one file per command, with what several commands share beside them.
+"""The command line: one file per command, and files shared by several commands.
 
 torch, transformers and the rest of outpace are imported inside functions or by the ``*_run`` files, which a
 command imports when it runs, so that ``--help`` is fast.
@@ -10,7 +10,7 @@ import sys
 
 from outpace.cli.app import INTERRUPTED, app
 
-# Each registers its command; --help lists them in this order.
+# Each module registers its command; --help lists them in this order.
 # isort: off
 from outpace.cli import demo, generate, chat, drafters  # noqa: F401
 from outpace.cli import bench, scaling, compare, tune, grow  # noqa: F401

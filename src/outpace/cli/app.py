@@ -1,6 +1,6 @@
-"""The application that commands register with: mistakes as messages, exit codes, how results are shown.
+"""The application with which commands register: error messages, exit codes, display of results.
 
-Exit codes: 0 all well; 1 outputs that should be equal are not; 2 a mistake in what was asked for; 130 Ctrl-C.
+Exit codes: 0 success; 1 outputs that should be equal differ; 2 a mistake in the input; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 datastores = typer.Typer(
-    help="Datastores for the drafter [bold]retrieval[/bold]: build one, look at one.", no_args_is_help=True
+    help="Build and inspect datastores for the drafter [bold]retrieval[/bold].", no_args_is_help=True
 )
 app.add_typer(datastores, name="datastore")
 benchmarks = typer.Typer()
@@ -39,12 +39,12 @@ app.add_typer(benchmarks, name="bench")
 
 
 def fail(message: str) -> None:
-    """An error, on standard error."""
+    """Print an error on standard error."""
     screen.note(f"Error: {message}", style="bold red")
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
-    """Report a user's mistake, Ctrl-C or a full device as a message and an exit code."""
+    """Report a user's mistake, Ctrl-C or lack of memory as a message and an exit code."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -79,14 +79,14 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def _interrupted(error: BaseException | None) -> bool:
-    """Report whether Ctrl-C is behind an error: transformers' lazy modules turn it into an ImportError."""
+    """True if an error was caused by Ctrl-C, which transformers' lazy modules turn into an ImportError."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def finish(whole: bool, equal: bool = True) -> None:
-    """The exit code of a command that ran."""
+    """Exit with the code of a command that ran."""
     if not whole:
         screen.note("interrupted")
         raise typer.Exit(INTERRUPTED)

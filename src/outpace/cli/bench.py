@@ -16,7 +16,7 @@ from outpace.core import OutpaceError
 ProfileToo = Annotated[
     Path | None,
     typer.Option(
-        "--profile", help="Measure the drafter of what `outpace tune` wrote, too.", rich_help_panel=o.MODEL
+        "--profile", help="Also measure the drafter of an `outpace tune` profile.", rich_help_panel=o.MODEL
     ),
 ]
 Drafters = Annotated[
@@ -50,7 +50,7 @@ Gguf = Annotated[
     Path | None,
     typer.Option(
         "--gguf",
-        help="The model's weights for llama.cpp. Default: written from the model, by the extra gguf.",
+        help="The model's weights for llama.cpp. Default: converted from the model (extra gguf).",
         rich_help_panel=o.METHODS,
     ),
 ]
@@ -65,7 +65,7 @@ BenchRepeats = Annotated[
 BenchSeed = Annotated[
     int,
     typer.Option(
-        "--seed", help="For the first prompt and the order of the methods.", rich_help_panel=o.SAMPLING
+        "--seed", help="Seed of the first prompt and of the order of methods.", rich_help_panel=o.SAMPLING
     ),
 ]
 
@@ -103,8 +103,8 @@ def bench(
 ) -> None:
     """Measure methods on suites of prompts: speed, steps, acceptance, equality.
 
-    All methods decode the same prompts in turns, with the same stop rule.
-    Ends with exit code 1 if a method fails, or its tokens differ from plain decoding's.
+    All methods take turns on the same prompts, with the same stopping rule.
+    Ends with exit code 1 if a method fails or its tokens differ from plain decoding's.
     """
     if context.invoked_subcommand is not None:
         return refuse_given(context)
@@ -126,7 +126,7 @@ def bench(
 
 
 def refuse_given(context: typer.Context) -> None:
-    """Refuse options before a subcommand, which would not read them."""
+    """Refuse options before a subcommand, which would ignore them."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":

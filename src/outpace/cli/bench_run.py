@@ -53,7 +53,7 @@ from outpace.verify import load_verifier
 
 @dataclass(frozen=True)
 class Plan:
-    """Options of a benchmark, as far as they are known without the model."""
+    """Options of a benchmark that are known without the model."""
 
     suites: tuple[Suite, ...]
     limit: int | None
@@ -68,12 +68,12 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     def with_drafter(self, spec: str, notes: Seq[str] = ()) -> Plan:
-        """The same with one drafter more, that of a profile, and with what a reader must know of it."""
+        """Add the drafter of a profile, with notes about it."""
         drafters = self.drafters if spec in self.drafters else (*self.drafters, spec)
         return replace(self, drafters=drafters, notes=tuple(notes))
 
     def facts(self) -> dict[str, object]:
-        """Facts that figures depend on, for the record."""
+        """The settings that the figures depend on, for the record."""
         return {
             **asdict(self.settings),
             "suites": {suite.name: suite.source for suite in self.suites},
@@ -100,10 +100,10 @@ def plan(
     batches: str,
     settings: Settings,
 ) -> Plan:
-    """Read the lists of the command line.
+    """Parse the lists of the command line.
 
     Raises:
-        OutpaceError: a list has something that is not there.
+        OutpaceError: a list names something unknown.
     """
     names = [name.strip() for name in suites.split(",")]
     if len(set(names)) < len(names):
@@ -129,7 +129,7 @@ def plan(
 
 
 def _refuse_unread(peers: Seq[Peer], assistant: str | None, gguf: Path | None) -> None:
-    """Refuse options of peers that were not asked for."""
+    """Refuse options of peers that were not selected."""
     if assistant is not None and not any(peer.name == "transformers:assisted" for peer in peers):
         raise OutpaceError(
             "--assistant is the draft model of transformers:assisted; add that to --peers, or leave it out"
@@ -141,22 +141,22 @@ def _refuse_unread(peers: Seq[Peer], assistant: str | None, gguf: Path | None) -
 
 
 def batch_sizes(text: str) -> tuple[int, ...]:
-    """Numbers of prompts decoded at once.
+    """Parse numbers of prompts decoded at once.
 
     Raises:
-        OutpaceError: not different numbers of at least 1.
+        OutpaceError: they are not distinct numbers of at least 1.
     """
     try:
         sizes = tuple(int(size) for size in text.split(","))
     except ValueError:
         raise OutpaceError(f"--batch takes numbers, as in 1,4,16; not {text!r}") from None
     if min(sizes) < 1 or len(set(sizes)) < len(sizes):
-        raise OutpaceError(f"--batch takes different numbers of at least 1; not {text!r}")
+        raise OutpaceError(f"--batch takes distinct numbers of at least 1; not {text!r}")
     return sizes
 
 
 def check_outputs(as_json: str | None, html: Path | None) -> None:
-    """Refuse, before anything is measured, files that could not be written in the end.
+    """Refuse files that cannot be written before anything is measured.
 
     Raises:
         OutpaceError: a file cannot be written, or the plots' library is missing.
@@ -171,7 +171,7 @@ def check_outputs(as_json: str | None, html: Path | None) -> None:
 
 
 def run(chosen: Plan, model: Loaded, as_json: str | None, html: Path | None) -> Record:
-    """Measure, and write the table and the files that were asked for.
+    """Measure, and write the table and the requested files.
 
     Raises:
         OutpaceError: a method cannot be made, no prompt fits, or plain decoding failed.
@@ -191,10 +191,10 @@ def run(chosen: Plan, model: Loaded, as_json: str | None, html: Path | None) -> 
 
 
 def _gguf(chosen: Plan, model: Loaded, folder: Path) -> Path | None:
-    """The model's weights for llama.cpp: the file given, or one made from the model where it is asked for.
+    """The model's weights for llama.cpp: the given file, or one converted from the model if needed.
 
     Raises:
-        OutpaceError: the model cannot be written for llama.cpp.
+        OutpaceError: the model cannot be converted for llama.cpp.
     """
     if chosen.gguf is not None or not any(peer.library == "llama.cpp" for peer in chosen.peers):
         return chosen.gguf
@@ -263,12 +263,12 @@ def _measure_all(chosen: Plan, model: Loaded) -> Record:
 
 
 def _measure(chosen: Plan, model: Loaded, suites: Seq[Suite], methods: Seq[Method], found: Record) -> None:
-    """A row for each method, suite and batch, into the record.
+    """Measure each method, suite and batch size, and add the rows to the record.
 
-    Where plain decoding fails on a suite at a batch, a note takes the place of its rows.
+    If plain decoding fails on a suite at a batch size, a note replaces the rows.
 
     Raises:
-        OutpaceError: it failed on all.
+        OutpaceError: it failed on all of them.
     """
     groups = [-(-len(suite.items) // batch) for suite in suites for batch in chosen.batches]
     failures: list[str] = []
@@ -298,11 +298,11 @@ def _advance(progress: Bar, name: str) -> Callable[[Measured], None]:
 
 
 def _of_batch(methods: Seq[Method], batch: int, notes: list[str]) -> list[Method]:
-    """Methods that can decode a batch of this size."""
+    """The methods that can decode a batch of this size."""
     if batch == 1:
         return list(methods)
     for method in methods:
-        note = f"{method.name}: not with --batch above 1, it takes one prompt at a time"
+        note = f"{method.name}: not with --batch above 1, since it decodes one prompt at a time"
         if method.lone and note not in notes:
             notes.append(note)
     return [method for method in methods if not method.lone]

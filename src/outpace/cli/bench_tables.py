@@ -27,7 +27,7 @@ _DEPTHS = 8
 
 
 def show(record: Record, console: Console) -> None:
-    """All tables, and what a reader must know besides."""
+    """Print all tables and notes."""
     model, machine = record.model, record.machine
     device = machine.get("device") or f"{machine['processor']}, {machine['threads']} threads"
     console.print(f"{model['name']}, {model['dtype']} on {model['device']} ({device})", soft_wrap=True)
@@ -61,12 +61,12 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def span(interval: tuple[float, float] | None) -> str:
-    """An interval of confidence."""
+    """A confidence interval as text."""
     return "" if interval is None else f"{interval[0]:.2f}-{interval[1]:.2f}"
 
 
 def speeds(rows: Seq[Row]) -> Table:
-    """Speed, its interval, and equality."""
+    """Table of speeds, their intervals, and equality of outputs."""
     table = _table("speed over plain decoding", "tokens/s", "speed", "95%", "decode", "4-grams", "equal")
     for row in rows:
         if row.speed is None:
@@ -86,7 +86,7 @@ def speeds(rows: Seq[Row]) -> Table:
 
 
 def steps(rows: Seq[Row]) -> Table:
-    """Steps, and where their time goes."""
+    """Table of steps and the parts of their time."""
     table = _table(
         "steps, and milliseconds of each",
         *("steps", "tau", "kept", "step", "draft", "verify", "rest", "first", "roof"),
@@ -108,7 +108,7 @@ def steps(rows: Seq[Row]) -> Table:
 
 
 def acceptance(rows: Seq[Row]) -> Table:
-    """The share of the steps that accepted a token at each depth."""
+    """Table of the share of steps that accepted a token, by depth."""
     deepest = max(len(row.acceptance_by_position) for row in rows)
     depths = range(min(deepest, _DEPTHS))
     title = "steps that accepted a token, by its place in the draft"
@@ -123,7 +123,7 @@ def acceptance(rows: Seq[Row]) -> Table:
 
 
 def categories(rows: Seq[Row]) -> Table:
-    """The speed in each category."""
+    """Table of speeds by category."""
     names = list(rows[0].categories)
     table = _table("speed by category", *names)
     for row in rows[1:]:
@@ -136,7 +136,7 @@ def categories(rows: Seq[Row]) -> Table:
 
 
 def compared(found: Comparison, console: Console) -> None:
-    """Two benchmarks side by side."""
+    """Print two benchmarks side by side."""
     table = _table("speed over plain decoding", "first", "95%", "second", "95%", "change", "overlap")
     for pair in found.pairs:
         name = f"{pair.suite}, {pair.drafter}" + (f", {pair.batch} at once" if pair.batch > 1 else "")

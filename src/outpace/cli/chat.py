@@ -43,7 +43,7 @@ def chat(
     repetition_penalty: o.RepetitionPenalty = 1.0,
     seed: o.Seed = None,
 ) -> None:
-    """Talk with a model, in its chat template where it has one.
+    """Chat with a model, in its chat template if it has one.
 
     /exit or Ctrl-D ends, /reset forgets the conversation, Ctrl-C stops an answer.
     """
@@ -68,10 +68,10 @@ _HELP = "/exit or Ctrl-D ends, /reset forgets the conversation, Ctrl-C stops an 
 
 
 class Chat:
-    """A conversation: its messages, and the prompt that they make.
+    """A conversation and its prompt.
 
     Attributes:
-        messages: as chat templates take them, user and assistant in turns.
+        messages: in the format of chat templates, alternating user and assistant.
     """
 
     def __init__(self, model: Loaded, engine: Engine, params: SamplingParams) -> None:
@@ -89,9 +89,9 @@ class Chat:
         return conversation(self.model, self.messages)
 
     def fit(self) -> tuple[list[int], int]:
-        """The prompt's token ids, after dropping the oldest turns that the context has no room for.
+        """The prompt's token ids, after dropping the oldest turns if the context is full.
 
-        Also returns the number of turns dropped; a turn is a question and its answer.
+        Also returns the number of dropped turns; a turn is a question and its answer.
 
         Raises:
             OutpaceError: the last message alone is too long.
@@ -117,10 +117,10 @@ class Chat:
         interrupt: Interrupt,
         notice: Callable[[str], None] = screen.note,
     ) -> Generation:
-        """One turn: the answer streams to ``show`` and is remembered, all of it or what was not cut off.
+        """Run one turn: the answer, or the part before an interruption, is streamed to ``show`` and kept.
 
         Raises:
-            OutpaceError: the message does not fit; the conversation is as it was, less dropped turns.
+            OutpaceError: the message does not fit; the conversation is unchanged except for dropped turns.
         """
         self.messages.append({"role": "user", "content": message})
         try:
@@ -137,7 +137,7 @@ class Chat:
 
 
 def talk(chat: Chat) -> None:
-    """Read, answer, until /exit or the end of input."""
+    """Read messages and answer them until /exit or the end of input."""
     interactive = sys.stdin.isatty()
     if interactive:
         _line_editing()
@@ -156,7 +156,7 @@ def talk(chat: Chat) -> None:
 
 
 def _turn(chat: Chat, message: str) -> None:
-    """Ask, show the answer as it comes, and say how fast it was."""
+    """Run one turn, show the answer as it is decoded, and report the speed."""
     first = True
 
     def show(text: str) -> None:
@@ -197,7 +197,7 @@ def _read(interactive: bool) -> str | None:
 
 
 def _line_editing() -> None:
-    """Arrow keys and history in ``input``, where the platform has readline."""
+    """Enable arrow keys and history in ``input`` if the platform has readline."""
     try:
         import readline
     except ImportError:

@@ -19,7 +19,7 @@ SecondResult = Annotated[Path, typer.Argument(metavar="B.json", show_default=Fal
 @benchmarks.command("compare", epilog="Example: [bold]outpace bench compare monday.json friday.json[/bold]")
 @guarded
 def compare_benchmarks(first: FirstResult, second: SecondResult, as_json: o.AsJson = False) -> None:
-    """Two results of `outpace bench --json FILE` side by side, and whether they agree."""
+    """Compare two results of `outpace bench --json FILE` side by side."""
     with screen.busy("reading ..."):
         from outpace.bench import comparison
         from outpace.bench.record import read_rows

@@ -27,7 +27,7 @@ _WARM_UP_TOKENS = 8
 
 @dataclass
 class Side:
-    """One way of decoding one prompt: its answer, and the seconds of each repeat."""
+    """One way of decoding a prompt, its answer, and the seconds of each repeat."""
 
     engine: Engine
     generation: Generation | None = None
@@ -68,9 +68,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where two outputs differ; a token is None where that output has ended.
+    """The first place where two outputs differ; a token is None if that output has ended.
 
-    ``margin`` is the log probability between the model's two best tokens there, where decoding is greedy.
+    ``margin`` is the difference in log probability of the model's two best tokens there, if greedy.
     """
 
     index: int
@@ -93,7 +93,7 @@ class Comparison:
 
     Attributes:
         promised: whether the verifier promises equal tokens.
-        drift: how far the output moved, where the verifier is lossy.
+        drift: how far the output moved, if the verifier is lossy.
     """
 
     job: Job
@@ -130,7 +130,7 @@ class Comparison:
 
 
 def drift_json(drift: Drift) -> dict[str, Any]:
-    """The raw counts, and the ratios people ask for."""
+    """Raw counts and common ratios."""
     return {
         **vars(drift),
         "share_changed": drift.share_changed,
@@ -140,7 +140,7 @@ def drift_json(drift: Drift) -> dict[str, Any]:
 
 
 def first_difference(model: Loaded, plain: Generation, other: Generation) -> Difference | None:
-    """The place where two outputs of one prompt part; None if they are equal."""
+    """The first place where two outputs of a prompt differ; None if they are equal."""
     from outpace.targets.drift import parting
 
     index = parting(plain.tokens, other.tokens)
@@ -159,7 +159,7 @@ def compare(
     repeats: int,
     interrupt: Interrupt,
 ) -> Comparison | None:
-    """Decode one prompt plainly and accelerated in turns, the other one first in every second repeat.
+    """Decode a prompt plainly and accelerated in turns, in the opposite order in every second repeat.
 
     None if interrupted before both sides were measured once.
     """
@@ -185,12 +185,12 @@ def compare(
 
 
 def promises(engine: Engine, params: SamplingParams) -> bool:
-    """True if an engine promises the tokens of plain decoding; some verifiers keep a distribution only."""
+    """True if an engine promises the tokens of plain decoding, not only the distribution or less."""
     return engine.verifier.invariant or (params.greedy and not engine.verifier.lossy)
 
 
 def warm_up(engines: Seq[Engine], job: Job, params: SamplingParams, interrupt: Interrupt) -> None:
-    """A few tokens with each engine: the first forwards of a process are slower than the rest."""
+    """Decode a few tokens with each engine, since the first forwards of a process are slower."""
     short = replace(params, max_new_tokens=min(_WARM_UP_TOKENS, params.max_new_tokens))
     for engine in engines:
         run_one(engine, job.ids, short, interrupt, references=job.references_for(engine))
@@ -204,7 +204,7 @@ def compare_all(
     repeats: int,
     writer: Writer,
 ) -> tuple[list[Comparison], bool]:
-    """Compare on each prompt; JSON lines are written as they come. Also says whether the run was whole."""
+    """Compare on each prompt, and write JSON lines as they come. Return also if the run was complete."""
     found: list[Comparison] = []
     with Interrupt() as interrupt, bar(len(jobs), "comparing") as progress:
         warm_up(engines, jobs[0], params, interrupt)
@@ -224,7 +224,7 @@ def compare_all(
 
 
 def report(found: Seq[Comparison], label: str, writer: Writer) -> None:
-    """Texts to the writer, the table and the verdict to standard output."""
+    """Write texts to the writer, the table and the verdict to standard output."""
     if len(found) == 1:
         writer.write((found[0].other.answer.text or "") + "\n")
     screen.out().print(_table(found, label))
@@ -233,7 +233,7 @@ def report(found: Seq[Comparison], label: str, writer: Writer) -> None:
 
 
 def _table(found: Seq[Comparison], label: str) -> Table:
-    """Sums over the prompts of tokens, steps and median seconds."""
+    """Table of sums over the prompts: tokens, steps and median seconds."""
     from outpace.targets.drift import Drift
 
     table = Table("", "plain", label, title=None)
@@ -262,7 +262,7 @@ def _table(found: Seq[Comparison], label: str) -> Table:
 
 
 def verdict(found: Seq[Comparison]) -> list[str]:
-    """The lines that say whether the outputs are equal, and if not, where they part."""
+    """Lines that report whether the outputs are equal, and if not, where they differ."""
     unequal = [one for one in found if not one.equal]
     if not unequal:
         return ["equal: yes" if len(found) == 1 else f"equal: yes, all {len(found)} prompts"]
@@ -276,10 +276,10 @@ def verdict(found: Seq[Comparison]) -> list[str]:
 
 
 def kept(engine: Engine) -> str:
-    """The promise of a verifier that changes tokens."""
+    """What a verifier that changes tokens preserves, as text."""
     if engine.verifier.lossy:
-        return f"the verifier {engine.verifier} changes what is said"
-    return f"the verifier {engine.verifier} keeps the distribution of the output, not its tokens"
+        return f"the verifier {engine.verifier} changes the distribution of the output"
+    return f"the verifier {engine.verifier} preserves the distribution of the output, not its tokens"
 
 
 def failed(found: Seq[Comparison]) -> bool:

@@ -1,4 +1,4 @@
-"""Texts and token ids from files and folders, a piece at a time. Imports no torch."""
+"""Texts and token ids from files and folders, read piece by piece. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ARRAYS = (".npy",)
-_LETTERS = 1 << 20  # of a text read at once, up to the end of the line
+_LETTERS = 1 << 20  # characters of a text read at once, up to the end of the line
 _TOKENS = 1 << 20
 _SNIFFED = 8192
 
@@ -33,12 +33,12 @@ class Piece:
 
 
 def find(sources: list[Path]) -> tuple[list[Path], list[Path]]:
-    """The files of the sources, and those passed over: files of folders that hold no text.
+    """The files of the sources, and the skipped ones: files in folders that are not text.
 
-    Hidden files and folders are not looked into.
+    Hidden files and folders are ignored.
 
     Raises:
-        OutpaceError: a source does not exist, or there is nothing in any.
+        OutpaceError: a source does not exist, or all are empty.
     """
     files: list[Path] = []
     passed: list[Path] = []
@@ -71,14 +71,14 @@ def _is_text(file: Path) -> bool:
 
 
 def read(file: Path, field: str, end: int | None) -> Iterator[Piece]:
-    """The documents of a file: an array of token ids, a document to the line of a JSONL file, or one text.
+    """Read the documents of a file: an array of token ids, a JSONL file with one per line, or one text.
 
     Args:
-        field: where an object of a JSONL file has its text or its token ids.
-        end: a token that ends a document in an array; None where an array, or each of its rows, is one.
+        field: the field of a JSONL file's objects that contains the text or the token ids.
+        end: the token that ends a document in an array; None if the array, or each of its rows, is one.
 
     Raises:
-        OutpaceError: the file cannot be read as what its name says.
+        OutpaceError: the file does not have the format of its name.
     """
     try:
         if file.suffix.lower() in ARRAYS:
@@ -122,7 +122,7 @@ def _content(value: Any, field: str) -> str | list[int]:
     """The text or the token ids in a line's value."""
     if isinstance(value, dict):
         if field not in value:
-            raise OutpaceError(f"no {field!r}; name the field that holds the text with --field")
+            raise OutpaceError(f"no {field!r}; name the field that contains the text with --field")
         value = value[field]
     if isinstance(value, str):
         return value
@@ -137,11 +137,11 @@ def _array(file: Path, end: int | None) -> Iterator[Piece]:
     try:
         array = np.load(file, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
-        raise OutpaceError(f"{file} is no array of token ids: {error}") from None
+        raise OutpaceError(f"{file} is not an array of token ids: {error}") from None
     if array.dtype.kind not in "iu" or array.ndim not in (1, 2):
         raise OutpaceError(
-            f"{file} is no array of token ids: it is {array.dtype} of shape {array.shape}; save whole "
-            "numbers, one text or one text to the row"
+            f"{file} is not an array of token ids: it is {array.dtype} of shape {array.shape}; save whole "
+            "numbers, one text or one text per row"
         )
     for row in np.atleast_2d(array):
         for start in range(0, len(row), _TOKENS):

@@ -1,4 +1,4 @@
-"""``outpace datastore``: build one from texts or token ids, and describe one."""
+"""``outpace datastore``: build a datastore from texts or token ids, and describe one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TokenizerName = Annotated[
         "--model",
         "--tokenizer",
         "-m",
-        help="Whose tokenizer: hub name or folder. Default: the embedded model's.",
+        help="Model whose tokenizer is used: hub name or folder. Default: the embedded model.",
         rich_help_panel=o.MODEL,
     ),
 ]
@@ -39,12 +39,12 @@ VocabularySize = Annotated[
     int | None,
     typer.Option(
         "--vocabulary",
-        help="The size of the vocabulary, in place of --model where all sources are token ids.",
+        help="Size of the vocabulary, in place of --model if all sources are token ids.",
         min=1,
         rich_help_panel=o.MODEL,
     ),
 ]
-Field = Annotated[str, typer.Option("--field", help="The field with the text in objects of a .jsonl file.")]
+Field = Annotated[str, typer.Option("--field", help="Field of a .jsonl file's objects with the text.")]
 EndToken = Annotated[
     int | None,
     typer.Option("--end-token", help="The token id that ends each document of a .npy file.", min=0),
@@ -53,13 +53,13 @@ SortingMemory = Annotated[
     float,
     typer.Option(
         "--memory",
-        help="GB for sorting. Texts that need more are put in several shards, which makes look-ups slower.",
+        help="GB for sorting. Texts that need more go into several shards, which slows look-ups down.",
         min=0.001,
     ),
 ]
 DatastoreFile = Annotated[Path, typer.Argument(help="The datastore's file.", show_default=False)]
 VerifyAll = Annotated[
-    bool, typer.Option("--verify", help="Read all of it, and compare it with its checksums.")
+    bool, typer.Option("--verify", help="Read the whole file and compare it with its checksums.")
 ]
 
 
@@ -79,11 +79,11 @@ def build_datastore(
     overwrite: o.Overwrite = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """A datastore for the drafter `retrieval`, of texts or of token ids.
+    """Build a datastore for the drafter `retrieval` from texts or token ids.
 
-    A file is one document, a .jsonl file has one in each line: a text, a list
-    of token ids, or an object with either. A .npy file of token ids is one, or
-    has one in each row. Of a folder, every file that holds text is read.
+    A file is one document; a .jsonl file has one per line: a text, a list of
+    token ids, or an object with either. A .npy file of token ids is one
+    document, or has one per row. All text files of a folder are read.
     Ctrl-C leaves nothing behind.
     """
     if model is not None and vocabulary is not None:
@@ -107,7 +107,7 @@ def datastore_info(file: DatastoreFile, verify: VerifyAll = False, as_json: o.As
 
 
 _TOGETHER = 1 << 20  # bytes of text that are tokenised in one call
-_UNIT = 1_000_000  # bytes of the sources to a step of the bar
+_UNIT = 1_000_000  # bytes of the sources per step of the bar
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Of the tokens: how many there are, and the tokenizer that makes them of text, where there is one."""
+    """Size of the vocabulary, and the tokenizer, if there is one."""
 
     size: int
     name: str = ""
@@ -137,7 +137,7 @@ class Vocabulary:
     tokenizer: Callable[..., Any] | None = None
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of texts, without special tokens around them.
+        """Token ids of texts, without special tokens at their ends.
 
         Raises:
             OutpaceError: there is no tokenizer.
@@ -151,7 +151,7 @@ class Vocabulary:
 
 
 def vocabulary_of(model: str | None, trust_remote_code: bool) -> Vocabulary:
-    """The vocabulary of a model's tokenizer; of the embedded model's by default."""
+    """The vocabulary of a model's tokenizer; by default the embedded model's."""
     from outpace.drafters.retrieval.datastore_header import fingerprint
     from outpace.loading import load_tokenizer
 
@@ -161,19 +161,19 @@ def vocabulary_of(model: str | None, trust_remote_code: bool) -> Vocabulary:
 
 
 def find_sources(paths: list[Path], field: str, end_token: int | None) -> Sources:
-    """The sources as files; what is passed over is named.
+    """The files of the sources; skipped files are reported.
 
     Raises:
-        OutpaceError: one does not exist, or there is nothing in any.
+        OutpaceError: a source does not exist, or all are empty.
     """
     files, passed = corpus.find(paths)
     if passed:
-        screen.note(f"passed over, as no text: {len(passed)} files, such as {passed[0]}")
+        screen.note(f"skipped, not text: {len(passed)} files, such as {passed[0]}")
     return Sources(files, field, end_token)
 
 
 def build(found: Sources, vocabulary: Vocabulary, out: Path, memory: int) -> dict[str, Any]:
-    """Build a datastore; what ``describe`` says of it, and the seconds it took.
+    """Build a datastore; return its ``describe``, with the seconds it took.
 
     Args:
         memory: bytes that sorting may take.
@@ -201,7 +201,7 @@ def build(found: Sources, vocabulary: Vocabulary, out: Path, memory: int) -> dic
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Pieces together, as many as are worth a call of the tokenizer."""
+    """Group pieces, so that calls of the tokenizer are large enough."""
     batch: list[Piece] = []
     size = 0
     for piece in pieces:
@@ -225,10 +225,10 @@ def describe(file: Path, verify: bool = False) -> dict[str, Any]:
     """Contents of a datastore, as JSON values.
 
     Args:
-        verify: read all of it, and compare it with its checksums.
+        verify: read the whole file and compare it with its checksums.
 
     Raises:
-        OutpaceError: it is none, or it is damaged.
+        OutpaceError: it is not a datastore, or it is damaged.
     """
     from outpace.drafters.retrieval.datastore import Datastore
 
@@ -251,14 +251,14 @@ def describe(file: Path, verify: bool = False) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> Table:
-    """The same for people."""
+    """The description as a table."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     rows = {
         "file": screen.printable(found["file"]),
         "size": f"{found['bytes']:,} bytes",
         "tokens": f"{found['tokens']:,} in {found['documents']:,} documents",
         "vocabulary": f"{found['vocabulary']:,} tokens, {found['bytes_per_token']} bytes each",
-        "tokenizer": screen.printable(found["tokenizer"]) or "none: the tokens came as numbers",
+        "tokenizer": screen.printable(found["tokenizer"]) or "none: built from token ids",
         "fingerprint": found["fingerprint"] or "none",
         "shards": str(len(found["shards"])),
         "checksums": "all match" if found["verified"] else "not compared (--verify)",

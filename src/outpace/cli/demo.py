@@ -1,8 +1,8 @@
 """The demo: plain and accelerated decoding of one prompt, side by side.
 
 One machine runs both, so they take turns, and each has a clock that counts only its own seconds of prefill
-and decoding. Whichever clock is behind goes next; so both have always used about the same time, and the one
-that is faster is ahead on the screen. Drawing costs neither of them anything.
+and decoding. The one whose clock is behind runs next, so both have always used about the same time, and the
+faster one is ahead on the screen. Drawing is not counted.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ DrafterSpec = Annotated[
         rich_help_panel=o.MODEL,
     ),
 ]
-Question = Annotated[str | None, typer.Option("--prompt", "-p", help="Decode this instead of the question.")]
+Question = Annotated[str | None, typer.Option("--prompt", "-p", help="Prompt in place of the question.")]
 Once = Annotated[
-    bool, typer.Option("--once", help="Print the end only, for terminals that cannot be redrawn.")
+    bool, typer.Option("--once", help="Print only the final state, for terminals that cannot be redrawn.")
 ]
 Real = Annotated[
     bool,
@@ -77,10 +77,10 @@ def demo(
     verifier: o.VerifierName = "match",
     adaptive: o.Adaptive = None,
 ) -> None:
-    """A race: plain and accelerated decoding of one question, side by side.
+    """Race plain against accelerated decoding of one question, side by side.
 
-    Both get the same share of time. Ends with exit code 1 if their outputs are not equal, unless the verifier
-    is one that does not promise it.
+    Both get the same share of time. Ends with exit code 1 if their outputs differ, unless the verifier does
+    not promise equality.
     """
     params = sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     if prompt == "":
@@ -108,11 +108,11 @@ REAL_PROMPT = (
     "sizes fit."
 )
 
-# Steps take turns with these, so that neighbours can be told apart.
+# Steps alternate between these, so that neighbouring steps are distinguishable.
 COLOURS = ("bold green", "bold magenta", "bold cyan")
 _REDRAW_SECONDS = 1 / 15
-_NARROW = 60  # below this many columns the panels go one under the other
-_ROWS_AROUND = 10  # rows of the screen that the panels' text cannot have
+_NARROW = 60  # below this many columns the panels are stacked
+_ROWS_AROUND = 10  # rows of the screen around the panels' text
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Lane:
 
     @property
     def clock(self) -> float:
-        """Its own seconds."""
+        """Seconds that this lane has used."""
         return self.sequence.stats.seconds
 
     @property
@@ -144,7 +144,7 @@ class Lane:
         return self.sequence.finish_reason is not None
 
     def advance(self) -> None:
-        """One step."""
+        """Run one step."""
         stats = self.sequence.stats
         tokens, accepted = stats.tokens, stats.accepted
         self.engine.step()
@@ -157,7 +157,7 @@ class Lane:
             self.pieces.append(Piece(screen.printable(text), stats.steps if place < drafted else None))
 
     def text(self) -> Text:
-        """Drafted tokens in the colour of their step, the target's own plain."""
+        """The text, with drafted tokens in the colour of their step and the target's own uncoloured."""
         found = Text(no_wrap=False, overflow="fold")
         colour, last = -1, None
         for piece in self.pieces:
@@ -177,7 +177,7 @@ class Lane:
 
 
 def race(lanes: Seq[Lane]) -> Iterator[Lane]:
-    """Advance the lane whose clock is behind until all are done; yields it after each step."""
+    """Advance the lane whose clock is behind until all are done, and yield it after each step."""
     while running := [lane for lane in lanes if not lane.done]:
         lane = min(running, key=lambda lane: lane.clock)
         lane.advance()
@@ -188,7 +188,7 @@ def race(lanes: Seq[Lane]) -> Iterator[Lane]:
 
 
 def frame(lanes: Seq[Lane], console: Console, rows: int | None = None) -> RenderableType:
-    """The lanes' panels with their numbers; of longer texts only the last ``rows`` rows."""
+    """The lanes' panels with their figures, limited to the last ``rows`` rows of text."""
     beside = console.width >= _NARROW
     width = (console.width - 1) // 2 if beside else console.width
     if rows is not None and not beside:
@@ -218,18 +218,18 @@ def frame(lanes: Seq[Lane], console: Console, rows: int | None = None) -> Render
 
 
 def heading(model: Loaded, prompt: str, console: Console) -> Text:
-    """Heading: the model, the prompt, and the meaning of the colours."""
+    """The heading: model, prompt, and the meaning of the colours."""
     text = Text(f"{model}. Both take turns, each on its own clock.\n", style="dim")
     text.append(screen.printable(prompt.strip()), style="not dim")
     if console.is_terminal:
         text.append(f"\n{'bold' if console.no_color else 'coloured'}: tokens accepted from the draft")
         if not console.no_color:
-            text.append(", one colour to a step")
+            text.append(", one colour per step")
     return text
 
 
 def show(lanes: Seq[Lane], console: Console, once: bool, interrupt: Interrupt) -> None:
-    """Run the race on the screen; with ``once`` draw only its end."""
+    """Run the race on the screen; with ``once`` draw only the final state."""
     if once or not screen.live(console):
         with screen.busy("both decode ..."):
             for _ in race(lanes):
@@ -246,7 +246,7 @@ def show(lanes: Seq[Lane], console: Console, once: bool, interrupt: Interrupt) -
             if time.perf_counter() - drawn >= _REDRAW_SECONDS:
                 live.update(frame(lanes, console, rows), refresh=True)
                 drawn = time.perf_counter()
-        # When it closes, a Live shows all of its last frame, however long.
+        # When it closes, a Live prints its whole last frame, however long.
         live.update(frame(lanes, console))
 
 
@@ -254,7 +254,7 @@ def show(lanes: Seq[Lane], console: Console, once: bool, interrupt: Interrupt) -
 
 
 def verdict(model: Loaded, job: Job, lanes: Seq[Lane]) -> tuple[str, bool]:
-    """The last line, and whether the outputs are as promised: equal, but for some verifiers."""
+    """The last line, and whether the outputs are as promised: equal, except with some verifiers."""
     plain, other = (lane.sequence.generation() for lane in lanes)
     different = first_difference(model, plain, other)
     if different is None:
@@ -282,7 +282,7 @@ def run(
     once: bool,
     chat: bool = False,
 ) -> tuple[bool, bool]:
-    """Run the race; returns whether the outputs are as promised, and whether it ran to its end.
+    """Run the race; return whether the outputs are as promised, and whether it ran to its end.
 
     Args:
         chat: whether the prompt goes into the chat template.

@@ -1,4 +1,4 @@
-"""``outpace drafters``: the methods, their options and their papers, read off the classes."""
+"""``outpace drafters``: the methods, their options and their papers, read from the classes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from outpace.core import OutpaceError
 
 _HOW_TO_WRITE = (
     "An option follows the name, as in --drafter lookahead:window=5,guesses=5. A drafter as an option goes "
-    "in parentheses, and several are joined by plus signs, as in "
+    "in parentheses; join several by plus signs, as in "
     "combined:parts=(lookahead:window=5)+(prompt_lookup),max_nodes=40. The name of the first option may be "
-    "left out there, as in combined:(lookahead)+(prompt_lookup). A drafter of your own is named by its path, "
+    "omitted then, as in combined:(lookahead)+(prompt_lookup). Name your own drafter by its path, "
     "as in my_package.my_module:MyDrafter:window=5."
 )
 
@@ -32,7 +32,7 @@ _HOW_TO_WRITE = (
 def drafters(as_json: o.AsJson = False) -> None:
     """List the drafting methods, their options and defaults, and their papers.
 
-    Those that other installed packages register are listed with their package.
+    Drafters registered by other installed packages are listed with their package.
     """
     show(catalogue(), as_json, table)
 
@@ -56,7 +56,7 @@ def _entry(name: str, package: str, cls: type[Any]) -> dict[str, Any]:
 
 
 def _third_party() -> Iterator[dict[str, Any]]:
-    """The drafters of other packages. One that cannot be used is listed with its error."""
+    """The drafters of other packages; unusable ones are listed with their error."""
     from outpace.drafters import DRAFTERS, Drafter
     from outpace.spec import installed, load_class, package_of
 
@@ -64,7 +64,7 @@ def _third_party() -> Iterator[dict[str, Any]]:
         package = package_of(entry)
         try:
             if name in DRAFTERS:
-                raise OutpaceError(f"outpace has a drafter {name!r} of its own; name this one {entry.value}")
+                raise OutpaceError(f"outpace has its own drafter {name!r}; name this one {entry.value}")
             yield _entry(name, package, load_class("drafter", entry, Drafter))
         except OutpaceError as error:
             empty = {"summary": "", "paper": "", "options": []}
@@ -88,7 +88,7 @@ def _options(cls: type[Any]) -> list[dict[str, Any]]:
 
 
 def _default(field: Field[Any]) -> Any:
-    """A default as JSON has it, otherwise as Python writes it; None where there is none."""
+    """A default as a JSON value, or else its repr; None if there is none."""
     if field.default is not MISSING:
         value = field.default
     elif field.default_factory is not MISSING:
@@ -118,7 +118,7 @@ def _attributes(doc: str) -> dict[str, str]:
 
 
 def table(found: list[dict[str, Any]]) -> RenderableType:
-    """The catalogue for a person."""
+    """The catalogue as text."""
     blocks: list[RenderableType] = []
     for entry in found:
         name = Text(entry["name"], style="bold")
@@ -136,7 +136,7 @@ def table(found: list[dict[str, Any]]) -> RenderableType:
 
 
 def _option_table(options: list[dict[str, Any]]) -> Table:
-    """A row for each option: how it is written with its default, and what it does."""
+    """A row per option: its notation with the default, and its description."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     for option in options:
         default = "" if option["required"] else f" = {_shown(option['default'])}"
@@ -145,7 +145,7 @@ def _option_table(options: list[dict[str, Any]]) -> Table:
 
 
 def _kind(annotation: str) -> str:
-    """A type as people read it: a choice by its values, a drafter as it is written."""
+    """A type in readable form: a choice as its values, a drafter as its notation."""
     if "Drafter" in annotation:
         return "(drafter)+(drafter)..." if annotation.startswith("tuple") else "(drafter)"
     choices = re.fullmatch(r"Literal\[(.*)\]", annotation)
@@ -153,5 +153,5 @@ def _kind(annotation: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A default the way it is written in a spec string."""
+    """A default in the notation of spec strings."""
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)

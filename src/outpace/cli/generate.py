@@ -1,4 +1,4 @@
-"""``outpace generate``: decode prompts; results to a file or standard output, remarks to standard error."""
+"""``outpace generate``: decode prompts; results go to a file or standard output, notes to standard error."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ Reference = Annotated[
     typer.Option(
         "--reference",
         "-r",
-        help="A text file that the output may repeat, for --drafter reference; repeatable. "
+        help="Text file that the output may repeat, for --drafter reference; repeatable. "
         "(In a .jsonl: a list of texts, references.)",
     ),
 ]
@@ -78,7 +78,7 @@ Stop = Annotated[
     typer.Option("--stop", help="Text that ends the output; repeatable.", rich_help_panel=o.SAMPLING),
 ]
 IgnoreEos = Annotated[
-    bool, typer.Option("--ignore-eos", help="Go on after an end token.", rich_help_panel=o.SAMPLING)
+    bool, typer.Option("--ignore-eos", help="Continue after an end token.", rich_help_panel=o.SAMPLING)
 ]
 Logprobs = Annotated[
     int | None,
@@ -173,7 +173,7 @@ def check_together(compare: bool, batch: int, logprobs: int | None, as_json: boo
     """Refuse options of ``generate`` that do not go together."""
     if compare and online:
         raise OutpaceError(
-            "--compare decodes each prompt several times, and a drafter that learns would know it by then; "
+            "--compare decodes each prompt several times, and a learning drafter would have seen it before; "
             "leave one of --compare and --online out"
         )
     if compare and batch > 1:
@@ -185,7 +185,7 @@ def check_together(compare: bool, batch: int, logprobs: int | None, as_json: boo
 
 
 def generate_one(engine: Engine, job: Job, params: SamplingParams, writer: Writer) -> bool:
-    """Decode one prompt; its text streams. False if it was interrupted."""
+    """Decode one prompt and stream its text. Return False if it was interrupted."""
     with Interrupt() as interrupt:
         if writer.as_json:
             with screen.busy("decoding ..."):
@@ -196,7 +196,7 @@ def generate_one(engine: Engine, job: Job, params: SamplingParams, writer: Write
                 generation = run_one(engine, job.ids, params, interrupt, writer.write, job.references)
             except BaseException:
                 if writer.started:
-                    writer.write("\n")  # the message begins a line of its own
+                    writer.write("\n")  # so that the message begins a new line
                 raise
             writer.write("\n")
     line = stats_line(generation.stats) + lossy_note(engine.verifier)
@@ -207,7 +207,7 @@ def generate_one(engine: Engine, job: Job, params: SamplingParams, writer: Write
 
 
 def generate_many(engine: Engine, jobs: Seq[Job], params: SamplingParams, batch: int, writer: Writer) -> bool:
-    """Decode several prompts; each is written as it finishes. False if the run was interrupted."""
+    """Decode several prompts and write each as it finishes. Return False if the run was interrupted."""
     total = Total()
     began = time.perf_counter()
     with Interrupt() as interrupt, bar(len(jobs), "prompts") as progress:
@@ -237,7 +237,7 @@ def generate_many(engine: Engine, jobs: Seq[Job], params: SamplingParams, batch:
 
 
 def _titled(job: Job, generation: Generation) -> str:
-    """A result as text, under the line it belongs to."""
+    """A result as text, under the number of its prompt or line."""
     place = f"prompt {job.index + 1}" if job.prompt.line is None else f"line {job.prompt.line}"
     return f"== {place} ==\n{(generation.text or '').strip()}\n\n"
 
@@ -251,7 +251,7 @@ def compare_plain(
     repeats: int,
     writer: Writer,
 ) -> tuple[bool, bool]:
-    """Compare an engine with plain decoding; whether the run was whole, and whether outputs are equal."""
+    """Compare an engine with plain decoding; return whether the run was complete and outputs are equal."""
     found, whole = compare_all(model, (model.engine(), engine), jobs, params, repeats, writer)
     if found and not writer.as_json:
         report(found, label, writer)

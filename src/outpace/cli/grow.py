@@ -1,4 +1,4 @@
-"""``outpace grow``: a model with the tokens of a small one, at the cost of a larger shape."""
+"""``outpace grow``: a model with the tokens of a small one and the cost of a larger shape."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ GrownDtype = Annotated[
     str,
     typer.Option(
         "--dtype",
-        help="float32 keeps every token; in bfloat16 and float16 near-ties may go the other way. Or float64.",
+        help="float32 keeps every token; in bfloat16 and float16 near-ties may flip. Or float64.",
         rich_help_panel=o.MODEL,
     ),
 ]
-NoiseSeed = Annotated[int, typer.Option("--seed", help="For the noise that no output depends on.", min=0)]
+NoiseSeed = Annotated[int, typer.Option("--seed", help="Seed of noise that no output depends on.", min=0)]
 
 
 @app.command("grow", epilog="Example: [bold]outpace grow --like llama-0.1b --out nano-0.1b[/bold]")
@@ -49,9 +49,9 @@ def grow_model(
     trust_remote_code: o.Trust = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """Grow a model: the tokens of a small one, at the cost of a larger Llama shape.
+    """Grow a model: the tokens of a small one with the cost of a larger Llama shape.
 
-    For measuring: it has the steps and tokens of the small one, and the step
+    For benchmarks: it has the steps and tokens of the small model and the step
     times of the large one. Ctrl-C leaves nothing behind.
     """
     found = run(model, like, out, dtype, seed, trust_remote_code)
@@ -61,7 +61,7 @@ def grow_model(
 def run(
     model: str | None, like: str, out: Path, dtype: str, seed: int, trust_remote_code: bool
 ) -> dict[str, Any]:
-    """Grow a model into a folder; what it then is.
+    """Grow a model into a folder and return its description.
 
     Raises:
         OutpaceError: no such model, shape or dtype, a model that cannot be grown to the shape, or a folder
@@ -100,7 +100,7 @@ def run(
 
 
 def table(found: dict[str, Any]) -> Table:
-    """The result as text: what was grown."""
+    """The description as a table."""
     made = Table(show_header=False, box=None)
     sizes = ", ".join(f"{size} {name.replace('_', ' ')}" for name, size in found["shape"].items())
     grown, own = found["parameters"], found["model_parameters"]

@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps rather than in the middle of one."""
+"""Handling of Ctrl-C between two steps rather than in the middle of one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 
 class Interrupt:
-    """While this is open the first Ctrl-C sets ``raised``; the second one is a KeyboardInterrupt.
+    """Context in which the first Ctrl-C sets ``raised`` and the second one raises KeyboardInterrupt.
 
-    A loop that looks at ``raised`` between steps stops with everything it has decoded in a sound state.
-    The terminal is kept from writing ``^C`` where something is being drawn.
+    A loop that checks ``raised`` between steps stops in a consistent state. The terminal does not echo ``^C``
+    into what is being drawn.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Interrupt:
         self._restore: Callable[[], None] = _nothing
 
     def __enter__(self) -> Interrupt:
-        # Handlers can be set in the main thread only; elsewhere Ctrl-C does not arrive anyway.
+        # Handlers can be set in the main thread only; other threads do not receive Ctrl-C anyway.
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._handle)
             self._restore = _without_control_echo()
@@ -47,14 +47,14 @@ def _nothing() -> None:
 
 
 def _without_control_echo() -> Callable[[], None]:
-    """Let the terminal not echo control characters; returns what undoes it."""
+    """Stop the terminal from echoing control characters; return a function that undoes it."""
     try:
         import termios
 
         terminal = sys.stdin.fileno()
         before = termios.tcgetattr(terminal)
     except (ImportError, AttributeError, OSError, ValueError):
-        return _nothing  # no such thing on this platform, or no terminal
+        return _nothing  # not supported on this platform, or no terminal
     except termios.error:
         return _nothing
     quiet = list(before)

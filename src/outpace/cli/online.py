@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 def learning(
     model: Loaded, drafter: str, wanted: bool, options: str, out: Path | None
 ) -> Iterator[Online | None]:
-    """While this is open a drafter learns in the background; at the end, what came of it.
+    """Context in which a drafter learns in the background; prints a summary at the end.
 
     Args:
         options: of ``Learning``, as in ``every=512,learning_rate=3e-5``.
         out: a folder to write the drafter to.
 
     Raises:
-        OutpaceError: an option that there is not, a value that does not fit, or a drafter that cannot learn.
+        OutpaceError: unknown option, invalid value, or a drafter that cannot learn.
     """
     if not wanted:
         yield None
@@ -44,13 +44,13 @@ def learning(
         screen.note(summary(online))
     if out is not None:
         online.save(out, model.tokenizer)
-        screen.note(f"the drafter, as it has learnt, is in {out}")
+        screen.note(f"the drafter with the learnt weights is in {out}")
 
 
 def engine_of(
     model: Loaded, spec: str, verifier: str, slots: int, adaptive: bool | None, learner: Online | None
 ) -> Engine:
-    """An engine with a drafter, or with the one that learns in its place."""
+    """An engine with a drafter, or with the learning drafter in its place."""
     return model.engine(
         spec if learner is None else learner.drafter,
         verifier,
@@ -61,27 +61,27 @@ def engine_of(
 
 
 def summary(online: Online) -> str:
-    """A line about what a drafter has learnt."""
+    """A line about a drafter's learning."""
     rounds = online.rounds
     if not rounds:
         return (
             f"online: nothing was learnt; a round begins every {online.learning.every} tokens, "
-            f"once {online.learning.held_back * online.learning.measured} were decoded"
+            f"once {online.learning.held_back * online.learning.measured} are decoded"
         )
     kept = Counter(found.kept for found in rounds)
     last = rounds[-1].expected_length
     best = last[rounds[-1].kept]
-    line = f"online: {sum(kept.values())} rounds, {kept['learnt']} kept; {best:.2f} tokens a step expected"
-    return line + (f", {last['first']:.2f} by the weights it began with" if "first" in last else "")
+    line = f"online: {sum(kept.values())} rounds, {kept['learnt']} kept; {best:.2f} tokens per step expected"
+    return line + (f", {last['first']:.2f} with the first weights" if "first" in last else "")
 
 
 def check_online(online: bool, options: str, out: Path | None) -> None:
-    """Refuse options of a learning that is not wanted, and a folder with something in it."""
+    """Refuse options of --online without it, and an output folder that exists."""
     if options and not online:
-        raise OutpaceError("--online-options say how --online learns; add --online")
+        raise OutpaceError("--online-options are options of --online; add --online")
     if out is None:
         return
     if not online:
-        raise OutpaceError("--online-out is where the drafter goes that --online has taught; add --online")
+        raise OutpaceError("--online-out is the output folder of --online; add --online")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise OutpaceError(f"--online-out {out} is there already; give another folder")
+        raise OutpaceError(f"--online-out {out} exists already; give another folder")

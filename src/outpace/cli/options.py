@@ -1,4 +1,4 @@
-"""The options that several commands share. Imports no torch."""
+"""Options shared by several commands. Imports no torch."""
 
 from __future__ import annotations
 
@@ -34,17 +34,15 @@ Adaptive = Annotated[
     bool | None,
     typer.Option(
         "--adaptive/--no-adaptive",
-        help="Let a governor decide, from measured times, how much each step drafts, or draft all that the "
-        "drafter proposes. Default: govern where the verifier is match.",
+        help="Let a governor decide, from measured times, how much each step drafts, or verify all that the "
+        "drafter proposes. Default: a governor if the verifier is match.",
         rich_help_panel=MODEL,
         show_default=False,
     ),
 ]
 Device = Annotated[
     str | None,
-    typer.Option(
-        "--device", help="As torch writes it. Default: cuda where it is available.", rich_help_panel=MODEL
-    ),
+    typer.Option("--device", help="In torch's notation. Default: cuda if available.", rich_help_panel=MODEL),
 ]
 Dtype = Annotated[
     str,
@@ -62,7 +60,7 @@ Trust = Annotated[
 ]
 MaxNewTokens = Annotated[
     int,
-    typer.Option("--max-new-tokens", "-n", help="Tokens to emit, at most.", rich_help_panel=SAMPLING),
+    typer.Option("--max-new-tokens", "-n", help="Maximum tokens to emit.", rich_help_panel=SAMPLING),
 ]
 Temperature = Annotated[
     float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=SAMPLING)
@@ -72,7 +70,7 @@ Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Let --out replace a file.", rich_help_panel=OUTPUT)
 ]
 _SPEC = (
-    "A drafter and its options, as in lookahead:window=7,ngram=5; drafters of drafters in parentheses, as in "
+    "A drafter and its options, as in lookahead:window=7,ngram=5; nested drafters in parentheses, as in "
     "combined:(lookahead)+(prompt_lookup); see `outpace drafters`."
 )
 DATA = "Data"
@@ -92,7 +90,7 @@ OnlineLearning = Annotated[
     bool,
     typer.Option(
         "--online",
-        help="Let the drafter learn in the background from what it gets wrong, where it has trained weights: "
+        help="Let a drafter with trained weights learn in the background from its mistakes: "
         "draft_model, or METHOD:path=FOLDER. No token changes.",
         rich_help_panel=MODEL,
     ),
@@ -102,7 +100,7 @@ OnlineOptions = Annotated[
     typer.Option(
         "--online-options",
         metavar="OPTIONS",
-        help="With --online: how it learns, as in every=512,learning_rate=3e-5.",
+        help="With --online: options of learning, as in every=512,learning_rate=3e-5.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -110,7 +108,7 @@ OnlineOut = Annotated[
     Path | None,
     typer.Option(
         "--online-out",
-        help="With --online: a new folder for the drafter at the end.",
+        help="With --online: a new folder, to which the drafter is saved at the end.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -121,7 +119,7 @@ TopK = Annotated[
 TopP = Annotated[
     float,
     typer.Option(
-        "--top-p", help="Keep the smallest set of tokens with this probability.", rich_help_panel=SAMPLING
+        "--top-p", help="Keep the smallest set of tokens of this probability.", rich_help_panel=SAMPLING
     ),
 ]
 MinP = Annotated[
@@ -143,14 +141,14 @@ RepetitionPenalty = Annotated[
 Seed = Annotated[
     int | None,
     typer.Option(
-        "--seed", help="The same seed gives the same output. Default: a new one.", rich_help_panel=SAMPLING
+        "--seed", help="Equal seeds give equal outputs. Default: a new one.", rich_help_panel=SAMPLING
     ),
 ]
 ProfileFile = Annotated[
     Path | None,
     typer.Option(
         "--profile",
-        help="What `outpace tune` wrote: its drafter, in place of --drafter.",
+        help="Profile written by `outpace tune`, whose drafter is used in place of --drafter.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -178,19 +176,19 @@ Data = Annotated[
     typer.Option(
         "--data",
         envvar="OUTPACEDATA",
-        help="A folder with public sets. Without it they come from the hub.",
+        help="Folder with public sets. Default: fetch them from the hub.",
         rich_help_panel=DATA,
     ),
 ]
 Limit = Annotated[
     int | None,
-    typer.Option("--limit", help="Prompts per suite, at most.", min=1, rich_help_panel=DATA),
+    typer.Option("--limit", help="Maximum number of prompts per suite.", min=1, rich_help_panel=DATA),
 ]
 Ends = Annotated[
     bool,
     typer.Option(
         "--eos",
-        help="Answers end at the model's end tokens; otherwise all have the same length.",
+        help="End answers at the model's end tokens; by default all have the same length.",
         rich_help_panel=SAMPLING,
     ),
 ]
@@ -199,7 +197,7 @@ JsonTo = Annotated[
     typer.Option(
         "--json",
         metavar="FILE",
-        help="Write results as JSON; - is standard output, the tables then go to standard error.",
+        help="Write results as JSON; - is standard output, and tables then go to standard error.",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -217,5 +215,5 @@ TrainingData = Annotated[
     ),
 ]
 ChatPrompts = Annotated[
-    bool, typer.Option("--chat", help="Prompts are turns of a chat.", rich_help_panel=DATA)
+    bool, typer.Option("--chat", help="Put prompts into the chat template.", rich_help_panel=DATA)
 ]

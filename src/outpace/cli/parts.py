@@ -1,4 +1,4 @@
-"""From options to objects: sampling parameters, the model, the drafter."""
+"""Conversion of options to objects: sampling parameters, the model, the drafter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_DRAFTER = "lookahead"
 
 
 def sampling(**values: Any) -> SamplingParams:
-    """SamplingParams of command line options; an error names the option as the user wrote it."""
+    """SamplingParams from command line options; errors name the option as the user wrote it."""
     try:
         return SamplingParams(**values)
     except OutpaceError as error:
@@ -36,7 +36,7 @@ def parts(
     references: bool = False,
     like: str | None = None,
 ) -> Loaded:
-    """The model asked for. What can be wrong with the drafter and the verifier is said before it loads."""
+    """Load the model, after checking the drafter and the verifier."""
     with screen.busy(f"loading {model or 'the embedded model'} ..."):
         from outpace.loading import load
         from outpace.verify import load_verifier
@@ -63,21 +63,21 @@ def profiled(
     at_once: Iterable[int] = (1,),
     remark: Callable[[str], None] = screen.note,
 ) -> tuple[Loaded, str]:
-    """The model asked for, and the drafter: the one given, or that of a profile, or the default.
+    """Load the model, and choose the drafter: the given one, the profile's, or the default.
 
     Args:
         at_once: numbers of prompts that will be decoded together.
-        remark: is told where the profile was tuned for another number.
+        remark: called with a message if the profile was tuned for another number.
     """
     loading = (verifier, model, device, dtype, trust_remote_code)
     if profile is None:
         spec = drafter or DEFAULT_DRAFTER
         return parts(spec, *loading, references=references, like=like), spec
     if drafter:
-        raise OutpaceError("give --drafter or --profile, not both: a profile names a drafter")
+        raise OutpaceError("give --drafter or --profile, not both: the profile names its drafter")
     from outpace.engine.profile import load_profile, other_batch, read_profiles
 
-    read_profiles(profile)  # what is wrong with the file is said before the model loads
+    read_profiles(profile)  # reports errors in the file before the model loads
     loaded = parts("none", *loading, like=like)
     known = load_profile(profile, loaded.target)
     check_drafter(known.drafter, references)
@@ -87,7 +87,7 @@ def profiled(
 
 
 def check_drafter(spec: str, references: bool) -> None:
-    """Refuse a drafter that there is not, or that does not read the references that were given."""
+    """Refuse an unknown drafter, or one that ignores the given references."""
     from outpace.drafters import load_drafter
 
     if references and not load_drafter(spec).reads_references:
@@ -98,11 +98,11 @@ def check_drafter(spec: str, references: bool) -> None:
 
 
 def labelled(drafter: str, engine: Engine) -> str:
-    """Name of an engine beside plain decoding: its drafter, and a verifier that changes the tokens."""
+    """Label of an engine beside plain decoding: its drafter, and its verifier if that changes the tokens."""
     return drafter if engine.verifier.invariant else f"{drafter}, {engine.verifier}"
 
 
 def check_length(max_new_tokens: int) -> None:
-    """Refuse answers that leave nothing to measure after the first step."""
+    """Refuse answers too short to measure decoding after the first step."""
     if max_new_tokens < 2:
         raise OutpaceError("--max-new-tokens must be at least 2: the first token comes with the prompt")

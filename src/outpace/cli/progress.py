@@ -12,7 +12,7 @@ from outpace.cli import screen
 
 
 class Bar:
-    """A progress bar on standard error; where that is not a terminal, a line at every tenth of the way."""
+    """A progress bar on standard error; without a terminal, a line at every tenth."""
 
     def __init__(self, total: int, what: str, progress: Progress | None) -> None:
         self._total = total
@@ -22,12 +22,12 @@ class Bar:
         self._done = 0
 
     def note(self, text: str) -> None:
-        """The remark at the bar's end."""
+        """Set the remark at the bar's end."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, note=text)
 
     def advance(self, text: str = "", steps: int = 1) -> None:
-        """One more is done, or as many as given."""
+        """Advance by one step, or by ``steps``."""
         self._done += steps
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, advance=steps, note=text)
@@ -37,7 +37,7 @@ class Bar:
 
 @contextmanager
 def bar(total: int, what: str) -> Iterator[Bar]:
-    """A progress bar while this is open."""
+    """Context of a progress bar."""
     console = screen.err()
     if not screen.live(console):
         yield Bar(total, what, None)
@@ -49,6 +49,6 @@ def bar(total: int, what: str) -> Iterator[Bar]:
         TextColumn("{task.fields[note]}", style="dim"),
         TimeRemainingColumn(),
     )
-    # Standard output goes through the bar's console only where both are the one terminal.
+    # Redirect standard output through the bar's console only if both are the same terminal.
     with Progress(*columns, console=console, redirect_stdout=sys.stdout.isatty(), transient=True) as progress:
         yield Bar(total, what, progress)

@@ -15,7 +15,7 @@ LINES = (".jsonl", ".ndjson")
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt and where it came from; ``line`` counts from 1 in a JSONL file, else it is None.
+    """A prompt and its origin; ``line`` is its line in a JSONL file, from 1, otherwise None.
 
     ``references`` are texts that its output may repeat.
     """
@@ -25,23 +25,23 @@ class Prompt:
     references: tuple[str, ...] = ()
 
     def where(self, message: str) -> str:
-        """The message, with the line where there is one."""
+        """The message, preceded by the line if there is one."""
         return message if self.line is None else f"line {self.line}: {message}"
 
 
 def is_list(file: Path | None) -> bool:
-    """True if a file holds one prompt per line."""
+    """True if a file contains one prompt per line."""
     return file is not None and file.suffix.lower() in LINES
 
 
 def read(prompt: str | None, file: Path | None, references: Sequence[Path] = ()) -> list[Prompt]:
-    """The prompts asked for: of a JSONL file all, else one.
+    """Read the prompts: all of a JSONL file, otherwise one.
 
     Args:
         references: files whose texts are references of every prompt.
 
     Raises:
-        OutpaceError: no prompt, two sources of one, an empty one, a line that is none, or an empty reference.
+        OutpaceError: no prompt, two sources, an empty prompt, an invalid line, or an empty reference.
     """
     shared = tuple(_reference(path) for path in references)
     return [replace(one, references=one.references + shared) for one in _read(prompt, file)]
@@ -65,9 +65,9 @@ def _read(prompt: str | None, file: Path | None) -> list[Prompt]:
 
 
 def read_lines(text: str, name: str) -> list[Prompt]:
-    """The prompts of a JSONL text, one to a line; empty lines are skipped.
+    """The prompts of a JSONL text, one per line; empty lines are skipped.
 
-    A line is a JSON string, or an object with ``prompt``, ``question`` or ``turns`` (the first one counts)
+    A line is a JSON string, or an object with ``prompt``, ``question`` or ``turns`` (the first one is used)
     and, if there are any, ``references``, a list of texts.
     """
     prompts = []
@@ -80,7 +80,7 @@ def read_lines(text: str, name: str) -> list[Prompt]:
         except OutpaceError as error:
             raise OutpaceError(f"{name}, line {number}: {error}: {_short(line)}") from None
     if not prompts:
-        raise OutpaceError(f"{name} holds no prompt")
+        raise OutpaceError(f"{name} contains no prompt")
     return prompts
 
 
@@ -106,7 +106,7 @@ def _references(value: object) -> tuple[str, ...]:
     """The references in a line's value."""
     found = value.get("references", []) if isinstance(value, dict) else []
     if not isinstance(found, list) or not all(isinstance(text, str) and text for text in found):
-        raise OutpaceError('"references" is not a list of strings that are not empty')
+        raise OutpaceError('"references" is not a list of non-empty strings')
     return tuple(found)
 
 
@@ -136,7 +136,7 @@ def _stdin() -> str:
 
 
 def _without_last_break(text: str) -> str:
-    """The text less the line break that editors and echo put at the end."""
+    """The text without the final line break that editors and echo add."""
     return text.removesuffix("\n").removesuffix("\r")
 
 

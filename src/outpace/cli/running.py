@@ -1,4 +1,4 @@
-"""Decoding one prompt or many, step by step, and results as JSON or as a line."""
+"""Decoding of one or many prompts, step by step, and results as JSON or as a line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """A prompt ready to be decoded, and texts that its output may repeat; ``index`` counts from 0."""
+    """A tokenised prompt, and texts that its output may repeat; ``index`` counts from 0."""
 
     index: int
     prompt: Prompt
@@ -28,13 +28,13 @@ class Job:
     references: Seq[Seq[int]] = ()
 
     def references_for(self, engine: Engine) -> Seq[Seq[int]]:
-        """The references, for an engine whose drafter reads any. (Plain decoding needs none.)"""
+        """The references if the engine's drafter reads them, otherwise none."""
         return self.references if engine.drafter.reads_references else ()
 
 
 @dataclass
 class Total:
-    """Totals of a run of several prompts so far."""
+    """Running totals over several prompts."""
 
     prompts: int = 0
     tokens: int = 0
@@ -51,7 +51,7 @@ class Total:
 
 
 def prepare(prompts: Seq[Prompt], model: Loaded, chat: bool) -> list[Job]:
-    """Tokenise every prompt before any is decoded.
+    """Tokenise all prompts before any is decoded.
 
     Raises:
         OutpaceError: one is empty or too long; the message names its line.
@@ -77,9 +77,9 @@ def run_one(
     show: Callable[[str], None] = lambda text: None,
     references: Seq[Seq[int]] = (),
 ) -> Generation:
-    """Decode one prompt, step by step, handing text to ``show`` as it is accepted.
+    """Decode one prompt, step by step, and pass text to ``show`` as it is emitted.
 
-    An interrupt ends it with the finish reason ``removed`` and what has been decoded.
+    An interrupt ends it with the finish reason ``removed`` and the tokens decoded so far.
     """
     sequence = engine.add(ids, params, references=references)
     try:
@@ -110,7 +110,7 @@ def run_many(
     finished: Callable[[Job, Generation], None],
     stepped: Callable[[list[Sequence]], None] = lambda sequences: None,
 ) -> None:
-    """Decode jobs, up to ``batch`` at a time; one joins as soon as another has ended."""
+    """Decode jobs, up to ``batch`` at a time; the next joins as soon as one has ended."""
     waiting = list(jobs)[::-1]
     running: list[tuple[Job, Sequence]] = []
     try:
@@ -135,7 +135,7 @@ def run_many(
 
 
 def stats_json(stats: Stats) -> dict[str, Any]:
-    """The raw counts, and the ratios people ask for."""
+    """Raw counts and common ratios."""
     return {
         **asdict(stats),
         "mean_accepted_length": stats.mean_accepted_length,
@@ -169,7 +169,7 @@ def rate(tokens: int, seconds: float) -> float:
 
 
 def lossy_note(verifier: Verifier) -> str:
-    """Remark on an output that is not the target's; empty for an exact verifier."""
+    """Note on outputs of a lossy verifier; empty for other verifiers."""
     return f"; not the model's own output: {verifier}" if verifier.lossy else ""
 
 

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 Windows = Annotated[
     str,
-    typer.Option("--windows", metavar="LIST", help="W, and G with it.", rich_help_panel=o.METHODS),
+    typer.Option("--windows", metavar="LIST", help="Window sizes W; G = W.", rich_help_panel=o.METHODS),
 ]
 Ngrams = Annotated[str, typer.Option("--ngrams", metavar="LIST", help="N.", rich_help_panel=o.METHODS)]
 FromText = Annotated[
     bool,
     typer.Option(
         "--from-text",
-        help="Fill the pool from prompt and output too, beside the window.",
+        help="Fill the pool from prompt and output too, not only from the window.",
         rich_help_panel=o.METHODS,
     ),
 ]
@@ -66,10 +66,10 @@ def scaling_law(
     json_to: o.JsonTo = None,
     html: o.Html = None,
 ) -> None:
-    """Steps of lookahead decoding over window and n-gram size, against FLOPs per step.
+    """Measure steps of lookahead decoding by window and n-gram size, against FLOPs per step.
 
-    Fits the law of Fu et al. 2024, section 4, to what is measured, prints the
-    error of the fit, and says whether steps fall linearly in log FLOPs.
+    Fits the law of Fu et al. 2024, section 4, to the measurements, and reports
+    the error of the fit and whether steps fall linearly in log FLOPs.
     """
     check_length(max_new_tokens)
     with screen.busy("reading the prompts ..."):
@@ -86,10 +86,10 @@ def scaling_law(
 
 
 def grid_of(windows: str, ngrams: str) -> list[Setting]:
-    """Every pair of the two lists.
+    """All pairs of the two lists.
 
     Raises:
-        OutpaceError: no numbers, or numbers too small.
+        OutpaceError: the lists are not numbers, or a number is too small.
     """
     from outpace.bench.lab.scaling import Setting
 
@@ -118,10 +118,10 @@ def run(
     to_json: str | None,
     html: Path | None,
 ) -> bool:
-    """Measure, and write what was found; whether the run was whole.
+    """Measure and write the results; return whether the run was complete.
 
     Raises:
-        OutpaceError: no prompt fits, or the model's work per step is not known.
+        OutpaceError: no prompt fits, or the model's work per step is unknown.
     """
     from outpace.bench.lab.roof import work_of
     from outpace.bench.lab.scaling import measure_scaling
@@ -160,7 +160,7 @@ def run(
 
 
 def show_points(found: Scaling, console: Console) -> None:
-    """The points, and what they say."""
+    """Print the points and the fit."""
     from outpace.bench.items import counted
     from outpace.bench.lab.scaling_page import verdict
 

@@ -1,4 +1,4 @@
-"""The terminal: consoles, what may be shown on one, and the spinner of slow work."""
+"""Terminal output: consoles, safe text, and the spinner for slow work."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) n
 
 
 def out() -> Console:
-    """Standard output."""
+    """Console on standard output."""
     return Console(highlight=False)
 
 
 def err() -> Console:
-    """Standard error: notices, progress, statistics."""
+    """Console on standard error, for notices, progress and statistics."""
     return Console(stderr=True, highlight=False)
 
 
@@ -31,24 +31,24 @@ def live(console: Console) -> bool:
 
 
 def printable(text: str) -> str:
-    """Text without control characters, line breaks and tabs excepted."""
+    """Text without control characters other than line breaks and tabs."""
     return text.translate(_CONTROL)
 
 
 def write(text: str) -> None:
-    """Text to standard output at once, as it is; without control characters where that is a terminal."""
+    """Write text to standard output and flush; without control characters if that is a terminal."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def note(message: str, style: str = "dim") -> None:
-    """One line on standard error."""
+    """Print one line on standard error."""
     err().print(Text(printable(message), style=style), soft_wrap=True)
 
 
 @contextmanager
 def of_the_first() -> Iterator[None]:
-    """Silence all but one of several processes that a launcher started; errors are shown."""
+    """Silence all but the first of several processes that a launcher started; errors are shown."""
     if os.environ.get("RANK", "0") == "0":
         yield
         return
@@ -58,7 +58,7 @@ def of_the_first() -> Iterator[None]:
 
 @contextmanager
 def busy(message: str) -> Iterator[None]:
-    """A spinner on standard error while something slow runs; nothing where that is not a terminal."""
+    """Context of a spinner on standard error; nothing if that is not a terminal."""
     console = err()
     if not live(console):
         yield

@@ -1,4 +1,4 @@
-"""``outpace search``: the layers that ``self_speculative`` had best skip, on a user's own prompts."""
+"""``outpace search``: the best layers for ``self_speculative`` to skip, on a user's own prompts."""
 
 from __future__ import annotations
 
@@ -27,24 +27,26 @@ LayersOut = Annotated[
     Path | None,
     typer.Option("--out", "-o", help="Write the layers to this .json file.", rich_help_panel=o.OUTPUT),
 ]
-Trials = Annotated[int, typer.Option("--trials", help="Sets to try.", min=1, rich_help_panel=_SEARCH)]
+Trials = Annotated[
+    int, typer.Option("--trials", help="Sets of layers to try.", min=1, rich_help_panel=_SEARCH)
+]
 DraftTokens = Annotated[
     int,
-    typer.Option("--num-draft-tokens", help="Tokens in a draft.", min=1, rich_help_panel=_SEARCH),
+    typer.Option("--num-draft-tokens", help="Tokens per draft.", min=1, rich_help_panel=_SEARCH),
 ]
 MeasureName = Annotated[
     str,
     typer.Option(
         "--measure",
-        help="counts: tokens for the layers that ran, the same in every run; seconds: on this machine.",
+        help="counts: tokens per layers run, reproducible; seconds: measured on this machine.",
         rich_help_panel=_SEARCH,
     ),
 ]
 PromptCount = Annotated[
-    int, typer.Option("--prompts", help="Prompts of the data at most.", min=1, rich_help_panel=o.DATA)
+    int, typer.Option("--prompts", help="Maximum number of prompts.", min=1, rich_help_panel=o.DATA)
 ]
 SearchSeed = Annotated[
-    int, typer.Option("--seed", help="For the search and for sampling.", min=0, rich_help_panel=_SEARCH)
+    int, typer.Option("--seed", help="Seed of the search and of sampling.", min=0, rich_help_panel=_SEARCH)
 ]
 
 
@@ -70,15 +72,15 @@ def search(
     trust_remote_code: o.Trust = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """Search for the layers that the drafter `self_speculative` had best skip.
+    """Search for the best layers for the drafter `self_speculative` to skip.
 
-    The data are those of `outpace train`; their prompts are decoded once for
+    Takes the same data as `outpace train`; the prompts are decoded once for
     each set of layers. Ctrl-C ends the search with the best set so far.
     """
     params = sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     if out is not None:
         if out.suffix != ".json":
-            raise OutpaceError(f"--out must end in .json, as layers are told from files by it; not {out}")
+            raise OutpaceError(f"--out must end in .json, which distinguishes files from layers; not {out}")
         check_out(out, overwrite)
     with screen.busy(f"loading {model or 'the embedded model'} ..."):
         from outpace.cli.train_run import table
@@ -98,9 +100,9 @@ class Search:
     Attributes:
         trials: sets of layers to try.
         num_speculative_tokens: tokens that ``self_speculative`` drafts.
-        measure: what a set is judged by, "counts" or "seconds".
-        prompts: the first prompts of the data, at most this many.
-        seed: of the search.
+        measure: the measure of a set, "counts" or "seconds".
+        prompts: maximum number of prompts, the first of the data.
+        seed: seed of the search.
     """
 
     trials: int
@@ -113,16 +115,16 @@ class Search:
         from outpace.train.skipping import Measure
 
         if self.measure not in get_args(Measure):
-            raise OutpaceError(f"--measure is counts or seconds, not {self.measure!r}")
+            raise OutpaceError(f"--measure must be counts or seconds, not {self.measure!r}")
 
 
 def run(
     model: Loaded, source: str, chat: bool, params: SamplingParams, search: Search, out: Path | None
 ) -> tuple[dict[str, Any], bool]:
-    """Search; what was found, and whether the search ran to its end. The best so far is there if not.
+    """Search; return the best result so far, and whether the search ran to its end.
 
     Raises:
-        KeyboardInterrupt: it was interrupted before anything was found.
+        KeyboardInterrupt: interrupted before anything was found.
     """
     from outpace.train.skipping import Measure, find_skipped_layers
 
@@ -164,7 +166,7 @@ def _spelled(found: SkippedLayers) -> str:
 
 
 def _prompts(model: Loaded, source: str, chat: bool, most: int) -> Seq[Seq[int]]:
-    """The first prompts of the data that leave room for an answer; a text without one is a prompt."""
+    """The first prompts of the data that leave room for an answer; a text without a prompt is one."""
     from outpace.train import data, hub
 
     read = hub.read if source.startswith(hub.PREFIX) else data.read
@@ -174,7 +176,7 @@ def _prompts(model: Loaded, source: str, chat: bool, most: int) -> Seq[Seq[int]]
     fits = [prompt for prompt in given if context is None or len(prompt) < context]
     if len(fits) < len(given):
         screen.note(
-            f"left out, as long as the model's context of {context}: {len(given) - len(fits)} prompts"
+            f"left out, since they fill the model's context of {context}: {len(given) - len(fits)} prompts"
         )
     if not fits:
         raise OutpaceError(f"no prompt in {source} fits the model's context of {context}; give shorter ones")

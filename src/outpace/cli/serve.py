@@ -32,49 +32,49 @@ Name = Annotated[
     str | None,
     _server(
         "--served-model-name",
-        help="What clients call the model. Default: its name, of a folder the last part.",
+        help="The model's name for clients. Default: its name, or the last part of its folder.",
     ),
 ]
 KeysFile = Annotated[
     Path | None,
     _server(
         "--api-keys",
-        help="A file of keys, one per line, one of which each request must send. "
+        help="File of keys, one per line; each request must send one of them. "
         "(Or OUTPACE_API_KEYS, separated by commas.)",
     ),
 ]
 Origins = Annotated[
     list[str] | None,
-    _server("--cors-origin", help="Let the pages of this origin ask from a browser; repeatable."),
+    _server("--cors-origin", help="Allow requests from pages of this origin; repeatable."),
 ]
-Drain = Annotated[float, _server("--drain", help="Seconds that running requests have after SIGTERM.", min=0)]
+Drain = Annotated[float, _server("--drain", help="Seconds for requests to finish after SIGTERM.", min=0)]
 NoLog = Annotated[bool, _server("--no-access-log", help="Do not log requests.")]
 Others = Annotated[
     list[str] | None,
     typer.Option(
         "--also",
         metavar="NAME=SPEC",
-        help="A further drafter, which requests choose by its name; repeatable.",
+        help="A further drafter, which requests select by its name; repeatable.",
         rich_help_panel=o.MODEL,
     ),
 ]
 MaxRunning = Annotated[int, _limits("--max-running", help="Sequences decoded at once.", min=1)]
 MaxWaiting = Annotated[
-    int, _limits("--max-waiting", help="Further ones that wait; with more, requests get 429.", min=0)
+    int, _limits("--max-waiting", help="Maximum of waiting requests; beyond it, requests get 429.", min=0)
 ]
 MaxWait = Annotated[
-    float, _limits("--max-wait", help="Seconds that a request waits, at most; then 503.", min=0)
+    float, _limits("--max-wait", help="Maximum seconds that a request waits; then it gets 503.", min=0)
 ]
-MaxBody = Annotated[float, _limits("--max-body", help="MiB of a request's body, at most.", min=0.001)]
+MaxBody = Annotated[float, _limits("--max-body", help="Maximum size of a request's body in MiB.", min=0.001)]
 Memory = Annotated[
     float,
-    _limits("--memory", help="GiB for keys and values, or, below 1, a share of what is free.", min=0.001),
+    _limits("--memory", help="GiB for keys and values, or, below 1, a share of free memory.", min=0.001),
 ]
 PrefixCache = Annotated[
     int,
     _limits(
         "--prefix-cache",
-        help="MiB for prompts that begin alike, which are then computed once; 0 for none.",
+        help="MiB for the prefix cache of common prompt prefixes; 0 for none.",
         min=0,
     ),
 ]
@@ -144,7 +144,7 @@ def serve(
 
 
 def _check(error: Exception | None) -> None:
-    """Raise what a server ended with, as a user's mistake: one line, and an exit code other than 0."""
+    """Raise the error that ended a server as a user's mistake, for a one-line message and an exit code."""
     if isinstance(error, OutpaceError | OSError):
         raise error
     if error is not None:
@@ -152,7 +152,7 @@ def _check(error: Exception | None) -> None:
 
 
 def _memory(memory: float, prefix_cache: int) -> dict[str, Any]:
-    """Bytes of GiB and MiB, as ``Engine`` takes them."""
+    """Memory options in bytes, as arguments of ``Engine``."""
     return {
         "memory": memory if memory < 1 else int(memory * 2**30),
         "prefix_cache": prefix_cache * 2**20 or None,

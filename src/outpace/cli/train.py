@@ -15,7 +15,7 @@ _TRAINING = "Training"
 
 Method = Annotated[
     str,
-    typer.Argument(metavar="METHOD", help="With its options, as in medusa:heads=4.", show_default=False),
+    typer.Argument(metavar="METHOD", help="Method and options, as in medusa:heads=4.", show_default=False),
 ]
 DrafterOut = Annotated[
     Path,
@@ -42,7 +42,7 @@ OnPolicy = Annotated[
     float,
     typer.Option(
         "--on-policy",
-        help="Share of forwards on a draft model's own answers to the prompts, scored by the model.",
+        help="Share of forwards on a draft model's own answers, scored by the target.",
         rich_help_panel=_TRAINING,
     ),
 ]
@@ -50,7 +50,7 @@ DraftToTrain = Annotated[
     str | None,
     typer.Option(
         "--draft",
-        help="For draft_model: go on from this folder or name on the hub. [default: from scratch]",
+        help="For draft_model: start from this folder or hub name. [default: from scratch]",
         rich_help_panel=_TRAINING,
         show_default=False,
     ),
@@ -59,14 +59,14 @@ BoostAfter = Annotated[
     str | None,
     typer.Option(
         "--boost-after",
-        help="Folders of trained drafters, between commas: learn what they get wrong.",
+        help="Comma-separated folders of trained drafters: learn what they get wrong.",
         rich_help_panel=_TRAINING,
         show_default=False,
     ),
 ]
 Distil = Annotated[
     bool,
-    typer.Option("--distil", help="Let the model answer all prompts anew.", rich_help_panel=o.DATA),
+    typer.Option("--distil", help="Replace all answers by the model's.", rich_help_panel=o.DATA),
 ]
 RowLength = Annotated[
     int,
@@ -76,7 +76,7 @@ HeldOut = Annotated[
     float,
     typer.Option(
         "--held-out",
-        help="Share of the documents to report on; half as many more are for calibration.",
+        help="Share of documents held out for the reported figures; half as many more are for calibration.",
         rich_help_panel=o.DATA,
     ),
 ]
@@ -105,7 +105,7 @@ Patience = Annotated[
 TrainingSeed = Annotated[
     int,
     typer.Option(
-        "--seed", help="For the first weights and the order of the data.", min=0, rich_help_panel=_TRAINING
+        "--seed", help="Seed of initial weights and the order of data.", min=0, rich_help_panel=_TRAINING
     ),
 ]
 Bf16 = Annotated[
@@ -151,12 +151,12 @@ def train_drafter(
     `early_exit`, `hydra`, `medusa`, `parallel_tokens`, `spec_drafter`.
 
     The data are .jsonl files of texts, prompts with or without answers, or
-    chats. Prompts without an answer are answered by the model itself; with
-    --distil all of them are. What is reported is of the model's own text after
-    the prompts held out. A run that was interrupted goes on where the same
-    command is given again. The drafter is then `METHOD:path=OUT`; a draft model
-    is `draft_model:model=OUT`. With --tune lora the model learns too, and
-    decodes as --model OUT/target.
+    chats. Prompts without an answer are answered by the model itself, with
+    --distil all prompts are. Reported figures are measured on the model's own
+    text after held-out prompts. To resume an interrupted run, repeat the
+    command. Use the result as `METHOD:path=OUT`; a draft model as
+    `draft_model:model=OUT`. With --tune lora the model is trained too; use it
+    as --model OUT/target.
     """
     with screen.of_the_first():
         with screen.busy(f"loading {model or 'the embedded model'} ..."):
@@ -184,6 +184,6 @@ def train_drafter(
         try:
             found = train.run(method, loaded, corpus, settings, out, draft, earlier, tune)
         except KeyboardInterrupt:
-            screen.note("the same command goes on from the last checkpoint, and with the answers so far")
+            screen.note("repeat the command to resume from the last checkpoint and the answers so far")
             raise
         show(found, as_json, train.table)

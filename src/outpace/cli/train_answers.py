@@ -1,4 +1,4 @@
-"""The target's answers to prompts, kept in the drafter's folder as they are made."""
+"""The target's answers to prompts, saved to the drafter's folder as they are made."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from outpace.train.distil import answer
 from outpace.train.processes import Processes
 
 ANSWERS, HELD_OUT = "answers", "held_out"
-"""Files by what the answers are for: to be learnt, or to be measured on where others wrote the rest."""
+"""Names of answer files: to learn from, and to measure on if the texts are not the target's own."""
 
 _SHOWN = {ANSWERS: "prompts answered", HELD_OUT: "held-out prompts answered"}
-_TOGETHER = 64  # prompts of each process between two writings
+_TOGETHER = 64  # prompts per process between two writes
 
 
 def answered(
@@ -33,14 +33,14 @@ def answered(
     processes: Processes,
     name: str = ANSWERS,
 ) -> list[Document]:
-    """The target's answers, each process's share of them; only those that ``out`` does not hold are made.
+    """The target's answers, computed in shares by the processes unless they are in ``out`` already.
 
     Args:
-        params: with a seed.
-        name: of their files in ``out``: ``ANSWERS`` or ``HELD_OUT``.
+        params: must have a seed.
+        name: name of the files in ``out``: ``ANSWERS`` or ``HELD_OUT``.
 
     Raises:
-        OutpaceError: those in ``out`` are to other prompts, or were made with other options.
+        OutpaceError: the answers in ``out`` are to other prompts, or were made with other options.
     """
     facts = {
         "target": Fit.of(model.target).name,
@@ -73,27 +73,27 @@ def answered(
 
 
 def seconds(out: Path) -> float:
-    """Seconds that the answers in a folder took, over all runs that made them."""
+    """Seconds spent on the answers in a folder, over all runs."""
     notes = [out / f"{name}.json" for name in _SHOWN]
     kept = [json.loads(note.read_text("utf-8")) for note in notes if note.is_file()]
     return sum(float(noted.get("seconds", 0.0)) for noted in kept)
 
 
 def _seeded(params: SamplingParams, start: int) -> SamplingParams:
-    """For prompts from there on: the seed of each is one more than that of the one before."""
+    """Parameters for prompts from ``start`` on, with consecutive seeds."""
     return replace(params, seed=((params.seed or 0) + start) % 2**64)
 
 
 class _Kept:
-    """Answers on disk, and beside them what they were made from, how many there are and how long they took.
+    """Answers on disk, with a note of their inputs, their number and the seconds they took.
 
     Args:
-        name: of both files.
-        facts: what they are made from.
-        prompts: how many there are.
+        name: name of both files.
+        facts: the inputs.
+        prompts: number of prompts.
 
     Raises:
-        OutpaceError: there are others.
+        OutpaceError: the files are of other inputs.
     """
 
     def __init__(self, out: Path, name: str, facts: dict[str, Any], prompts: int) -> None:
@@ -103,10 +103,10 @@ class _Kept:
         self._seconds = 0.0
 
     def read(self, model: Loaded) -> tuple[int, list[Document]]:
-        """To how many prompts there are answers, and the answers."""
+        """Read the number of answered prompts, and the answers."""
         if not self._note.is_file():
             if self.file.exists():
-                raise OutpaceError(f"{self.file} would be written over; give another --out")
+                raise OutpaceError(f"{self.file} would be overwritten; give another --out")
             return 0, []
         try:
             noted: dict[str, Any] = json.loads(self._note.read_text("utf-8"))
@@ -116,7 +116,7 @@ class _Kept:
             raise OutpaceError(f"{self._note} cannot be read: {error}; give another --out") from error
         if noted != self._facts:
             raise OutpaceError(
-                f"{self.file} has other prompts' answers, or with other options; give another --out"
+                f"{self.file} has answers to other prompts or with other options; give another --out"
             )
         try:
             held = self.file.read_text("utf-8").splitlines()[:lines]
@@ -126,7 +126,7 @@ class _Kept:
         return done, found
 
     def begin(self, done: int, found: list[Document]) -> None:
-        """Write no more than was noted: more answers may have been written before an interruption."""
+        """Cut the file back to the noted answers: an interruption may have come before the note."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self._write_note(done, len(found))
         data.write(found, self.file)

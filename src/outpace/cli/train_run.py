@@ -33,16 +33,16 @@ from outpace.train.processes import Processes
 
 
 def module_of(method: str, target: TargetModel, draft: str | None = None) -> Learned:
-    """A module of a method that is to be trained, the method given as in ``medusa:heads=5``.
+    """Build the module to train, from a method given as in ``medusa:heads=5``.
 
     Args:
-        draft: a model to go on from, where the method begins with one.
+        draft: a model to start from, if the method can.
 
     Raises:
-        OutpaceError: no such method or option, or a target that it does not fit.
+        OutpaceError: unknown method or option, or the module does not fit the target.
     """
     if method.partition(":")[0].strip() == "self_speculative":
-        raise OutpaceError("self_speculative is not trained; `outpace search` finds the layers it skips")
+        raise OutpaceError("self_speculative is not trained; `outpace search` finds the layers to skip")
     begins = {name: cls.checkpoint_type or cls.config_type for name, cls in LEARNED.items()}
     types = {name: cls.config_type for name, cls in LEARNED.items()} if draft is None else begins
     options, cls = load("method", types, method), LEARNED[method.partition(":")[0].strip()]
@@ -59,12 +59,12 @@ def run(
     boost_after: Seq[str] = (),
     tune: str = "",
 ) -> dict[str, Any]:
-    """Train, and write the drafter and its provenance; what came of it.
+    """Train, write the drafter and its provenance, and return the results.
 
     Args:
-        draft: a model to go on from.
+        draft: a model to start from.
         boost_after: folders of drafters whose mistakes are to be learnt.
-        tune: how the model itself is trained too, as in ``lora:rank=16``; empty leaves it as it is.
+        tune: how the model itself is trained too, as in ``lora:rank=16``; empty leaves it unchanged.
     """
     processes = Processes(model.target.hidden.device)
     _check_places(out, [draft, *boost_after])
@@ -84,7 +84,7 @@ def run(
         )
     tuned = {"tuned_model": str(out / TARGET)} if tune else {}
     if finished and not shown.step:
-        screen.note(f"finished already: {out / provenance.PROVENANCE} says how")
+        screen.note(f"finished already; see {out / provenance.PROVENANCE}")
         return {**finished["result"], "out": str(out), **tuned}
     found = {
         "method": method.partition(":")[0].strip(),
@@ -118,10 +118,10 @@ def run(
 
 
 class _Shown:
-    """Shows entries of a run's log on a bar.
+    """Display of a run's log on a bar.
 
     Attributes:
-        step: the last that was made; 0 where there was none to make.
+        step: the last step made; 0 if there was none.
     """
 
     def __init__(self, bar: progress.Bar) -> None:
@@ -131,11 +131,11 @@ class _Shown:
 
     def __call__(self, entry: Mapping[str, Any]) -> None:
         if "loss" in entry:
-            # The first one is not step 1 where a run goes on.
+            # A resumed run does not begin with step 1.
             self._bar.advance(f"loss {entry['loss']:.3f}{self._length}", entry["step"] - self.step)
             self.step = entry["step"]
         else:
-            self._length = f", {entry['expected_length']:.2f} tokens a step"
+            self._length = f", {entry['expected_length']:.2f} tokens per step"
 
 
 def _amounts(texts: Texts) -> dict[str, int]:
@@ -155,29 +155,29 @@ def _tokens(rows: Seq[Row]) -> int:
 
 
 def _seen(rows: Seq[Row], settings: Training, steps: int) -> int:
-    """Tokens that N steps of a process read, prompts included: whole passes and a share of one."""
+    """Tokens read by N steps of a process, prompts included: full passes and a share of one."""
     return round(_tokens(rows) * steps * settings.rows * settings.accumulate / len(rows))
 
 
 def _check_places(out: Path, read: Seq[str | None]) -> None:
-    """Refuse to write over what is read, or over what is no run to go on with."""
+    """Refuse to overwrite inputs, or anything but a run that can be resumed."""
     for folder in read:
         if folder is not None and Path(folder).resolve() == out.resolve():
-            raise OutpaceError(f"{out} is read and would be written over; give another --out")
+            raise OutpaceError(f"{out} is an input and would be overwritten; give another --out")
     if out.exists() and not out.is_dir():
-        raise OutpaceError(f"{out} is a file, and --out a folder")
+        raise OutpaceError(f"{out} is a file, but --out must be a folder")
     goes_on = any((out / name).exists() for name in (CHECKPOINT, OLD)) or (
         (out / LOG).exists() and not (out / provenance.PROVENANCE).exists()
     )
     there = [name for name in (CONFIG, WEIGHTS, provenance.PROVENANCE) if (out / name).exists()]
     if there and not goes_on:
         raise OutpaceError(
-            f"{out} holds a model already, and {there[0]} would be written over; give another --out"
+            f"{out} contains a model already, and {there[0]} would be overwritten; give another --out"
         )
 
 
 def torch_seed(seed: int) -> None:
-    """Let the first weights depend on the seed alone."""
+    """Make the initial weights depend on the seed alone."""
     import torch
 
     torch.manual_seed(seed % 2**63)
@@ -186,7 +186,7 @@ def torch_seed(seed: int) -> None:
 def table(found: Mapping[str, Any]) -> Table:
     """The result of a training as text."""
     made = Table("", "", show_header=False, box=None)
-    made.columns[1].overflow = "fold"  # a path is there to be copied
+    made.columns[1].overflow = "fold"  # so that paths can be copied
     for name, value in found.items():
         shown = value
         if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""The texts of a training: to learn, to measure heads on, and to report on."""
+"""The texts of a training: for learning, calibration, and the reported figures."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Corpus:
 
     Attributes:
         source: a JSONL file, a folder of them, or a data set of the hub, as ``outpace.train.hub`` reads it.
-        chat: prompts are turns of a chat.
-        distil: the target answers every prompt, also those whose answer is there.
-        max_new_tokens, temperature: of the target's answers.
+        chat: put prompts into the chat template.
+        distil: let the target answer every prompt, even those with an answer.
+        max_new_tokens, temperature: options of the target's answers.
         length: tokens of a packed row.
-        held_out: the share of the documents that is reported on; half as many more are for calibration.
+        held_out: the share of documents for the reported figures; half as many more are for calibration.
     """
 
     source: str
@@ -48,11 +48,11 @@ class Texts:
     """Packed rows.
 
     Attributes:
-        documents: all of the data, the target's answers among them.
-        parts: the same, by what they are for.
+        documents: all of the data, the target's answers included.
+        parts: the documents by purpose.
         learnt, calibration: rows of those parts.
-        held_out: rows of the target's own text after the prompts of that part.
-        lost: of each answer to be learnt that does not fit a row, how many tokens are cut off.
+        held_out: rows of the target's own text after the held-out prompts.
+        lost: number of tokens cut off each answer that does not fit a row.
     """
 
     documents: list[Document]
@@ -64,13 +64,13 @@ class Texts:
 
 
 def prepare(model: Loaded, corpus: Corpus, out: Path, processes: Processes) -> Texts:
-    """Read, let the target answer what it is to answer, split and pack.
+    """Read the texts, let the target answer prompts, split and pack.
 
     Args:
         out: the drafter's folder, which keeps the answers.
 
     Raises:
-        OutpaceError: the data cannot be read or leave nothing to learn; or rows longer than the context.
+        OutpaceError: the data cannot be read or leave nothing to learn, or rows are longer than the context.
     """
     context = model.target.context
     if context is not None and corpus.length > context:
@@ -99,26 +99,24 @@ def prepare(model: Loaded, corpus: Corpus, out: Path, processes: Processes) -> T
 def _answers(
     model: Loaded, corpus: Corpus, asked: list[Document], out: Path, processes: Processes
 ) -> list[Document]:
-    """The target's answers to prompts, those that leave it no room left out."""
+    """The target's answers to prompts, without prompts that leave no room for one."""
     fits = [d for d in asked if d.prompt < corpus.length and len(d.tokens) < corpus.length]
     if len(fits) < len(asked):
-        screen.note(f"left out, as longer than {corpus.length} tokens: {len(asked) - len(fits)} prompts")
+        screen.note(f"left out, longer than {corpus.length} tokens: {len(asked) - len(fits)} prompts")
     return answered(model, fits, corpus.params, out, processes, ANSWERS) if fits else []
 
 
 def _in_own_words(
     model: Loaded, corpus: Corpus, held_out: Seq[Document], out: Path, processes: Processes
 ) -> list[Document]:
-    """The target's answers to the prompts of documents that others wrote.
+    """The target's answers to the prompts of documents that it did not write.
 
-    A draft is accepted where the target would say it, so another's words cannot tell how many tokens a step
-    decoding would make.
+    A draft is accepted if the target would emit it, so the tokens per step of decoding cannot be measured on
+    other text.
     """
     pieces = [data.cut(document, corpus.length) for document in held_out]
     if not all(pieces):
-        screen.note(
-            f"not measured on, as --length {corpus.length} leaves no room for an answer: {pieces.count([])}"
-        )
+        screen.note(f"not measured on, no room for an answer in --length {corpus.length}: {pieces.count([])}")
     asked = dict.fromkeys(piece.asked for found in pieces for piece in found)
     prompts = [Document(tokens, len(tokens), open=True) for tokens in asked]
     return answered(model, prompts, corpus.params, out, processes, HELD_OUT) if prompts else []

@@ -18,7 +18,7 @@ TuneDrafters = Annotated[
     typer.Option(
         "--drafters",
         metavar="LIST",
-        help="Drafters to try: a name tries options of several widths, a spec only itself.",
+        help="Drafters to try: a name tries options of several widths, a spec only that one.",
         show_default=False,
         rich_help_panel=o.METHODS,
     ),
@@ -27,19 +27,19 @@ Objective = Annotated[
     str,
     typer.Option(
         "--objective",
-        help="throughput: tokens per second of all prompts together; latency: of each one.",
+        help="throughput: tokens per second of all prompts together; latency: of each prompt.",
         rich_help_panel=o.METHODS,
     ),
 ]
 TuneSeed = Annotated[
-    int, typer.Option("--seed", help="For the order of the prompts.", min=0, rich_help_panel=o.SAMPLING)
+    int, typer.Option("--seed", help="Seed of the order of prompts.", min=0, rich_help_panel=o.SAMPLING)
 ]
 TuneBatches = Annotated[
     str,
     typer.Option(
         "--batch",
         metavar="LIST",
-        help="Prompts decoded together; of several numbers the best is chosen.",
+        help="Prompts decoded together; the best of several numbers is chosen.",
         rich_help_panel=o.METHODS,
     ),
 ]
@@ -47,7 +47,7 @@ Budget = Annotated[
     float,
     typer.Option(
         "--budget",
-        help="Seconds to tune in; loading and --verify take theirs besides.",
+        help="Seconds for tuning, excluding loading and --verify.",
         min=0.001,
         rich_help_panel=o.METHODS,
     ),
@@ -56,14 +56,14 @@ CheckChoice = Annotated[
     bool,
     typer.Option(
         "--verify",
-        help="Keep some prompts, and measure the choice on them, after the budget's time.",
+        help="Hold back some prompts, and measure the choice on them after the budget.",
         rich_help_panel=o.METHODS,
     ),
 ]
 ProfileOut = Annotated[
     Path,
     typer.Option(
-        "--out", "-o", help="The profile. Those of other models in it are kept.", rich_help_panel=o.OUTPUT
+        "--out", "-o", help="Profile. Those of other models in it are kept.", rich_help_panel=o.OUTPUT
     ),
 ]
 
@@ -97,9 +97,9 @@ def tune_drafter(
     """Find the fastest drafter and its options for a model, a machine and prompts.
 
     Writes a profile, which --profile of the other commands and
-    outpace.accelerate(model, profile=...) read. With --verify, which takes its
-    time after the budget, ends with exit code 1 if outputs on the prompts kept
-    for it break the promise to equal plain decoding's.
+    outpace.accelerate(model, profile=...) read. With --verify, ends with exit
+    code 1 if outputs on the held-back prompts break the promise to equal plain
+    decoding's.
     """
     sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     check_length(max_new_tokens)
@@ -119,7 +119,7 @@ def tune_drafter(
         return finish(False)
     try:
         tune.finish(found, chosen, loaded)
-    finally:  # what was found is shown whatever becomes of the rest
+    finally:  # show the result even if writing or verifying fails
         if as_json:
             typer.echo(json.dumps(tune.as_json(found, chosen), indent=2))
         else:

@@ -39,13 +39,13 @@ DRAFTERS = (
     "combined:(suffix)+(token_recycling),max_nodes=8,combined:(suffix)+(token_recycling),max_nodes=16,"
     "combined:(suffix)+(token_recycling),max_nodes=32"
 )
-_HELD_OUT = 4  # one prompt in this number is kept for --verify
+_HELD_OUT = 4  # one prompt in this many is held back for --verify
 _SHOWN = 8  # candidates in the table
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Options of tuning, as far as they are known without the model."""
+    """Options of tuning that are known without the model."""
 
     suite: Suite
     limit: int | None
@@ -69,15 +69,15 @@ def plan(
     out: Path,
     check: bool,
 ) -> Plan:
-    """Read what was asked for.
+    """Parse the options.
 
     Raises:
-        OutpaceError: a suite, drafter, objective or place that there is not.
+        OutpaceError: unknown suite, drafter or objective, or a path that cannot be written.
     """
     if not math.isfinite(budget):
-        raise OutpaceError(f"--budget is a number of seconds, not {budget}; give a large one for much time")
+        raise OutpaceError(f"--budget must be a finite number of seconds, not {budget}")
     if out.exists():
-        read_profiles(out)  # another file would be lost
+        read_profiles(out)  # refuses to overwrite another kind of file
     for file in (out, beside(out)):
         check_out(file, overwrite=True)
     goal = Goal(objective, batches)
@@ -86,7 +86,7 @@ def plan(
         load_drafter(spec)
     prompts = load_suite(suite, data)
     shuffled = list(prompts.items)
-    random.Random(settings.seed).shuffle(shuffled)  # the first are then like the others
+    random.Random(settings.seed).shuffle(shuffled)  # so that the first are like the others
     suited = replace(prompts, items=tuple(shuffled))
     return Plan(suited, limit, specs, goal, settings, budget, out, check)
 
@@ -96,10 +96,10 @@ class Found:
     """Result of tuning.
 
     Attributes:
-        unseen: the prompts that were kept for verifying, if that was asked for.
+        unseen: the prompts held back for verifying, if requested.
         saved: whether the profile was written.
-        verified: what the choice did on the prompts it has not seen; None before that.
-        broken: whether outputs differ there from plain decoding's that are promised to be equal.
+        verified: the choice's measurement on the held-back prompts; None before that.
+        broken: whether outputs promised to equal plain decoding's differ there.
     """
 
     tuned: Tuned
@@ -111,15 +111,15 @@ class Found:
 
     @property
     def whole(self) -> bool:
-        """True if everything asked for was done."""
+        """True if everything requested was done."""
         return self.saved and (self.unseen is None or self.verified is not None)
 
 
 def run(chosen: Plan, model: Loaded) -> Found | None:
-    """Tune; None where it was interrupted.
+    """Tune; return None if interrupted.
 
     Raises:
-        OutpaceError: nothing could be measured, or too few prompts are there.
+        OutpaceError: nothing could be measured, or there are too few prompts.
     """
     fits = fitting(model, chosen.suite, chosen.settings.max_new_tokens)
     if fits.left_out:
@@ -141,7 +141,7 @@ def run(chosen: Plan, model: Loaded) -> Found | None:
 
 
 def finish(found: Found, chosen: Plan, model: Loaded) -> None:
-    """Write the profile, and verify it, if that was asked for and nobody interrupts.
+    """Write the profile, and verify it if requested and not interrupted.
 
     Raises:
         OutpaceError: the profile cannot be written, or the choice fails on the other prompts.
@@ -157,21 +157,21 @@ def finish(found: Found, chosen: Plan, model: Loaded) -> None:
 
 
 def _apart(suite: Suite, chosen: Plan) -> tuple[Suite, Suite | None]:
-    """The prompts to tune on, and those kept for verifying."""
+    """The prompts to tune on, and those held back for verifying."""
     if not chosen.verify:
         return suite, None
     least = max(chosen.goal.batches)
     count = max(least, len(suite.items) // _HELD_OUT)
     if len(suite.items) < 2 * count:
         raise OutpaceError(
-            f"--verify needs prompts that were not tuned on, and {suite.name} has {len(suite.items)} that "
+            f"--verify needs prompts that were not tuned on, but {suite.name} has {len(suite.items)} that "
             f"fit; give at least {2 * least}, or leave --verify out"
         )
     return replace(suite, items=suite.items[count:]), replace(suite, items=suite.items[:count])
 
 
 class _Seconds:
-    """Moves a bar as time goes by."""
+    """A bar that advances with time."""
 
     def __init__(self, progress: Bar, total: int) -> None:
         self._bar = progress
@@ -221,7 +221,7 @@ def _speed(row: Row) -> Speed:
 
 
 def as_json(found: Found, chosen: Plan) -> dict[str, Any]:
-    """All that was found, as JSON values."""
+    """The result as JSON values."""
     tuned, checked = found.tuned, found.verified
     return {
         "profile": asdict(found.profile),
@@ -253,7 +253,7 @@ def _figures(row: Row) -> dict[str, Any]:
 
 
 def agrees(expected: Speed, verified: Speed) -> bool | None:
-    """True if the intervals of two speedups overlap; None where one has too few prompts for an interval."""
+    """True if the intervals of two speedups overlap; None if one has too few prompts for an interval."""
     if expected.interval is None or verified.interval is None:
         return None
     (low, high), (other_low, other_high) = expected.interval, verified.interval
@@ -261,7 +261,7 @@ def agrees(expected: Speed, verified: Speed) -> bool | None:
 
 
 def _ranked(tuned: Tuned) -> list[tuple[Way, Row]]:
-    """The candidates: those measured longest first, and of those the fastest; those that failed last."""
+    """The candidates: those measured longest first, then by speed; failed ones last."""
 
     def order(one: tuple[Way, Row]) -> tuple[bool, int, float]:
         row = one[1]
@@ -271,7 +271,7 @@ def _ranked(tuned: Tuned) -> list[tuple[Way, Row]]:
 
 
 def table(found: Found, chosen: Plan) -> Table:
-    """The candidates that were left longest."""
+    """Table of the candidates that were measured longest."""
     tuned = found.tuned
     made = Table(title=f"{len(tuned.rows)} candidates, {tuned.seconds:.0f} s", title_justify="left")
     for name in ("drafter", "prompts", "tau", "tokens/s"):
@@ -285,14 +285,14 @@ def table(found: Found, chosen: Plan) -> Table:
 
 
 def show(found: Found, chosen: Plan, console: Console) -> None:
-    """The table and the lines under it."""
+    """Print the table and the lines below it."""
     console.print(table(found, chosen))
     for line in lines(found, chosen):
         console.print(Text(line), soft_wrap=True)
 
 
 def lines(found: Found, chosen: Plan) -> list[str]:
-    """The choice, what to expect of it, what failed, and what came of verifying."""
+    """Lines: the choice, its expected speed, failures, and the result of verifying."""
     tuned, speed = found.tuned, _speed(found.tuned.row)
     each = "" if chosen.goal.objective == "throughput" else " for each prompt"
     said = [f"fastest: {tuned.way}"]
@@ -302,7 +302,7 @@ def lines(found: Found, chosen: Plan) -> list[str]:
         f"expected: {speed.tokens_per_second:.1f} tokens/s{each}, {_times(speed)} as fast as plain decoding"
     )
     if tuned.left_out:
-        said.append(f"left out, as wider than what may pay: {', '.join(map(str, tuned.left_out))}")
+        said.append(f"left out, too wide to pay: {', '.join(map(str, tuned.left_out))}")
     said += [f"failed: {way}: {row.error}" for way, row in tuned.rows.items() if row.error is not None]
     if found.verified is not None:
         said += _verified(found.verified, speed, each, found.broken)
@@ -313,12 +313,12 @@ def lines(found: Found, chosen: Plan) -> list[str]:
 
 
 def _verified(checked: Row, expected: Speed, each: str, broken: bool) -> list[str]:
-    """Lines about the choice on other prompts: its speed, and outputs that are not plain decoding's."""
+    """Lines about the choice on held-back prompts: speed, and outputs that differ from plain decoding's."""
     speed = _speed(checked)
     verdict = {
         True: "as expected",
         False: "not as expected",
-        None: f"too few to compare with what was expected: {LEAST_GROUPS} groups of prompts are the least",
+        None: f"too few to compare with the expected speed: at least {LEAST_GROUPS} groups are needed",
     }
     said = [
         f"verified on {checked.prompts} other prompts: {speed.tokens_per_second:.1f} tokens/s{each}, "
@@ -327,7 +327,7 @@ def _verified(checked: Row, expected: Speed, each: str, broken: bool) -> list[st
     ]
     said += [f"  {described(one)}" for one in checked.differences]
     if checked.differences and not broken:
-        said.append("  no promise is broken: in float32 a near-tie may go either way, in smaller dtypes any")
+        said.append("  no promise is broken: in float32 a near-tie may flip, in smaller dtypes any token")
     return said
 
 

@@ -1,4 +1,4 @@
-"""Writing results to standard output or a file, each as it comes. Imports no torch."""
+"""Writing of results to standard output or a file as they come. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ STANDARD_OUTPUT = "-"
 
 
 def check_out(file: Path, overwrite: bool) -> None:
-    """Refuse to write where it is not possible, or where something would be lost.
+    """Refuse a file that cannot be written, or that would be lost.
 
     Raises:
-        OutpaceError: the file cannot be written, or holds something already.
+        OutpaceError: the file cannot be written, or is not empty.
     """
     if file.is_dir() or not file.parent.is_dir():
         why = "a folder" if file.is_dir() else f"no such folder: {file.parent}"
@@ -37,11 +37,11 @@ def check_out(file: Path, overwrite: bool) -> None:
 
 
 def write_results(text: str, to_json: str | None, page: Callable[[], str], html: Path | None) -> None:
-    """Results as JSON to a file or to standard output, and a report; the first is safe from the second.
+    """Write results as JSON to a file or standard output, then a report, whose failure does not affect them.
 
     Args:
         text: the JSON object, on one line.
-        page: makes the report.
+        page: returns the report.
     """
     if to_json == STANDARD_OUTPUT:
         screen.write(text + "\n")
@@ -53,12 +53,12 @@ def write_results(text: str, to_json: str | None, page: Callable[[], str], html:
 
 
 class Writer:
-    """Writes results as they come: text, or one JSON object a line, to a file or to standard output.
+    """Writer of results as they come: text, or one JSON object per line, to a file or standard output.
 
     Args:
-        file: where to; None is standard output.
-        as_json: whether results are to be JSON; what writes them asks for it.
-        overwrite: whether a file that holds something already may be replaced.
+        file: the file; None is standard output.
+        as_json: whether results are JSON; read by the callers.
+        overwrite: whether a non-empty file may be replaced.
 
     Raises:
         OutpaceError: the file cannot be written, or holds something already.
@@ -73,19 +73,19 @@ class Writer:
             check_out(file, overwrite)
 
     def write(self, text: str) -> None:
-        """Write and flush: what is finished is safe from whatever comes next."""
+        """Write and flush, so that finished results are safe from later errors."""
         self.started = True
         if self._file is None:
             screen.write(text)
             return
         if self._opened is None:
-            # Not before there is something to write: an error before that costs the old file nothing.
+            # Opened at the first write, so that an earlier error leaves the old file intact.
             self._opened = self._file.open("w", encoding="utf-8")
         self._opened.write(text)
         self._opened.flush()
 
     def json(self, value: dict[str, Any]) -> None:
-        """One JSON object on a line of its own."""
+        """Write a JSON object on one line."""
         self.write(json.dumps(value, ensure_ascii=self._ascii) + "\n")
 
     @property

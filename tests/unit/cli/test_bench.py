@@ -257,7 +257,7 @@ def test_ctrl_c_leaves_the_prompts_that_all_have_decoded(
         (["--peers", "none", "--gguf", "model.gguf"], "--gguf is the model's weights for llama.cpp; add"),
         (["--batch", "1,x"], "--batch takes numbers"),
         (["--batch", "0"], "at least 1"),
-        (["--batch", "2,2"], "different numbers"),
+        (["--batch", "2,2"], "distinct numbers"),
         (["--suite", "poetry"], "there is no suite 'poetry'"),
         (["--suite", "builtin,builtin"], "a suite twice"),
         (["--suite", "gsm8k", "--data", "/no/such/folder"], "no such folder"),

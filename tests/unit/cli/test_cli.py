@@ -273,7 +273,7 @@ def test_compare_does_not_fail_where_equality_is_not_promised(run: Run, folder: 
     args = ("generate", "-m", folder, "-p", PROMPT, "-n", 24, "--compare", "--repeats", 1)
     result = run(*args, "--verifier", "rejection", "-d", "none", "-t", 1, "--seed", 1)
     assert result.exit_code == 0
-    assert "equal: no" in result.stdout and "keeps the distribution" in result.stdout
+    assert "equal: no" in result.stdout and "preserves the distribution" in result.stdout
 
 
 def test_compare_over_many_prompts_names_the_line_that_differs(
@@ -310,7 +310,7 @@ def test_a_lossy_verifier_is_named_with_every_output(run: Run, folder: Path, tmp
     assert chat.exit_code == 0 and NAME in chat.stderr
     demo = run("demo", "-m", folder, "-n", 24, "-p", PROMPT, *LOSSY)
     assert demo.exit_code == 0 and "equal: no" in demo.stdout
-    assert f"the verifier {NAME} changes what is said" in " ".join(demo.stdout.split())
+    assert f"the verifier {NAME} changes the distribution" in " ".join(demo.stdout.split())
 
 
 def test_an_exact_verifier_is_not_called_lossy(run: Run, folder: Path) -> None:
@@ -341,7 +341,7 @@ def test_compare_says_how_far_a_lossy_verifier_moved_the_output(run: Run, folder
     assert result.exit_code == 0
     said = " ".join(result.stdout.split())
     assert "tokens changed" in said and "loss (nats per token)" in said and "lossy" in said
-    assert f"the verifier {NAME} changes what is said" in said
+    assert f"the verifier {NAME} changes the distribution" in said
     found = json.loads(run(*args, "--json").stdout)
     assert found["lossy"] and not found["equality_promised"] and not found["equal"]
     pairs = list(zip(found["plain"]["tokens"], found["accelerated"]["tokens"], strict=True))

@@ -61,7 +61,7 @@ def test_lines_are_documents(tmp_path: Path) -> None:
     [
         ("{oops", "line 2: not JSON"),
         (r'{"text": "\udc00"}', r"line 2: '\\udc00' is an unpaired surrogate"),
-        ('{"body": "x"}', "line 2: no 'text'; name the field that holds the text with --field"),
+        ('{"body": "x"}', "line 2: no 'text'; name the field that contains the text with --field"),
         ("17", "line 2: neither a text nor a list"),
         ("[1, true]", "line 2: neither a text nor a list"),
         ("[1.5]", "line 2: neither a text nor a list"),
@@ -94,13 +94,13 @@ def test_arrays_of_token_ids(
 @pytest.mark.parametrize("array", [np.array([1.5]), np.zeros((2, 2, 2), int), np.array(["a"]), np.array(3)])
 def test_arrays_that_hold_no_token_ids(tmp_path: Path, array: np.ndarray) -> None:
     np.save(tmp_path / "a.npy", array)
-    with pytest.raises(OutpaceError, match="is no array of token ids"):
+    with pytest.raises(OutpaceError, match="is not an array of token ids"):
         documents(tmp_path / "a.npy")
 
 
 def test_a_file_that_is_no_array(tmp_path: Path) -> None:
     (tmp_path / "a.npy").write_text("hello", "utf-8")
-    with pytest.raises(OutpaceError, match="is no array of token ids"):
+    with pytest.raises(OutpaceError, match="is not an array of token ids"):
         documents(tmp_path / "a.npy")
 
 

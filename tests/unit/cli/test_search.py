@@ -43,7 +43,7 @@ def test_layers_are_found_written_and_skipped(run: Run, deep: Path, tmp_path: Pa
     found = json.loads(result.stdout)
     assert found["prompts"] == 3 and found["layers"] == 4 and 0 < len(found["skip"]) < 4
     assert "trials: 4 of 4" in result.stderr and "best so far: skip" in result.stderr
-    assert "left out, as long as the model's context of 96: 1 prompts" in result.stderr
+    assert "left out, since they fill the model's context of 96: 1 prompts" in result.stderr
     assert json.loads(out.read_text())["skip"] == found["skip"]
     assert found["drafter"] == f"self_speculative:skip={out},num_speculative_tokens=2"
     model, params = load(str(deep), device="cpu"), SamplingParams(max_new_tokens=12)
@@ -90,7 +90,7 @@ def test_ctrl_c_leaves_the_best_so_far(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--measure", "hours"), "--measure is counts or seconds, not 'hours'"),
+        (("--measure", "hours"), "--measure must be counts or seconds, not 'hours'"),
         (("--out", "layers.txt"), "--out must end in .json"),
         (("--out", "/nowhere/at/all.json"), "no such folder"),
         (("--data", "/nowhere.jsonl"), "cannot read /nowhere.jsonl"),

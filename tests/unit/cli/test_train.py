@@ -153,7 +153,7 @@ def test_draft_models_are_trained_one_after_another(run: Run, model: Loaded, tmp
     (fast,) = model.engine(spec, adaptive=False).generate([model.encode("say 0")], params)
     assert fast.tokens == plain.tokens and fast.stats.drafted > 0
     result = run("draft_model", *SMALL, "--draft", first, "--out", first)
-    assert result.exit_code == 2 and "would be written over" in " ".join(result.stderr.split())
+    assert result.exit_code == 2 and "would be overwritten" in " ".join(result.stderr.split())
 
 
 def test_answers_are_gone_on_with_where_they_were_interrupted(
@@ -173,7 +173,7 @@ def test_answers_are_gone_on_with_where_they_were_interrupted(
 
     monkeypatch.setattr(answers, "answer", answer)
     stopped = run("medusa:heads=2,max_nodes=4", *own, "--out", tmp_path / "parts")
-    assert stopped.exit_code == 130 and "the same command goes on" in stopped.stderr
+    assert stopped.exit_code == 130 and "repeat the command to resume" in stopped.stderr
     file = tmp_path / "parts" / "answers.jsonl"
     assert len(file.read_text().splitlines()) == 12
     # What was written after the last note is made anew.
@@ -196,10 +196,12 @@ def test_what_is_no_run_of_its_own_is_not_written_over(run: Run, folder: Path, t
         (out / name).write_text(content)
         result = run("medusa:heads=2", *SMALL, "--out", out)
         said = " ".join(result.stderr.split())
-        assert result.exit_code == 2 and "written over; give another --out" in said, said
+        assert result.exit_code == 2 and "overwritten; give another --out" in said, said
         assert [file.name for file in out.iterdir()] == [name] and (out / name).read_text() == content
     result = run("medusa:heads=2", *SMALL, "--out", tmp_path / "prompts.jsonl")
-    assert result.exit_code == 2 and "is a file, and --out a folder" in " ".join(result.stderr.split())
+    assert result.exit_code == 2 and "is a file, but --out must be a folder" in " ".join(
+        result.stderr.split()
+    )
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("mine")
     assert run("medusa:heads=2", *SMALL, "--out", tmp_path / "notes").exit_code == 0

@@ -317,7 +317,7 @@ def test_bench_notes_a_profile_for_another_number_at_once(folder: Path, profile:
         (("--limit", "1", "--verify"), "--verify needs prompts that were not tuned on"),
         (("--batch", "16"), "8 prompts, and 16 are decoded at a time"),
         (("-n", "1"), "--max-new-tokens must be at least 2"),
-        (("--budget", "inf"), "--budget is a number of seconds, not inf"),
+        (("--budget", "inf"), "--budget must be a finite number of seconds, not inf"),
         (("--budget", "nan"), "--budget"),
         (("--budget", "0"), "0.001"),
     ],
