@@ -134,7 +134,7 @@ def test_packed_layers_give_a_row_the_same_bits_among_any_rows(dtype: torch.dtyp
     layer = nn.Linear(96, 40).to(dtype).requires_grad_(False)
     rows = torch.randn(70, 96, generator=generator).to(dtype)
     for kernel in available(dtype):
-        packed = Linear(layer, kernel, kernel.pack(layer.weight), row_step(kernel, dtype, 96))
+        packed = Linear(layer, kernel, kernel.pack(layer.weight), row_step(kernel, dtype, 96, 40))
         with torch.inference_mode():
             whole = packed(rows)
             wide = nn.functional.linear(rows.double(), layer.weight.double(), layer.bias.double())
@@ -175,6 +175,32 @@ def test_a_kernel_whose_rows_see_each_other_is_found_out() -> None:
 
     with pytest.raises(UnsupportedModel, match="depend on the other rows"):
         row_step(Leaky(), torch.float32, 32)
+
+
+def test_a_single_row_whose_sum_is_split_is_found_out_in_a_half_dtype() -> None:
+    """Rounding hides the order of most sums: oneDNN splits those of a row alone with many inputs."""
+
+    class Split(Stock):
+        def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+            if len(rows) > 1:
+                return (rows.float() @ packed.float().T).to(rows.dtype)
+            both = zip(rows.float().chunk(2, dim=1), packed.float().chunk(2, dim=1), strict=True)
+            return torch.stack([part @ weight.T for part, weight in both]).sum(dim=0).to(rows.dtype)
+
+    assert row_step(Split(), torch.bfloat16, 1024) % 2 == 0
+
+
+def test_of_two_kernels_that_are_about_as_fast_the_first_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"as it is": 1.0, "oneDNN": 0.6, "FBGEMM float16": 0.5}
+    monkeypatch.setattr(
+        "outpace.targets.packed._race", lambda calls, _: {one: [seconds[one.name]] for one in calls}
+    )
+    trial = best_kernel.__wrapped__  # not what was found before
+    names = [kernel.name for kernel in available(torch.bfloat16)]
+    expected = next((name for name in names[1:]), "as it is")
+    assert trial(torch.bfloat16, 1).kernel.name == expected
+    seconds["FBGEMM float16"] = 0.3
+    assert trial(torch.bfloat16, 1).kernel.name == (names[-1] if names[1:] else "as it is")
 
 
 @pytest.mark.skipif(not half_is_here(), reason="this processor has no FBGEMM")
