@@ -8,8 +8,8 @@ Cases (``--only`` picks some):
 - ``nodes``: nodes of random trees whose logits have the very bits of plain decoding's.
 - ``attention``: milliseconds of one layer's attention for 1, 4, 8 and 16 rows over 2,000 and 8,000 columns.
 - ``generate``: processor time of transformers' generate() and of ``outpace.accelerate(model, "none")``.
-- ``equality``: tokens of every drafter that needs no training that differ from plain decoding's, greedy and
-  sampled, one sequence and eight together; of a target as it is and of a bit-exact one.
+- ``equality``: tokens of drafters that differ from plain decoding's, one sequence at a time (``--batch``, and
+  ``--temperature``).
 
 Times are processor time of one thread, the least of all rounds; ways take turns. A result is added to what
 the file holds.
@@ -43,7 +43,7 @@ WAYS: dict[str, dict[str, bool]] = {
     "packed, bit-exact": {"exact": True},
 }
 WIDTHS = (1, 2, 3, 4, 6, 8, 16, 32, 64)
-DRAFTERS = ("lookahead", "prompt_lookup", "token_recycling", "suffix", "jacobi")
+DRAFTERS = ("lookahead", "prompt_lookup", "token_recycling", "suffix", "jacobi")  # need no training
 GENERATOR = torch.Generator()
 
 
@@ -156,13 +156,21 @@ def generate(model: Any, rounds: int) -> dict[str, Any]:
     return found | {"transformers over none": round(found["transformers"] / found["none"], 3)}
 
 
-def equality(target: CausalTarget, count: int, batch: int, temperature: float) -> dict[str, dict[str, int]]:
-    """Tokens of each drafter, about ``count``, and how many are not those of plain decoding."""
-    new = 128
-    prompts = [tokens(24, seed) * 2 for seed in range(max(count // new, 1))]
+def equality(
+    target: CausalTarget,
+    drafters: list[str],
+    count: int,
+    new: int,
+    batch: int,
+    temperature: float,
+    first: int,
+) -> dict[str, dict[str, int]]:
+    """Tokens of each drafter, ``count`` texts of ``new``, and how many are not those of plain decoding."""
+    seeds = range(first, first + count)
+    prompts = [tokens(24, seed) * 2 for seed in seeds]
     params = [
-        outpace.SamplingParams(max_new_tokens=new, temperature=temperature, seed=i, ignore_eos=True)
-        for i in range(len(prompts))
+        outpace.SamplingParams(max_new_tokens=new, temperature=temperature, seed=seed, ignore_eos=True)
+        for seed in seeds
     ]
 
     def decoded(drafter: str, together: int) -> list[list[int]]:
@@ -175,7 +183,7 @@ def equality(target: CausalTarget, count: int, batch: int, temperature: float) -
         ]
 
     plain, found = decoded("none", 1), {}
-    for drafter in DRAFTERS:
+    for drafter in drafters:
         pairs = list(zip(decoded(drafter, batch), plain, strict=True))
         # A token after the first that differs follows another text.
         flips = sum(a != b for a, b in pairs)
@@ -195,7 +203,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=["widths", "nodes", "attention", "generate"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--trees", type=int, default=10)
-    parser.add_argument("--tokens", type=int, default=2048, help="of each drafter, for equality")
+    parser.add_argument("--texts", type=int, default=16, help="of each drafter, for equality")
+    parser.add_argument("--tokens", type=int, default=128, help="of each text")
+    parser.add_argument("--drafters", nargs="+", default=DRAFTERS, help="for equality")
+    parser.add_argument("--seed", type=int, default=0, help="of the first prompt, for equality")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
@@ -220,9 +231,9 @@ def main() -> None:
     if "generate" in options.only:
         result["generate"] = generate(model, options.rounds)
     if "equality" in options.only:
-        result[f"equality, batch {options.batch}, temperature {options.temperature}"] = {
-            name: equality(target, options.tokens, options.batch, options.temperature)
-            for name, target in targets.items()
+        case = options.texts, options.tokens, options.batch, options.temperature, options.seed
+        result[f"equality, batch {options.batch}, temperature {options.temperature}, seed {options.seed}"] = {
+            name: equality(target, options.drafters, *case) for name, target in targets.items()
         }
     print(json.dumps(result, indent=1))
     if options.out is not None:

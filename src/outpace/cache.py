@@ -664,12 +664,11 @@ class Window:
         self.offsets = [0 if seat is None else seat.length for seat in self.seats]
         step = multiple // math.gcd(multiple, len(covered))
         self.width = -(-max(*widths.values(), pad_to) // step) * step
-        ends = [offset + width for offset, width in zip(self.offsets, self.widths, strict=True) if width]
-        self.columns = max(ends)
+        self.columns = max(o + w for o, w in zip(self.offsets, self.widths, strict=True) if w)
         if fixed:
             self.columns = min(max(power_of_two(self.columns), _LEAST_COLUMNS), lane.room)
         first = self.offsets[0]
-        even = all(o == first for o in self.offsets) and all(w == self.width for w in self.widths)
+        even = {*self.offsets} == {first} and {*self.widths} == {self.width}
         self.span = slice(first, first + self.width) if even and not fixed else None
         self._written: dict[torch.device, tuple[Tensor, Tensor]] = {}
 

@@ -324,6 +324,7 @@ class Step:
             requests.
         committed: layer -> hidden states of the rows that this step committed, the root's and those of the
             accepted nodes, including nodes that another drafter proposed.
+        own: node -> the target's own token after it, as far as the step has found them.
     """
 
     draft: Draft
@@ -335,6 +336,7 @@ class Step:
     sequence: Sequence
     hidden: Mapping[int, Tensor]
     committed: Mapping[int, Tensor] = field(default_factory=dict)
+    own: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def depths(self) -> list[int]:
@@ -348,6 +350,8 @@ class Step:
         """
         if not nodes:
             return []
+        if self.sequence.processor.plain and all(node in self.own for node in nodes):
+            return [max(self.own[node], 0) for node in nodes]  # any guess will do where there is none
         params = SamplingParams() if argmax else self.sequence.params
         depth = [*self.depths, -1]  # the root is the last entry, so index -1 maps to it
         indices = [self.root + depth[node] + 1 for node in nodes]

@@ -423,8 +423,7 @@ class Engine:
             try:
                 logits = Logits(rows, first[active], 1 + len(draft))
                 hidden = output.hidden_of(active.slot, ahead, 1 + len(draft))
-                draw = KeyedDraw(sequence, own.get(active))
-                steps[active] = self._verify(draw, draft, kept, logits, hidden)
+                steps[active] = self._verify(sequence, draft, kept, logits, hidden, own.get(active, {}))
             except Exception as error:
                 sequence.fail(error)
                 emitted = sequence.output_length - root
@@ -448,9 +447,15 @@ class Engine:
             return {}
 
     def _verify(
-        self, draw: KeyedDraw, draft: Draft, kept: Seq[int], logits: Logits, hidden: dict[int, Tensor]
+        self,
+        sequence: Sequence,
+        draft: Draft,
+        kept: Seq[int],
+        logits: Logits,
+        hidden: dict[int, Tensor],
+        own: Mapping[int, int],
     ) -> Step:
-        sequence = draw.sequence
+        draw = KeyedDraw(sequence, own)
         verdict = self.verifier.verify(logits, draft.guesses, draw)
         sequence.stats.record(len(draft), len(verdict.path), len(verdict.tokens))
         return Step(
@@ -463,6 +468,7 @@ class Engine:
             sequence=sequence,
             hidden=hidden,
             committed=_committed(hidden, verdict.path),
+            own=own,
         )
 
     def _observe(self, steps: Mapping[Active, Step]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,17 +118,24 @@ class Output:
             logits: [B, width - logits_from, vocabulary]; or None.
             hidden: layer -> [B, width, hidden size].
         """
-        fed = [(place, slot) for place, slot in enumerate(slots) if slot is not None and slot in feeds]
-        states = {slot: {layer: rows[place] for layer, rows in hidden.items()} for place, slot in fed}
+        states: dict[Slot, dict[int, Tensor]] = {}
+        spans: dict[Slot, slice] = {}
+        parts, end = [], 0
+        for place, slot in enumerate(slots):
+            if slot is None or slot not in feeds:
+                continue
+            if hidden:
+                states[slot] = {layer: rows[place] for layer, rows in hidden.items()}
+            if logits is not None and logits_from is not None:
+                count = max(len(feeds[slot].tokens) - logits_from, 0)
+                spans[slot] = slice(end, end + count)
+                end += count
+                parts.append(logits[place, :count])
         if logits is None or logits_from is None:
             return cls(None, {}, states)
-        counts = {slot: max(len(feeds[slot].tokens) - logits_from, 0) for _, slot in fed}
-        if len(fed) == len(slots) and all(count == logits.shape[1] for count in counts.values()):
-            line = logits.flatten(0, 1)
-        else:
-            line = torch.cat([logits[place, : counts[slot]] for place, slot in fed])
-        ends = itertools.accumulate(counts.values())
-        spans = {slot: slice(end - counts[slot], end) for slot, end in zip(counts, ends, strict=True)}
+        # One slot's rows need no copy, nor do those of all slots without padding.
+        whole = end == logits.shape[0] * logits.shape[1]
+        line = parts[0] if len(parts) == 1 else logits.flatten(0, 1) if whole else torch.cat(parts)
         # Draws are made in float64, which MPS lacks.
         return cls(line.cpu() if line.device.type == "mps" else line, spans, states)
 

