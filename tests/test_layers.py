@@ -62,6 +62,7 @@ OPTIONAL: dict[str, set[str]] = {
     "bm25s": {"ralm"},
     "faiss": {"ralm"},
     "gguf": set(),
+    "llama_cpp": set(),
     "optuna": {"bench", "train"},
     "peft": {"train"},
     "pydivsufsort": set(),

@@ -120,6 +120,31 @@ def trim(draft: Draft, max_depth: int, max_nodes: int | None = None) -> tuple[Dr
     return select(draft, kept), kept
 
 
+def few_leaves(draft: Draft, most: int) -> tuple[Draft, Sequence[int]]:
+    """The draft with at most so many leaves, and which nodes those kept were before.
+
+    Nodes that would make a leaf too many go, the least likely first where the draft states chances, else the
+    last.
+    """
+    leaves = len(draft) - len(set(draft.parents) - {-1})
+    if leaves <= most:
+        return draft, range(len(draft))
+    order: Sequence[int] = range(len(draft))
+    if draft.chances is not None:
+        chances = draft.chances
+        order = sorted(order, key=lambda node: -chances[node])  # stable: a parent stays before its children
+    kept, inner, count = {-1}, {-1}, 0
+    for node in order:
+        parent = draft.parents[node]
+        another = parent in inner  # otherwise the parent was a leaf, and this node is one in its place
+        if parent in kept and (count < most or not another):
+            kept.add(node)
+            inner.add(parent)
+            count += another
+    chosen = sorted(kept - {-1})
+    return select(draft, chosen), chosen
+
+
 def select(draft: Draft, kept: Sequence[int]) -> Draft:
     """The draft of the nodes ``kept``, in this order; it must contain parents first and riders last."""
     if list(kept) == list(range(len(draft))):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from outpace.tree import (
     chain,
     children,
     depths,
+    few_leaves,
     is_chain,
     path_to,
     select,
@@ -113,3 +116,14 @@ def test_as_many_nodes_as_give_most_tokens_for_the_time(chances: list[float], ro
 
     best = max(map(rate, range(len(chances) + 1)))
     assert rate(worthwhile(chances, row_cost)) == pytest.approx(best)
+
+
+def test_few_leaves_keeps_the_first_or_the_likeliest() -> None:
+    draft = Draft((1, 2, 3, 4, 5), (-1, -1, 0, 1, 0))
+    assert few_leaves(draft, 3) == (draft, range(5))
+    cut, kept = few_leaves(draft, 2)
+    assert (cut.tokens, cut.parents, list(kept)) == ((1, 2, 3, 4), (-1, -1, 0, 1), [0, 1, 2, 3])
+    assert few_leaves(draft, 1)[0].tokens == (1, 3)
+    told = replace(draft, chances=(0.4, 0.9, 0.1, 0.8, 0.3))
+    assert few_leaves(told, 1)[0].tokens == (2, 4)
+    assert few_leaves(told, 2)[0].tokens == (1, 2, 4, 5)

@@ -33,7 +33,7 @@ from outpace.sampling import Logits
 from outpace.sequence import KeyedDraw, Sequence, Step
 from outpace.targets import Output, Rows, Target, TargetModel
 from outpace.text import Tokenizer
-from outpace.tree import trim
+from outpace.tree import few_leaves, trim
 from outpace.verify import Verifier, load_verifier
 
 _log = logging.getLogger(__name__)
@@ -367,12 +367,16 @@ class Engine:
 
     def _trim(self, proposals: Mapping[Active, Draft]) -> dict[Active, tuple[Draft, Seq[int]]]:
         """The drafts as they are verified, and which node of the proposal each of their nodes was."""
-        trimmed = {}
+        trimmed, leaves = {}, self.target.max_leaves
         for active, draft in proposals.items():
             try:
                 # A path of n nodes emits n + 1 tokens, so deeper nodes than the room less one are of no use.
                 nodes = self._nodes_left(active, draft)
-                trimmed[active] = trim(draft, active.sequence.room - 1, nodes)
+                own, kept = trim(draft, active.sequence.room - 1, nodes)
+                if leaves is not None:
+                    own, places = few_leaves(own, max(leaves // len(proposals), 1))
+                    kept = [kept[place] for place in places]
+                trimmed[active] = own, kept
                 check_draft(draft, self.target)
             except Exception as error:
                 active.sequence.fail(error)

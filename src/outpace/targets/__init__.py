@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from outpace.core import OutpaceError, UnsupportedModel
@@ -17,8 +18,9 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
     """A target for a model.
 
     Args:
-        model: a decoder-only or an encoder-decoder transformers model, or a target already.
-        options: of the class picked; see ``CausalTarget`` and ``Seq2SeqTarget``.
+        model: a decoder-only or an encoder-decoder transformers model; the path of a GGUF file, which
+            llama.cpp runs; or a target already.
+        options: of the class picked; see ``CausalTarget``, ``Seq2SeqTarget`` and ``LlamaCppOptions``.
 
     Raises:
         UnsupportedModel: the model cannot be verified or undone; the message names the reason.
@@ -27,6 +29,14 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
         if options:
             raise OutpaceError(f"a target is made already; its options ({', '.join(options)}) come too late")
         return model
+    if isinstance(model, str | Path):
+        if not is_gguf(model):
+            raise UnsupportedModel(
+                f"{str(model)!r} is no GGUF file; pass a loaded model, or use outpace.load(name)"
+            )
+        from outpace.targets.llamacpp import LlamaCppTarget
+
+        return LlamaCppTarget(model, **options)
     config = getattr(model, "config", None)
     if config is None or not callable(model):
         raise UnsupportedModel(f"a {type(model).__name__} is not a transformers model; pass a loaded model")
@@ -36,3 +46,8 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
                 raise OutpaceError(f"{name} is for decoder-only models: leave it out")
         return Seq2SeqTarget(model, **options)
     return CausalTarget(model, **options)
+
+
+def is_gguf(name: str | Path) -> bool:
+    """True if a model's name is that of a GGUF file, which llama.cpp runs."""
+    return str(name).lower().endswith(".gguf")

@@ -192,7 +192,9 @@ class TargetModel(ABC):
             any number of rows, any tree, any other sequences, and after any chunks of the prompt.
         inexact: why it is not bit-exact; empty if it is.
         packed: kernel -> linear layers whose weights it reads in a layout made for it.
-        max_leaves: most leaves of a draft that it can verify; None for no limit.
+        max_leaves: most leaves that the drafts of a forward may have, those of all sequences together; None
+            for no limit.
+        tokenizer: the one that comes with the model, if one does.
 
     Class attributes:
         has_encoder: a text is decoded from a source besides its prompt.
@@ -212,6 +214,7 @@ class TargetModel(ABC):
     inexact: str = "not tested"
     packed: Mapping[str, int] = MappingProxyType({})
     max_leaves: int | None = None
+    tokenizer: Any = None
 
     @property
     def name(self) -> str:

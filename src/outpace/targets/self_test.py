@@ -109,10 +109,10 @@ def _spread(vocabulary: int, turn: int) -> list[int]:
 
 def agree(dtype: torch.dtype, found: Tensor, expected: Tensor) -> bool:
     """Tell whether two computations of the same logits, [n, vocabulary], differ by rounding alone."""
-    return _difference(expected.double(), found.double()) <= _allowed(dtype, math.inf)
+    return difference(expected.double(), found.double()) <= _allowed(dtype, math.inf)
 
 
-def _difference(rows: Tensor, others: Tensor) -> float:
+def difference(rows: Tensor, others: Tensor) -> float:
     """The largest root mean square over rows, as a share of the spread of a row's logits."""
     difference = (rows - others.to(rows.device)).square().mean(dim=-1).sqrt()
     return float((difference / rows.std(dim=-1, correction=0).clamp(min=1e-12)).max())
@@ -140,8 +140,8 @@ def _check_subtree(model: PreTrainedModel, rows: Tensor, others: Tensor) -> floa
 
     Returns the effect of the token on those inside, as a share of the spread of a row's logits.
     """
-    leak = _difference(rows[_SEE_NOT], others[_SEE_NOT])
-    effect = _difference(rows[[_SEES]], others[[_SEES]])
+    leak = difference(rows[_SEE_NOT], others[_SEE_NOT])
+    effect = difference(rows[[_SEES]], others[[_SEES]])
     if not leak <= effect / 4:
         raise UnsupportedModel(
             f"{family(model)} lets rows of a tree see more than their ancestors: it honours no 4-D mask "
@@ -152,7 +152,7 @@ def _check_subtree(model: PreTrainedModel, rows: Tensor, others: Tensor) -> floa
 
 def _check_path(model: PreTrainedModel, found: Tensor, plain: Tensor, allowed: float) -> None:
     """Rows of a tree and the same tokens decoded plainly."""
-    off = _difference(plain, found)
+    off = difference(plain, found)
     if not off <= allowed:
         raise UnsupportedModel(
             f"{family(model)} gives other logits for a tree of tokens than for its paths: it does not honour "
@@ -183,14 +183,12 @@ def bit_test(target: TargetModel, step: nn.Module, vocabulary: int) -> str:
     Returns:
         The operation that gives a row other bits among other rows; empty if every bit is equal.
     """
-    room = _PROMPT if target.context is None else min(_PROMPT, target.context - _AFTER - 2)
+    room = _room(target)
     if room < 2:
         return f"its context of {target.context} tokens is too short for a test"
-    ids = _spread(min(target.vocabulary, vocabulary), 0)
-    text = [ids[place * place % len(ids)] for place in range(room + _AFTER)]
-    shapes = [_plainly, _as_tree, _in_chains, _at_once]
-    plain, *others = [shape(target, text, room) for shape in shapes]
-    for shape, logits in zip(shapes[1:], others, strict=True):
+    text = _text(min(target.vocabulary, vocabulary), room)
+    plain, *others = [shape(target, text, room) for shape in _SHAPES]
+    for shape, logits in zip(_SHAPES[1:], others, strict=True):
         if not torch.equal(logits, plain):
             traces = []
             for one in (_plainly, shape):
@@ -199,6 +197,30 @@ def bit_test(target: TargetModel, step: nn.Module, vocabulary: int) -> str:
                 traces.append(trace.rows)
             return _culprit(*traces)
     return ""
+
+
+def logits_by_shape(target: TargetModel) -> tuple[Tensor, list[Tensor]]:
+    """Logits [n, vocabulary] of the same rows, each fed alone; and in the other shapes of ``bit_test``.
+
+    Raises:
+        UnsupportedModel: the context is too short for a test.
+    """
+    room = _room(target)
+    if room < 2:
+        raise UnsupportedModel(f"a context of {target.context} tokens is too short to decode in")
+    text = _text(target.vocabulary, room)
+    plain, *others = [shape(target, text, room) for shape in _SHAPES]
+    return plain, others
+
+
+def _room(target: TargetModel) -> int:
+    """Rows of the prompt in the test of bits."""
+    return _PROMPT if target.context is None else min(_PROMPT, target.context - _AFTER - 2)
+
+
+def _text(vocabulary: int, room: int) -> list[int]:
+    ids = _spread(vocabulary, 0)
+    return [ids[place * place % len(ids)] for place in range(room + _AFTER)]
 
 
 def _plainly(target: TargetModel, text: list[int], prompt: int, trace: _Tracer | None = None) -> Tensor:
@@ -220,10 +242,11 @@ def _fed(target: TargetModel, text: list[int], widths: list[int], trace: _Tracer
     for width in widths:
         if trace is not None:
             trace.expect(0, 1, width, {row: start + row for row in range(width)})
-        logits.append(target.forward(cache, {slot: Rows(text[start : start + width])}).logits_of(slot))
+        output = target.forward(cache, {slot: Rows(text[start : start + width])})
+        logits.append(output.logits_of(slot).clone())
         cache.keep({slot: range(width)})
         start += width
-    return torch.cat(logits)[-_AFTER:].clone()
+    return torch.cat(logits)[-_AFTER:]
 
 
 def _as_tree(target: TargetModel, text: list[int], prompt: int, trace: _Tracer | None = None) -> Tensor:
@@ -244,6 +267,9 @@ def _as_tree(target: TargetModel, text: list[int], prompt: int, trace: _Tracer |
         trace.expect(0, 2, len(_TREE), {node: prompt + place for place, node in enumerate(_PATH)})
     feeds = {slots[0]: Rows(tokens, _TREE), slots[1]: Rows(text[:3])}
     return target.forward(cache, feeds).logits_of(slots[0])[list(_PATH)].clone()
+
+
+_SHAPES = (_plainly, _as_tree, _in_chains, _at_once)
 
 
 class _Tracer:

@@ -1,12 +1,13 @@
-"""A Llama model as a GGUF file, for comparing with llama.cpp on the same weights.
+"""A Llama model as a GGUF file: for decoding with llama.cpp, and for comparing with it on the same weights.
 
-The file has weights and no tokenizer: llama.cpp knows a few ways to split text before its tokenizer merges
-bytes, and a model's own is often none of them. It takes and returns token ids, which is all that a comparison
-needs, and what makes it fair.
+llama.cpp knows some ways to split text before its tokenizer merges bytes, and a model's own is often none of
+them. The file then has no tokenizer: it takes and returns token ids, which is all that a comparison needs.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -16,34 +17,46 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from outpace.bench.lab.llama_shapes import Shape
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.files import beside
 
-_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
+_FILE_TYPES = {"float32": 0, "float16": 1, "q4_0": 2, "q8_0": 7, "bfloat16": 32}  # llama.cpp's numbers
+_BLOCK = 32  # numbers that are quantised together
+_NORMAL, _CONTROL = 1, 3  # llama.cpp's types of tokens
 
 
-def write_gguf(model: Any, path: Path, dtype: str = "float32") -> None:
-    """Write a model's weights to a GGUF file. llama.cpp then reads it by token ids.
+def write_gguf(model: Any, path: Path, dtype: str = "float32", tokenizer: Any = None) -> None:
+    """Write a model to a GGUF file.
 
     Args:
         model: a loaded transformers model of the family llama.
         path: the file; an existing one is replaced.
-        dtype: of the matrices, ``float32``, ``float16`` or ``bfloat16``. Norms are float32 always.
+        dtype: of the matrices: ``float32``, ``float16``, ``bfloat16``, ``q8_0`` or ``q4_0``. Norms are
+            float32 always.
+        tokenizer: transformers' own, written beside the weights where llama.cpp knows its kind; without one,
+            llama.cpp reads and writes token ids.
 
     Raises:
-        UnsupportedModel: another family, biases, or scaled rotary embeddings. OutpaceError: the package gguf
-            is missing, or an unknown dtype.
+        UnsupportedModel: another family, biases, or scaled rotary embeddings; for a quantised dtype, a hidden
+            size that is no multiple of 32. OutpaceError: the package gguf is missing, or an unknown dtype.
     """
     gguf = _package()
     if dtype not in _DTYPES:
         raise OutpaceError(f"GGUF is not written in {dtype!r} here; there are: {', '.join(_DTYPES)}")
     _check(model.config)
+    blocks = dtype in ("q8_0", "q4_0")
+    if blocks and model.config.hidden_size % _BLOCK:
+        raise UnsupportedModel(f"{dtype} takes rows of a multiple of {_BLOCK} numbers; use another dtype")
     draft = beside(path)
     try:
         writer = gguf.GGUFWriter(draft, gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.LLAMA])
-        _describe(writer, model.config)
+        _describe(writer, model.config, blocks)
+        writer.add_file_type(_FILE_TYPES[dtype])
+        _write_tokenizer(writer, model, tokenizer)
         try:
             _write_tensors(gguf, writer, model, dtype)
         finally:
@@ -85,13 +98,18 @@ def _check(config: Any) -> None:
         )
 
 
-def _describe(writer: Any, config: Any) -> None:
+def _padded(size: int, blocks: bool) -> int:
+    """A size as it is written: of quantised rows whole blocks."""
+    return -(-size // _BLOCK) * _BLOCK if blocks else size
+
+
+def _describe(writer: Any, config: Any, blocks: bool) -> None:
     """The sizes, under llama.cpp's names."""
     shape = Shape.of(config)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(shape.hidden_size)
     writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.intermediate_size)
+    writer.add_feed_forward_length(_padded(shape.intermediate_size, blocks))
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_key_length(shape.head_dim)
@@ -100,7 +118,59 @@ def _describe(writer: Any, config: Any) -> None:
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("no_vocab")
+
+
+def _write_tokenizer(writer: Any, model: Any, tokenizer: Any) -> None:
+    """The vocabulary and merges of a byte-level tokenizer, or the remark that there are none."""
+    split = None if tokenizer is None else splitting(tokenizer)
+    if split is None:
+        writer.add_tokenizer_model("no_vocab")
+        return
+    parts = json.loads(tokenizer.backend_tokenizer.to_str())
+    special = {token["id"] for token in parts["added_tokens"] if token["special"]}
+    names = {place: token for token, place in tokenizer.get_vocab().items()}
+    every = range(model.config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(split)
+    # Ids without a token are those that pad the embeddings.
+    writer.add_token_list([names.get(place, f"<|unused_{place}|>") for place in every])
+    writer.add_token_types([_CONTROL if p in special or p not in names else _NORMAL for p in every])
+    merges = parts["model"]["merges"]
+    writer.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in merges])
+    if tokenizer.bos_token_id is not None:
+        writer.add_bos_token_id(tokenizer.bos_token_id)
+    if tokenizer.eos_token_id is not None:
+        writer.add_eos_token_id(tokenizer.eos_token_id)
+    empty = tokenizer("").input_ids
+    writer.add_add_bos_token(empty[:1] == [tokenizer.bos_token_id] and bool(empty))
+    writer.add_add_eos_token(False)
+    if getattr(tokenizer, "chat_template", None):
+        writer.add_chat_template(tokenizer.chat_template)
+
+
+def splitting(tokenizer: Any) -> str | None:
+    """llama.cpp's name for how a tokenizer splits text before it merges bytes; None where it knows none.
+
+    Of byte-level tokenizers with GPT-2's pattern, those that split digits first, perhaps newlines before
+    them, where no merge has a newline in it: then both ways give the same tokens.
+    """
+    try:
+        parts = json.loads(tokenizer.backend_tokenizer.to_str())
+    except AttributeError:
+        return None
+    before = parts["pre_tokenizer"] or {}
+    steps = before.get("pretokenizers", [before])
+    last = steps[-1]
+    if parts["normalizer"] or parts["model"]["type"] != "BPE" or last.get("type") != "ByteLevel":
+        return None
+    if not last.get("use_regex", True) or last.get("add_prefix_space"):
+        return None
+    digits = {"type": "Digits", "individual_digits": True}
+    newlines = {"type": "Split", "pattern": {"String": "\n"}, "behavior": "Isolated", "invert": False}
+    if not steps[:-1]:
+        return "gpt-2"
+    whole = not any("\u010a" in "".join(merge) for merge in parts["model"]["merges"])
+    return "smollm" if steps[:-1] == [digits] or (steps[:-1] == [newlines, digits] and whole) else None
 
 
 def _write_tensors(gguf: ModuleType, writer: Any, model: Any, dtype: str) -> None:
@@ -111,11 +181,17 @@ def _write_tensors(gguf: ModuleType, writer: Any, model: Any, dtype: str) -> Non
     # A head that is the embeddings is left out, and llama.cpp takes the embeddings.
     names = [name for name in weights if name != "lm_head.weight" or not config.tie_word_embeddings]
     kinds = {name: _kind(gguf, weights[name], dtype) for name in names}
+    blocks = dtype in ("q8_0", "q4_0")
     for name in names:
-        size = weights[name].shape
-        each = gguf.GGML_QUANT_SIZES[kinds[name]][1]
+        size = [_padded(one, blocks and ".mlp." in name) for one in weights[name].shape]
+        each, its_bytes = gguf.GGML_QUANT_SIZES[kinds[name]]
         place = places.get_name(name, try_suffixes=(".weight",))
-        writer.add_tensor_info(place, size, np.dtype(np.float32), size.numel() * each, raw_dtype=kinds[name])
+        length = math.prod(size) // each * its_bytes
+        # The size of a quantised matrix is told in bytes.
+        told, kind = (
+            (size, np.float32) if each == 1 else ([*size[:-1], size[-1] // each * its_bytes], np.uint8)
+        )
+        writer.add_tensor_info(place, told, np.dtype(kind), length, raw_dtype=kinds[name])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -125,6 +201,9 @@ def _write_tensors(gguf: ModuleType, writer: Any, model: Any, dtype: str) -> Non
             weight = interleaved(weight, config.num_attention_heads)
         elif name.endswith("k_proj.weight"):
             weight = interleaved(weight, config.num_key_value_heads)
+        if blocks and ".mlp." in name:
+            missing = [_padded(one, True) - one for one in weight.shape]
+            weight = functional.pad(weight, (0, missing[1], 0, missing[0]))
         writer.write_tensor_data(gguf.quantize(weight.numpy(), kinds[name]))
 
 

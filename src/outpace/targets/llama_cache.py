@@ -1,0 +1,473 @@
+"""Rows of many texts in llama.cpp's unified cache: each path of a draft is a sequence of its own.
+
+A cell of that cache may belong to many sequences, and a row sees the cells of its first sequence at positions
+up to its own. So a *lane*, a sequence's number, is taken for each leaf of a draft: it has the text's cells
+and those of the nodes on the way to the leaf. A node that several leaves hang below is one row in all their
+lanes, at position committed rows + depth. Rows that are rejected leave their lanes, which frees the cells;
+accepted ones are shared with the text's own lane.
+
+The order of cells. llama.cpp adds up attention in the order in which cells lie, and rounding goes by it. So
+that a text's rows always lie in the order of their positions, as in plain decoding, no cell is ever free
+below one that is in use: of the rows of a forward those behind the first rejected one are copied down, and
+the rows of a text that has ended stay where they are, in a sequence of their own, until cells run short and
+all texts are written anew. (A drafter's tree that is kept whole, and cut back later, leaves gaps: a draft's
+rounding changes no token.)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.cache import Cache, CacheFull, Slot
+from outpace.core import OutpaceError
+from outpace.targets.base import Rows
+from outpace.targets.llama_library import LlamaContext
+from outpace.tree import depths, is_chain, path_to
+
+_ENDED = 1  # the sequence that has the rows of texts that have ended
+
+
+@dataclass(eq=False)
+class _Lane:
+    """A sequence of llama.cpp's.
+
+    Attributes:
+        number: llama.cpp's.
+        rows: rows of the text's stem that it has, from the first on.
+        path: nodes of the text's tree that it has behind the whole stem.
+    """
+
+    number: int
+    rows: int = 0
+    path: list[int] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Text:
+    """The rows of one slot.
+
+    Attributes:
+        need: rows reserved.
+        stem: committed rows that are a chain.
+        tree: parents of the rows behind the stem, which are a tree; -1 is the stem's last row.
+        fed: number of last nodes of the tree that the open forward fed; the others were kept whole.
+        lanes: the first has the text; the others are taken as drafts branch.
+    """
+
+    need: int
+    lanes: list[_Lane]
+    stem: int = 0
+    tree: list[int] = field(default_factory=list)
+    fed: int = 0
+
+    @property
+    def length(self) -> int:
+        return self.stem + len(self.tree) - self.fed
+
+
+@dataclass(frozen=True)
+class Places:
+    """Places of the rows that a slot feeds: their positions, and the lanes that each is in."""
+
+    positions: list[int]
+    lanes: list[list[int]]
+
+
+class LlamaCache(Cache):
+    """Rows in a context of llama.cpp, which is replaced by a larger one when they need more cells.
+
+    Args:
+        make: makes a context with at least so many cells.
+        slots: sequences to make room for at once.
+        length: rows to make room for in each.
+        row_bytes: of one row.
+        capacity: rows that may be reserved in all; None for no limit.
+
+    Raises:
+        OutpaceError: the capacity is less than ``slots * length``, or there is no memory for as many rows.
+    """
+
+    copies_rows = True
+
+    def __init__(
+        self,
+        make: Callable[[int], LlamaContext],
+        slots: int,
+        length: int,
+        row_bytes: int,
+        capacity: int | None = None,
+    ) -> None:
+        first = max(slots, 1) * max(length, 1)
+        if capacity is not None and first > capacity:
+            raise OutpaceError(
+                f"{slots} slots of {length} rows are more than the capacity of {capacity} rows; make "
+                "the cache with fewer slots, less length or more capacity"
+            )
+        self.capacity = capacity
+        self.context = make(first)
+        self._make, self._length, self._row_bytes = make, max(length, 1), row_bytes
+        # Half of the sequences are for texts, so that about as many are left for the leaves of drafts.
+        self.max_slots = self.context.sequences // 2
+        self._free = list(range(self.context.sequences - 1, _ENDED, -1))
+        self._ended = 0  # cells of texts that have ended
+        self._texts: dict[Slot, _Text] = {}
+        self._order: list[Slot] = []  # of the slots in the last forward
+
+    # -- memory ------------------------------------------------------------------------------------------
+
+    @property
+    def reserved(self) -> int:
+        return sum(text.need for text in self._texts.values())
+
+    @property
+    def row_bytes(self) -> int:
+        return self._row_bytes
+
+    @property
+    def bytes(self) -> int:
+        return self.context.cells * self._row_bytes
+
+    def cost(self, rows: int) -> int:
+        return rows
+
+    def _make_room(self, more: int) -> None:
+        """Reserve so many rows more."""
+        rows = self.reserved + more
+        if self.capacity is not None and rows > self.capacity:
+            raise CacheFull(
+                f"{more} rows do not fit: {self.reserved} of {self.capacity} are reserved; wait for others "
+                "to end, or make the cache with more capacity"
+            )
+        if rows <= self.context.cells:
+            return
+        try:
+            larger = self._make(max(rows, min(2 * self.context.cells, self.capacity or 2 * rows)))
+        except OutpaceError as error:
+            raise CacheFull(str(error)) from error
+        larger.take_over(self.context)
+        self.context = larger
+
+    def _make_cells(self, rows: int) -> None:
+        """Free the cells of texts that have ended, where so many rows do not fit behind them."""
+        used = sum(text.stem + len(text.tree) for text in self._texts.values())
+        if not self._ended or used + self._ended + rows <= self.context.cells:
+            return
+        self._ended = 0
+        if any(text.tree for text in self._texts.values()):
+            self.context.remove(_ENDED, 0)
+            return
+        texts = list(self._texts.values())
+        copies = [self.context.read(text.lanes[0].number, 0, text.stem) for text in texts]
+        self.context.clear()
+        for text, data in zip(texts, copies, strict=True):
+            for lane in text.lanes:
+                lane.rows = 0
+            self._append(text, data, 0, text.stem)
+
+    def _append(self, text: _Text, data: NDArray[np.uint8], start: int, stop: int) -> None:
+        """Commit copied rows ``start`` .. ``stop - 1``, which go in behind the text's others."""
+        if start < stop:
+            self.context.write(data, text.lanes[0].number, start, stop)
+        text.stem = text.lanes[0].rows = stop
+
+    # -- slots -------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def _text(self, slot: Slot) -> _Text:
+        if slot not in self._texts:
+            raise ValueError("this slot is not in use")
+        return self._texts[slot]
+
+    def allocate(self, rows: int = 0) -> Slot:
+        if self.max_slots is not None and len(self) >= self.max_slots:
+            raise CacheFull(f"llama.cpp's cache holds {self.max_slots} texts here; wait for others to end")
+        need = rows or self._length
+        self._make_room(need)
+        used = {slot.number for slot in self._texts}
+        slot = Slot(next(number for number in itertools.count() if number not in used))
+        self._texts[slot] = _Text(need, [self._lane()])
+        return slot
+
+    def free(self, slot: Slot) -> None:
+        text = self._text(slot)
+        for lane in text.lanes:
+            self.context.share(lane.number, _ENDED, 0, lane.rows + len(lane.path))
+            self._give_back(lane)
+        self._ended += text.stem + len(text.tree)
+        del self._texts[slot]
+        if not self._texts:
+            self.context.clear()
+            self._ended = 0
+
+    def length(self, slot: Slot) -> int:
+        return self._text(slot).length
+
+    def room(self, slot: Slot) -> int:
+        return self._text(slot).need
+
+    def reserve(self, slot: Slot, rows: int) -> None:
+        text = self._text(slot)
+        if rows > text.need:
+            self._make_room(rows - text.need)
+            text.need = rows
+
+    # -- lanes -------------------------------------------------------------------------------------------
+
+    def _lane(self, busy: Collection[_Lane] = ()) -> _Lane:
+        """A lane that no text has, or that one keeps for later drafts and is not ``busy``."""
+        if not self._free:
+            spare = [
+                (text, lane)
+                for text in self._texts.values()
+                for lane in text.lanes[1:]
+                if not lane.path and lane not in busy
+            ]
+            if not spare:
+                raise OutpaceError(
+                    f"a draft of too many branches: llama.cpp keeps {self.context.sequences - 1} at once, of "
+                    "all texts together; draft fewer branches, or decode fewer prompts together"
+                )
+            text, lane = max(spare, key=lambda pair: len(pair[0].lanes))
+            text.lanes.remove(lane)
+            self._give_back(lane)
+        return _Lane(self._free.pop())
+
+    def _give_back(self, lane: _Lane) -> None:
+        self.context.remove(lane.number, 0)
+        self._free.append(lane.number)
+
+    def _cut(self, lane: _Lane, rows: int, path: Sequence[int] = ()) -> None:
+        """Leave a lane ``rows`` rows of the stem and the first nodes of its path, which are ``path``."""
+        keep = rows + len(path)
+        if keep < lane.rows + len(lane.path):
+            self.context.remove(lane.number, keep)
+        lane.rows, lane.path = min(lane.rows, rows), list(path)
+
+    # -- the forward -------------------------------------------------------------------------------------
+
+    def begin(self, feeds: Mapping[Slot, Rows]) -> list[Places]:
+        """Open a forward: where the rows of each slot go.
+
+        Raises:
+            CacheFull: no room for them. OutpaceError: more branches than llama.cpp keeps.
+        """
+        for slot, row in feeds.items():
+            self.reserve(slot, self._text(slot).length + len(row.tokens))
+        self._make_cells(sum(len(row.tokens) for row in feeds.values()))
+        self._order = list(feeds)
+        return [self._places(self._text(slot), row) for slot, row in feeds.items()]
+
+    def _places(self, text: _Text, row: Rows) -> Places:
+        count = len(row.tokens)
+        self._hang(text, row.fed)
+        parents = list(row.tree)
+        before = len(text.tree)
+        if is_chain(parents) and not before:
+            text.tree, text.fed = parents, count
+            own = text.lanes[0]
+            own.path = list(range(count))
+            return Places(list(range(text.stem, text.stem + count)), [[own.number]] * count)
+        inner = set(parents)
+        paths = [path_to(parents, node) for node in range(len(parents)) if node not in inner]
+        text.tree, text.fed = parents, count
+        members: list[list[int]] = [[] for _ in parents]
+        for lane, path in self._assigned(text, paths, before):
+            for node in path:
+                members[node].append(lane.number)
+        return Places([text.stem + depth for depth in depths(parents)[before:]], members[before:])
+
+    def _hang(self, text: _Text, fed: Sequence[int]) -> None:
+        """Let the text's tree be the one that a forward goes on with: its last rows, with these parents."""
+        if text.tree:
+            step = len(text.tree) - len(fed)  # rows of the tree that are a chain, and now belong to the stem
+            if step < 0 or not is_chain(text.tree[:step]) or any(p < step - 1 for p in text.tree[step:]):
+                raise ValueError("rows go in behind a chain, or go on with the tree that was kept")
+            self._raise_stem(text, step)
+            if text.tree != list(fed):
+                raise ValueError("rows go on with another tree than the one that was kept")
+        elif fed:
+            if not is_chain(fed):
+                raise ValueError("rows go on with another tree than the one that was kept")
+            text.stem -= len(fed)
+            text.tree = list(fed)
+            for lane in text.lanes[1:]:
+                self._cut(lane, min(lane.rows, text.stem))
+            text.lanes[0].rows, text.lanes[0].path = text.stem, list(range(len(fed)))
+
+    def _raise_stem(self, text: _Text, step: int) -> None:
+        text.stem += step
+        text.tree = [parent - step for parent in text.tree[step:]]
+        for lane in text.lanes:
+            if lane.path:
+                lane.rows, lane.path = text.stem, [node - step for node in lane.path[step:]]
+
+    def _assigned(self, text: _Text, paths: list[list[int]], before: int) -> list[tuple[_Lane, list[int]]]:
+        """A lane for each path of a tree, with the text and the nodes before ``before`` on that path."""
+        left, found = list(paths), []
+        for lane in text.lanes:  # one that has a path goes on with it
+            if lane.path or lane is text.lanes[0]:
+                path = next(path for path in left if path[: len(lane.path)] == lane.path)
+                left.remove(path)
+                found.append((lane, path))
+        spare = [lane for lane in text.lanes[1:] if not lane.path]
+        for path in left:
+            if spare:
+                lane = spare.pop(0)
+            else:
+                lane = self._lane([lane for lane, _ in found])
+                text.lanes.append(lane)
+            found.append((lane, path))
+        for lane, path in found:
+            self.context.share(text.lanes[0].number, lane.number, lane.rows, text.stem)
+            lane.rows = text.stem
+            there = [node for node in path if node < before]
+            if len(lane.path) < len(there):
+                source = next(other for other, _ in found if other.path[: len(there)] == there)
+                start = text.stem + len(lane.path)
+                self.context.share(source.number, lane.number, start, text.stem + len(there))
+                lane.path = there
+        for lane, path in found:
+            lane.path = path
+        return found
+
+    def keep(self, paths: Mapping[Slot, Sequence[int]]) -> None:
+        for slot, path in paths.items():
+            count = self._text(slot).fed
+            if len(path) and not 0 <= min(path) <= max(path) < count:
+                raise ValueError(f"{slot} fed {count} rows, so it cannot keep {list(path)}")
+        opened = {slot: text for slot, text in self._texts.items() if text.fed}
+        if all(len(text.tree) == text.fed for text in opened.values()) and self._commit(opened, paths):
+            return
+        for slot, text in opened.items():
+            held, kept = len(text.tree) - text.fed, list(paths.get(slot, ()))
+            nodes = [*range(held), *(held + row for row in kept)]
+            if _is_path(text.tree, nodes):
+                self._settle(text, nodes)
+            elif len(kept) == text.fed:
+                text.fed = 0
+            elif not kept:
+                self._shed(text)
+            else:
+                raise ValueError(f"the rows kept are neither a path nor all of those fed: {kept}")
+
+    def _commit(self, opened: Mapping[Slot, _Text], paths: Mapping[Slot, Sequence[int]]) -> bool:
+        """Commit a path of each text, without a gap between cells. False if not all are paths."""
+        kept = {slot: list(paths.get(slot, ())) for slot in self._order if slot in opened}
+        if not all(_is_path(opened[slot].tree, path) for slot, path in kept.items()):
+            return False
+        gap, moved = False, []
+        for slot, path in kept.items():
+            text = opened[slot]
+            stay = 0 if gap else _common(path, range(text.fed))
+            gap = gap or stay < text.fed
+            if stay < len(path):
+                start, stop = text.stem + stay, text.stem + len(path)
+                winner = next(lane for lane in text.lanes if lane.path[: len(path)] == path)
+                moved.append((text, self.context.read(winner.number, start, stop), start, stop))
+            kept[slot] = path[:stay]
+        for slot, path in kept.items():
+            self._settle(opened[slot], path)
+        for text, data, start, stop in moved:
+            self._append(text, data, start, stop)
+        return True
+
+    def abandon(self) -> None:
+        """Close a forward that failed: nothing that was fed stays."""
+        for text in self._texts.values():
+            if text.fed:
+                self._shed(text)
+
+    def _shed(self, text: _Text) -> None:
+        """Take the rows of the open forward out of a tree that was kept."""
+        held = len(text.tree) - text.fed
+        for lane in text.lanes:
+            self.context.remove(lane.number, text.stem + sum(node < held for node in lane.path))
+            lane.path = [node for node in lane.path if node < held]
+        text.tree, text.fed = text.tree[:held], 0
+        if _is_path(text.tree, range(held)):
+            self._settle(text, list(range(held)))
+
+    def _settle(self, text: _Text, path: list[int]) -> None:
+        """Commit a path of the text's tree, and undo the rest of it."""
+        own = text.lanes[0]
+        winner = next(lane for lane in text.lanes if lane.path[: len(path)] == path)
+        shared = _common(own.path, path)
+        self._cut(own, text.stem, path[:shared])
+        self.context.share(winner.number, own.number, text.stem + shared, text.stem + len(path))
+        for lane in text.lanes[1:]:
+            common = _common(lane.path, path)
+            # The accepted rows that a lane has stay in it: the next draft may branch again.
+            self._cut(lane, min(lane.rows, text.stem), path[:common])
+            lane.rows, lane.path = lane.rows + common, []
+        text.stem += len(path)
+        own.rows, own.path = text.stem, []
+        text.tree, text.fed = [], 0
+
+    def truncate(self, slot: Slot, length: int, path: Sequence[int] = ()) -> None:
+        text = self._text(slot)
+        most = text.length
+        if not 0 <= length <= most or any(not 0 <= row < most - length for row in path):
+            raise ValueError(f"cannot keep {length} rows and {list(path)} after them of {most} rows")
+        rows = [*range(length), *(length + row for row in path)]
+        kept = rows[min(length, text.stem) :]
+        if text.tree:
+            nodes = [row - text.stem for row in kept]
+            if (length < text.stem and path) or not _is_path(text.tree, nodes):
+                raise ValueError(f"rows do not move in llama.cpp's cache, so it cannot keep {list(path)}")
+            self._settle(text, nodes)
+        elif rows != list(range(len(rows))):
+            raise ValueError(f"rows do not move in llama.cpp's cache, so it cannot keep {list(path)}")
+        text.stem = min(text.stem, len(rows))
+        for lane in text.lanes:
+            self._cut(lane, min(lane.rows, text.stem))
+
+    @contextmanager
+    def provisional(self, ahead: Mapping[Slot, int] | None = None) -> Iterator[None]:
+        if ahead:
+            raise OutpaceError("llama.cpp's cache has no rows of single layers; use another drafter")
+        lengths = {slot: text.length for slot, text in self._texts.items()}
+        try:
+            yield
+        finally:
+            for slot, length in lengths.items():
+                self.truncate(slot, length)
+
+    # -- copies ------------------------------------------------------------------------------------------
+
+    def read_rows(self, slot: Slot, start: int, stop: int) -> tuple[int, int, NDArray[np.uint8]]:
+        """The positions, and the rows as llama.cpp writes them."""
+        text = self._text(slot)
+        if not 0 <= start <= stop <= text.stem:
+            raise ValueError(f"rows {start} to {stop} of {text.stem}")
+        return start, stop, self.context.read(text.lanes[0].number, start, stop)
+
+    def write_rows(self, slot: Slot, block: Any) -> None:
+        text = self._text(slot)
+        start, stop, data = block
+        if text.tree or start != text.stem:
+            raise OutpaceError(f"rows {start} to {stop} do not go in behind {text.length}")
+        self.reserve(slot, stop)
+        self._make_cells(stop - start)
+        self._append(text, data, start, stop)
+
+
+def _is_path(parents: Sequence[int], nodes: Sequence[int]) -> bool:
+    """True if nodes lead down from the root, each the child of the one before."""
+    return all(parents[node] == above for above, node in zip([-1, *nodes], nodes, strict=False))
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """The number of first entries that two lists share."""
+    return next(
+        (place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other),
+        min(len(first), len(second)),
+    )

@@ -1,0 +1,324 @@
+"""llama.cpp as a library: loaded when a GGUF file is named, its log in Python's, its failures as errors.
+
+llama-cpp-python's low-level module is used; its ``Llama`` class is not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import re
+import weakref
+from collections import deque
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outpace.core import OutpaceError, UnsupportedModel
+
+LEAST_VERSION = (0, 3, 36)
+ROWS = 512  # of one decode; a forward of more is several
+_REMEDY = "pip install --upgrade 'outpace[llamacpp]' (it compiles llama.cpp, which takes about ten minutes)"
+_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
+_DAMAGED = re.compile("corrupted|incomplete|failed to read|file bounds|unexpectedly reached end|tensor data")
+_UNKNOWN = re.compile("unknown (?:model )?architecture: '([^']*)'")
+
+_log = logging.getLogger("outpace.llamacpp")
+_log.addHandler(logging.NullHandler())  # nothing on the terminal unless the program asks for it
+# ggml's levels: none, info, warning, error, debug; 5 goes on with the line before. Its notes are many.
+_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.ERROR, 4: logging.DEBUG}
+
+
+class _Log:
+    """llama.cpp's log, line by line.
+
+    Attributes:
+        errors: the last ones.
+        callback: what the library calls; kept for as long as it may.
+    """
+
+    def __init__(self) -> None:
+        self.callback: Any = None
+        self.errors: deque[str] = deque(maxlen=16)
+        self._level, self._text = logging.DEBUG, ""
+
+    def __call__(self, level: int, text: bytes, data: Any) -> None:
+        self._level = _LEVELS.get(level, self._level)
+        self._text += text.decode(errors="replace")
+        *lines, self._text = self._text.split("\n")
+        for line in filter(str.strip, lines):
+            _log.log(self._level, "%s", line)
+            if self._level == logging.ERROR:
+                self.errors.append(line)
+
+
+@lru_cache(maxsize=1)
+def log() -> _Log:
+    """The log of this process."""
+    return _Log()
+
+
+@lru_cache(maxsize=1)
+def library() -> Any:
+    """llama-cpp-python's low-level module, ready for use.
+
+    Raises:
+        OutpaceError: it is missing, too old, or its library does not load.
+    """
+    try:
+        found: Any = import_module("llama_cpp")
+    except ImportError as error:
+        raise OutpaceError(f"GGUF files run through llama.cpp, which is not installed: {_REMEDY}") from error
+    except (OSError, RuntimeError) as error:
+        raise OutpaceError(f"llama-cpp-python is installed, but does not load: {error}") from error
+    version = str(getattr(found, "__version__", "0"))
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+    if numbers < LEAST_VERSION:
+        least = ".".join(map(str, LEAST_VERSION))
+        raise OutpaceError(f"llama-cpp-python {version} is too old, {least} or later is needed: {_REMEDY}")
+    log().callback = found.llama_log_callback(log())
+    found.llama_log_set(log().callback, ctypes.c_void_p(0))
+    found.llama_backend_init()
+    return found
+
+
+def last_error() -> str:
+    """The last error in llama.cpp's log, without the function that it names; empty if there is none."""
+    errors = log().errors
+    return errors[-1].partition(": ")[2] or errors[-1] if errors else ""
+
+
+def check_file(path: Path) -> None:
+    """Refuse what is no GGUF file, or one part of a split one, before llama.cpp reads it.
+
+    Raises:
+        OutpaceError: the message gives the reason and the remedy.
+    """
+    if path.is_dir():
+        raise OutpaceError(f"{path} is a folder; give the .gguf file in it")
+    if not path.exists():
+        raise OutpaceError(f"no such file: {path}")
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise OutpaceError(f"cannot read {path}: {error.strerror}") from error
+    if magic != b"GGUF":
+        raise OutpaceError(f"{path} is not a GGUF file: it does not begin with the letters GGUF")
+    if (split := _SPLIT.fullmatch(path.name)) is None:
+        return
+    stem, number, count, suffix = split.groups()
+    first = f"{stem}-00001-of-{count}{suffix}"
+    if int(number) != 1:
+        raise OutpaceError(f"{path.name} is part {int(number)} of a split file; give the first part, {first}")
+    parts = [f"{stem}-{part:05}-of-{count}{suffix}" for part in range(1, int(count) + 1)]
+    missing = [part for part in parts if not path.with_name(part).is_file()]
+    if missing:
+        raise OutpaceError(f"{path.name} is the first of {int(count)} parts; missing beside it: {missing[0]}")
+
+
+class LlamaModel:
+    """A model in llama.cpp, freed when no one uses it.
+
+    Attributes:
+        pointer: llama.cpp's.
+        vocabulary: llama.cpp's vocabulary, a pointer.
+
+    Raises:
+        OutpaceError: the file cannot be loaded. UnsupportedModel: llama.cpp does not know its architecture.
+    """
+
+    def __init__(self, path: Path, n_gpu_layers: int) -> None:
+        lib = library()
+        check_file(path)
+        if n_gpu_layers and not lib.llama_supports_gpu_offload():
+            raise OutpaceError(
+                f"n_gpu_layers={n_gpu_layers}: this llama-cpp-python was built for the CPU alone; leave it "
+                "out, or build it for your GPU (its page on PyPI says how)"
+            )
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = n_gpu_layers
+        log().errors.clear()
+        self.path = path
+        self.pointer = lib.llama_model_load_from_file(str(path).encode(), params)
+        if not self.pointer:
+            raise _refusal(path, list(log().errors))
+        weakref.finalize(self, lib.llama_model_free, self.pointer)
+        self.vocabulary = lib.llama_model_get_vocab(self.pointer)
+
+    def text(self, key: str) -> str | None:
+        """A value of the file's metadata, as text; None where there is none."""
+        lib = library()
+        size = lib.llama_model_meta_val_str(self.pointer, key.encode(), ctypes.create_string_buffer(1), 1)
+        if size < 0:
+            return None
+        buffer = ctypes.create_string_buffer(size + 1)
+        lib.llama_model_meta_val_str(self.pointer, key.encode(), buffer, size + 1)
+        return buffer.value.decode(errors="replace")
+
+    @property
+    def description(self) -> str:
+        """Architecture, size and quantisation, as llama.cpp says them: "llama 0.1B Q8_0"."""
+        buffer = ctypes.create_string_buffer(128)
+        library().llama_model_desc(self.pointer, buffer, len(buffer))
+        return buffer.value.decode(errors="replace")
+
+
+def _refusal(path: Path, errors: list[str]) -> OutpaceError:
+    """llama.cpp's reason why a file does not load, as one line."""
+    told = "; ".join(errors)
+    if unknown := _UNKNOWN.search(told):
+        version = library().__version__
+        return UnsupportedModel(
+            f"{path}: the llama.cpp in llama-cpp-python {version} does not know the architecture "
+            f"{unknown[1]!r}; upgrade llama-cpp-python, or use another model"
+        )
+    reason = errors[0].partition(": ")[2] or errors[0] if errors else "llama.cpp gives no reason"
+    if _DAMAGED.search(told):
+        return OutpaceError(f"{path} is truncated or damaged; fetch it again ({reason})")
+    return OutpaceError(f"llama.cpp cannot load {path}: {reason}")
+
+
+class LlamaContext:
+    """Cells for rows, sequences over them, and the arrays of a batch.
+
+    Args:
+        cells: rows that there is room for, at least.
+        options: fields of llama.cpp's context parameters.
+        least: rows that a decode has at least; it is padded with a row of sequence 0.
+
+    Attributes:
+        cells: rows that there is room for.
+        sequences: their number. 0 is kept for padding and for moving rows, 1 for rows of
+            texts that have ended.
+
+    Raises:
+        OutpaceError: there is no memory for so many cells, or an option does not fit the model.
+    """
+
+    def __init__(self, model: LlamaModel, cells: int, options: dict[str, Any], least: int = 1) -> None:
+        lib = library()
+        self._lib, self._model, self.least = lib, model, least
+        self.sequences = int(lib.llama_max_parallel_sequences())
+        params = lib.llama_context_default_params()
+        own = {
+            "n_ctx": cells + least,
+            "n_batch": ROWS,
+            "n_ubatch": ROWS,
+            "n_outputs_max": ROWS,
+            "n_seq_max": self.sequences,
+            "kv_unified": True,
+            "swa_full": True,
+            "no_perf": True,
+            **options,
+        }
+        for name, value in own.items():
+            setattr(params, name, value)
+        log().errors.clear()
+        self._context = lib.llama_init_from_model(model.pointer, params)
+        if not self._context:
+            raise OutpaceError(
+                f"llama.cpp makes no context of {cells} rows ({last_error() or 'it gives no reason'}); give "
+                "the engine fewer slots, less length or less memory"
+            )
+        weakref.finalize(self, lib.llama_free, self._context)
+        self._memory = lib.llama_get_memory(self._context)
+        self.cells = int(lib.llama_n_ctx(self._context)) - least
+        self._vocabulary = int(lib.llama_vocab_n_tokens(model.vocabulary))
+        self._arrays()
+
+    def _arrays(self) -> None:
+        """A batch whose arrays are numpy's."""
+        self.tokens, self.positions, self.counts = (np.zeros(ROWS, np.int32) for _ in range(3))
+        self.wanted = np.zeros(ROWS, np.int8)
+        self.members = np.zeros((ROWS, self.sequences), np.int32)
+        starts = np.arange(ROWS, dtype=np.uintp) * self.members.strides[0]
+        self._rows = self.members.ctypes.data + starts
+
+        def pointer(array: NDArray[Any], kind: Any) -> Any:
+            return array.ctypes.data_as(ctypes.POINTER(kind))
+
+        number = ctypes.c_int32
+        self._batch = self._lib.llama_batch(
+            n_tokens=0,
+            token=pointer(self.tokens, number),
+            embd=None,
+            pos=pointer(self.positions, number),
+            n_seq_id=pointer(self.counts, number),
+            seq_id=pointer(self._rows, ctypes.POINTER(number)),
+            logits=pointer(self.wanted, ctypes.c_int8),
+        )
+
+    def decode(self, rows: int) -> NDArray[np.float32] | None:
+        """Decode the first rows of the batch's arrays.
+
+        Returns:
+            Logits of the rows wanted, [n, vocabulary], in llama.cpp's memory until the next decode; None
+            where none were.
+
+        Raises:
+            OutpaceError: llama.cpp refuses.
+        """
+        padded = max(rows, self.least)
+        if padded > rows:
+            self.tokens[rows:padded] = self.tokens[rows - 1]
+            self.positions[rows:padded] = range(padded - rows)
+            self.counts[rows:padded] = 1
+            self.members[rows:padded, 0] = 0
+            self.wanted[rows:padded] = 0
+        self._batch.n_tokens = padded
+        failed = self._lib.llama_decode(self._context, self._batch)
+        if padded > rows:
+            self.remove(0, 0)
+        if failed:
+            raise OutpaceError(f"llama.cpp fails to decode {rows} rows ({failed}): {last_error()}")
+        count = int(self.wanted[:rows].sum())
+        if not count:
+            return None
+        return np.ctypeslib.as_array(self._lib.llama_get_logits(self._context), (count, self._vocabulary))
+
+    # -- rows of sequences: nothing is moved but what read and write copy --------------------------------
+
+    def remove(self, sequence: int, start: int, stop: int = -1) -> None:
+        """Take positions start .. stop - 1 out of a sequence, by default all from ``start`` on."""
+        self._lib.llama_memory_seq_rm(self._memory, sequence, start, stop)
+
+    def share(self, source: int, sequence: int, start: int, stop: int) -> None:
+        """Let a sequence have another one's positions start .. stop - 1, the very cells."""
+        if start < stop:
+            self._lib.llama_memory_seq_cp(self._memory, source, sequence, start, stop)
+
+    def clear(self) -> None:
+        """Free all cells."""
+        self._lib.llama_memory_clear(self._memory, False)
+
+    def read(self, sequence: int, start: int, stop: int) -> NDArray[np.uint8]:
+        """A copy of a sequence's rows, for ``write``."""
+        self.share(sequence, 0, start, stop)
+        data = np.empty(self._lib.llama_state_seq_get_size(self._context, 0), np.uint8)
+        self._lib.llama_state_seq_get_data(self._context, _bytes(data), data.size, 0)
+        self.remove(0, 0)
+        return data
+
+    def write(self, data: NDArray[np.uint8], sequence: int, start: int, stop: int) -> None:
+        """Put rows that ``read`` copied into a sequence, at their own positions."""
+        found = self._lib.llama_state_seq_set_data(self._context, _bytes(data), data.size, 0)
+        if not found:
+            raise OutpaceError(f"llama.cpp cannot put {stop - start} rows back: {last_error()}")
+        self.share(0, sequence, start, stop)
+        self.remove(0, 0)
+
+    def take_over(self, other: LlamaContext) -> None:
+        """Copy all rows of all sequences of another context of the same model and options."""
+        data = np.empty(self._lib.llama_state_get_size(other._context), np.uint8)
+        self._lib.llama_state_get_data(other._context, _bytes(data), data.size)
+        if not self._lib.llama_state_set_data(self._context, _bytes(data), data.size):
+            raise OutpaceError(f"llama.cpp cannot move its rows: {last_error()}")
+
+
+def _bytes(data: NDArray[np.uint8]) -> Any:
+    return data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

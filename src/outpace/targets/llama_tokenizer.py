@@ -1,0 +1,143 @@
+"""The tokenizer and the chat template of a GGUF file, with the names that transformers' tokenizers have."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
+
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from outpace.core import OutpaceError
+from outpace.targets.llama_library import LlamaModel, library
+
+_NO_VOCABULARY = 0  # a file of weights alone
+_NO_TOKEN = -1
+
+
+class LlamaTokenizer:
+    """What is used of a tokenizer here: text to ids and back, the vocabulary, special tokens, chats.
+
+    llama.cpp does the work, so text becomes the tokens that it becomes in llama.cpp. As in transformers,
+    special tokens that a text spells are read as such.
+
+    Attributes:
+        has_text: the file has a vocabulary; without one it takes and returns token ids alone.
+        end_tokens: those that end a sequence: of a text, a turn or a message.
+        chat_template: in Jinja; None where the file has none.
+    """
+
+    def __init__(self, model: LlamaModel) -> None:
+        lib = library()
+        self._model, self._pointer = model, model.vocabulary
+        self._size = int(lib.llama_vocab_n_tokens(self._pointer))
+        self.has_text = int(lib.llama_vocab_type(self._pointer)) != _NO_VOCABULARY
+        every = range(self._size) if self.has_text else ()
+        self.end_tokens = frozenset(token for token in every if lib.llama_vocab_is_eog(self._pointer, token))
+        template = lib.llama_model_chat_template(model.pointer, None)
+        self.chat_template = None if template is None else template.decode(errors="replace")
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> Any:
+        """Ids of a text, or of each of several, as ``input_ids``.
+
+        Args:
+            add_special_tokens: with those that the file says begin and end a text.
+        """
+        self._need_text()
+        if isinstance(text, str):
+            return SimpleNamespace(input_ids=self._encoded(text, add_special_tokens))
+        return SimpleNamespace(input_ids=[self._encoded(one, add_special_tokens) for one in text])
+
+    def _need_text(self) -> None:
+        if not self.has_text:
+            raise OutpaceError(
+                f"{self._model.path} has no tokenizer: it takes token ids alone; use a file with one"
+            )
+
+    def _encoded(self, text: str, special: bool) -> list[int]:
+        lib, data = library(), text.encode()
+        room = len(data) + 2
+        tokens = (ctypes.c_int32 * room)()
+        count = lib.llama_tokenize(self._pointer, data, len(data), tokens, room, special, True)
+        if count < 0:  # more tokens than bytes
+            tokens = (ctypes.c_int32 * -count)()
+            count = lib.llama_tokenize(self._pointer, data, len(data), tokens, -count, special, True)
+        return list(tokens[:count])
+
+    def decode(self, token_ids: int | Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of tokens; a character of which bytes are missing becomes U+FFFD."""
+        self._need_text()
+        lib = library()
+        ids = [token_ids] if isinstance(token_ids, int) else [int(token) for token in token_ids]
+        tokens = (ctypes.c_int32 * len(ids))(*ids)
+        room = 8 * len(ids) + 16
+        while True:
+            buffer = ctypes.create_string_buffer(room)
+            asked = (tokens, len(ids), buffer, room, False, not skip_special_tokens)
+            count = lib.llama_detokenize(self._pointer, *asked)
+            if count >= 0:
+                return buffer.raw[:count].decode(errors="replace")
+            room = -count
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        """Tokens as the file writes them."""
+        lib = library()
+        return [lib.llama_vocab_get_text(self._pointer, token).decode(errors="replace") for token in ids]
+
+    @cached_property
+    def _vocabulary(self) -> Mapping[str, int]:
+        self._need_text()
+        return {token: place for place, token in enumerate(self.convert_ids_to_tokens(range(self._size)))}
+
+    def get_vocab(self) -> dict[str, int]:
+        """Token -> id."""
+        return dict(self._vocabulary)
+
+    @cached_property
+    def all_special_ids(self) -> list[int]:
+        """Tokens that are no text."""
+        lib = library()
+        every = range(self._size) if self.has_text else ()
+        return [token for token in every if lib.llama_vocab_is_control(self._pointer, token)]
+
+    @property
+    def all_special_tokens(self) -> list[str]:
+        """Likewise, as the file writes them."""
+        return self.convert_ids_to_tokens(self.all_special_ids)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a text; None where there is none."""
+        return self._one(library().llama_vocab_bos(self._pointer))
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text; None where there is none."""
+        return self._one(library().llama_vocab_eos(self._pointer))
+
+    @staticmethod
+    def _one(token: int) -> int | None:
+        return None if token == _NO_TOKEN else int(token)
+
+    def apply_chat_template(
+        self, conversation: Sequence[Mapping[str, Any]], tokenize: bool = True, **options: Any
+    ) -> Any:
+        """A conversation in the file's chat template, as text, or as ids with ``tokenize``."""
+        if self.chat_template is None:
+            raise OutpaceError(f"{self._model.path} has no chat template")
+        names = {"bos_token": self.bos_token_id, "eos_token": self.eos_token_id}
+        known = {
+            name: self.convert_ids_to_tokens([token])[0] for name, token in names.items() if token is not None
+        }
+        rendered: Any = render_jinja_template(
+            [[dict(message) for message in conversation]],
+            chat_template=self.chat_template,
+            **{**known, **options},
+        )
+        text: str = rendered[0][0]
+        return self(text, add_special_tokens=False).input_ids if tokenize else text

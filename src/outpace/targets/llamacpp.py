@@ -1,0 +1,298 @@
+"""Models in GGUF files, which llama.cpp runs: a tree of tokens in one decode.
+
+``llama_cache.py`` says how a tree becomes sequences of llama.cpp's. Tokens are chosen by the engine, not by
+llama.cpp's samplers, so a seed gives the tokens that it gives everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from outpace.cache import Cache, Slot
+from outpace.core import OutpaceError, UnsupportedModel
+from outpace.targets.base import Output, Rows, TargetModel, own_cache
+from outpace.targets.hardware import processor
+from outpace.targets.llama_cache import LlamaCache
+from outpace.targets.llama_library import ROWS, LlamaContext, LlamaModel, library
+from outpace.targets.llama_tokenizer import LlamaTokenizer
+from outpace.targets.self_test import difference, logits_by_shape
+
+KvType = Literal["float32", "float16", "bfloat16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+_GGML = {  # ggml's numbers
+    "float32": 0, "float16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bfloat16": 30,
+}  # fmt: skip
+_FLOAT32_FILE = "0"  # general.file_type, of llama.cpp's enum
+_NEAR_TIE = 1e-4  # of the spread of a row's logits: what float32 rounding stays below
+_MISTAKE = 0.25  # of that spread: what no rounding explains
+
+
+@dataclass(frozen=True)
+class LlamaCppOptions:
+    """Options of a model that llama.cpp runs.
+
+    Attributes:
+        n_gpu_layers: layers on the GPU, -1 for all; 0 runs all of it on the CPU.
+        threads: of llama.cpp; None for as many as torch uses.
+        flash_attn: llama.cpp's flash attention; None for off in a float32 file, and on elsewhere. Without it
+            the sums of a row depend on which other rows are in the cache, and in a quantised model even the
+            last bit of a sum soon changes much.
+        type_k, type_v: of keys and values; None for float32 in a float32 file, elsewhere float16 for keys and
+            bfloat16 for values: on a CPU llama.cpp's flash attention adds up in one order for any number
+            of rows and threads unless both are float16 or both float32. Quantised values need flash_attn.
+        exact: pad steps of one row to two, so that a row has the bits it has among others. "auto" pads
+            where a row alone would differ by more than float32 rounding, and this mends it.
+        check: run the self-test.
+    """
+
+    n_gpu_layers: int = 0
+    threads: int | None = None
+    flash_attn: bool | None = None
+    type_k: KvType | None = None
+    type_v: KvType | None = None
+    exact: bool | Literal["auto"] = "auto"
+    check: bool = True
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise OutpaceError(f"threads must be at least 1, not {self.threads}")
+        if self.n_gpu_layers < -1:
+            raise OutpaceError(f"n_gpu_layers must be at least 0, or -1 for all; not {self.n_gpu_layers}")
+        for name in ("type_k", "type_v"):
+            if getattr(self, name) not in (None, *_GGML):
+                raise OutpaceError(f"{name} must be one of {', '.join(_GGML)}; not {getattr(self, name)!r}")
+        if (self.type_v or "").startswith("q") and self.flash_attn is False:
+            raise OutpaceError(f"type_v={self.type_v} needs flash attention; leave flash_attn=false out")
+        if self.exact not in (True, False, "auto"):
+            raise OutpaceError(f"exact must be true, false or auto, not {self.exact!r}")
+
+
+class LlamaCppTarget(TargetModel):
+    """A model in a GGUF file.
+
+    Construction runs a few short forwards: a tree must give the logits of its paths, as with other targets.
+
+    Args:
+        path: the file; of a split one the first part.
+        options: fields of ``LlamaCppOptions``.
+
+    Attributes:
+        tokenizer: the file's.
+        options: as given.
+
+    Raises:
+        OutpaceError: llama-cpp-python is missing or too old, or the file cannot be loaded; the message gives
+            the reason and the remedy.
+        UnsupportedModel: an architecture that llama.cpp does not know, or whose state cannot be undone.
+    """
+
+    def __init__(self, path: str | Path, **options: Any) -> None:
+        try:
+            self.options = LlamaCppOptions(**options)
+        except TypeError as error:
+            raise OutpaceError(f"options of a GGUF file: {error}") from None
+        lib = library()
+        self.path = Path(path).expanduser()
+        self._weights = LlamaModel(self.path, self.options.n_gpu_layers)
+        _refuse_state(self._weights)
+        self.tokenizer = LlamaTokenizer(self._weights)
+        self.vocabulary = int(lib.llama_vocab_n_tokens(self._weights.vocabulary))
+        self.context = int(lib.llama_model_n_ctx_train(self._weights.pointer)) or None
+        self.eos_token_ids = self.tokenizer.end_tokens
+        self.max_leaves = int(lib.llama_max_parallel_sequences()) // 2 - 1
+        self.inexact = self._order_of_sums() or "not tested"
+        self._least = 2 if self.options.exact is True else 1
+        self._row_bytes = self._measured_row_bytes()
+        if self.options.check:
+            self._check()
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    @property
+    def file_type(self) -> str:
+        """Quantisation of the weights, as llama.cpp names it: "Q8_0"."""
+        return self._weights.description.split()[-1]
+
+    @property
+    def threads(self) -> int:
+        """Threads of a forward."""
+        return self.options.threads or torch.get_num_threads()
+
+    @property
+    def identity(self) -> str:
+        numbers = int(library().llama_model_n_params(self._weights.pointer))
+        places = [f"{self.options.n_gpu_layers} layers on the GPU"] if self.options.n_gpu_layers else []
+        parts = ["llama.cpp", self._weights.description, f"{numbers} parameters", *places, processor()]
+        return ", ".join([*parts, f"{self.threads} threads"])
+
+    @property
+    def layers(self) -> int:
+        return int(library().llama_model_n_layer(self._weights.pointer))
+
+    @property
+    def _float32(self) -> bool:
+        return self._weights.text("general.file_type") == _FLOAT32_FILE
+
+    @property
+    def _flash(self) -> bool:
+        chosen = self.options.flash_attn
+        return not self._float32 if chosen is None else chosen
+
+    @property
+    def _types(self) -> tuple[str, str]:
+        """Types of keys and values."""
+        usual = ("float32", "float32") if self._float32 else ("float16", "bfloat16")
+        return self.options.type_k or usual[0], self.options.type_v or usual[1]
+
+    def _context(self, cells: int) -> LlamaContext:
+        own = {
+            "n_threads": self.threads,
+            "n_threads_batch": self.threads,
+            "flash_attn_type": int(self._flash),
+            "type_k": _GGML[self._types[0]],
+            "type_v": _GGML[self._types[1]],
+        }
+        return LlamaContext(self._weights, cells, own, self._least)
+
+    def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> LlamaCache:
+        return LlamaCache(self._context, slots, length, self._row_bytes, capacity)
+
+    def forward(
+        self,
+        cache: Cache,
+        feeds: Mapping[Slot, Rows],
+        logits_from: int | None = 0,
+        hidden_layers: Sequence[int] = (),
+    ) -> Output:
+        own = own_cache(self, cache, LlamaCache)
+        if hidden_layers:
+            raise OutpaceError("llama.cpp shares no hidden states; use a drafter without trained parts")
+        try:
+            return self._forward(own, feeds, logits_from)
+        except BaseException:
+            own.abandon()
+            raise
+
+    def _forward(self, cache: LlamaCache, feeds: Mapping[Slot, Rows], logits_from: int | None) -> Output:
+        tokens: list[int] = []
+        positions: list[int] = []
+        lanes: list[list[int]] = []
+        wanted: list[bool] = []
+        spans: dict[Slot, slice] = {}
+        for (slot, row), places in zip(feeds.items(), cache.begin(feeds), strict=True):
+            count, first = len(row.tokens), sum(wanted)
+            tokens += row.tokens
+            positions += places.positions
+            lanes += places.lanes
+            wanted += [logits_from is not None and place >= logits_from for place in range(count)]
+            spans[slot] = slice(first, sum(wanted))
+        starts = range(0, len(tokens), ROWS)
+        found = []
+        for start in starts:
+            part = slice(start, start + ROWS)
+            logits = _decode(cache.context, tokens[part], positions[part], lanes[part], wanted[part])
+            if logits is not None:
+                found.append(logits.clone() if len(starts) > 1 else logits)
+        if logits_from is None:
+            return Output(None, {})
+        if not found:
+            return Output(torch.empty(0, self.vocabulary), spans)
+        return Output(found[0] if len(found) == 1 else torch.cat(found), spans)
+
+    # -- the self-test -----------------------------------------------------------------------------------
+
+    def _measured_row_bytes(self) -> int:
+        """Bytes of a row, as its copy has them: architectures have keys and values of many shapes."""
+        cache = LlamaCache(self._context, 1, 64, 0)
+        slot = cache.allocate()
+        self.forward(cache, {slot: Rows([0] * 17)}, logits_from=None)
+        cache.keep({slot: range(17)})
+        sizes = [cache.read_rows(slot, 0, rows)[2].size for rows in (1, 17)]
+        return (sizes[1] - sizes[0]) // 16
+
+    @torch.inference_mode()
+    def _check(self) -> None:
+        """Compare the logits of a text fed row by row, in chains and as a path of a tree.
+
+        Raises:
+            UnsupportedModel: they differ by more than rounding.
+        """
+        worst = self._off()
+        if not worst <= _MISTAKE:
+            raise UnsupportedModel(
+                f"{self.path}: llama.cpp gives other logits for a tree of tokens than for its paths (off by "
+                f"{worst:.2g} of their spread), so drafts cannot be verified with this model"
+            )
+        if self.options.exact == "auto" and worst > _NEAR_TIE:
+            self._least = 2
+            padded = self._off()
+            if padded > worst / 2:
+                self._least = 1  # it mends nothing: other kernels for other numbers of rows
+            worst = min(worst, padded)
+        if not self._order_of_sums():
+            self.inexact = (
+                f"rows alone and among others differ by {worst:.2g} of their spread" if worst else ""
+            )
+            self.bit_exact = not worst
+
+    def _off(self) -> float:
+        """The largest difference between rows alone and in other shapes, as a share of their spread."""
+        plain, others = logits_by_shape(self)
+        if all(torch.equal(plain, other) for other in others):
+            return 0.0
+        return max(difference(plain, other) for other in others)
+
+    def _order_of_sums(self) -> str:
+        """Reason why attention adds up in one order in one forward and in another in the next; or empty."""
+        if self.options.n_gpu_layers:
+            return "kernels of GPUs add up in other orders for other numbers of rows"
+        if not self._flash:
+            return "without flash attention sums go by where all rows lie in the cache"
+        if int(library().llama_model_n_swa(self._weights.pointer)):
+            return "cells that have left a sliding window are used again, out of order"
+        if self._types[0] == self._types[1] and self._types[0] in ("float16", "float32"):
+            return "with keys and values of this type sums go by the numbers of rows and threads"
+        return ""
+
+
+def _decode(
+    context: LlamaContext,
+    tokens: Sequence[int],
+    positions: Sequence[int],
+    lanes: Sequence[Sequence[int]],
+    wanted: Sequence[bool],
+) -> Tensor | None:
+    """Logits of the rows wanted, [n, vocabulary], good until the next decode; None where there are none."""
+    rows = len(tokens)
+    context.tokens[:rows] = tokens
+    context.positions[:rows] = positions
+    context.wanted[:rows] = wanted
+    for row, own in enumerate(lanes):
+        context.counts[row] = len(own)
+        context.members[row, : len(own)] = own
+    found = context.decode(rows)
+    return None if found is None else torch.from_numpy(found)
+
+
+def _refuse_state(model: LlamaModel) -> None:
+    """Refuse models that a draft cannot be undone in, and those that are no decoder alone.
+
+    Raises:
+        UnsupportedModel: the message names the reason.
+    """
+    lib, path = library(), model.path
+    if lib.llama_model_is_recurrent(model.pointer) or lib.llama_model_is_hybrid(model.pointer):
+        raise UnsupportedModel(
+            f"{path} keeps a recurrent state, which cannot be undone when a draft is rejected"
+        )
+    if lib.llama_model_is_diffusion(model.pointer):
+        raise UnsupportedModel(f"{path} is a diffusion model; outpace decodes autoregressive ones")
+    if lib.llama_model_has_encoder(model.pointer) or not lib.llama_model_has_decoder(model.pointer):
+        raise UnsupportedModel(f"{path} has an encoder; as GGUF outpace decodes decoder-only models")
