@@ -14,6 +14,7 @@ from outpace.bench.peers import worker_of
 from outpace.bench.runs import BASELINE, Method
 from outpace.bench.stock import KINDS, Stock, load_assistant
 from outpace.core import OutpaceError
+from outpace.drafters import load_drafter
 from outpace.engine.parts import Adaptive
 from outpace.loading import Loaded
 
@@ -80,6 +81,29 @@ def split_drafters(text: str) -> list[str]:
     if twice:
         raise OutpaceError(f"--drafters has {twice[0]} twice")
     return [BASELINE, *others]
+
+
+def with_lengths(specs: Seq[str], lengths: Seq[int]) -> list[str]:
+    """Give each drafter that has ``num_speculative_tokens`` once with every length; keep the others.
+
+    Raises:
+        OutpaceError: none has it, or one that does names a length itself.
+    """
+    option = "num_speculative_tokens"
+    found: list[str] = []
+    for spec in specs:
+        if not hasattr(load_drafter(spec), option):
+            found.append(spec)
+        elif option in spec:
+            raise OutpaceError(f"--lengths sets the draft's length; leave {option} out of {spec}")
+        else:
+            found += [f"{spec}{',' if ':' in spec else ':'}{option}={length}" for length in lengths]
+    if found == list(specs):
+        raise OutpaceError(
+            f"no drafter of --drafters has {option}, which --lengths sets; give draft_model, say, or leave "
+            "--lengths out"
+        )
+    return found
 
 
 def split_peers(text: str) -> list[Peer]:

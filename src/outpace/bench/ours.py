@@ -68,7 +68,7 @@ class Ours:
         reads = engine.drafter.reads_references
         sequences: list[Sequence] = []
         first: Run | None = None
-        last: dict[Sequence, float] = {}
+        arrived: dict[Sequence, list[float]] = {}
         forwards = 0
         began = time.perf_counter()
         try:
@@ -87,7 +87,10 @@ class Ours:
                     if self._beyond and len(sequence.output) >= request.max_new_tokens:
                         engine.remove(sequence)
                 forwards += 1
-                last |= dict.fromkeys(took_part, time.perf_counter() - began)
+                now = time.perf_counter() - began
+                for sequence in took_part:
+                    times = arrived.setdefault(sequence, [])
+                    times += [now] * (len(sequence.output) - len(times))
                 if first is None:
                     first = _run(sequences, request, time.perf_counter() - began, forwards)
             seconds = time.perf_counter() - began
@@ -95,7 +98,8 @@ class Ours:
             for sequence in sequences:
                 engine.remove(sequence)
         found = _run(sequences, request, seconds, forwards, first)
-        return replace(found, last_seconds=[last[sequence] for sequence in sequences])
+        each = [arrived[sequence][: request.max_new_tokens] for sequence in sequences]
+        return replace(found, last_seconds=[times[-1] for times in each], token_seconds=each)
 
     def close(self) -> None:
         """Release nothing."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from outpace.bench.lab.roof import Roof
+from outpace.bench.latency import Latency, latency_of
 from outpace.bench.run import Measured, Trace
 from outpace.bench.runs import Run
 from outpace.bench.speed import Sample, Speed, samples_of, speed_of, speed_of_categories
@@ -97,6 +98,7 @@ class Row:
     acceptance_rate: float | None = None
     acceptance_by_position: list[float] = field(default_factory=list)
     milliseconds_per_step: PerStep | None = None
+    latency: Latency | None = None
     repeated_4grams: float = 0.0
     equal: bool = False
     different: int = 0
@@ -172,6 +174,7 @@ def _row(measured: Measured, trace: Trace, margin: Margin, roof: Roof | None) ->
             "acceptance_rate": None if drafted is None or accepted is None else ratio(accepted, drafted),
             "acceptance_by_position": _by_position(runs, steps),
             "milliseconds_per_step": _per_step(runs),
+            "latency": latency_of(runs),
             "repeated_4grams": statistics.fmean(map(repeated_4grams, outputs)),
             "equal": not differences,
             "different": len(differences),

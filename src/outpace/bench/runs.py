@@ -45,6 +45,7 @@ class Run:
         drafted, accepted: numbers of drafted and of accepted tokens; None where unknown.
         accepted_at: number of steps that accepted a token at each depth of the draft, from depth 1 on.
         last_seconds: until the last token of each answer; empty where unknown.
+        token_seconds: until each token of each answer; empty where unknown.
         draft_seconds, verify_seconds: after the first step, those of drafting and those of the target's
             forwards and the verifier; None where unknown.
     """
@@ -61,6 +62,7 @@ class Run:
     draft_seconds: float | None = None
     verify_seconds: float | None = None
     last_seconds: list[float] = field(default_factory=list)
+    token_seconds: list[list[float]] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:

@@ -82,7 +82,7 @@ class _Watch(BaseStreamer):
     def __init__(self) -> None:
         self._rows: list[int] = []  # of each forward, without the batch
         self._given: list[int] = []  # tokens of each step
-        self._first = 0.0
+        self._moments: list[float] = []  # at which they came
         self._forward_began = 0.0
         self._forward_seconds: list[float] = []
         self._timed = not torch.cuda.is_available()  # elsewhere a forward returns before it is done
@@ -100,8 +100,7 @@ class _Watch(BaseStreamer):
         if not self._rows:
             return  # the prompt
         self._given.append(value.numel())
-        if len(self._given) == 1:
-            self._first = time.perf_counter() - self._began
+        self._moments.append(time.perf_counter() - self._began)
 
     def end(self) -> None:
         pass
@@ -126,10 +125,15 @@ class _Watch(BaseStreamer):
         lone = batch == 1
         given = self._given
         accepted = [tokens - 1 for tokens in given] if lone else []
+        each = [
+            moment
+            for moment, tokens in zip(self._moments, given, strict=True)
+            for _ in range(tokens if lone else 1)
+        ]
         return Run(
             outputs=outputs,
             seconds=seconds,
-            first_seconds=self._first,
+            first_seconds=self._moments[0] if given else 0.0,
             first_tokens=given[0] if given else 0,
             forwards=forwards,
             steps=forwards if lone else sum(map(len, outputs)),
@@ -137,6 +141,7 @@ class _Watch(BaseStreamer):
             accepted=sum(accepted),
             accepted_at=[sum(one > depth for one in accepted) for depth in range(max(accepted, default=0))],
             verify_seconds=sum(self._forward_seconds[1:]) if self._timed else None,
+            token_seconds=[each[: len(output)] for output in outputs],
         )
 
 

@@ -62,6 +62,15 @@ BenchRepeats = Annotated[
     int,
     typer.Option("--repeats", help="Runs of each method, after a warm-up.", min=1, rich_help_panel=o.METHODS),
 ]
+Lengths = Annotated[
+    str | None,
+    typer.Option(
+        "--lengths",
+        metavar="LIST",
+        help="Draft lengths K: every drafter with num_speculative_tokens, once with each; ungoverned.",
+        rich_help_panel=o.METHODS,
+    ),
+]
 BenchSeed = Annotated[
     int,
     typer.Option(
@@ -81,6 +90,7 @@ def bench(
     data: o.Data = None,
     limit: o.Limit = None,
     drafters: Drafters = "none,lookahead,prompt_lookup",
+    lengths: Lengths = None,
     profile: ProfileToo = None,
     verifier: o.VerifierName = "match",
     adaptive: o.Adaptive = None,
@@ -116,7 +126,7 @@ def bench(
 
         runner.check_outputs(json_to, html)
         settings = Settings(max_new_tokens, temperature, seed, repeats, eos)
-        methods = (drafters, verifier, adaptive, peers, assistant, gguf)
+        methods = (drafters, lengths, verifier, adaptive, peers, assistant, gguf)
         chosen = runner.plan(suite, data, limit, *methods, batch, settings)
     loading = ("" if profile else "none", profile, verifier, model, device, dtype, trust_remote_code)
     notes: list[str] = []

@@ -31,6 +31,7 @@ from outpace.bench.methods import (
     make_methods,
     split_drafters,
     split_peers,
+    with_lengths,
 )
 from outpace.bench.peers import versions_of
 from outpace.bench.record import Record
@@ -92,6 +93,7 @@ def plan(
     data: Path | None,
     limit: int | None,
     drafters: str,
+    lengths: str | None,
     verifier: str,
     adaptive: bool | None,
     peers: str,
@@ -111,6 +113,10 @@ def plan(
     specs = split_drafters(drafters)
     for spec in specs:
         load_drafter(spec)
+    if lengths is not None:
+        if adaptive:
+            raise OutpaceError("--lengths and --adaptive both decide how much is drafted; leave one out")
+        specs, adaptive = with_lengths(specs, batch_sizes(lengths, "lengths")), False
     load_verifier(verifier)
     chosen_peers = split_peers(peers)
     _refuse_unread(chosen_peers, assistant, gguf)
@@ -140,8 +146,8 @@ def _refuse_unread(peers: Seq[Peer], assistant: str | None, gguf: Path | None) -
         )
 
 
-def batch_sizes(text: str) -> tuple[int, ...]:
-    """Parse numbers of prompts decoded at once.
+def batch_sizes(text: str, option: str = "batch") -> tuple[int, ...]:
+    """Parse numbers of prompts decoded at once, or those of another option.
 
     Raises:
         OutpaceError: they are not distinct numbers of at least 1.
@@ -149,9 +155,9 @@ def batch_sizes(text: str) -> tuple[int, ...]:
     try:
         sizes = tuple(int(size) for size in text.split(","))
     except ValueError:
-        raise OutpaceError(f"--batch takes numbers, as in 1,4,16; not {text!r}") from None
+        raise OutpaceError(f"--{option} takes numbers, as in 1,4,16; not {text!r}") from None
     if min(sizes) < 1 or len(set(sizes)) < len(sizes):
-        raise OutpaceError(f"--batch takes distinct numbers of at least 1; not {text!r}")
+        raise OutpaceError(f"--{option} takes distinct numbers of at least 1; not {text!r}")
     return sizes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import astuple
 from itertools import groupby
 from typing import Any
 
@@ -36,6 +37,8 @@ def show(record: Record, console: Console) -> None:
         at_once = f", {batch} at once" if batch > 1 else ""
         console.print(f"\n{suite}: {counted(rows[0].prompts)}{at_once}", style="bold")
         tables = [speeds(rows), steps(rows)]
+        if any(row.latency for row in rows):
+            tables.append(latencies(rows))
         if any(row.acceptance_by_position for row in rows):
             tables.append(acceptance(rows))
         if any(row.categories for row in rows[1:]) and len(rows[0].categories) > 1:
@@ -104,6 +107,18 @@ def steps(rows: Seq[Row]) -> Table:
             number(1000 * row.speed.prefill_seconds, 1),
             "" if row.roof is None else f"{row.roof.share:.0%}",
         )
+    return table
+
+
+def latencies(rows: Seq[Row]) -> Table:
+    """The times between tokens, and those of the loop."""
+    table = _table(
+        "milliseconds between tokens, and of a turn of the loop; variances in their squares",
+        *("mean", "variance", "p50", "p90", "p99", "loop", "variance"),
+    )
+    for row in rows:
+        if row.latency is not None:
+            table.add_row(row.label, *(number(figure) for figure in astuple(row.latency)))
     return table
 
 

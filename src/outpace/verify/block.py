@@ -26,8 +26,8 @@ def block(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
     """
     if not is_chain(draft.parents):
         raise OutpaceError(
-            "the block verifier verifies chains; use verifier='match', 'rejection' or 'traversal' for a drafter "
-            "of trees"
+            "the block verifier verifies chains; use verifier='match', 'rejection' or 'traversal' for a "
+            "drafter of trees"
         )
     guesses = tuple(draft.tokens)
     share, last = 1.0, -1
