@@ -133,7 +133,7 @@ def other_batch(profile: Profile, at_once: Iterable[int]) -> str | None:
         return None
     numbers = ", ".join(map(str, others))
     return (
-        f"the profile's drafter is the fastest with {profile.batch} at once; with {numbers} another may "
+        f"the profile's drafter is fastest with {profile.batch} at once; with {numbers} another drafter may "
         f"be: outpace tune --batch {others[0]}"
     )
 

@@ -55,7 +55,7 @@ def test_many_prompts_teach_the_drafter(run: Run, heads: str, model: Loaded, tmp
     params = SamplingParams(max_new_tokens=20, ignore_eos=True)
     plain = model.engine().generate([model.encode(prompt) for prompt in PROMPTS], params)
     assert found == [one.tokens for one in plain]
-    assert "online: 1 rounds" in result.stderr and "tokens a step expected" in result.stderr
+    assert "online: 1 rounds" in result.stderr and "tokens per step expected" in result.stderr
     (first,) = json.loads((out / "online.json").read_text())
     assert first["places"] > 0
     (again,) = model.engine(f"medusa:path={out}", adaptive=False).generate([model.encode(PROMPTS[0])], params)
@@ -102,7 +102,7 @@ def test_a_chat_teaches_the_drafter(run: Run, heads: str, tmp_path: Path) -> Non
         ),
         (("-d", "HEADS", "--online", "--online-options", "every=x"), "every must be a whole number, not 'x'"),
         (("-d", "HEADS", "--online", "--online-options", "length=4"), "length must be at least 8, not 4"),
-        (("--online", "--online-out", "."), "--online-out . is there already"),
+        (("--online", "--online-out", "."), "--online-out . exists already"),
         (("-d", "HEADS", "--online", "--verifier", "rejection", "-t", "1", "--seed", "1"), "background"),
     ],
 )

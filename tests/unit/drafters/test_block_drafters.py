@@ -152,7 +152,7 @@ def _wider() -> Any:
 def test_layers_that_the_target_has_not_are_refused(tmp_path: Path) -> None:
     deep = Target(tiny_llama(vocabulary=12, layers=5))
     DFlashModule.new(DFlashConfig(layers=(1, 4)), deep).save(tmp_path)
-    with pytest.raises(OutpaceError, match=r"dflash: .* layers \[1, 4\], and this one has 2; .* train"):
+    with pytest.raises(OutpaceError, match=r"dflash: .* layers \[1, 4\], but this one has 2; .* train"):
         Engine(TARGET, DFlash(str(tmp_path)))
     for layers in ((3,), (-2, 1)):
         with pytest.raises(OutpaceError, match="give layers from 0 to 2"):

@@ -422,7 +422,7 @@ def test_a_prompt_may_be_any_sequence_of_integers(
 
 @pytest.mark.parametrize("prompts", [[1, 2, 3], ["text"], [[1.5]]])
 def test_what_is_no_prompt_is_refused(target: outpace.targets.TargetModel, prompts: list[Any]) -> None:
-    with pytest.raises(OutpaceError, match="a prompt is a list of token ids"):
+    with pytest.raises(OutpaceError, match="a prompt must be a list of token ids"):
         Engine(target).generate(prompts)
 
 

@@ -474,5 +474,5 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], messag
 
 def test_a_module_of_another_target_is_refused() -> None:
     heads = MedusaHeads.new(MedusaConfig(), ToyTarget())
-    with pytest.raises(OutpaceError, match="bound to a target"):
+    with pytest.raises(OutpaceError, match="bound to another target"):
         Online(ToyTarget(), Medusa(heads))
