@@ -1,4 +1,4 @@
-"""Tokens a step of several drafters on the same prompts, and whether they differ by more than chance.
+"""Tokens per step of several drafters on the same prompts, with intervals of their ratios.
 
     python benchmarks/acceptance.py --data DIR --over plain plain=draft_model:model=A kd=draft_model:model=B
 

@@ -2,7 +2,7 @@
 
     python benchmarks/datastore.py --tokens 100_000_000 --out benchmarks/datastore.json
 
-The texts are synthetic: tokens, and passages that come again, both as frequent as Zipf's law says. Look-ups
+The texts are synthetic: tokens, and passages that come again, both with frequencies by Zipf's law. Look-ups
 follow texts of the same kind that are not in the datastore, token by token, as a request does; each is a
 whole step of the drafter, the tree included. Two processes then look up the same texts at once.
 """

@@ -1,4 +1,4 @@
-"""Does the governor keep its promise: never slower than plain decoding, near the best fixed choice elsewhere?
+"""Speed under the governor, over plain decoding's and over that of the best fixed number of nodes.
 
     python benchmarks/governor.py --data DIR --out benchmarks/RESULT.json
 

@@ -1,4 +1,4 @@
-"""The governor on many dictated texts, without a model: which policy is better, in seconds and free of noise.
+"""The governor on many dictated texts, without a model: policies compared in seconds and without noise.
 
     python benchmarks/governor_simulated.py --data DIR
 

@@ -55,7 +55,7 @@ class Trained:
 
     Attributes:
         method: its name; the folder's weights, if it has one, are loaded by ``LEARNED[method]``.
-        tokens, minutes: of its training, as the provenance says; None where it does not.
+        tokens, minutes: of its training, from its provenance; None where that has none.
     """
 
     label: str

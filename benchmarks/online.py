@@ -1,4 +1,4 @@
-"""Does a drafter recover that learns while it is used, when the prompts change their topic?
+"""Recovery of a drafter that learns online after the prompts change their topic.
 
     python benchmarks/online.py --data DIR --json benchmarks/RESULT.json
 

@@ -1,11 +1,11 @@
-"""Is `outpace tune` quick, and is its choice as good as that of an exhaustive grid?
+"""Time of `outpace tune`, and the speed of its choice over that of an exhaustive grid.
 
     python benchmarks/tuning.py --suite gsm8k --data DIR --out benchmarks/RESULT.json
 
 The prompts of a suite, shuffled, are those to tune on and, after them, those held out. The grid decodes
 every prompt to tune on with every candidate of `outpace tune`, in turns; then the tuner does, within --share
 of the time that the grid took. The choices of both decode the held-out prompts, in turns with plain decoding,
-as often as --rounds says; of each prompt the median counts. `paired` is the speed of the tuner's choice over
+--rounds times; of each prompt the median counts. `paired` is the speed of the tuner's choice over
 the grid's: the median over prompts, with its 95% interval. `total` is that over all tokens.
 """
 

@@ -1,4 +1,4 @@
-"""``match``: the target draws, the draft is only compared. The tokens are those of plain decoding."""
+"""``match``: comparison of the draft with the target's own draws. The tokens are those of plain decoding."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def match(logits: Logits, draft: Draft, draw: Draw, allowed: Allowed | None = No
     Greedy: Stern et al. 2018, section 3; sampled: Daliri, Musco, Suresh 2024, algorithm 2.
 
     Args:
-        allowed: what lossy verifiers accept besides: where no child is the target's own token, the walk
-            goes to the child that this scores highest.
+        allowed: scores of lossy verifiers: where no child has the target's own token, the walk goes to the
+            child with the highest score.
     """
     below = children(draft.parents)
     path: list[int] = []
@@ -51,7 +51,7 @@ def match(logits: Logits, draft: Draft, draw: Draw, allowed: Allowed | None = No
 
 
 def _relax(token: int, guesses: Seq[int], allowed: Allowed, node: int) -> int:
-    """The target's own token, or the best guess that is allowed where none is the target's own."""
+    """The target's own token if it was drafted, otherwise the allowed guess with the highest score."""
     if token in guesses:
         return token
     scores = allowed(node)[list(guesses)]
