@@ -12,13 +12,14 @@ from outpace.verify.base import Draw, Verifier, likelihood_ratio, proposal
 
 
 def block(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
-    """Block verification (Sun et al. 2024): the longest beginning of the chain that stands.
+    """Accept a prefix of the chain by block verification (Sun et al. 2024).
 
-    A beginning counts with the share w = min(1, w' q(x) / p(x)), where x is its last token and w' the share
-    of what is before x. Each beginning has a draw of its own, and the longest that is accepted stands, also
-    where a shorter one was not; so a token that is unlikely alone is saved by a likely one after it. The next
-    token is drawn from the positive part of w q - p, after the whole chain from q. The expected length is
-    that of ``rejection`` or more. A draft without distributions is made of point masses.
+    A prefix has the share w = min(1, w' q(x) / p(x)), where x is its last token and w' the share of the
+    prefix without x. Each prefix is accepted or rejected by a draw of its own, and the longest accepted one
+    is emitted, even if a shorter one was rejected: a token that is unlikely alone is saved by a likely one
+    after it. The next token is drawn from the positive part of w q - p, or from q after the whole chain. The
+    expected length is at least that of ``rejection``. Tokens of a draft without distributions are point
+    masses.
 
     Raises:
         OutpaceError: the draft is not a chain, gives a token of its own probability 0, or lacks a
@@ -44,7 +45,7 @@ def block(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
         if p is not None:
             share = min(1.0, share * likelihood_ratio(q, p, guesses[node + 1]))
             if share == 0:
-                break  # no longer beginning can stand
+                break  # no longer prefix can be accepted
     for node, token in enumerate(guesses[: last + 1]):
         if not draw.emit(token, logits, node - 1):
             return Verdict(list(range(node + 1)), list(guesses[: node + 1]))
@@ -54,10 +55,10 @@ def block(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
 
 
 def standing(share: float, excess: float) -> float:
-    """Probability that a beginning is accepted which is not the whole chain (section 4 of the paper).
+    """Probability of accepting a prefix that is not the whole chain (section 4 of the paper).
 
     Args:
-        share: of the beginning.
+        share: of the prefix.
         excess: the sum of the positive part of w q - p after it.
     """
     rest = excess + (1 - share)  # never rounded below the excess
