@@ -6,7 +6,9 @@ Where there is no GPU, Triton's kernels run in its interpreter.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -15,3 +17,13 @@ if not torch.cuda.is_available():
 
 settings.register_profile("outpace", derandomize=True, deadline=None, database=None)
 settings.load_profile("outpace")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def trained_for_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the processes of a run share the drafters of ``lossless.trained``; pytest removes it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trained"
+    folder.mkdir(exist_ok=True)
+    os.environ["OUTPACE_TRAINED"] = str(folder)
+    return folder

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
-import tempfile
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from shutil import rmtree
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -17,13 +19,13 @@ from outpace.core import SamplingParams
 from outpace.drafters import LEARNED
 from outpace.drafters.heads.medusa import MedusaHeads
 from outpace.engine.engine import Engine
+from outpace.learned.learned import Learned
 from outpace.targets import TargetModel
 from outpace.train.data import Document
 from outpace.train.joint import Joint
 from outpace.train.lora import LoRA
 from outpace.train.reading import read_batch
 
-_FOLDER = tempfile.TemporaryDirectory(prefix="outpace-")  # goes when the tests end
 # Few texts, so that a few seconds teach a drafter enough of them for its drafts to be accepted.
 _TEXTS = 3
 _STEPS = 40
@@ -53,15 +55,30 @@ def trained(name: str) -> Path:
     Args:
         name: the method, or its entry in the options.
     """
-    target, texts = _material()
-    cls = LEARNED[name.partition(" ")[0]]
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        module = cls.new(cls.config_type(**_OPTIONS.get(name, {})), target)
-    batch = read_batch(target, [texts], module.hidden_layers)
-    train(module, batch, _STEPS_OF.get(name, _STEPS), 3e-3)
-    folder = Path(_FOLDER.name) / name
-    module.save(folder)
+
+    def make() -> Learned:
+        target, texts = _material()
+        cls = LEARNED[name.partition(" ")[0]]
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            module = cls.new(cls.config_type(**_OPTIONS.get(name, {})), target)
+        batch = read_batch(target, [texts], module.hidden_layers)
+        train(module, batch, _STEPS_OF.get(name, _STEPS), 3e-3)
+        return module
+
+    return _saved(name, make)
+
+
+def _saved(name: str, make: Callable[[], Learned | Joint]) -> Path:
+    """The folder of a drafter that is trained once for all processes of a run of the tests."""
+    folder = Path(os.environ["OUTPACE_TRAINED"]) / name
+    if not folder.exists():
+        own = folder.with_name(f"{name} by {os.getpid()}")
+        make().save(own)
+        try:
+            own.rename(folder)
+        except OSError:  # another process was first
+            rmtree(own)
     return folder
 
 
@@ -71,18 +88,20 @@ def tuned() -> Path:
 
     They begin as the embedded ones, so that tokens of all parts of their trees stand.
     """
-    _, texts = _material()
-    target = _target()
-    heads = MedusaHeads.load(outpace.nano_drafter_path("medusa"), target).requires_grad_(True)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        # Nothing holds the target where it was, so that its text is another.
-        module = Joint(heads, LoRA(rank=4, weight=0.0, warmup=0.0))
-    module.at_step(0, _FEWER)
-    train(module.train(), read_batch(target, [texts], ()), _FEWER, 1e-3)
-    folder = Path(_FOLDER.name) / "tuned"
-    module.save(folder)
-    return folder
+
+    def make() -> Joint:
+        _, texts = _material()
+        target = _target()
+        heads = MedusaHeads.load(outpace.nano_drafter_path("medusa"), target).requires_grad_(True)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            # Nothing holds the target where it was, so that its text is another.
+            module = Joint(heads, LoRA(rank=4, weight=0.0, warmup=0.0))
+        module.at_step(0, _FEWER)
+        train(module.train(), read_batch(target, [texts], ()), _FEWER, 1e-3)
+        return module
+
+    return _saved("tuned", make)
 
 
 @lru_cache
