@@ -34,7 +34,7 @@ from outpace.targets.checks import context_of, end_tokens, family, refuse_by_con
 from outpace.targets.graphs import MOST_ROWS, WIDEST, Inputs, Made, Runner, runner_for
 from outpace.targets.layers import exchange, keep_layers
 from outpace.targets.masks import TREE, Mask, MaskMaker, placed
-from outpace.targets.packed import Packer, Weights, packing_wanted, tail_step
+from outpace.targets.packed import Packer, Weights, packing_wanted, tail_step, unproven
 from outpace.targets.self_test import agree, bit_test, self_test
 from outpace.targets.tree_attention import takes_no_tree
 from outpace.tree import depths
@@ -197,8 +197,9 @@ class CausalTarget(TargetModel):
         if not reason:
             try:
                 self._take(packs, exact=True)
-                # Who asks for it without a check has seen it pass.
-                reason = "" if exact is True and not check else bit_test(self, self._step, self._embedded)
+                reason = unproven(self._step)
+                if not reason and (check or exact is not True):  # without a check it has been seen to pass
+                    reason = bit_test(self, self._step, self._embedded)
             except UnsupportedModel as error:
                 reason = str(error)
         if reason and exact is True:
@@ -518,6 +519,8 @@ class CausalTarget(TargetModel):
             try:
                 output = self._first_token(probe)
                 break
+            except UnsupportedModel:
+                raise  # it names the reason itself
             except Exception as error:
                 if self._masks.by_kind and self._masks.kinds == 1:
                     self._masks.by_kind = False

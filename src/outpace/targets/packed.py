@@ -341,6 +341,25 @@ def _linears(model: Any) -> list[nn.Linear]:
     ]
 
 
+def unproven(step: nn.Module) -> str:
+    """The first module whose products are not known to have the same bits for a row among any rows.
+
+    Linear layers are known (``row_step``), embeddings only look up. Others, such as experts that multiply the
+    rows sent to them, are not; and the test of bits may pass them by chance, because rounding to a half dtype
+    hides nearly all of what the order of a sum changes.
+
+    Returns:
+        Its name and the reason; empty if there is none.
+    """
+    known = set(_linears(step))
+    for name, module in step.named_modules():
+        if not isinstance(module, Linear | nn.Embedding) and module not in known:
+            own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+            if any(weight.dim() > 1 for weight in own):
+                return f"{name} ({type(module).__name__}) multiplies rows in a way of its own"
+    return ""
+
+
 def _none_to_pack(model: Any) -> str:
     """Why none of a model's layers would be packed; empty where some would."""
     layers = _linears(model)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -296,6 +298,46 @@ def test_a_model_that_is_not_bit_exact_says_which_operation() -> None:
     half.model.layers[0].mlp.act_fn = Sees()
     found = Target(half)
     assert not found.bit_exact and "act_fn" in found.inexact
+
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "culprit"),
+    [
+        ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}, r"layers\.0\.mlp"),
+        ("Qwen3Moe", {"num_experts": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2}, r"\.0\.mlp"),
+        ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2}, "s_aux"),
+        ("Gemma2", {"attn_logit_softcapping": 50.0, "query_pre_attn_scalar": 16}, "softcap"),
+    ],
+)
+def test_experts_sinks_and_soft_caps_are_said_not_to_be_bit_exact(
+    family: str, options: dict[str, Any], culprit: str
+) -> None:
+    """Even where rounding hides it from a test of a few rows."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**SMALL, **options)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).to(torch.bfloat16).eval()
+    target = Target(model)
+    assert not target.bit_exact
+    assert re.search(culprit, target.inexact), target.inexact
+    with pytest.raises(UnsupportedModel, match=culprit):
+        Target(model, exact=True)
+
+
+def test_layers_that_could_not_be_exchanged_are_said_not_to_be_bit_exact() -> None:
+    model = tiny_llama(dtype=torch.bfloat16)
+    model.model.layers[1].mlp.up_proj.register_forward_hook(lambda module, given, output: output)
+    assert "layers.1.mlp.up_proj (Linear)" in Target(model).inexact
 
 
 def test_what_cannot_be_had_is_refused_with_the_reason() -> None:
