@@ -4,6 +4,7 @@
 # make real          fetch a real model, SmolLM2-135M-Instruct, into the user's cache, for --model smollm2
 # make test-real     run the tests on that model
 # make soak          1,000 mixed requests against the server
+# make conformance   others' tests of OpenAI's API against the server; they are fetched from the package index
 # make lint          ruff and mypy
 # make test-lowest   unit tests and model zoo on the lowest versions of torch and transformers
 # make clean         remove build output and caches; make distclean also the environments
@@ -27,7 +28,7 @@ INPUTS := pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow soak real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
+.PHONY: demo test test-slow soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -46,6 +47,9 @@ test-real: $(TEST)
 
 soak: $(TEST)
 	SOAK=1000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/serve/test_soak.py -s
+
+conformance: $(TEST)
+	$(BIN)/python tools/conformance/run.py
 
 lint: lint-ruff lint-format lint-mypy
 

@@ -174,7 +174,7 @@ async def serving(
     engine = make_engine(model(), drafter, chosen, others, adaptive=False, memory=memory)
     change(engine)
     app = make_app(Keys(keys), chosen.body)
-    service = Service(model(), engine, chosen, "nano", on_failure=on_failure)
+    service = Service(model(), engine, chosen, ["nano", "other name"], on_failure=on_failure)
     app.state.service = service
     try:
         yield Client(app, service)

@@ -63,6 +63,7 @@ OPTIONAL: dict[str, set[str]] = {
     "faiss": {"ralm"},
     "gguf": set(),
     "llama_cpp": set(),
+    "opentelemetry": set(),
     "optuna": {"bench", "train"},
     "peft": {"train"},
     "pydivsufsort": set(),

@@ -100,6 +100,7 @@ def test_each_of_n_choices_has_its_own_seed() -> None:
         ({"temperature": 1.3, "seed": 3, "min_p": 0.2}, {"temperature": 1.3, "seed": 3, "min_p": 0.2}),
         ({"seed": 5, "temperature": None}, {"seed": 5, "temperature": 1.0}),
         ({"stop": "the"}, {"stop": "the"}),
+        ({"temperature": 1.3, "seed": 3.0, "top_p": 0}, {}),
         ({"stop_token_ids": [16]}, {"stop_token_ids": [16]}),
         ({"ignore_eos": True}, {"ignore_eos": True}),
     ],
@@ -179,9 +180,25 @@ def test_a_character_of_several_tokens_is_never_broken() -> None:
     run(main)
 
 
+def test_without_a_prompt_a_text_begins() -> None:
+    async def main() -> None:
+        begin = model().tokenizer.bos_token_id
+        begin = model().tokenizer.eos_token_id if begin is None else begin
+        async with serving() as client:
+            sent = {"temperature": 0, "max_tokens": 9, "return_token_ids": True}
+            for more in ({}, {"prompt": None}):
+                (found,) = (await client.send("/v1/completions", {**sent, **more}).json())["choices"]
+                assert found["token_ids"] == engine_text([begin], max_new_tokens=9)[0]
+
+    run(main)
+
+
 def test_usage_on_every_chunk() -> None:
     async def main() -> None:
         async with serving() as client:
+            ours = {"include_usage": False, "continuous_usage_stats": True}
+            *chunks, _ = await client.complete("A", max_tokens=2, stream=True, stream_options=ours).events()
+            assert not any("usage" in chunk for chunk in chunks)
             options = {"include_usage": True, "continuous_usage_stats": True}
             *chunks, _ = await client.complete(
                 "The", max_tokens=6, stream=True, stream_options=options
@@ -196,7 +213,10 @@ def test_pages() -> None:
     async def main() -> None:
         async with serving(others={"copy": "prompt_lookup:branches=1"}) as client:
             models = await client.get("/v1/models")
-            (card,) = models["data"]
+            card, other = models["data"]
+            assert other == {**card, "id": "other name"}
+            called = await client.chat(model="other name", max_tokens=1).json()
+            assert called["model"] == "other name"
             assert card["id"] == "nano" and card["max_model_len"] == 2048
             assert card["drafters"] == ["prompt_lookup", "off", "copy"]
             assert await client.get("/v1/models/nano") == card

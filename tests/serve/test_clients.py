@@ -34,7 +34,7 @@ def client() -> Iterator[openai.OpenAI]:
 
     async def opening() -> Service:
         engine = make_engine(model(), "prompt_lookup", limits, adaptive=False, memory=0.2)
-        return Service(model(), engine, limits, "nano")
+        return Service(model(), engine, limits, ["nano"])
 
     app = make_app(Keys(["key"]), limits.body, opening=opening)
     with TestClient(app, base_url="http://testserver/v1") as http:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from outpace.serve.app import make_app
+from outpace.serve.door import Keys
 from serving import LONG, STORY, run, serving
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -34,7 +42,7 @@ BODIES: list[tuple[str, bytes, int, str | None]] = [
     ("deep nesting", chat()[:-1] + b',"metadata":' + b"[" * 10**5 + b"]" * 10**5 + b"}", 400, None),
     ("a wrong type", chat(temperature="1"), 400, "temperature"),
     ("a truth as a number", chat(max_tokens=True), 400, "max_tokens"),
-    ("out of range", chat(top_p=0), 400, "top_p"),
+    ("out of range", chat(top_p=-1), 400, "top_p"),
     ("too many choices", chat(n=129), 400, "n"),
     ("an unknown field", chat(temprature=1), 400, "temprature"),
     ("an unknown model", chat(model="gpt-4"), 404, "model"),
@@ -45,6 +53,7 @@ BODIES: list[tuple[str, bytes, int, str | None]] = [
     ("too long a prompt", message(b"ab " * 200_000), 400, None),
     ("a token too large", chat(stop_token_ids=[4096]), 400, None),
     ("a bias of no token", chat(logit_bias={"x": 1}), 400, "logit_bias"),
+    ("a fraction of a token", chat(max_tokens=1.5), 400, "max_tokens"),
     ("a wrong schema", chat(response_format=SCHEMA), 400, "response_format"),
     ("no such tool", chat(tool_choice="required"), 400, "tool_choice"),
     ("top_logprobs alone", chat(top_logprobs=2), 400, "top_logprobs"),
@@ -165,6 +174,46 @@ def test_keys_share_neither_cached_prompts_nor_what_drafters_remember() -> None:
     run(main)
 
 
+def test_pages_of_other_origins_may_ask_only_where_that_was_asked_for() -> None:
+    async def main() -> None:
+        page = {"origin": "https://a.example"}
+        preflight = {**page, "access-control-request-method": "POST"}
+        for origins, allowed in [((), None), (("https://a.example",), "https://a.example")]:
+            transport = httpx2.ASGITransport(app=make_app(Keys(["key"]), 100, origins))
+            async with httpx2.AsyncClient(transport=transport, base_url="http://testserver") as http:
+                asked = await http.options(CHAT, headers=preflight)
+                assert asked.headers.get("access-control-allow-origin") == allowed
+                assert (asked.status_code == 200) == (allowed is not None)
+                found = await http.get("/health", headers=page)
+                assert found.status_code == 200
+                assert found.headers.get("access-control-allow-origin") == allowed
+
+    run(main)
+
+
+def test_a_span_of_each_request_where_a_tracer_is_given() -> None:
+    spans = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+    async def main() -> None:
+        app = make_app(Keys(["key"]), 100, tracer=provider.get_tracer("test"))
+        async with httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(app=app), base_url="http://testserver"
+        ) as http:
+            await http.get("/health", headers={"traceparent": parent, "x-request-id": "mine"})
+            await http.post(CHAT, json=HI)
+
+    run(main)
+    first, second = spans.get_finished_spans()
+    assert first.name == "GET /health" and first.attributes is not None and first.parent is not None
+    assert first.attributes["outpace.request_id"] == "mine" and first.end_time and first.start_time
+    assert first.end_time >= first.start_time
+    assert f"{first.context.trace_id:032x}" in parent and f"{first.parent.span_id:016x}" in parent
+    assert second.attributes is not None and second.attributes["http.response.status_code"] == 401
+
+
 def test_request_ids_and_the_access_log(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with serving(keys=("secret",)) as client:
@@ -200,11 +249,34 @@ def test_metrics_have_vllms_names() -> None:
             ]:
                 line = next(one for one in text.splitlines() if one.startswith(f"outpace:{name}{{"))
                 assert value is None or line.endswith(f" {value}"), line
+            assert "_created" not in text
             name = "outpace:spec_decode_num_draft_tokens_total"
             drafted = next(one for one in text.splitlines() if one.startswith(name))
             assert 'drafter="prompt_lookup"' in drafted and not drafted.endswith(" 0.0")
 
     run(main)
+
+
+def test_the_dashboard_asks_for_series_that_there_are() -> None:
+    dashboard = json.loads((Path(__file__).parents[2] / "docs" / "grafana.json").read_text("utf-8"))
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"outpace:\w+", target["expr"])
+    }
+
+    async def main() -> None:
+        async with serving(running=1, waiting=0) as client:
+            await client.chat(max_tokens=30, ignore_eos=True).json()
+            ticket = client.service.admit(1)
+            assert "error" in await client.chat().json()  # one that is refused
+            ticket.close()
+            text = await client.send("/metrics").text()
+            assert asked <= set(re.findall(r"^outpace:\w+", text, re.MULTILINE))
+
+    run(main)
+    assert len(asked) > 12
 
 
 def test_metrics_while_one_runs() -> None:

@@ -11,7 +11,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from outpace.core import OutpaceError
+from outpace import cache
+from outpace.core import OutpaceError, SamplingParams
+from outpace.engine import scheduler
 from outpace.engine.engine import Engine
 from outpace.serve import grammar
 from outpace.serve.server import Options, Server, listen
@@ -182,6 +184,52 @@ def test_a_request_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> No
     run(main)
 
 
+def test_where_memory_runs_out_the_newest_goes_on_later_with_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        cache, "_LEAST_ROOM", 16
+    )  # few rows are reserved ahead, so that requests outgrow them
+    monkeypatch.setattr(scheduler, "_ANSWER", 4)
+    monkeypatch.setattr(scheduler, "_DRAFT", 4)
+    put_back: list[int] = []
+
+    def change(engine: Engine) -> None:
+        make_room = engine._scheduler.make_room
+
+        def watched(rows: Any, release: Any) -> None:
+            def noted(active: Any) -> None:
+                assert active.number == max(one.number for one in engine._scheduler.active)
+                put_back.append(active.number)
+                release(active)
+
+            make_room(rows, noted)
+
+        engine._scheduler.make_room = watched  # type: ignore[method-assign]
+
+    async def main() -> None:
+        prompt = model().encode_chat(STORY)
+        asked: dict[str, Any] = {"max_tokens": 60, "temperature": 0.8, "ignore_eos": True}
+        memory = 200 * model().target.new_cache().row_bytes  # four such requests have 4 x 128 rows in the end
+        async with serving(memory=memory, change=change) as client:
+            kinds = [{"seed": seed, "stream": bool(seed % 2)} for seed in range(4)]
+            sent = [client.chat(**asked, **kind, return_token_ids=True) for kind in kinds]
+            for kind, exchange in zip(kinds, sent, strict=True):
+                if kind["stream"]:
+                    choices = [chunk["choices"][0] for chunk in (await exchange.events())[:-1]]
+                    found = [token for choice in choices for token in choice.get("token_ids", ())]
+                else:
+                    found = (await exchange.json())["choices"][0]["token_ids"]
+                params = SamplingParams(
+                    max_new_tokens=60, temperature=0.8, ignore_eos=True, seed=kind["seed"]
+                )
+                assert found == Engine(model().target).generate([prompt], params)[0].tokens
+            assert put_back
+            await client.empty()
+
+    run(main)
+
+
 def test_where_the_engines_thread_dies_all_are_told() -> None:
     class Dead(BaseException):
         pass
@@ -241,7 +289,7 @@ def make_server(drain: float = 60) -> tuple[Server, Any, asyncio.Event]:
     listener = listen("127.0.0.1", 0)
     limits = Limits()
     server = Server(
-        Options(drain=drain, name="nano"),
+        Options(drain=drain, names=["nano"]),
         lambda: (model(), make_engine(model(), "none", limits, memory=0.2)),
         lambda service: ready.set(),
     )

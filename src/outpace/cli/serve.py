@@ -8,6 +8,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from socket import socket
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,6 +22,7 @@ from outpace.core import OutpaceError
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
     from outpace.loading import Loaded
+    from outpace.serve.server import Server
     from outpace.serve.service import Service
 
 _server = partial(typer.Option, rich_help_panel="Server")
@@ -28,11 +30,11 @@ _limits = partial(typer.Option, rich_help_panel="Limits")
 
 Host = Annotated[str, _server("--host", help="Address to listen on.")]
 Port = Annotated[int, _server("--port", help="Port to listen on; 0 takes a free one.", min=0, max=65535)]
-Name = Annotated[
-    str | None,
+Names = Annotated[
+    list[str] | None,
     _server(
         "--served-model-name",
-        help="The model's name for clients. Default: its name, or the last part of its folder.",
+        help="The model's name for clients; repeatable. Default: its name, or the last part of its folder.",
     ),
 ]
 KeysFile = Annotated[
@@ -49,6 +51,15 @@ Origins = Annotated[
 ]
 Drain = Annotated[float, _server("--drain", help="Seconds for requests to finish after SIGTERM.", min=0)]
 NoLog = Annotated[bool, _server("--no-access-log", help="Do not log requests.")]
+Endpoint = Annotated[
+    str | None,
+    _server(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="Send a span of each request to this collector (OTLP over HTTP), as in "
+        "http://localhost:4318/v1/traces. Needs outpace[otel].",
+    ),
+]
 Others = Annotated[
     list[str] | None,
     typer.Option(
@@ -93,11 +104,12 @@ def serve(
     trust_remote_code: o.Trust = False,
     host: Host = "127.0.0.1",
     port: Port = 8000,
-    served_model_name: Name = None,
+    served_model_name: Names = None,
     api_keys: KeysFile = None,
     cors_origin: Origins = None,
     drain: Drain = 30.0,
     no_access_log: NoLog = False,
+    otlp_endpoint: Endpoint = None,
     max_running: MaxRunning = 32,
     max_waiting: MaxWaiting = 256,
     max_wait: MaxWait = 60.0,
@@ -111,6 +123,7 @@ def serve(
         from outpace.serve.door import Keys
         from outpace.serve.server import Options, Server, listen
         from outpace.serve.service import Limits, make_engine
+        from outpace.serve.telemetry import tracer_to
     except ModuleNotFoundError as error:
         raise OutpaceError(
             f"outpace serve needs {error.name}, which is not installed: pip install 'outpace[serve]'"
@@ -118,7 +131,9 @@ def serve(
     limits = Limits(max_running, max_waiting, max_wait, body=int(max_body * 2**20))
     keys = Keys.read(api_keys, os.environ.get("OUTPACE_API_KEYS", ""))
     others = _others(also or [])
-    options = Options(host, port, served_model_name, drain, tuple(cors_origin or ()), keys, limits)
+    names, origins = tuple(served_model_name or ()), tuple(cors_origin or ())
+    tracer = tracer_to(otlp_endpoint) if otlp_endpoint else None
+    options = Options(host, port, names, drain, origins, tracer, keys, limits)
     listener = listen(host, port)
     address = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
 
@@ -138,13 +153,13 @@ def serve(
         _banner(service, address, len(keys), time.monotonic() - began)
 
     _log(not no_access_log)
-    server = Server(options, load, ready)
+    _run(Server(options, load, ready), listener)
+
+
+def _run(server: Server, listener: socket) -> None:
+    """Serve; raise what that ended with as a user's mistake: one line, and an exit code other than 0."""
     server.run(sockets=[listener])
-    _check(server.error)
-
-
-def _check(error: Exception | None) -> None:
-    """Raise the error that ended a server as a user's mistake, for a one-line message and an exit code."""
+    error = server.error
     if isinstance(error, OutpaceError | OSError):
         raise error
     if error is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -27,6 +27,9 @@ from outpace.serve.page import FILES, File
 from outpace.serve.responses import responses
 from outpace.serve.service import Service
 from outpace.serve.shapes import answer
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 _LEFT = 499  # nginx's status for a client that has left; no one reads it
 
@@ -104,8 +107,9 @@ def _service(request: Request) -> Service:
 
 
 def _check_model(service: Service, model: str | None) -> None:
-    if model is not None and model != service.name:
-        message = f"there is no model {model!r} here; there is {service.name!r}"
+    if model is not None and model not in service.names:
+        there = ", ".join(map(repr, service.names))
+        message = f"there is no model {model!r} here; there is {there}"
         raise Refused(404, message, "model", "model_not_found")
 
 
@@ -159,9 +163,9 @@ _APIS: dict[str, tuple[Callable[..., Awaitable[Response]], type[Any]]] = {
 }
 
 
-def _card(service: Service) -> dict[str, Any]:
+def _card(service: Service, name: str) -> dict[str, Any]:
     return {
-        "id": service.name,
+        "id": name,
         "object": "model",
         "created": service.created,
         "owned_by": "outpace",
@@ -172,13 +176,14 @@ def _card(service: Service) -> dict[str, Any]:
 
 
 async def _models(request: Request) -> Response:
-    return answer({"object": "list", "data": [_card(_service(request))]})
+    service = _service(request)
+    return answer({"object": "list", "data": [_card(service, name) for name in service.names]})
 
 
 async def _model(name: str, request: Request) -> Response:
     service = _service(request)
     _check_model(service, name)
-    return answer(_card(service))
+    return answer(_card(service, name))
 
 
 async def _health(request: Request) -> Response:
@@ -260,11 +265,19 @@ def _words(request: Request, error: HTTPException) -> str:
 # -- the application -------------------------------------------------------------------------------------
 
 
+def _shapes(path: str) -> dict[str, Any]:
+    """What ``/openapi.json`` says of a path's responses."""
+    failure = wire.AnthropicFailure if path.startswith("/v1/messages") else wire.Failure
+    errors = {status: {"description": "An error", "model": failure} for status in ("4XX", "5XX")}
+    return {"response_class": Response, "responses": errors}
+
+
 def make_app(
     keys: Keys,
     most: int,
     origins: Sequence[str] = (),
     opening: Callable[[], Awaitable[Service | None]] | None = None,
+    tracer: Tracer | None = None,
 ) -> FastAPI:
     """The application; ``app.state.service`` is what it serves, None while that is being loaded.
 
@@ -272,6 +285,7 @@ def make_app(
         most: bytes of a body.
         origins: whose pages may ask from a browser.
         opening: makes the service, once the event loop runs; None where that failed.
+        tracer: OpenTelemetry's, which gets a span of each request.
     """
 
     @asynccontextmanager
@@ -290,15 +304,15 @@ def make_app(
     app.state.service, app.state.most = None, most
     router = APIRouter(route_class=_Route)
     for path, (api, kind) in _APIS.items():
-        router.add_api_route(path, _endpoint(api, kind), methods=["POST"], response_class=Response)
+        router.add_api_route(path, _endpoint(api, kind), methods=["POST"], **_shapes(path))
     for path, page in _PAGES.items():
-        router.add_api_route(path, page, methods=["GET"], response_class=Response)
+        router.add_api_route(path, page, methods=["GET"], **_shapes(path))
     for path, file in FILES.items():
         router.add_api_route(path, _static(file), methods=["GET"], response_class=Response)
     app.include_router(router)
     for mistake in (RequestValidationError, HTTPException, ClientDisconnect, Refused, Exception):
         app.add_exception_handler(mistake, _mistake)
-    app.add_middleware(Door, keys=keys)
+    app.add_middleware(Door, keys=keys, tracer=tracer)
     if origins:
         app.add_middleware(
             CORSMiddleware,

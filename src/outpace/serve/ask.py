@@ -12,6 +12,7 @@ from outpace.serve.errors import Refused
 from outpace.targets.base import TargetModel
 
 _SEEDS = 2**64
+_TOP = 1e-9  # a share of probability that the best token alone has
 _ANSWER = 4096  # tokens, where neither request nor context sets a limit
 FROM_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -73,6 +74,7 @@ class Defaults:
         """
         own = {name: getattr(body, name, None) for name in FROM_CONFIG}
         found = {"temperature": 1.0, **self.values, **{k: v for k, v in own.items() if v is not None}}
+        found["top_p"] = max(_TOP, found.get("top_p", 1.0))  # 0 is OpenAI's for the best token
         found["top_k"] = max(0, found.get("top_k", 0))  # -1 is vLLM's for all
         found |= {name: value for name, value in more.items() if value is not None}
         return SamplingParams(**found, speculation=speculation(body.speculation))
@@ -115,10 +117,11 @@ def openai_params(body: wire.OpenAI, defaults: Defaults, room: int, logprobs: in
 
 
 def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
-    try:
-        return None if given is None else {int(token): value for token, value in given.items()}
-    except ValueError as error:
-        raise Refused(400, "the keys of logit_bias are token ids", "logit_bias") from error
+    wrong = [token for token in given or () if not token.isascii() or not token.isdigit()]
+    if wrong:
+        named = ", ".join(map(repr, wrong[:8]))
+        raise Refused(400, f"the keys of logit_bias are token ids, which {named} is not", "logit_bias")
+    return None if given is None else {int(token): value for token, value in given.items()}
 
 
 def speculation(given: str | bool | wire.Speculate | None) -> Speculation:

@@ -21,17 +21,19 @@ _MAX_TOKENS = 16  # OpenAI's default
 
 async def completions(service: Service, body: wire.Completions, salt: str | None) -> Response:
     """Answer a request to complete texts."""
-    run = await service.start(len(_prompts(body)) * (body.n or 1), lambda: _ask(service, body, salt))
+    run = await service.start(len(_prompts(service, body)) * (body.n or 1), lambda: _ask(service, body, salt))
     return await _Writer(service, body, run).response()
 
 
-def _prompts(body: wire.Completions) -> Seq[str | list[int]]:
+def _prompts(service: Service, body: wire.Completions) -> Seq[str | list[int]]:
     """The prompts, each a text or a list of token ids.
 
     Raises:
         Refused: there is none.
     """
     prompt = body.prompt
+    if prompt is None:  # as at the beginning of a document
+        return [service.beginning()]
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
@@ -50,7 +52,8 @@ def _ask(service: Service, body: wire.Completions, salt: str | None) -> Ask:
         raise Refused(400, "echo with logprobs is not supported; leave one out", "echo")
     check(body)
     prompts = [
-        service.tokens(one) if isinstance(one, str) else service.check_tokens(one) for one in _prompts(body)
+        service.tokens(one) if isinstance(one, str) else service.check_tokens(one)
+        for one in _prompts(service, body)
     ]
     if not all(prompts):
         raise Refused(400, "the prompt is empty: it has no tokens", "prompt")
@@ -73,7 +76,7 @@ class _Writer(Writer):
     def __init__(self, service: Service, body: wire.Completions, run: Run) -> None:
         super().__init__(service, body, run)
         self._body = body
-        self._prompts = _prompts(body)
+        self._prompts = _prompts(service, body)
         self._decode = service.model.tokenizer.decode
         self._offsets = dict[int, int]()
 
@@ -111,7 +114,7 @@ class _Writer(Writer):
         return {
             "tokens": texts,
             "token_logprobs": [finite(one.logprob) for _, one in entries],
-            "top_logprobs": top if wanted else None,
+            "top_logprobs": top,
             "text_offset": offsets,
         }
 
@@ -122,10 +125,9 @@ class _Writer(Writer):
 
     def _choices(self, one: Event) -> Iterator[dict[str, Any]]:
         more = self._details(one, self._body.logprobs is not None)
-        if one.text or more:
-            yield _piece(one.index, one.text) | more
-        if one.end is not None:
-            yield _piece(one.index, "", FINISH[one.end.finish_reason])
+        if one.text or more or one.end is not None:
+            reason = None if one.end is None else FINISH[one.end.finish_reason]
+            yield _piece(one.index, one.text, reason) | more
 
 
 def _piece(index: int, text: str, reason: str | None = None) -> dict[str, Any]:

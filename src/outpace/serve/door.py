@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -22,6 +22,10 @@ from outpace.serve.errors import Refused
 from outpace.serve.messages import error_body
 from outpace.serve.page import FILES
 from outpace.serve.shapes import answer
+from outpace.serve.telemetry import note
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 access = logging.getLogger("outpace.access")
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
@@ -91,11 +95,16 @@ def error_response(scope: Scope, refused: Refused) -> Response:
 
 
 class Door:
-    """Gives each request an id, asks for its key, and writes one line about it when it has ended."""
+    """Gives each request an id, asks for its key, and writes one line about it when it has ended.
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+    Args:
+        tracer: gets a span of each request; None for none.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Keys, tracer: Tracer | None = None) -> None:
         self._app = app
         self._keys = keys
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -124,3 +133,5 @@ class Door:
         finally:
             line["seconds"] = round(time.monotonic() - began, 6)
             access.info("%s", json.dumps({"time": round(time.time(), 3)} | line))
+            if self._tracer is not None:
+                note(self._tracer, headers, line)

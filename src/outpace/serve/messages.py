@@ -35,7 +35,7 @@ async def messages(service: Service, body: wire.Messages, salt: str | None) -> R
     if body.stream:
         return Stream(run, _events(service, body, run), lambda refused: event(error_body(refused), "error"))
     (one,) = await run.finish()
-    found = _head(service, run) | _stop(service, body, one)
+    found = _head(service, body) | _stop(service, body, one)
     found["content"] = [{"type": "text", "text": one.text}]
     found["usage"] = _usage(run, one)
     return answer(found | extras(run, [one], body.speculation_metrics, body.speculation))
@@ -60,12 +60,12 @@ def _prompt(service: Service, body: wire.Messages | wire.CountTokens) -> list[in
     return service.conversation(turns)
 
 
-def _head(service: Service, run: Run) -> dict[str, Any]:
+def _head(service: Service, body: wire.Messages) -> dict[str, Any]:
     return {
         "id": new_id("msg_"),
         "type": "message",
         "role": "assistant",
-        "model": service.name,
+        "model": body.model or service.name,
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
@@ -93,7 +93,7 @@ def _usage(run: Run, one: Generation | None = None) -> dict[str, int]:
 
 
 async def _events(service: Service, body: wire.Messages, run: Run) -> AsyncIterator[bytes]:
-    head = _head(service, run) | {"usage": _usage(run)}
+    head = _head(service, body) | {"usage": _usage(run)}
     yield _event("message_start", message=head)
     yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
     async for one in run.events():

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from outpace.core import Generation
 
@@ -26,6 +33,7 @@ class Metrics:
         waiting: Callable[[], float],
         memory: Callable[[], float],
     ) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series each, which nobody asks for
         self._registry = CollectorRegistry()
         self._model = model
         self._gauge("num_requests_running", "Sequences in the batch.", running)

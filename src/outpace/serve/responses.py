@@ -71,7 +71,7 @@ class _Writer:
             "id": new_id("resp_"),
             "object": "response",
             "created_at": int(service.now()),
-            "model": service.name,
+            "model": body.model or service.name,
             "error": None,
             "incomplete_details": None,
             "instructions": body.instructions,

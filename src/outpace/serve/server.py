@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -20,6 +20,9 @@ from outpace.serve.app import make_app
 from outpace.serve.door import Keys
 from outpace.serve.service import Limits, Service
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
 _BACKLOG = 2048
 
 
@@ -28,16 +31,18 @@ class Options:
     """Options of a server.
 
     Attributes:
-        name: what clients call the model; None for the model's own name.
+        names: what clients call the model; none for the model's own name.
         drain: seconds that running requests have after a signal to end.
         origins: whose pages may ask from a browser.
+        tracer: OpenTelemetry's, which gets a span of each request.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
-    name: str | None = None
+    names: Sequence[str] = ()
     drain: float = 30.0
     origins: Sequence[str] = ()
+    tracer: Tracer | None = None
     keys: Keys = field(default_factory=lambda: Keys(()))
     limits: Limits = field(default_factory=Limits)
 
@@ -72,7 +77,9 @@ class Server(uvicorn.Server):
         self._options, self._load, self._ready = options, load, ready
         self.error: Exception | None = None  # what loading, or the engine, ended with
         self._draining: asyncio.Task[None] | None = None
-        self.app: FastAPI = make_app(options.keys, options.limits.body, options.origins, self._open)
+        self.app: FastAPI = make_app(
+            options.keys, options.limits.body, options.origins, self._open, options.tracer
+        )
         config: dict[str, Any] = {"access_log": False, "log_config": None, "timeout_graceful_shutdown": 5}
         super().__init__(uvicorn.Config(self.app, server_header=False, **config))
 
@@ -83,8 +90,9 @@ class Server(uvicorn.Server):
         except Exception as error:
             self.error, self.should_exit = error, True
             return None
-        name = self._options.name or (Path(model.name).name if Path(model.name).is_dir() else model.name)
-        service = Service(model, engine, self._options.limits, name, on_failure=self._failed)
+        own = Path(model.name).name if Path(model.name).is_dir() else model.name
+        names = self._options.names or (own,)
+        service = Service(model, engine, self._options.limits, names, on_failure=self._failed)
         self._ready(service)
         return service
 

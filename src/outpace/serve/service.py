@@ -248,7 +248,7 @@ class Service:
     Args:
         model: the model, its tokenizer and template.
         engine: what ``make_engine`` made.
-        name: what clients call the model.
+        names: what clients call the model; the first is the one in logs and metrics.
         clock: what seconds are read from.
         on_failure: called in the event loop where the engine's thread has died.
     """
@@ -258,12 +258,12 @@ class Service:
         model: Loaded,
         engine: Engine,
         limits: Limits,
-        name: str,
+        names: Seq[str],
         *,
         clock: Callable[[], float] = time.monotonic,
         on_failure: Callable[[], object] | None = None,
     ) -> None:
-        self.model, self.name, self.limits, self.clock = model, name, limits, clock
+        self.model, self.names, self.limits, self.clock = model, tuple(names), limits, clock
         self.defaults = Defaults.of(model.target)
         self.grammars = Grammars(model.tokenizer, model.target.vocabulary, model.target.eos_token_ids)
         self.now = time.time
@@ -287,11 +287,16 @@ class Service:
         self._empty.set()
         self._ends: deque[float] = deque(maxlen=_RECENT)
         self.metrics = Metrics(
-            name,
+            self.name,
             lambda: self.engine.running,
             lambda: max(0, self._inside - self.engine.running),
             lambda: self.engine.memory_use or 0.0,
         )
+
+    @property
+    def name(self) -> str:
+        """The model's name, where a request gives none."""
+        return self.names[0]
 
     @property
     def drafters(self) -> list[str]:
@@ -366,6 +371,18 @@ class Service:
                 code="context_length_exceeded",
             )
         return self.model.tokens(text) if special else self.model.plain_tokens(text)
+
+    def beginning(self) -> list[int]:
+        """The prompt of a text that has none: the token that texts begin with, or that separates them.
+
+        Raises:
+            Refused: the model has neither.
+        """
+        tokenizer = self.model.tokenizer
+        for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
+            if token is not None:
+                return [int(token)]
+        raise Refused(400, f"{self.name} has no token that begins a text; give a prompt", "prompt")
 
     def conversation(self, messages: Seq[dict[str, Any]], **options: Any) -> list[int]:
         """Token ids of a conversation in the model's chat template, up to where the answer begins.

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-Count = Annotated[int, Field(ge=0, le=2**31)]
-Most = Annotated[int, Field(ge=1, le=2**31)]
-Token = Annotated[int, Field(ge=0, le=2**31)]
+
+def _whole(value: Any) -> Any:
+    """JSON has one kind of number: 3.0 is an integer too."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Int = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[Int, Field(ge=0, le=2**31)]
+Most = Annotated[Int, Field(ge=1, le=2**31)]
+Token = Annotated[Int, Field(ge=0, le=2**31)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
@@ -16,6 +23,33 @@ class Wire(BaseModel):
     """A JSON object of known fields, whose types are not converted."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+class Error(Wire):
+    """OpenAI's error."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Failure(Wire):
+    """The body of a response that is an error."""
+
+    error: Error
+
+
+class AnthropicError(Wire):
+    type: str
+    message: str
+
+
+class AnthropicFailure(Wire):
+    """The body of an error, as Anthropic's."""
+
+    type: Literal["error"]
+    error: AnthropicError
 
 
 class StreamOptions(Wire):
@@ -38,8 +72,8 @@ class Sampled(Wire):
     model: str | None = None
     stream: bool | None = False
     temperature: Annotated[float, Field(ge=0)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[Int, Field(ge=-1, le=2**31)] | None = None
     # outpace's own
     speculation: str | bool | Speculate | None = None
     speculation_metrics: bool = False
@@ -48,10 +82,10 @@ class Sampled(Wire):
 class OpenAI(Sampled):
     """Fields that chat and completions share."""
 
-    n: Annotated[int, Field(ge=1, le=128)] | None = 1
+    n: Annotated[Int, Field(ge=1, le=128)] | None = 1
     max_tokens: Count | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: Annotated[Int, Field(ge=-(2**63), lt=2**64)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -79,10 +113,10 @@ class OpenAI(Sampled):
 class Completions(OpenAI):
     """``POST /v1/completions``."""
 
-    prompt: str | list[str] | list[Token] | list[list[Token]]
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    prompt: str | list[str] | list[Token] | list[list[Token]] | None = None
+    logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     echo: bool | None = False
-    best_of: Annotated[int, Field(ge=1)] | None = None
+    best_of: Annotated[Int, Field(ge=1)] | None = None
     suffix: str | None = None
 
 
@@ -170,7 +204,7 @@ class Chat(OpenAI):
     max_tokens: Most | None = None
     max_completion_tokens: Most | None = None
     logprobs: bool | None = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     response_format: Format | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None

@@ -52,7 +52,7 @@ class Writer(ABC):
             "id": new_id(self.prefix),
             "object": self.kind,
             "created": int(service.now()),
-            "model": service.name,
+            "model": body.model or service.name,
             "system_fingerprint": service.fingerprint,
         }
 
@@ -74,7 +74,7 @@ class Writer(ABC):
 
     @abstractmethod
     def _choices(self, one: Event) -> Iterable[dict[str, Any]]:
-        """The choices of an event's chunks: with its text, and with the finish."""
+        """The choices of an event's chunks: its text, and why the choice ended."""
 
     @abstractmethod
     def _logprobs(self, index: int, entries: Seq[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
@@ -117,8 +117,7 @@ class Writer(ABC):
     def _chunk(self, **fields: Any) -> bytes:
         options = self._asked.stream_options
         chunk = self._head | {"object": self.chunk_kind}
-        if options is not None and options.continuous_usage_stats:
-            chunk["usage"] = usage(self._run, self._run.generations, self._emitted)
-        elif options is not None and options.include_usage:
-            chunk["usage"] = None
+        if options is not None and options.include_usage:
+            so_far = options.continuous_usage_stats
+            chunk["usage"] = usage(self._run, self._run.generations, self._emitted) if so_far else None
         return event(chunk | fields)

@@ -1,0 +1,61 @@
+"""A span of OpenTelemetry per request, where an endpoint is given for them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from starlette.datastructures import Headers
+
+from outpace._version import __version__
+from outpace.core import OutpaceError
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+
+def tracer_to(endpoint: str) -> Tracer:
+    """A tracer whose spans are sent to a collector's URL (OTLP over HTTP), in the background.
+
+    Raises:
+        OutpaceError: OpenTelemetry is not installed.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ModuleNotFoundError as error:
+        raise OutpaceError(
+            f"--otlp-endpoint needs {error.name}, which is not installed: pip install 'outpace[otel]'"
+        ) from error
+    provider = TracerProvider(resource=Resource.create({"service.name": "outpace"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    return provider.get_tracer("outpace", __version__)
+
+
+def note(tracer: Tracer, headers: Headers, line: dict[str, Any]) -> None:
+    """A span of a request that has just ended, below the client's own where it sent a ``traceparent``.
+
+    Args:
+        line: the request's line of the access log.
+    """
+    from opentelemetry.trace import SpanKind
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    end = time.time_ns()
+    attributes = {
+        "http.request.method": line["method"],
+        "url.path": line["path"],
+        "outpace.request_id": line["id"],
+    }
+    if line["status"] is not None:
+        attributes["http.response.status_code"] = line["status"]
+    span = tracer.start_span(
+        f"{line['method']} {line['path']}",
+        context=TraceContextTextMapPropagator().extract(dict(headers)),
+        kind=SpanKind.SERVER,
+        attributes=attributes,
+        start_time=end - int(line["seconds"] * 1e9),
+    )
+    span.end(end)
