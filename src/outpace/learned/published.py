@@ -27,7 +27,7 @@ NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # owner/name, on the hub
 
 
-def find(given: str | Path) -> Path:
+def find(given: str | Path, method: str = "eagle") -> Path:
     """The folder of a drafter: the given one or, if it does not exist, the hub's of that name.
 
     Only config.json and safetensors are fetched.
@@ -45,8 +45,8 @@ def find(given: str | Path) -> Path:
     except (OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise OutpaceError(
-            f"eagle: there is no folder {given}, and the hub has none of that name ({reason}); train one "
-            f"with: outpace train eagle --model MODEL --data FILE --out {given}; or fetch one, with a "
+            f"{method}: there is no folder {given}, and the hub has none of that name ({reason}); train one "
+            f"with: outpace train {method} --model MODEL --data FILE --out {given}; or fetch one, with a "
             f"network: hf download {given}"
         ) from error
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
@@ -26,7 +27,9 @@ from outpace.core import OutpaceError
 from outpace.drafters.heads.heads import RANKS, HeadDrafter, Heads, Residual
 from outpace.drafters.support.shapes import branching_parents, numbers
 from outpace.embedded import nano_drafter_path
+from outpace.learned import published_medusa
 from outpace.learned.learned import Fit, head_weights
+from outpace.learned.published import find
 from outpace.targets.base import TargetModel
 
 
@@ -104,6 +107,29 @@ class MedusaHeads(StateHeads):
         made._begin_with_the_head()
         return made
 
+    @classmethod
+    def load(cls, folder: str | Path, target: TargetModel) -> Self:
+        """Load a folder that outpace wrote, or published heads, which may be a name on the hub.
+
+        Published heads come without measured accuracies, so their tree follows from a rough prior.
+        See ``outpace.learned.published_medusa``.
+        """
+        place = find(folder, "medusa")
+        described = published_medusa.read(place)
+        if described is None:
+            return super().load(place, target)
+        tensors, heads, layers = published_medusa.read_tensors(place)
+        projection = tensors.get("projections.0.weight")
+        if layers < 1 or projection is None or projection.dim() != 2:
+            raise OutpaceError(f"medusa: the heads in {place} lack a residual layer or a projection")
+        vocabulary, size = projection.shape
+        fit = Fit(vocabulary, size, str(described.get("base_model_name_or_path") or "the target"))
+        made = cls(MedusaConfig(heads, layers, own_head=True), fit)
+        made.bind(target)
+        made.take({**tensors, "accuracies": made.accuracies}, str(place))
+        made.requires_grad_(False).eval()
+        return made.to(device=target.hidden.device, dtype=target.hidden.dtype)
+
     @torch.no_grad()
     def _begin_with_the_head(self) -> None:
         """Initialise the projections from the target's head, if that is a matrix."""
@@ -143,8 +169,8 @@ class Medusa(HeadDrafter):
     """Medusa's heads.
 
     Attributes:
-        path: a folder that ``outpace train medusa`` wrote, or the heads themselves. None is the heads for the
-            embedded model.
+        path: a folder that ``outpace train medusa`` wrote, published heads (FasterDecoding/Medusa) by folder
+            or hub name, or the heads themselves. None is the heads for the embedded model.
         max_nodes: nodes of the tree of guesses, chosen by measured accuracies; None is the number that the
             heads were trained with.
         branching: children of the root, of each of its children, and so on, as "4x2x1x1": a tree chosen by

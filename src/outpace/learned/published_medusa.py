@@ -1,0 +1,79 @@
+"""Medusa's heads as FasterDecoding/Medusa publishes them: a config.json and ``medusa_lm_head.safetensors``.
+
+Heads are named by number: ``0.0.linear.weight`` and ``0.0.linear.bias`` are the first residual layer of the
+first head, ``0.1.weight`` is its vocabulary projection; in the checkpoint of a whole model they are under
+``medusa_head.``. The number of heads is that of the tensors: published configs have named fewer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from outpace.core import OutpaceError
+
+_FILE = "medusa_lm_head"
+_WITHIN = "medusa_head."
+_NAME = re.compile(r"(\d+)\.(\d+)\.((?:linear\.)?)(weight|bias)")
+
+
+def read(folder: str | Path) -> dict[str, Any] | None:
+    """The config.json of published heads; None of anything else."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        return None
+    try:
+        config = json.loads(path.read_text("utf-8"))
+    except ValueError:
+        return None  # reading it as our own then reports the error
+    return config if isinstance(config, dict) and "medusa_num_heads" in config else None
+
+
+def read_tensors(folder: str | Path) -> tuple[dict[str, Tensor], int, int]:
+    """The heads' tensors under our names, the number of heads, and that of residual layers in each.
+
+    Raises:
+        OutpaceError: there are no safetensors with heads, or a tensor of them has an unknown name.
+    """
+    place = Path(folder)
+    files = [place / f"{_FILE}.safetensors"]
+    if not files[0].is_file():
+        files = sorted(place.glob("*.safetensors"))
+    if not files and (place / f"{_FILE}.pt").is_file():
+        raise OutpaceError(
+            f"medusa: {place / _FILE}.pt is a pickle, which is not read; convert it once: safetensors.torch."
+            f"save_file(torch.load('{_FILE}.pt', weights_only=True), '{_FILE}.safetensors')"
+        )
+    found: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            found |= load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise OutpaceError(f"medusa: {file} cannot be read: {error}") from error
+    within = {name.removeprefix(_WITHIN): one for name, one in found.items() if name.startswith(_WITHIN)}
+    return _renamed(within or found, place)
+
+
+def _renamed(found: Mapping[str, Tensor], place: Path) -> tuple[dict[str, Tensor], int, int]:
+    names = {name: _NAME.fullmatch(name) for name in found}
+    unknown = sorted(name for name, matched in names.items() if matched is None)
+    if unknown or not found:
+        what = f"an unknown tensor {unknown[0]!r}" if unknown else "no tensors of heads"
+        raise OutpaceError(f"medusa: there is {what} in {place}; heads are named as in 0.0.linear.weight")
+    matches = {name: matched for name, matched in names.items() if matched is not None}
+    heads = 1 + max(int(matched[1]) for matched in matches.values())
+    layers = max(int(matched[2]) for matched in matches.values())
+    renamed = {
+        f"blocks.{one[1]}.{one[2]}.linear.{one[4]}" if one[3] else f"projections.{one[1]}.{one[4]}": found[
+            name
+        ]
+        for name, one in matches.items()
+    }
+    return renamed, heads, layers
