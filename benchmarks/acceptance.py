@@ -2,9 +2,9 @@
 
     python benchmarks/acceptance.py --data DIR --over plain plain=draft_model:model=A kd=draft_model:model=B
 
-Counts only, no times: the machine may be busy. The embedded model decodes greedily in float32; `equal` counts
-the outputs that are plain decoding's. `over` is the number of steps that the drafter named by --over takes,
-over the drafter's own, all prompts together, with its 95% interval by a bootstrap over prompts (4,000
+Counts only, no times, so the machine may be busy. The embedded model decodes greedily in float32; `equal`
+counts the outputs equal to plain decoding's. `over` is the number of steps of the drafter named by --over
+divided by the drafter's own, over all prompts, with its 95% interval by a bootstrap over prompts (4,000
 resamples): above 1, the drafter takes fewer steps for the same tokens.
 """
 
@@ -31,7 +31,7 @@ Steps = NDArray[np.int64]
 def steps_of(
     engine: Engine, prompts: list[list[int]], params: SamplingParams, batch: int
 ) -> tuple[list[list[int]], Steps, int]:
-    """The outputs, the steps of each prompt, and the tokens of all of them."""
+    """The outputs, the steps of each prompt, and the total number of tokens."""
     outputs, steps, tokens = [], [], 0
     for first in range(0, len(prompts), batch):
         for found in engine.generate(prompts[first : first + batch], params):
@@ -43,7 +43,7 @@ def steps_of(
 
 
 def over(mine: Steps, theirs: Steps, seed: int = 0) -> dict[str, Any]:
-    """Their steps over mine, and its interval."""
+    """The ratio of their steps to mine, and its interval."""
     drawn = np.random.default_rng(seed).integers(len(mine), size=(4000, len(mine)))
     ratios = theirs[drawn].sum(axis=1) / mine[drawn].sum(axis=1)
     return {
@@ -65,7 +65,7 @@ def main() -> None:
     options = parser.parse_args()
     specs = dict(drafter.split("=", 1) for drafter in options.drafters)
     if options.over not in specs:
-        raise SystemExit(f"--over names one of {', '.join(specs)}")
+        raise SystemExit(f"--over must be one of {', '.join(specs)}")
     model = load()
     params = SamplingParams(max_new_tokens=options.new_tokens)
     result: dict[str, Any] = {"command": " ".join(sys.argv), "suites": {}}

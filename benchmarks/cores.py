@@ -1,4 +1,4 @@
-"""Two versions of the engine against each other, interleaved in one run.
+"""Comparison of two versions of the engine, interleaved in one run.
 
     python benchmarks/cores.py --old OTHER_CHECKOUT/src --new src --out benchmarks/RESULT.json
 
@@ -9,9 +9,9 @@ is run once to warm up and then timed; the ratio of two versions is taken per ro
 - sampled: batch 16 at temperature 0.8, top-p 0.9, a repetition and a frequency penalty, seconds per token.
 - joining: 15 sequences decode, then a prompt of 4,000 tokens joins: the longest time between two tokens of
   a neighbour while it joins, and the median time of a step before.
-- memory: 15 requests of 200 rows and one of 8,000: bytes of keys and values held at most.
+- memory: 15 requests of 200 rows and one of 8,000: peak bytes of keys and values.
 
-The tokens of the two versions must be equal; the run fails where they are not.
+The run fails unless the tokens of the two versions are equal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 DRAFTERS = ("none", "prompt_lookup", "lookahead")
 CASES = ("one", "sampled", "joining", "memory")
-CONTEXT = 8192  # the embedded model has no table of positions: rotary embeddings go on
+CONTEXT = 8192  # beyond the embedded model's, which rotary embeddings allow
 
 
 def median(values: list[float]) -> float:
@@ -36,7 +36,7 @@ def median(values: list[float]) -> float:
 
 
 class Worker:
-    """The cases, on whichever version of outpace is imported."""
+    """The cases, run with the imported version of outpace."""
 
     def __init__(self, clock: str) -> None:
         import torch
@@ -137,7 +137,7 @@ class Worker:
 
 
 def run(source: Path, cases: list[str], clock: str) -> dict[str, Any]:
-    """One process of one version."""
+    """Run one process with one version."""
     command = [sys.executable, __file__, "--worker", ",".join(cases), "--clock", clock]
     environment = {**os.environ, "PYTHONPATH": str(source.resolve()), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -1,10 +1,10 @@
-"""A datastore of many tokens: time and memory of its build, its size, and the time of a look-up.
+"""Benchmark of a large datastore: time and memory of building, size, and time of a look-up.
 
     python benchmarks/datastore.py --tokens 100_000_000 --out benchmarks/datastore.json
 
-The texts are synthetic: tokens, and passages that come again, both with frequencies by Zipf's law. Look-ups
-follow texts of the same kind that are not in the datastore, token by token, as a request does; each is a
-whole step of the drafter, the tree included. Two processes then look up the same texts at once.
+The texts are synthetic: tokens and repeated passages, both with frequencies by Zipf's law. Look-ups follow
+texts of the same kind that are not in the datastore, token by token, as requests do; each is a full step of
+the drafter, the tree included. Two processes then look up the same texts at once.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ PASSAGE = 40
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents of passages: half of them fresh, half from a store of passages."""
+    """Documents of passages: half of them new, half from a store of passages."""
 
     vocabulary: int
     passages: int
     seed: int
 
     def documents(self, tokens: int, part: int) -> Iterator[NDArray[np.int64]]:
-        """So many tokens in documents; another ``part`` has others, and the same passages."""
+        """Documents with ``tokens`` tokens in total; each ``part`` has other tokens but the same passages."""
         store = self._words(np.random.default_rng(self.seed), self.passages * PASSAGE).reshape(-1, PASSAGE)
         often = _shares(self.passages)
         random = np.random.default_rng((self.seed, part))
@@ -60,13 +60,13 @@ class Corpus:
 
 
 def _shares(kinds: int) -> NDArray[np.float64]:
-    """Zipf's law, summed up: the share of the n most frequent of all kinds."""
+    """Cumulative distribution of Zipf's law: the share of the n most frequent kinds."""
     share = 1 / np.arange(1, kinds + 1)
     return np.cumsum(share / share.sum())
 
 
 def build(file: Path, corpus: Corpus, tokens: int, memory: int) -> dict[str, Any]:
-    """Build a datastore; to be run in a process of its own, whose memory is the build's."""
+    """Build a datastore; run it in a separate process, so that the process's memory is the build's."""
     before = _peak()
     seconds_sources = 0.0
     began = read = time.perf_counter()
@@ -88,7 +88,7 @@ def build(file: Path, corpus: Corpus, tokens: int, memory: int) -> dict[str, Any
 
 
 def _peak() -> int:
-    """The largest part of this process that was in memory, in bytes."""
+    """Peak resident memory of this process, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -136,12 +136,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--tokens", type=int, default=100_000_000)
     parser.add_argument("--vocabulary", type=int, default=32_000)
-    parser.add_argument("--passages", type=int, default=100_000, help="how many there are to come again")
+    parser.add_argument("--passages", type=int, default=100_000, help="number of repeated passages")
     parser.add_argument("--memory", type=float, default=2.0, help="for sorting, in GB")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--note", default="", help="goes into the result as it is")
-    parser.add_argument("--out", type=Path, help="where to write the result as well")
+    parser.add_argument("--note", default="", help="a note, copied into the result")
+    parser.add_argument("--out", type=Path, help="also write the result to this file")
     given = parser.parse_args()
     corpus = Corpus(given.vocabulary, given.passages, given.seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -157,7 +157,7 @@ def main() -> None:
             both = pool.starmap(look_up, [(file, corpus, given.steps, {})] * 2)
     counts = ("steps", "mean_match", "drafted", "next_token_drafted")
     assert all(one[name] == alone[name] for one in both for name in counts), (
-        "two processes found something else"
+        "two processes found different continuations"
     )
     result = {
         "command": " ".join(["python", *sys.argv]),

@@ -1,18 +1,18 @@
-"""Speed under the governor, over plain decoding's and over that of the best fixed number of nodes.
+"""Speed under the governor, relative to plain decoding and to the best fixed number of nodes.
 
     python benchmarks/governor.py --data DIR --out benchmarks/RESULT.json
 
-DIR holds gsm8k_test*.jsonl (lines with "question" and "answer"). Three measurements, each interleaved, in an
-order that rotates, after a warm-up; `speed` is the median of rounds, `speed_total` that of all seconds:
+DIR contains gsm8k_test*.jsonl (lines with "question" and "answer"). Three measurements, each interleaved in a
+rotating order after a warm-up; `speed` is the median over rounds, `speed_total` the ratio of total seconds:
 
 - random: a model of random weights and the embedded model's shape, sampled at temperature 1, where nothing
   can be guessed (greedy, it would loop and flatter every n-gram method). Speed of each drafter under the
-  governor, over that of plain decoding.
-- batch: the same with 16 sequences at a time, each followed by another, on random weights and on the
-  embedded model, until there are fewer: the seconds of a token at that load.
+  governor, relative to plain decoding.
+- batch: the same with 16 sequences at a time, each replaced when it ends, on random weights and on the
+  embedded model, until fewer are left: seconds per token at that load.
 - dictated: a logits processor forces a text on the embedded model: a quarter GSM8K, half random tokens, a
-  quarter GSM8K. Total seconds under the governor, over the sum of those that the best fixed choice takes for
-  each part: chosen in every other round, timed in those between, and the other way round.
+  quarter GSM8K. Total seconds under the governor, relative to the sum of the best fixed choices for each
+  part: chosen in every other round, timed in the rounds between, and vice versa.
 
 --clock processor counts processor time, with one thread, and is fair beside other work. The result is printed
 as JSON.
@@ -51,7 +51,7 @@ Clock = Callable[[], float]
 
 
 class Dictate:
-    """Forces a text: the logits processor that leaves one token at each place of the output."""
+    """Logits processor that forces a text: it allows one token at each place of the output."""
 
     def __init__(self, prompt: Sequence[int], text: Sequence[int]) -> None:
         self._prompt, self._text = len(prompt), text
@@ -63,7 +63,7 @@ class Dictate:
 
 
 def interleaved(runs: dict[str, Callable[[], list[float]]], rounds: int) -> dict[str, list[list[float]]]:
-    """Each run's seconds, [round][part]; the first round warms up and is not counted."""
+    """Seconds of each run, [round][part]; the first round is a warm-up and is not counted."""
     names = list(runs)
     found: dict[str, list[list[float]]] = {name: [] for name in names}
     for turn in range(rounds + 1):
@@ -80,7 +80,7 @@ def interleaved(runs: dict[str, Callable[[], list[float]]], rounds: int) -> dict
 def each(
     engine: Engine, prompts: list[list[int]], params: SamplingParams, clock: Clock
 ) -> Callable[[], list[float]]:
-    """Decodes prompts one by one; the seconds of each."""
+    """Decode prompts one by one; the seconds of each."""
 
     def run() -> list[float]:
         seconds = []
@@ -132,7 +132,7 @@ def against_plain(
     clock: Clock,
     measure: Callable[[Engine], Callable[[], list[float]]],
 ) -> dict[str, dict[str, object]]:
-    """Speed of each drafter under the governor over plain decoding, the two in the same round."""
+    """Speed of each drafter under the governor relative to plain decoding in the same round."""
     engines = {
         PLAIN: Engine(target),
         **{name: Engine(target, name, adaptive=True, clock=clock) for name in drafters},
@@ -157,7 +157,7 @@ def over_plain(rows: list[list[float]], plain: list[list[float]]) -> dict[str, o
 def parts_of(
     engine: Engine, prompt: list[int], text: list[int], ends: list[int], clock: Clock
 ) -> Callable[[], list[float]]:
-    """Decodes a dictated text; the seconds of each part, which ends with the step that reaches its end."""
+    """Decode a dictated text; the seconds of each part, which ends with the step that reaches its end."""
 
     def run() -> list[float]:
         params = SamplingParams(
@@ -185,7 +185,7 @@ def dictated(
     rounds: int,
     clock: Clock,
 ) -> dict[str, object]:
-    """The governor's total over the best fixed choice of each part."""
+    """The governor's total time relative to the best fixed choice of each part."""
     widths = load_drafter(spec).widths or FIXED
     engines = {
         "adaptive": Engine(target, spec, adaptive=True, clock=clock),
@@ -208,22 +208,22 @@ def dictated(
 
 
 def medians(rows: list[list[float]]) -> list[float]:
-    """Of each part, over rounds."""
+    """Median of each part over rounds."""
     return [statistics.median(part) for part in zip(*rows, strict=True)]
 
 
 def best_choices(found: dict[str, list[list[float]]]) -> list[str]:
-    """The fixed choice that was fastest, of each part."""
+    """The fastest fixed choice of each part."""
     fixed = {name: medians(rows) for name, rows in found.items() if name != "adaptive"}
     count = len(next(iter(fixed.values())))
     return [min(fixed, key=lambda name, part=part: fixed[name][part]) for part in range(count)]
 
 
 def over_best(found: dict[str, list[list[float]]], half: int) -> float:
-    """The governor's time over the best choices', in every other round; they were chosen in those between.
+    """The governor's time relative to the best choices', in every other round; they are chosen in the others.
 
-    The least of ten medians is less than any of them takes: judged in the rounds that it was chosen in, a
-    choice looks better than it is.
+    The minimum of ten medians is biased downwards, so a choice must not be timed in the rounds in which it
+    was chosen.
     """
     best = best_choices({name: rows[1 - half :: 2] for name, rows in found.items()})
     judged = {name: medians(rows[half::2]) for name, rows in found.items()}
@@ -243,13 +243,13 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--prompts", type=int, default=8, help="of the random measurement")
+    parser.add_argument("--prompts", type=int, default=8, help="prompts of the random measurement")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--dictated-tokens", type=int, default=512)
     parser.add_argument("--drafters", nargs="*", default=["lookahead", "prompt_lookup", "draft_model"])
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument(
-        "--clock", choices=CLOCKS, default="wall", help="processor: with one thread, beside other work"
+        "--clock", choices=CLOCKS, default="wall", help="processor: for one thread on a busy machine"
     )
     parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
     options = parser.parse_args()
@@ -268,7 +268,7 @@ def main() -> None:
     sampled = SamplingParams(max_new_tokens=options.new_tokens, temperature=1.0, seed=1, ignore_eos=True)
     greedy = SamplingParams(max_new_tokens=options.new_tokens, ignore_eos=True)
     names, rounds = options.drafters, options.rounds
-    # A collection of all that was imported takes as long as a tenth of a round, and falls where it will.
+    # A garbage collection over all imported modules takes a tenth of a round, at an arbitrary time.
     gc.collect()
     gc.freeze()
     result: dict[str, object] = {"machine": machine("cpu"), "command": " ".join(sys.argv)}

@@ -2,11 +2,12 @@
 
     python benchmarks/governor_simulated.py --data DIR
 
-DIR holds gsm8k_test*.jsonl. Each text is like the "dictated" one of governor.py: a quarter GSM8K, half random
-tokens, a quarter GSM8K. What prompt_lookup drafts at each place, and how much of it is right, is computed;
-what a step takes is recorded, with jitter from a seed. The policy's own arithmetic is timed, with warm
-caches, and counted ``--arithmetic`` times: a forward leaves them cold. Printed as JSON: the time under the
-governor over that of the best fixed width of each part; on the random halves alone, over plain decoding's.
+DIR contains gsm8k_test*.jsonl. Each text is like the "dictated" one of governor.py: a quarter GSM8K, half
+random tokens, a quarter GSM8K. The drafts of prompt_lookup at each place, and how much of them is right, are
+computed; step times are recorded ones, with seeded jitter. The policy's own arithmetic is timed, with warm
+caches, and multiplied by ``--arithmetic``, since a forward leaves the caches cold. Printed as JSON: the time
+under the governor relative to the best fixed width of each part, and on the random halves alone relative to
+plain decoding.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from outpace.sequence import Sequence as Text
 
 # Milliseconds of a step of the embedded model, float32, two cores of an Intel Xeon, by nodes verified.
 VERIFY = (2.3, 2.99, 2.92, 3.24, 3.33, 3.45, 3.6, 3.84, 3.9, 4.1, 4.15, 4.21, 4.87, 5.0, 5.1, 5.1, 5.37)
-IDLE, LOOK, FOUND, NODE = 0.012, 0.0225, 0.041, 0.0015  # of the drafter: not asked, in vain, and with nodes
+IDLE, LOOK, FOUND, NODE = 0.012, 0.0225, 0.041, 0.0015  # drafter: not called, no match, match, per node
 JITTER, SLOW = 0.06, 0.03  # standard deviation, relative; chance that a step takes up to twice as long
 QUARTER = 128  # tokens
-APART = 8  # questions from one text to the next
+APART = 8  # questions per text
 
-Place = tuple[int, list[int]]  # nodes drafted there, and those of them that are right
+Place = tuple[int, list[int]]  # number of nodes drafted there, and the right ones
 
 
 def places(prompt: list[int], text: list[int]) -> list[Place]:
@@ -82,11 +83,11 @@ def decode(policy: Policy, text: Sequence[Place], noise: random.Random, arithmet
 
 
 def dictations(data: Path, count: int) -> list[list[Place]]:
-    """So many texts, each from questions of its own."""
+    """``count`` texts, each from separate questions."""
     tokenizer = AutoTokenizer.from_pretrained(outpace.nano_path())
     pairs = texts(data)
     if len(pairs) < APART * count:
-        raise SystemExit(f"{count} texts take {APART * count} questions; there are {len(pairs)}")
+        raise SystemExit(f"{count} texts need {APART * count} questions; there are {len(pairs)}")
     found = []
     for first in range(0, APART * count, APART):
         own = "\n\n".join(question + answer for question, answer in pairs[first + 1 : first + APART])
@@ -99,7 +100,7 @@ def dictations(data: Path, count: int) -> list[list[Place]]:
 
 
 def fixed(width: int, text: list[Place]) -> list[float]:
-    """Milliseconds of each part with a fixed width, the mean of a few runs."""
+    """Milliseconds of each part with a fixed width, averaged over a few runs."""
     runs = [decode(Pinned(width), text, random.Random(seed), 0.0) for seed in range(3)]
     return [statistics.mean(parts) for parts in zip(*runs, strict=True)]
 

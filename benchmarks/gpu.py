@@ -1,20 +1,20 @@
-"""Steps and decoding on a GPU: models with random weights, with and without graphs, beside transformers.
+"""Steps and decoding on a GPU: models with random weights, with and without graphs, and transformers.
 
     python benchmarks/gpu.py --out benchmarks/RESULT.json
     python benchmarks/gpu.py --device cpu --shapes tiny --dtypes float32 --batches 1 2 --context 32 --tokens 8
 
-Of every shape, dtype and number of sequences two tables:
+Two tables for every shape, dtype and number of sequences:
 
-- steps: median milliseconds of a forward by its rows per sequence, of the target as it is (dynamic), of fixed
-  shapes (static: CUDA graphs), of those with the attention for trees (tree), and with ``--compile`` of those
-  compiled; and the share of the bandwidth roof (the least time to read weights, keys and values once over the
-  measured one) that a step of one row reaches.
-- decoding: tokens per second of plain decoding and of every drafter, governed and not, through graphs, in
-  turns with transformers' own ``generate`` with its static cache, which it compiles on a GPU.
+- steps: median milliseconds of a forward by its rows per sequence, for the default target (dynamic), for
+  fixed shapes (static: CUDA graphs), for those with the attention for trees (tree), and with ``--compile``
+  for compiled ones; and the share of the bandwidth roof (the least time to read weights, keys and values once
+  divided by the measured one) that a step of one row reaches.
+- decoding: tokens per second of plain decoding and of every drafter, with and without a governor, through
+  graphs, in turns with transformers' own ``generate`` with its static cache, which it compiles on a GPU.
 
-Text of random weights is noise that repeats little, so drafters show what they cost here, not what they gain;
-the draft model shares no text with the target and is there for its costs too. Each kind of engine has a cache
-of its own: a 13B model with 32 sequences leaves room for one on 80 GB (``--engines governed``).
+Text from random weights is noise that rarely repeats, so drafters show their costs here, not their gains; the
+draft model is unrelated to the target and included for its costs too. Each kind of engine has its own cache:
+a 13B model with 32 sequences leaves room for one on 80 GB (``--engines governed``).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 
 @contextmanager
 def made_on(device: str, dtype: torch.dtype) -> Iterator[None]:
-    """Tensors are made on a device, in a dtype."""
+    """Context in which tensors are made on a device, in a dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -59,7 +59,7 @@ def made_on(device: str, dtype: torch.dtype) -> Iterator[None]:
 
 
 def model_of(shape: Shape, dtype: torch.dtype, options: argparse.Namespace) -> Any:
-    """A Llama of that shape with random weights."""
+    """A Llama of the shape with random weights."""
     config = LlamaConfig(
         vocab_size=options.vocabulary,
         hidden_size=shape.hidden_size,
@@ -92,7 +92,7 @@ def kinds_of_target(model: Any, options: argparse.Namespace) -> dict[str, Callab
 
 
 def steps(model: Any, batch: int, limits: Limits, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Milliseconds of a forward by width, of each kind of target."""
+    """Milliseconds of a forward by width, for each kind of target."""
     found = []
     for kind, make in kinds_of_target(model, options).items():
         target = make()
@@ -110,7 +110,7 @@ def steps(model: Any, batch: int, limits: Limits, options: argparse.Namespace) -
 
 
 class Decoders:
-    """Ways to decode the same prompts: name -> what gives the tokens of each output."""
+    """Ways to decode the same prompts: name -> function that returns the tokens of each output."""
 
     def __init__(self, model: Any, draft: Any, batch: int, options: argparse.Namespace) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -132,7 +132,7 @@ class Decoders:
             self.all |= {f"{name}, {kind}": self._through(engine, name) for name in named}
 
     def _through(self, engine: outpace.Engine, drafter: str) -> Callable[[], list[list[int]]]:
-        # What a drafter remembers of a run would be the next run's answer.
+        # A drafter that remembers a run's outputs would copy them in the next run.
         own = Speculation(drafter, memory="off")
         params = outpace.SamplingParams(max_new_tokens=self._tokens, ignore_eos=True, speculation=own)
         prompts = self._prompts.tolist()
@@ -152,7 +152,7 @@ class Decoders:
 
 
 def decoding(decoders: Decoders, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Tokens per second of each way to decode, in turns; the first round warms up."""
+    """Tokens per second of each way to decode, in turns; the first round is a warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in decoders.all}
     outputs: dict[str, list[list[int]]] = {}
     for _ in range(options.rounds + 1):
@@ -191,7 +191,7 @@ def show(title: str, steps: list[dict[str, Any]], decoders: list[dict[str, Any]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write the figures here too, as JSON")
+    parser.add_argument("--out", type=Path, help="also write the figures to this file, as JSON")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shapes", nargs="*", default=["llama-7b", "llama-13b"], choices=ALL_SHAPES)
     dtypes = ["bfloat16", "float16", "float32"]
@@ -201,10 +201,10 @@ def main() -> None:
     kinds = ["governed", "ungoverned"]
     parser.add_argument("--engines", nargs="*", default=kinds, choices=kinds)
     parser.add_argument("--context", type=int, default=512, help="tokens of the prompts")
-    parser.add_argument("--tokens", type=int, default=128, help="of each output")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of each output")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vocabulary", type=int, default=32000)
-    parser.add_argument("--compile", action="store_true", help="measure steps compiled below the graphs too")
+    parser.add_argument("--compile", action="store_true", help="also measure steps compiled below the graphs")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for name in options.shapes:

@@ -8,10 +8,10 @@ Printed:
 1. Memory of the cache for 15 sequences of 512 rows and one of 32,768, all in one lane and in lanes by length.
 2. Seconds of a step (median of 7, in turns) of 16 sequences with one row each, some of them longer than the
    others: one forward over all columns of the longest, and one forward per length.
-3. Seconds of 16 rows that decode and a chunk of 512 of a prompt: in two forwards, and packed, which is all
-   rows in one line, attention by sequence by a function registered with transformers' AttentionInterface.
+3. Seconds of 16 decoding rows and a chunk of 512 rows of a prompt: in two forwards, and packed, with all rows
+   in one line and attention by sequence through a function registered with transformers' AttentionInterface.
 
-Seconds are those of the thread's processor time, so that others on the machine count less.
+Seconds are the thread's processor time, so that other load on the machine matters less.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROUNDS = 7
 
 
 def filled(layers: list[LayerShape], lengths: list[int], spread: float) -> tuple[KVCache, list[Slot]]:
-    """A cache with sequences of these lengths, of random rows."""
+    """A cache with sequences of these lengths, filled with random rows."""
     cache = KVCache(layers, len(lengths), 1, spread=spread)
     slots = [cache.allocate(length + 1) for length in lengths]
     for slot, length in zip(slots, lengths, strict=True):
@@ -50,7 +50,7 @@ def filled(layers: list[LayerShape], lengths: list[int], spread: float) -> tuple
 
 
 def timed(ways: list[Callable[[], Any]]) -> list[float]:
-    """Median seconds of each, in turns, after one round that warms up."""
+    """Median seconds of each, in turns, after a warm-up round."""
     found: list[list[float]] = []
     for _ in range(ROUNDS + 1):
         row = []
@@ -95,7 +95,7 @@ def steps(target: CausalTarget) -> None:
 
 
 class Packed:
-    """All rows of several sequences in one line, [1, N]; each attends to its own rows alone."""
+    """All rows of several sequences in one line, [1, N]; each attends only to its own sequence."""
 
     def __init__(self, cache: KVCache, widths: dict[Slot, int]) -> None:
         self.lanes = [(cache._seats[slot], width) for slot, width in widths.items()]

@@ -1,17 +1,17 @@
-"""Learned drafters on prompts that none of them was trained on: what each accepts, and how fast it is.
+"""Acceptance and speed of learned drafters on prompts that none of them was trained on.
 
     python benchmarks/learned.py --data DIR --models DIR --out benchmarks/RESULT.json
 
---data holds gsm8k_test*.jsonl and humaneval.jsonl. Each folder in --models is a drafter as `outpace train`
-writes it (tools/train_drafters.py makes them all), each .json file the layers that self_speculative skips;
-without --models the embedded ones are measured. --also LABEL=SPEC adds other ways to draft, as a tree of
-eagle's or several drafters at once. A drafter whose model learnt with it (--tune) is measured alone, on that
-model: --model DIR/NAME/target. Outputs are greedy and end at their end-of-sequence token, so
+--data contains gsm8k_test*.jsonl and humaneval.jsonl. Each folder in --models is a drafter written by
+`outpace train` (tools/train_drafters.py makes them all), each .json file the layers that self_speculative
+skips; without --models the embedded ones are measured. --also LABEL=SPEC adds other ways to draft, such as
+eagle with a tree or several drafters at once. A drafter whose model was trained with it (--tune) is measured
+alone, on that model: --model DIR/NAME/target. Outputs are greedy and end at their end-of-sequence token, so
 that all of the text is the target's answer.
 
 `predicted` is the expected accepted length, the held-out figure of training, on plain decoding's own outputs;
-`ratio` is that to tau. Speed is relative to `none` prompt by prompt, methods taking turns, as `outpace bench`
-measures it. Tokens are those that training read, minutes those of one core.
+`ratio` is its ratio to tau. Speed is relative to `none` prompt by prompt, methods taking turns, as in
+`outpace bench`. Tokens are those that training read, minutes those of one core.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from outpace.train.provenance import PROVENANCE
 from outpace.train.reading import read_batch
 
 SUITES = ("gsm8k", "humaneval")
-PLACES = 4  # of a draft, whose acceptance the table shows
+PLACES = 4  # places of a draft whose acceptance the table shows
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A drafter that was trained, or a way to draft with some that were.
+    """A trained drafter, or a way to draft with several.
 
     Attributes:
         method: its name; the folder's weights, if it has one, are loaded by ``LEARNED[method]``.
-        tokens, minutes: of its training, from its provenance; None where that has none.
+        tokens, minutes: of its training, from its provenance; None if unknown.
     """
 
     label: str
@@ -72,12 +72,12 @@ class Figures:
     """The counts of a drafter on one suite.
 
     Attributes:
-        tau: tokens a step.
+        tau: tokens per step.
         acceptance: share of steps that accept each position of the draft.
-        predicted: the tau that ``Replay`` expects on plain decoding's text; None without weights to ask.
-        ratio: that over tau.
-        outputs: of all rounds; ``equal`` of them are plain decoding's.
-        speed: median over prompts of the speed against plain decoding's.
+        predicted: the tau that ``Replay`` expects on plain decoding's text; None without weights.
+        ratio: ``predicted`` divided by ``tau``.
+        outputs: number of outputs of all rounds; ``equal`` of them equal plain decoding's.
+        speed: median over prompts of the speed relative to plain decoding.
         interval: its 95% interval.
     """
 
@@ -126,11 +126,11 @@ def all_in(models: Path, model: str | None) -> list[Trained]:
 
 
 def trained(folder: Path, spec: str | None = None) -> Trained:
-    """A folder that ``outpace train`` wrote, or a draft model that came from elsewhere."""
+    """A folder that ``outpace train`` wrote, or a draft model from elsewhere."""
     file = folder / PROVENANCE
     facts = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     result = facts.get("result", {})
-    # A folder of transformers' own has no method in its config.
+    # A folder in transformers' format has no method in its config.
     method = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("method", "draft_model")
     option = "model" if method == "draft_model" else "path"
     seconds = result.get("cpu_seconds")
@@ -194,7 +194,7 @@ def figures(drafter: Trained, row: Row, target: TargetModel, texts: Sequence[Doc
 def run(
     subject: Loaded, name: str, drafters: Sequence[Trained], options: argparse.Namespace
 ) -> list[Figures]:
-    """One suite by all drafters, in turns."""
+    """Run one suite with all drafters, in turns."""
     suite = fitting(subject, load_suite(name, options.data), options.new_tokens).first(options.limit)
     settings = Settings(options.new_tokens, repeats=options.rounds, ends=True)
     specs = ["none", *(drafter.spec for drafter in drafters)]
@@ -245,14 +245,14 @@ def arguments() -> argparse.Namespace:
         nargs="+",
         metavar="LABEL=SPEC",
         default=[],
-        help="other ways to draft, measured beside those",
+        help="other ways to draft, to be measured too",
     )
     parser.add_argument("--suites", nargs="+", choices=SUITES, default=SUITES)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--model", help="default: the embedded one")
     parser.add_argument("--limit", type=int, default=40, help="prompts of each suite")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--new-tokens", type=int, default=128, help="at most")
+    parser.add_argument("--new-tokens", type=int, default=128, help="maximum per output")
     return parser.parse_args()
 
 
@@ -260,7 +260,7 @@ def chosen(options: argparse.Namespace) -> list[Trained]:
     """The drafters to measure.
 
     Raises:
-        SystemExit: there is none of a name that was given.
+        SystemExit: a given name does not exist.
     """
     found = embedded() if options.models is None else all_in(options.models, options.model)
     missing = set(options.only or ()) - {drafter.label for drafter in found}

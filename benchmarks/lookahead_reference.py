@@ -1,10 +1,10 @@
-"""Tokens per step of lookahead decoding beside the original implementation's, on the same model and prompts.
+"""Tokens per step of lookahead decoding and of the original implementation, on the same model and prompts.
 
     python benchmarks/lookahead_reference.py --reference DIR
 
-DIR holds a model (`model/`) and `lookahead.json`: prompts as token ids, the greedy continuation of each,
-and for each setting of the original implementation its tokens per step. The window moves by one place per
-step, as in the original, or by the tokens accepted; two seeds of each.
+DIR contains a model (`model/`) and `lookahead.json`: prompts as token ids, the greedy continuation of each,
+and the original implementation's tokens per step for each setting. The window moves by one place per step, as
+in the original, or by the number of accepted tokens; two seeds of each.
 """
 
 from __future__ import annotations

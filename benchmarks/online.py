@@ -2,11 +2,11 @@
 
     python benchmarks/online.py --data DIR --json benchmarks/RESULT.json
 
-DIR holds gsm8k_test*.jsonl (lines with "question") and humaneval.jsonl (lines with "prompt"). Blocks of
-requests of the first topic are decoded, then blocks of the second; no prompt comes twice. One draft model
-stays as it is, the other learns after each block (outpace.train.Online, stepped explicitly, so that the run
-is repeatable). Both must give the same tokens. Printed for each block: the mean accepted length
-(tau) and the share of drafted tokens accepted. These are counts, not times.
+DIR contains gsm8k_test*.jsonl (lines with "question") and humaneval.jsonl (lines with "prompt"). Blocks of
+requests of the first topic are decoded, then blocks of the second; no prompt is repeated. One draft model is
+unchanged, the other learns after each block (outpace.train.Online, stepped explicitly, so that the run is
+reproducible). Both must give the same tokens. Printed per block: the mean accepted length (tau) and the share
+of drafted tokens accepted. These are counts, not times.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def prompts_of(topic: str, data: Path, tokenizer: Any) -> list[list[int]]:
 def blocks(
     engines: dict[str, Engine], online: Online, prompts: list[list[list[int]]], options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """Decode one block after the other with each engine; what they did, and what was learnt."""
+    """Decode block after block with each engine, and yield the counts and the rounds of learning."""
     params = SamplingParams(
         max_new_tokens=options.new_tokens, temperature=options.temperature, seed=1, ignore_eos=True
     )
@@ -88,12 +88,12 @@ def blocks(
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--json", type=Path, help="write the result there too")
+    parser.add_argument("--json", type=Path, help="also write the result to this file")
     parser.add_argument("--block", type=int, default=16, help="requests in a block")
     parser.add_argument("--before", type=int, default=4, help="blocks of the first topic")
     parser.add_argument("--after", type=int, default=8, help="blocks of the second")
     parser.add_argument("--reverse", action="store_true", help="code first")
-    parser.add_argument("--rounds", type=int, default=2, help="of learning, after each block")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of learning after each block")
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--batch", type=int, default=8)

@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/overhead.py --out benchmarks/RESULT.json
 
-Each case decodes the built-in prompts with the embedded model in float32 and one thread. Of every step in
-which no sequence joins or leaves, three times are taken, in milliseconds of the thread's processor time:
+Each case decodes the built-in prompts with the embedded model in float32 and one thread. For every step in
+which no sequence joins or leaves, three times are measured, in milliseconds of the thread's processor time:
 
 - engine: the step without ``target.forward``: drafting, choosing, the cache's ``keep``, bookkeeping.
 - target: ``target.forward`` without the model: inputs, masks, the window on the cache.
@@ -46,7 +46,7 @@ PARTS = ("outside", "engine", "target", "model")
 
 
 class Timer:
-    """Seconds of processor time spent in a method, since it was last read."""
+    """Seconds of processor time spent in a method since the last reading."""
 
     def __init__(self, owner: type, name: str) -> None:
         self._seconds = 0.0
@@ -108,8 +108,8 @@ class Bench:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write the figures here too, as JSON")
-    parser.add_argument("--steps", type=int, default=300, help="least number of steps of a case")
+    parser.add_argument("--out", type=Path, help="also write the figures to this file, as JSON")
+    parser.add_argument("--steps", type=int, default=300, help="minimum number of steps per case")
     parser.add_argument("--drafters", nargs="*", default=DRAFTERS)
     parser.add_argument("--samplings", nargs="*", default=list(SAMPLINGS), choices=SAMPLINGS)
     parser.add_argument("--batches", nargs="*", type=int, default=BATCHES)

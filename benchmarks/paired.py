@@ -1,8 +1,8 @@
-"""One method's speed over another's, prompt by prompt, from what ``outpace bench --json`` wrote.
+"""One method's speed relative to another's, prompt by prompt, from a result of ``outpace bench --json``.
 
     python benchmarks/paired.py RESULT.json METHOD OVER
 
-METHOD and OVER name rows by how they begin. Printed for each suite: the median over prompts of the ratio of
+METHOD and OVER are prefixes of row names. Printed for each suite: the median over prompts of the ratio of
 tokens per second, its 95% interval, and the ratio of all tokens over all seconds.
 """
 

@@ -1,9 +1,10 @@
-"""Speed by method as one SVG, from what ``outpace bench --json`` wrote.
+"""Speed by method as one SVG, from a result of ``outpace bench --json``.
 
     python benchmarks/picture.py benchmarks/RESULT.json --out docs/images/speed.svg
 
-Each panel is a suite, each bar a method's speed over plain decoding, with its 95% interval. The background is
-transparent and all text a grey that can be read on white and on black. The same file makes the same picture.
+Each panel is a suite, each bar a method's speed relative to plain decoding, with its 95% interval. The
+background is transparent and all text a grey that is legible on white and on black. The output is
+deterministic.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ METHODS = (
 INK = "#7d8590"  # at least 3.7 to 1 on white and on black
 OURS, PEER = "#0a84d6", "#d9822b"
 STYLE = {
-    "svg.fonttype": "path",  # letters as shapes look the same everywhere
+    "svg.fonttype": "path",  # text as paths, which look the same everywhere
     "svg.hashsalt": "outpace",
     "text.color": INK,
     "axes.edgecolor": INK,
@@ -57,7 +58,7 @@ def picture(file: Path, methods: list[str], out: Path) -> None:
     """Write the SVG.
 
     Raises:
-        OutpaceError: the file is no benchmark's. SystemExit: it lacks one of the methods in a suite.
+        OutpaceError: the file is not a benchmark. SystemExit: it lacks one of the methods in a suite.
     """
     found, rows = read_rows(file)
     suites = list(dict.fromkeys(suite for suite, _, batch in rows if batch == 1))
@@ -89,7 +90,7 @@ def _speed(row: dict[str, Any] | None) -> float | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("result", type=Path)
-    parser.add_argument("--methods", default=METHODS, help="names of rows, with commas, top to bottom")
+    parser.add_argument("--methods", default=METHODS, help="comma-separated names of rows, top to bottom")
     parser.add_argument("--out", type=Path, default=Path("docs/images/speed.svg"))
     options = parser.parse_args()
     picture(options.result, options.methods.split(","), options.out)

@@ -1,13 +1,13 @@
-"""Speculative retrieval: calls of the knowledge base, and the time they save.
+"""Benchmark of speculative retrieval: calls of the knowledge base, and the time saved.
 
     python benchmarks/ralm.py --documents FILE --data DIR --out benchmarks/RESULT.json
 
---documents is a text whose paragraphs are the knowledge base, DIR holds gsm8k_test*.jsonl, whose questions
-are the prefixes. The embedded model decodes with a document in front of the text that is looked up anew every
---stride tokens: by BM25, and by exact search among dense vectors (the mean of the model's embeddings of a
-text's tokens: it finds texts of like words, which is enough for measuring). `plain` asks before each block,
-`speculative` guesses. Prefixes take turns; tokens must be equal. With --latency the knowledge base is one on
-another machine, which answers a batch after a fixed delay.
+--documents is a text whose paragraphs are the knowledge base, DIR contains gsm8k_test*.jsonl, whose questions
+are the prefixes. The embedded model decodes with a document in front of the text that is looked up again
+every --stride tokens: by BM25, and by exact search among dense vectors (the mean of the model's embeddings of
+a text's tokens: it finds texts with similar words, which is sufficient here). `plain` queries before each
+block, `speculative` guesses. Prefixes take turns; tokens must be equal. --latency simulates a knowledge base
+on another machine, which answers a batch after a fixed delay.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WAYS = {"plain": None, "speculative": Speculation()}
 
 
 class Remote:
-    """A knowledge base elsewhere: each batch of queries is answered after a delay in milliseconds."""
+    """A remote knowledge base: each batch of queries is answered after a delay in milliseconds."""
 
     def __init__(self, base: Retriever[Any], milliseconds: float) -> None:
         self._base, self._seconds = base, milliseconds / 1000
@@ -47,7 +47,7 @@ class Remote:
 
 
 def paragraphs(file: Path, most: int, words: int) -> list[str]:
-    """Its paragraphs of a few words at least, each cut to N words."""
+    """Paragraphs of more than a few words, each cut to ``words`` words."""
     found = [line.split() for line in file.read_text("utf-8").splitlines()]
     return [" ".join(line[:words]) for line in found if len(line) > 8][:most]
 
@@ -62,7 +62,7 @@ def dense(texts: Sequence[str], tokenizer: Any, table: torch.Tensor) -> DenseRet
 
 
 def measured(make: Callable[[Speculation | None], RalmPipeline[Any]], prefixes: list[list[int]]) -> Any:
-    """The sums of each way over all prefixes, and the median of the paired speedups."""
+    """Totals over all prefixes of each way, and the median of the paired speedups."""
     pipelines = {name: make(how) for name, how in WAYS.items()}
     params = SamplingParams(max_new_tokens=64, ignore_eos=True, seed=0)
     found: dict[str, list[RalmGeneration]] = {name: [] for name in WAYS}
@@ -92,8 +92,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--documents", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--most", type=int, default=20000, help="documents at most")
-    parser.add_argument("--words", type=int, default=64, help="of a document at most")
+    parser.add_argument("--most", type=int, default=20000, help="maximum number of documents")
+    parser.add_argument("--words", type=int, default=64, help="maximum words per document")
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--stride", type=int, default=4)
     parser.add_argument("--latency", type=float, nargs="*", default=[0, 20, 100], help="in milliseconds")

@@ -1,18 +1,18 @@
-"""A step on a CPU as transformers has it, with packed weights, and bit-exact.
+"""Benchmark of a step on a CPU: stock transformers, packed weights, and bit-exact.
 
     OMP_NUM_THREADS=1 python benchmarks/step.py MODEL --dtype bfloat16 --out benchmarks/RESULT.json
 
 Cases (``--only`` picks some):
 
 - ``widths``: milliseconds of a forward after 200 tokens, by rows.
-- ``nodes``: nodes of random trees whose logits have the very bits of plain decoding's.
+- ``nodes``: number of nodes of random trees whose logits are bit-identical to plain decoding's.
 - ``attention``: milliseconds of one layer's attention for 1, 4, 8 and 16 rows over 2,000 and 8,000 columns.
 - ``generate``: processor time of transformers' generate() and of ``outpace.accelerate(model, "none")``.
 - ``equality``: tokens of drafters that differ from plain decoding's, one sequence at a time (``--batch``, and
   ``--temperature``).
 
-Times are processor time of one thread, the least of all rounds; ways take turns. A result is added to what
-the file holds.
+Times are processor time of one thread, the minimum over rounds; ways take turns. Results are merged into the
+file.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def filled(target: CausalTarget, length: int) -> tuple[KVCache, Slot]:
 
 
 def least(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Least milliseconds of each way, in turns, after one round that warms up."""
+    """Minimum milliseconds of each way, in turns, after a warm-up round."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds + 1):
         for name, way in ways.items():
@@ -90,7 +90,7 @@ def steps(targets: dict[str, CausalTarget], length: int, widths: Any, rounds: in
 
 
 def attention(config: Any, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
-    """Milliseconds of transformers' attention and of ours, by columns and rows."""
+    """Milliseconds of transformers' attention and of outpace's, by columns and rows."""
     heads, kv = config.num_attention_heads, config.num_key_value_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     layer = torch.nn.Identity()
@@ -112,7 +112,7 @@ def attention(config: Any, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
 
 
 def nodes(target: CausalTarget, trees: int) -> tuple[int, int]:
-    """Nodes of random trees with the bits of plain decoding's logits, and all."""
+    """Number of nodes of random trees with logits bit-identical to plain decoding's, and of all nodes."""
     equal = total = 0
     for trial in range(trees):
         generator = torch.Generator().manual_seed(trial)
@@ -138,7 +138,7 @@ def nodes(target: CausalTarget, trees: int) -> tuple[int, int]:
 
 
 def generate(model: Any, rounds: int) -> dict[str, Any]:
-    """Seconds of 64 tokens after 64 by transformers, and by outpace without drafts."""
+    """Seconds of 64 tokens after 64 with transformers, and with outpace without drafts."""
     ids = torch.tensor([tokens(64)])
     made: dict[str, dict[str, Any]] = {"transformers": {}}
     for name, step in (("none, as it is", WAYS["as it is"]), ("none", {})):
@@ -165,7 +165,7 @@ def equality(
     temperature: float,
     first: int,
 ) -> dict[str, dict[str, int]]:
-    """Tokens of each drafter, ``count`` texts of ``new``, and how many are not those of plain decoding."""
+    """Number of tokens of each drafter, in ``count`` texts of ``new``, and of those unlike plain ones."""
     seeds = range(first, first + count)
     prompts = [tokens(24, seed) * 2 for seed in seeds]
     params = [
@@ -185,7 +185,7 @@ def equality(
     plain, found = decoded("none", 1), {}
     for drafter in drafters:
         pairs = list(zip(decoded(drafter, batch), plain, strict=True))
-        # A token after the first that differs follows another text.
+        # Tokens after the first difference follow different texts, so only first differences count as flips.
         flips = sum(a != b for a, b in pairs)
         differing = sum(x != y for a, b in pairs for x, y in zip_longest(a, b))
         found[drafter] = {
@@ -203,10 +203,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=["widths", "nodes", "attention", "generate"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--trees", type=int, default=10)
-    parser.add_argument("--texts", type=int, default=16, help="of each drafter, for equality")
-    parser.add_argument("--tokens", type=int, default=128, help="of each text")
+    parser.add_argument("--texts", type=int, default=16, help="texts per drafter, for equality")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens per text")
     parser.add_argument("--drafters", nargs="+", default=DRAFTERS, help="for equality")
-    parser.add_argument("--seed", type=int, default=0, help="of the first prompt, for equality")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first prompt, for equality")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))

@@ -2,8 +2,8 @@
 
     python benchmarks/summary.py RESULT.json
 
-A cell is the speed against plain decoding with its 95% interval, and tokens per step; for plain decoding,
-it is tokens per second. Outputs that are not plain decoding's are counted.
+A cell has the speed relative to plain decoding with its 95% interval, and tokens per step; for plain
+decoding, tokens per second. Outputs that differ from plain decoding's are counted.
 """
 
 from __future__ import annotations

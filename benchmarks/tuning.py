@@ -1,12 +1,12 @@
-"""Time of `outpace tune`, and the speed of its choice over that of an exhaustive grid.
+"""Time of `outpace tune`, and the speed of its choice relative to that of an exhaustive grid.
 
     python benchmarks/tuning.py --suite gsm8k --data DIR --out benchmarks/RESULT.json
 
-The prompts of a suite, shuffled, are those to tune on and, after them, those held out. The grid decodes
-every prompt to tune on with every candidate of `outpace tune`, in turns; then the tuner does, within --share
-of the time that the grid took. The choices of both decode the held-out prompts, in turns with plain decoding,
---rounds times; of each prompt the median counts. `paired` is the speed of the tuner's choice over
-the grid's: the median over prompts, with its 95% interval. `total` is that over all tokens.
+The prompts of a suite are shuffled and split into prompts to tune on and held-out ones. The grid decodes each
+of the former with every candidate of `outpace tune`, in turns; then the tuner runs within --share of the
+grid's time. The choices of both decode the held-out prompts, in turns with plain decoding, --rounds times;
+the median of each prompt is used. `paired` is the speed of the tuner's choice relative to the grid's: the
+median over prompts, with its 95% interval. `total` is the ratio over all tokens.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def told(text: str) -> None:
 
 
 def grid(model: Loaded, specs: list[str], suite: Suite, settings: Settings) -> tuple[dict[str, float], float]:
-    """Every candidate on every prompt: tokens per second of each, fastest first; and the seconds taken."""
+    """Run every candidate on every prompt: tokens per second of each, fastest first, and all seconds."""
     began = time.perf_counter()
     methods = [Frugal(model, one.spec, settings.temperature) for one in candidates(specs)]
     advanced = lambda measured: told(f"grid: {len(measured.groups)} of {len(suite.items)} prompts")  # noqa: E731
@@ -52,7 +52,7 @@ def grid(model: Loaded, specs: list[str], suite: Suite, settings: Settings) -> t
 
 
 def seconds_of(model: Loaded, specs: list[str], suite: Suite, settings: Settings) -> dict[str, list[float]]:
-    """Of each spec: the seconds of each prompt, the median of its runs. Fails where an output differs."""
+    """Median seconds of each prompt, per spec. Fails if an output differs from plain decoding's."""
     methods = [Frugal(model, spec, settings.temperature) for spec in specs]
     found = measure(model, methods, suite, 1, settings)
     for trace in found.traces:
@@ -90,10 +90,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--suite", default="builtin")
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--prompts", type=int, default=40, help="to tune on")
+    parser.add_argument("--prompts", type=int, default=40, help="prompts to tune on")
     parser.add_argument("--held-out", type=int, default=20)
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--share", type=float, default=0.2, help="of the grid's time, for the tuner")
+    parser.add_argument("--share", type=float, default=0.2, help="share of the grid's time for the tuner")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--drafters", default=DRAFTERS)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,8 +1,8 @@
-"""Lookahead's window moved by one place per step (as published) or by the tokens accepted: tokens per step.
+"""Tokens per step of lookahead with the window moved by one place (as published) or by the accepted tokens.
 
 python benchmarks/window.py --model smollm2 --data FOLDER
 
-Only counts, no times: they are the same on every machine, but for near-ties. --data is a folder with
+Counts only, no times: they are the same on every machine, except for near-ties. --data is a folder with
 gsm8k_test_200.jsonl, humaneval.jsonl and spec_bench.jsonl.
 """
 
@@ -23,7 +23,7 @@ TASKS = {"gsm8k": "gsm8k_test_200.jsonl", "humaneval": "humaneval.jsonl", "mt_be
 
 
 def questions(data: Path, task: str, count: int) -> list[str]:
-    """Prompts of a task, spread over it."""
+    """Prompts of a task, evenly spread over it."""
     found = []
     for line in (data / TASKS[task]).read_text(encoding="utf-8").splitlines():
         item = json.loads(line)

@@ -24,7 +24,7 @@ def main() -> None:
     params = outpace.SamplingParams(max_new_tokens=60)
 
     (plain,) = outpace.Engine(target).generate([prompt], params)
-    # Ungoverned, so that it drafts on any machine, whatever a step costs there.
+    # No governor, so that it drafts on any machine, whatever a step costs.
     engine = outpace.Engine(
         target, "reference:num_speculative_tokens=24", tokenizer=tokenizer, adaptive=False
     )

@@ -1,4 +1,4 @@
-"""A method of one's own in one file: a drafter that guesses each token by the one before it.
+"""A custom drafter in one file, which guesses each token from the one before it.
 
 docs/add_a_drafter.md explains it line by line. Run it: python examples/bigram_drafter.py
 """
@@ -30,7 +30,7 @@ class Bigram(SequenceDrafter[BigramState]):
     """Drafts a chain in which each token is the last one that followed its predecessor.
 
     Attributes:
-        length: tokens drafted in a step at most.
+        length: maximum number of tokens drafted per step.
     """
 
     length: int = 4
@@ -72,7 +72,7 @@ def main() -> None:
     for name, generations in (("plain", plain), ("bigram", fast)):
         tokens = sum(g.stats.tokens for g in generations)
         steps = sum(g.stats.steps for g in generations)
-        print(f"{name:7} {tokens} tokens in {steps} steps: {tokens / steps:.2f} a step")
+        print(f"{name:7} {tokens} tokens in {steps} steps: {tokens / steps:.2f} per step")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Speculative contrastive decoding: a small model drafts, and what it gets wrong is held against it.
+"""Speculative contrastive decoding: the small model of the contrastive pair also drafts.
 
 The amateur's logits are subtracted from the expert's, and the same amateur drafts. The text is that of plain
 contrastive decoding, in fewer steps.

@@ -1,7 +1,7 @@
-"""Code editing with a predicted output: the old code is the prediction, and the request brings it along.
+"""Code editing with a predicted output: the old code is sent with the request as the prediction.
 
-The edit is begun by hand, in the first lines of the answer, since the embedded model follows no instructions.
-With a larger model the prompt says what to change. docs/recipes.md explains it.
+The first lines of the answer contain the edit, since the embedded model does not follow instructions. With a
+larger model the prompt describes the change. docs/recipes.md explains it.
 
 Run it: python examples/edit_code.py
 """
@@ -33,7 +33,7 @@ def main() -> None:
     params = outpace.SamplingParams(max_new_tokens=60)
 
     (plain,) = outpace.Engine(target).generate([prompt], params)
-    # Ungoverned, so that it drafts on any machine, whatever a step costs there.
+    # No governor, so that it drafts on any machine, whatever a step costs.
     engine = outpace.Engine(
         target, "reference:num_speculative_tokens=24", tokenizer=tokenizer, adaptive=False
     )

@@ -1,7 +1,7 @@
-"""An encoder-decoder model: drafts for its decoder, and the text of transformers' own generate().
+"""An encoder-decoder model: drafts for its decoder, with the text of transformers' own generate().
 
-The model has random weights, to need no download. With one that corrects or translates, and its tokenizer,
-the rest stays as it is; the drafter "reference" then copies from the source.
+The model has random weights, so that no download is needed. The code is the same for a model that corrects or
+translates, with its tokenizer; the drafter "reference" then copies from the source.
 
 Run it: python examples/encoder_decoder.py
 """

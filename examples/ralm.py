@@ -1,7 +1,7 @@
-"""Retrieval while decoding: every few tokens the document in front of the text is looked up anew.
+"""Retrieval while decoding: the document in front of the text is looked up again every few tokens.
 
-Speculation guesses most of the documents from a local cache and asks the knowledge base for several at once:
-the same answer with fewer calls. Needs `pip install 'outpace[ralm]'`.
+Speculation guesses most of the documents from a local cache and queries the knowledge base for several at
+once: the same answer with fewer calls. Needs `pip install 'outpace[ralm]'`.
 
 Run it: python examples/ralm.py
 """

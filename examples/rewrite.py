@@ -1,4 +1,4 @@
-"""Error correction: the output is close to the input, so the input is drafted and followed past each edit.
+"""Error correction: the output is close to the input, so the input is drafted, also after each edit.
 
 docs/recipes.md explains it. Run it: python examples/rewrite.py
 """
@@ -16,12 +16,12 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(outpace.nano_path())
     target = outpace.Target(AutoModelForCausalLM.from_pretrained(outpace.nano_path()))
     prompt = tokenizer(f"Text: {TEXT}\nCorrected:").input_ids
-    # As the output will have it: behind the colon comes a space.
+    # As in the output: the colon is followed by a space.
     reference = tokenizer(" " + TEXT, add_special_tokens=False).input_ids
     params = outpace.SamplingParams(max_new_tokens=60)
 
     (plain,) = outpace.Engine(target).generate([prompt], params)
-    # Ungoverned, so that it drafts on any machine, whatever a step costs there.
+    # No governor, so that it drafts on any machine, whatever a step costs.
     engine = outpace.Engine(
         target, "reference:num_speculative_tokens=24", tokenizer=tokenizer, adaptive=False
     )

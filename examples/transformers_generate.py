@@ -1,4 +1,4 @@
-"""transformers' own generate(), made faster: one line more, and the calls stay as they are.
+"""Acceleration of transformers' own generate(): one additional line, and the calls stay unchanged.
 
 Run it: python examples/transformers_generate.py
 """
@@ -24,7 +24,7 @@ def main() -> None:
     seconds = time.perf_counter() - began
     print(f"stock: {stock.shape[1] - prompt.input_ids.shape[1]} tokens in {seconds:.2f} s")
 
-    outpace.accelerate(model, "lookahead")  # the one line more
+    outpace.accelerate(model, "lookahead")  # the additional line
 
     began = time.perf_counter()
     fast = model.generate(**prompt, **options)

@@ -1,11 +1,11 @@
-"""Has outpace-nano answer prompts, for its drafters to learn from.
+"""Let outpace-nano answer prompts, from which its drafters learn.
 
     python tools/answers.py --data DATA --out WORK
 
-The prompts are cut out of the training split of its own corpus (see corpus.py), so that nothing that was
-held out there is learnt here, nor any benchmark's test. Every other file of answers is greedy, the rest are
-drawn at temperature 1. WORK/answers holds JSONL files for `outpace train --data`, and WORK/texts the same
-prompts with the corpus's own answers, for comparison. A run that was interrupted goes on after the last file.
+The prompts are from the training split of its own corpus (see corpus.py), so that neither held-out texts nor
+any benchmark's test split are learnt. Every second file of answers is greedy, the others are sampled at
+temperature 1. WORK/answers contains JSONL files for `outpace train --data`, and WORK/texts the same prompts
+with the corpus's own answers, for comparison. An interrupted run resumes after the last file.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ TOGETHER = 64
 
 
 def cut(corpus: Corpus, count: int, seed: int) -> list[tuple[str, str]]:
-    """So many prompts, of all kinds, in a random order, each with the rest of its text.
+    """``count`` prompts of all kinds, in a random order, each with the rest of its text.
 
-    There are fewer where a kind has no more texts.
+    There are fewer if a kind has too few texts.
     """
     rng = random.Random(seed)
     found = []
@@ -54,17 +54,17 @@ def cut(corpus: Corpus, count: int, seed: int) -> list[tuple[str, str]]:
 
 
 def signature(code: str) -> str:
-    """A function up to the end of its docstring; empty where it does not stand by itself."""
+    """A function up to the end of its docstring; empty if it cannot be parsed by itself."""
     try:
         function = ast.parse(code).body[0]
-    except SyntaxError:  # a docstring that is not indented leaves the code so
+    except SyntaxError:  # caused by a docstring that is not indented
         return ""
     assert isinstance(function, ast.FunctionDef)
     return "\n".join(code.splitlines()[: function.body[0].end_lineno]) + "\n"
 
 
 def encode(model: Loaded, pairs: list[tuple[str, str]], new_tokens: int) -> list[Document]:
-    """The texts, their answers as long as the model's may be; those with long prompts are left out."""
+    """Tokenise the texts, with answers at most as long as the model's; omit those with long prompts."""
     found = []
     for prompt, rest in pairs:
         ids = model.tokens(prompt)
@@ -84,14 +84,14 @@ def answers(model: Loaded, texts: list[Document], number: int, new_tokens: int) 
 
 
 def keep(documents: list[Document], file: Path) -> None:
-    """Write a file whole or not at all."""
+    """Write a file completely or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     data.write(documents, file.with_suffix(".part"))
     file.with_suffix(".part").rename(file)
 
 
 def main() -> None:
-    """Write answers, texts, and what the prompts were cut out of."""
+    """Write answers, texts, and the sources of the prompts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, required=True, help="folder with the sources of corpus.py")
     parser.add_argument("--out", type=Path, required=True)

@@ -1,4 +1,4 @@
-"""Puts a trained drafter where the package keeps its models: in bfloat16, with a card."""
+"""Install a trained drafter among the package's models: in bfloat16, with a model card."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def ship(folder: Path, place: Path, sources: Mapping[str, Any]) -> None:
     """Write a drafter's weights, config, provenance and card into the package.
 
     Args:
-        folder: as ``outpace train`` wrote it.
-        sources: as answers.py wrote them.
+        folder: a folder that ``outpace train`` wrote.
+        sources: the sources that answers.py wrote.
     """
     facts = _ship_weights(folder, place)
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -57,10 +57,10 @@ def ship(folder: Path, place: Path, sources: Mapping[str, Any]) -> None:
 
 
 def ship_draft(folder: Path, place: Path) -> None:
-    """Write a draft model's weights and provenance over those it was trained from, and add to their card.
+    """Replace a draft model's weights and provenance by the distilled ones, and extend its card.
 
     Args:
-        place: has the model as train_nano.py and card_nano.py left it, or as this did.
+        place: the model's folder, written by train_nano.py and card_nano.py or by this function.
     """
     facts = _ship_weights(folder, place)
     file = place / "README.md"
@@ -70,7 +70,7 @@ def ship_draft(folder: Path, place: Path) -> None:
 
 
 def _ship_weights(folder: Path, place: Path) -> dict[str, Any]:
-    """Weights and provenance; what the latter says."""
+    """Write weights and provenance, and return the latter."""
     place.mkdir(parents=True, exist_ok=True)
     facts: dict[str, Any] = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
     facts["command"][0] = Path(facts["command"][0]).name

@@ -1,4 +1,4 @@
-"""Builds the text that the outpace-nano models are trained on.
+"""Build the corpus on which the outpace-nano models are trained.
 
 A corpus is a dictionary from a kind of document to its texts, in two splits. The kinds are:
 
@@ -71,10 +71,10 @@ STATED = {
 """The licence fields of packages that state neither an expression nor a classifier."""
 
 PACKAGE_CHARACTERS = 1_500_000
-"""At most this much of one package, so that the largest do not crowd out the rest."""
+"""Maximum per package, so that the largest do not dominate."""
 
 FILE_CHARACTERS = (400, 100_000)
-"""Shorter files say nothing; longer ones are mostly generated tables."""
+"""Shorter files are worthless; longer ones are mostly generated tables."""
 
 SKIPPED_FOLDERS = {
     "__pycache__",
@@ -185,7 +185,7 @@ def clean_article(article: str) -> str:
 def detokenize(line: str) -> str:
     """Put the spaces of a WikiText line back where English has them."""
     line = re.sub(r" @([-,.])@ ", r"\1", line)
-    # An unknown word that stands alone in brackets or in a list can go without harm to the sentence.
+    # An unknown word alone in brackets or in a list can be removed without harm to the sentence.
     line = re.sub(r" \( <unk> \)| , <unk>(?= ,)", "", line)
     line = re.sub(r'" ([^"]*?) "', r'"\1"', line)
     line = re.sub(r" ([,.;:!?%)\]])", r"\1", line)
@@ -207,7 +207,7 @@ def sentences_of(paragraph: str) -> list[str]:
 def read_code(rng: random.Random) -> tuple[list[str], list[Package]]:
     """Python files of the standard library and of the installed packages with a permissive licence."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    # A distribution may keep other packages below its standard library; those have licences of their own.
+    # A distribution may store other packages below its standard library; those have their own licences.
     outside = {"dist-packages", "site-packages"}
     standard = [
         path for path in sorted(root.rglob("*.py")) if not outside.intersection(path.parts[len(root.parts) :])
@@ -245,7 +245,7 @@ def permissive_licence(distribution: importlib.metadata.Distribution) -> str | N
 
 
 def python_texts(root: Path, paths: Iterable[Path]) -> Iterator[str]:
-    """The cleaned text of each file below root that is worth learning from."""
+    """The cleaned text of each usable file below root."""
     for path in paths:
         if SKIPPED_FOLDERS.intersection(path.parts[len(root.parts) : -1]):
             continue
@@ -258,7 +258,7 @@ def python_texts(root: Path, paths: Iterable[Path]) -> Iterator[str]:
 
 
 def clean_code(text: str) -> str:
-    """Drop the comment block at the top (most are licence notices) and the space at line ends."""
+    """Drop the comment block at the top (usually a licence notice) and trailing spaces."""
     lines = [line.rstrip().expandtabs(4) for line in text.splitlines()]
     start = 0
     while start < len(lines) and (not lines[start] or lines[start].startswith("#")):
@@ -267,7 +267,7 @@ def clean_code(text: str) -> str:
 
 
 def is_plain_code(text: str) -> bool:
-    """True if a file is code rather than a table, another alphabet, or text with our special token."""
+    """True if a file is code rather than a table, another alphabet, or text with the special token."""
     digits = sum(map(text.count, string.digits))
     longest = max(map(len, text.splitlines()), default=0)
     ascii_only = len(text.encode()) - len(text) < 0.01 * len(text)
@@ -275,7 +275,7 @@ def is_plain_code(text: str) -> bool:
 
 
 def limit(texts: Iterable[str], characters: int) -> list[str]:
-    """The first texts that together fit."""
+    """The first texts whose total length fits."""
     chosen, total = [], 0
     for text in texts:
         total += len(text)
@@ -312,7 +312,7 @@ def make_correction(texts: dict[str, list[str]], rng: random.Random) -> str:
 
 
 def misspell(text: str, rng: random.Random) -> str:
-    """Break about one word in seven by a slip of the fingers."""
+    """Misspell about one word in seven with a typing error."""
     return re.sub(r"[A-Za-z]{4,}", lambda word: slip(word[0], rng) if rng.random() < 0.15 else word[0], text)
 
 

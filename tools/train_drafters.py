@@ -1,13 +1,13 @@
-"""Trains drafters for outpace-nano: those that come with the package, and those of benchmarks/learned.py.
+"""Train drafters for outpace-nano: those of the package, and those of benchmarks/learned.py.
 
     python tools/train_drafters.py --data DATA --work WORK --before DRAFT
     python tools/train_drafters.py --data DATA --work WORK --before DRAFT --ship src/outpace/models
 
 outpace-nano answers prompts (answers.py), then `outpace train` trains each drafter of RUNS on them, in
-WORK/models. DRAFT is the draft model as train_nano.py left it; the one in the package is distilled already. A
-run that is there is left alone, and one that was interrupted goes on. --ship writes those of SHIPPED, in
-bfloat16 and with their cards, where the package keeps its models. --quick goes through all of it in minutes,
-with a few prompts and steps: to see that it works, for its drafters are of no use.
+WORK/models. DRAFT is the draft model that train_nano.py wrote; the package's is distilled already. Finished
+runs are skipped, and interrupted ones resumed. --ship writes those of SHIPPED, in bfloat16 and with their
+cards, to the package's models. --quick runs everything in minutes, with a few prompts and steps, as a test;
+its drafters are useless.
 
     python tools/train_drafters.py --data DATA --work SCRATCH --ship SCRATCH/shipped --quick
 """
@@ -67,10 +67,10 @@ RUNS = {
 """Name of the folder -> arguments of `outpace train`. All learn the target's answers but one."""
 
 ON_TEXTS = "draft_model-plain"
-"""Learns the corpus's own answers to the same prompts: what distillation is to be better than."""
+"""Learns the corpus's own answers to the same prompts: the baseline of distillation."""
 
 SEARCHED = "self_speculative"
-"""Has no weights: the layers that it skips are searched for."""
+"""Has no weights; the layers to skip are searched."""
 
 PROMPTS_OF_SEARCH = 16
 TRIALS = 30
@@ -84,7 +84,7 @@ SHIPPED_DRAFT = "draft_model"
 
 
 def train(name: str, work: Path, quick: bool) -> None:
-    """One run; its paths are relative to ``work``, so that its provenance names none of this machine's."""
+    """Run one training with paths relative to ``work``, so that its provenance has no local paths."""
     source = "texts" if name == ON_TEXTS else "answers"
     method, *rest = f"{RUNS[name]} {QUICK if quick else ''}".split()
     command = ["train", method, "--data", source, "--out", f"models/{name}", *COMMON.split(), *rest]
@@ -93,7 +93,7 @@ def train(name: str, work: Path, quick: bool) -> None:
 
 
 def search(work: Path, trials: int) -> None:
-    """The layers that self_speculative had best skip, by prompts that were answered."""
+    """Search for the best layers for self_speculative to skip, on answered prompts."""
     model = load()
     documents = read(work / "answers" / "000.jsonl", model)[:PROMPTS_OF_SEARCH]
     prompts = [document.tokens[: document.prompt] for document in documents]
@@ -104,15 +104,15 @@ def search(work: Path, trials: int) -> None:
 
 
 def begin(options: argparse.Namespace) -> Path:
-    """Answers, and the draft model to begin with; the folder of the drafters."""
+    """Prepare the answers and the initial draft model, and return the folder of the drafters."""
     models: Path = options.work / "models"
     before = models / BEFORE
     wanted = options.ship or any(BEFORE in RUNS.get(name, "") for name in options.only)
     distilled = (options.before / PROVENANCE).is_file()
     if wanted and distilled and not before.is_dir() and not options.quick:
         raise SystemExit(
-            f"{options.before} has been distilled already, so nothing could be said of what it gains; give "
-            "the one that train_nano.py left: --before"
+            f"{options.before} is distilled already, so its gain could not be measured; give "
+            "the one that train_nano.py wrote: --before"
         )
     options.work.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, answers.__file__, "--data", options.data, "--out", options.work]
@@ -123,7 +123,7 @@ def begin(options: argparse.Namespace) -> Path:
 
 
 def ship(models: Path, sources: Path, place: Path) -> None:
-    """Write the shipped ones to where the package keeps its models, or to another folder."""
+    """Write the shipped drafters to the package's models or another folder."""
     draft = place / nano_draft_path().name
     if not draft.is_dir():
         shutil.copytree(models / BEFORE, draft)  # whose card is added to
@@ -134,19 +134,19 @@ def ship(models: Path, sources: Path, place: Path) -> None:
 
 
 def main() -> None:
-    """Answer, train, and ship what is asked for."""
+    """Answer, train, and ship as requested."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, required=True, help="folder with the sources of corpus.py")
     parser.add_argument("--work", type=Path, required=True, help="folder for answers and drafters")
     parser.add_argument(
-        "--before", type=Path, default=nano_draft_path(), help="the draft model as train_nano.py leaves it"
+        "--before", type=Path, default=nano_draft_path(), help="the draft model that train_nano.py wrote"
     )
     parser.add_argument("--only", nargs="+", choices=[*RUNS, SEARCHED], default=[*RUNS, SEARCHED])
-    parser.add_argument("--ship", type=Path, metavar="MODELS", help="folder to write the shipped ones to")
-    parser.add_argument("--quick", action="store_true", help="a few prompts and steps: to see that it works")
+    parser.add_argument("--ship", type=Path, metavar="MODELS", help="folder for the shipped drafters")
+    parser.add_argument("--quick", action="store_true", help="a few prompts and steps, as a test")
     options = parser.parse_args()
     if options.quick and options.ship and options.ship.resolve() == nano_draft_path().parent.resolve():
-        parser.error("--quick drafters are of no use: give another folder to --ship")
+        parser.error("--quick drafters are useless: give another folder to --ship")
     models = begin(options)
     for name in options.only:
         if name == SEARCHED:

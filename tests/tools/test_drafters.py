@@ -87,7 +87,7 @@ def test_what_is_of_no_use_is_not_shipped(monkeypatch: pytest.MonkeyPatch, tmp_p
     package = str(train_drafters.nano_draft_path().parent)
     for more, message in (
         (["--quick", "--ship", package], "2"),
-        ([], "has been distilled already"),
+        ([], "is distilled already"),
     ):
         monkeypatch.setattr(sys, "argv", [*own, *more])
         with pytest.raises(SystemExit, match=message):
