@@ -19,10 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.core import Draft, NoTokenLeft, SamplingParams
+from outpace.core import Draft, NoTokenLeft, OutpaceError, SamplingParams
 from outpace.sampling import (
     TINY_TEMPERATURE,
     Key,
+    Logits,
     Processor,
     best_tokens,
     host_noise,
@@ -37,6 +38,10 @@ from outpace.tree import children, path_to
 # In place of a token where every token is excluded, or a logit is NaN.
 NO_TOKEN = -1
 _UNDECIDED = -2
+TOKENS_ONLY = (
+    "ranks that share drafts tell the target's tokens alone, not its logits: use verifier='match' without "
+    "logits processors and logprobs, or one rank"
+)
 # Logits up to which an accelerator takes all nodes at once, at the cost of rows that no walk reaches, and not
 # in rounds, at the cost of one transfer for each accepted token. On the CPU transfers cost nothing.
 AT_ONCE = 1 << 24
@@ -75,6 +80,7 @@ class Tree(NamedTuple):
         draft: what is verified.
         processor, key: of the sequence.
         root: output index of the token that follows the root.
+        top: number of most probable tokens wanted after each node besides; 0 for none.
     """
 
     first: int
@@ -82,9 +88,78 @@ class Tree(NamedTuple):
     processor: Processor
     key: Key
     root: int
+    top: int = 0
 
     def ask(self, node: int, path: Seq[int]) -> Ask:
         return Ask(self.first + 1 + node, self.processor, self.key, self.root + len(path), path)
+
+
+class Told(Logits):
+    """The target's tokens after the root and the nodes of a draft, where the logits themselves are elsewhere.
+
+    Args:
+        tokens: a row for each, root first, as ``columns`` makes them.
+        plain: as it was there.
+    """
+
+    def __init__(self, tokens: NDArray[np.int32], plain: bool) -> None:
+        self._tokens = tokens
+        self._plain = plain
+
+    @staticmethod
+    def columns(rows: Tensor, tree: Tree, nodes: Seq[int], plain: bool) -> NDArray[np.int32]:
+        """Tokens after the root and some nodes.
+
+        Args:
+            rows: their logits, root first, shape [1 + n, vocabulary].
+            tree: ``first`` is 0: the root's row.
+            nodes: the nodes, n of them, in the order of their rows.
+            plain: leave out the second and third column: they are the first where decoding is plain.
+
+        Returns:
+            The target's own tokens, its keyed draws without penalties, the most probable tokens, and the
+            ``tree.top`` most probable ones: a column each.
+        """
+        above = [path_to(tree.draft.parents, node) for node in (-1, *nodes)]
+        paths = [[tree.draft.tokens[node] for node in path] for path in above]
+        asks = [tree.ask(row - 1, path) for row, path in enumerate(paths)]
+        found = [choose(rows, asks)]
+        if not plain:
+            found.append(guess(rows, [ask.position for ask in asks], tree.processor.params, tree.key))
+            found.append(best_tokens(rows))
+        columns = np.array(found, np.int32).T
+        if not tree.top:
+            return columns
+        best = rows.topk(tree.top, dim=-1).indices.cpu().numpy()
+        return np.concatenate([columns, best.astype(np.int32)], axis=1)
+
+    @property
+    def own(self) -> dict[int, int]:
+        """Node -> the target's own token after it, -1 being the root."""
+        return dict(enumerate(self._tokens[:, 0].tolist(), -1))
+
+    @property
+    def rows(self) -> Tensor:
+        raise OutpaceError(TOKENS_ONLY)
+
+    def __getitem__(self, node: int) -> Tensor:
+        raise OutpaceError(TOKENS_ONLY)
+
+    def gather(self, nodes: Seq[int]) -> Tensor:
+        raise OutpaceError(TOKENS_ONLY)
+
+    def select(self, nodes: Seq[int]) -> Told:
+        return Told(self._tokens[[0, *(node + 1 for node in nodes)]], self._plain)
+
+    def drawn(self, nodes: Seq[int], argmax: bool) -> list[int]:
+        """``guess`` after some nodes; with ``argmax`` the most probable tokens."""
+        column = 0 if self._plain else 2 if argmax else 1
+        tokens: list[int] = self._tokens[[node + 1 for node in nodes], column].clip(min=0).tolist()
+        return tokens
+
+    def top(self, nodes: Seq[int], count: int) -> NDArray[np.int64]:
+        first = 1 if self._plain else 3
+        return self._tokens[[node + 1 for node in nodes], first : first + count].astype(np.int64)
 
 
 def own_tokens(rows: Tensor, trees: Seq[Tree], at_once: int = AT_ONCE) -> list[dict[int, int]]:

@@ -32,6 +32,16 @@ class ContextOverflow(OutpaceError):
     """A prompt is longer than the model's context."""
 
 
+class RanksLost(OutpaceError):
+    """The processes that a target runs on have ended, because of one of them; so has its engine.
+
+    Attributes:
+        here: this process was the first to notice.
+    """
+
+    here: bool = False
+
+
 class NoTokenLeft(OutpaceError):
     """A row of logits leaves no token to choose."""
 

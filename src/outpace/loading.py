@@ -5,11 +5,13 @@ Used by the command line and the server. Weights are read from safetensors only.
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -25,11 +27,87 @@ from outpace.engine.observer import Observer
 from outpace.engine.parts import Adaptive
 from outpace.files import check_text
 from outpace.policy.governor import Governor
+from outpace.policy.latency import Latency
 from outpace.targets import Target, TargetModel, adapters
+from outpace.targets.hardware import total_bytes
+from outpace.targets.led import LedTarget, follow
+from outpace.targets.needs import GIB, Needs, is_large, needs_of
+from outpace.targets.parallel import ParallelTarget, deal, typical
 from outpace.targets.pretrained import refuse_incomplete
+from outpace.targets.ranks import Ranks
 from outpace.verify import Verifier
 
+_NEVER = 1 << 30  # rows
+_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Several processes with one model between them.
+
+    Attributes:
+        ranks: this process among them.
+        parallel: ``"draft"``: each has the whole model and verifies a share of every draft; ``"tensor"``:
+            each has a part of every layer, by the model's own plan (transformers' ``tp_plan="auto"``).
+    """
+
+    ranks: Ranks
+    parallel: Literal["draft", "tensor"]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Several devices of this process, among which a model's layers are divided.
+
+    Attributes:
+        layers: a map as accelerate takes it: ``"auto"``, ``"balanced"``, ``"sequential"``, or module ->
+            device.
+    """
+
+    layers: str | Mapping[str, int | str]
+
+    @classmethod
+    def of(cls, text: str) -> Spread:
+        """A map as it is typed: a name, or JSON as in '{"model.layers.0": 0, "": "cpu"}'.
+
+        Raises:
+            OutpaceError: it is neither, or accelerate is missing.
+        """
+        if importlib.util.find_spec("accelerate") is None:
+            raise OutpaceError("a device map needs accelerate: pip install 'outpace[devices]'")
+        if text in _MAPS:
+            return cls(text)
+        try:
+            layers = json.loads(text)
+        except ValueError:
+            layers = None
+        if not isinstance(layers, dict) or not layers:
+            raise OutpaceError(
+                f"a device map is {', '.join(_MAPS)}, or JSON from module to device, as in "
+                f'\'{{"model.layers.0": 0, "": "cpu"}}\'; not {text!r}'
+            )
+        if "disk" in layers.values():
+            raise OutpaceError("weights on a disk would be read in every step; put those modules on cpu")
+        return cls(layers)
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """Those that layers may go to.
+
+        Raises:
+            OutpaceError: one cannot be used here.
+        """
+        if isinstance(self.layers, str):
+            gpus = [torch.device("cuda", place) for place in range(torch.cuda.device_count())]
+            return [*gpus, torch.device("cpu")]
+        named = (f"cuda:{place}" if isinstance(place, int) else place for place in self.layers.values())
+        return [device_of(name) for name in dict.fromkeys(named)]
+
+
+# Where a model goes: a device as torch writes it, None for cuda where it is available; several devices; or
+# several processes.
+Place = str | Spread | Shared | None
 
 
 @dataclass(frozen=True)
@@ -149,27 +227,146 @@ class Loaded:
 def load(
     name: str | None = None,
     dtype: str = "auto",
-    device: str | None = None,
+    device: Place = None,
     *,
     trust_remote_code: bool = False,
 ) -> Loaded:
     """Load a model for decoding.
+
+    With several processes all of them call this. It returns in the first; the others serve that one until it
+    ends, and then end themselves (``SystemExit``).
 
     Args:
         name: a hub name or a folder; None is the embedded model, "smollm2" the public model that
             `make real` fetches. The low-rank updates in a folder written by peft are merged into the model
             that they update.
         dtype: one of ``DTYPES``, or "auto": the model's own on a GPU, float32 on a CPU.
-        device: in torch's notation; None is cuda if available.
+        device: in torch's notation; None is cuda if available; or several devices or processes.
         trust_remote_code: run Python code that comes with the model.
 
     Raises:
         OutpaceError: the model cannot be loaded; the message gives the reason and the remedy.
         UnsupportedModel: it is not a decoder-only language model, or fails the target's self-test.
+        RanksLost: one of several processes has failed.
     """
+    check_needs(name, needs_of_name(name, dtype, device, trust_remote_code), device)
+    if isinstance(device, Shared):
+        return _load_shared(name, dtype, device, trust_remote_code)
+    if isinstance(device, Spread):
+        chosen = dtype_of(dtype, device.devices[0])
+        shown, model, tokenizer = load_weights(name, chosen, trust_remote_code, device_map=device.layers)
+        return made(shown, model, tokenizer, source=source_of(name))
     place = device_of(device)
     shown, model, tokenizer = load_weights(name, dtype_of(dtype, place), trust_remote_code)
     return made(shown, model.to(place), tokenizer, source=source_of(name))
+
+
+def needs_of_name(
+    name: str | None, dtype: str, device: Place, trust_remote_code: bool = False
+) -> Needs | None:
+    """Memory that a model needs, before it is loaded; None for one under about a billion parameters.
+
+    Raises:
+        OutpaceError: there is no such model.
+    """
+    if name is None or (Path(name).expanduser() / adapters.ADAPTER).is_file():
+        return None
+    source = source_of(name)
+    try:
+        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        if getattr(config, "is_encoder_decoder", False) or not is_large(config):
+            return None
+        chosen = dtype_of(dtype, _devices(device)[0])
+        own = getattr(config, "dtype", None) or torch.float32
+        return needs_of(config, chosen if isinstance(chosen, torch.dtype) else own, trust_remote_code)
+    except OutpaceError:
+        raise
+    except Exception as error:
+        raise OutpaceError(_explain(error, source, name)) from error
+
+
+def _devices(place: Place) -> list[torch.device]:
+    if isinstance(place, Spread):
+        return place.devices
+    return [device_of(place if isinstance(place, str) else None)]
+
+
+def check_needs(name: str | None, needs: Needs | None, place: Place) -> None:
+    """Refuse a model whose weights are more than the memory there is.
+
+    Raises:
+        OutpaceError: with what it needs, what there is, and what would do.
+    """
+    memory = [total_bytes(device) for device in _devices(place)] if needs is not None else []
+    if needs is None or None in memory:
+        return
+    room, here = sum(filter(None, memory)), needs.weights
+    if isinstance(place, Shared):
+        alone = place.parallel == "draft"  # each process has the whole model
+        on_host = _devices(place)[0].type == "cpu"  # whose memory all processes share
+        here = needs.weights * (place.ranks.size if alone else 1) if on_host else needs.weights
+        here = here if alone or on_host else needs.weights // place.ranks.size
+    if here > room:
+        gib = room / GIB
+        raise OutpaceError(
+            f"{name} does not fit: {needs}; there are {gib:.1f} GiB here. Divide it: --device-map auto over "
+            "the GPUs and the memory of this machine, or torchrun --nproc-per-node N with --parallel tensor "
+            f"over N GPUs (of this size at least {-(-needs.weights * 5 // (room * 4))}); or load it in fewer "
+            "bits: --dtype bfloat16"
+        )
+
+
+def _load_shared(name: str | None, dtype: str, shared: Shared, trust_remote_code: bool) -> Loaded:
+    ranks = shared.ranks
+    try:
+        loaded, target = _part_of(name, dtype, shared, trust_remote_code)
+    except Exception as error:
+        raise ranks.lost(error) from error
+    ranks.ready()
+    if not ranks.leads:
+        follow(target, ranks)
+        raise SystemExit(0)
+    return replace(loaded, target=LedTarget(target, ranks))
+
+
+def _part_of(
+    name: str | None, dtype: str, shared: Shared, trust_remote_code: bool
+) -> tuple[Loaded, TargetModel]:
+    """This rank's part of a model."""
+    own = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+    if shared.parallel == "draft":
+        loaded = load(name, dtype, own, trust_remote_code=trust_remote_code)
+        shares = ParallelTarget(loaded.target, shared.ranks)
+        latency = latency_of(shares)
+        shares.least = 1 + latency.pays_from if latency.pays_from is not None else _NEVER
+        return replace(loaded, costs=latency.costs()), shares
+    _silence()
+    source, chosen = source_of(name), dtype_of(dtype, torch.device(own))
+    if name is not None and (Path(name).expanduser() / adapters.ADAPTER).is_file():
+        raise OutpaceError(f"{name} holds updates of a model; save the merged model, to spread it over ranks")
+    _, model, tokenizer = load_weights(name, chosen, trust_remote_code, **sharding(shared.ranks.size))
+    target = Target(model, exact=False, pack=False)
+    kind = str(model.dtype).removeprefix("torch.")
+    return Loaded(_shown(name), target, tokenizer, kind, str(model.device), source), target
+
+
+def sharding(size: int) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` that spread a model over ranks by its own plan."""
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    if "tp_plan" in getattr(DistributedConfig, "__dataclass_fields__", {}):
+        return {"distributed_config": DistributedConfig(tp_plan="auto", tp_size=size)}
+    return {"tp_plan": "auto"}  # before DistributedConfig had a plan
+
+
+def latency_of(target: ParallelTarget) -> Latency:
+    """Measure what shared drafts cost here; all ranks call it together."""
+
+    def share(nodes: int) -> int:
+        return max(map(len, deal(typical(nodes), target.peers.size)))
+
+    measured = target.measure()
+    return Latency(measured.forwards, measured.telling, share)
 
 
 def made(name: str, model: Any, tokenizer: Any, source: str = "") -> Loaded:
@@ -178,8 +375,13 @@ def made(name: str, model: Any, tokenizer: Any, source: str = "") -> Loaded:
     return Loaded(name, Target(model), tokenizer, dtype, str(model.device), source)
 
 
-def load_weights(name: str | None, dtype: torch.dtype | str, trust_remote_code: bool) -> tuple[str, Any, Any]:
-    """Load a transformers model onto the CPU.
+def load_weights(
+    name: str | None, dtype: torch.dtype | str, trust_remote_code: bool, **more: Any
+) -> tuple[str, Any, Any]:
+    """Load a transformers model, onto the CPU unless ``more`` says otherwise.
+
+    Args:
+        more: arguments of ``from_pretrained``: where the weights go instead.
 
     Returns:
         Its name for messages, the model, and its tokenizer.
@@ -188,17 +390,19 @@ def load_weights(name: str | None, dtype: torch.dtype | str, trust_remote_code: 
         OutpaceError, UnsupportedModel: as ``load``.
     """
     _silence()
-    return _shown(name), *_parts(name, dtype, trust_remote_code)
+    return _shown(name), *_parts(name, dtype, trust_remote_code, **more)
 
 
-def _parts(name: str | None, dtype: torch.dtype | str, trust_remote_code: bool) -> tuple[Any, Any]:
+def _parts(
+    name: str | None, dtype: torch.dtype | str, trust_remote_code: bool, **more: Any
+) -> tuple[Any, Any]:
     """Load a model and its tokenizer. Updates in a folder written by peft are merged into their model."""
     folder = None if name is None else Path(name).expanduser()
     if folder is None or not (folder / adapters.ADAPTER).is_file() or (folder / "config.json").is_file():
-        return _read(source_of(name), _shown(name), dtype, trust_remote_code)
+        return _read(source_of(name), _shown(name), dtype, trust_remote_code, **more)
     base = adapters.base_of(folder)
     try:
-        model, tokenizer = _parts(base, dtype, trust_remote_code)
+        model, tokenizer = _parts(base, dtype, trust_remote_code, **more)
     except OutpaceError as error:
         raise OutpaceError(
             f"{name} updates the model {base}: {error}. If that model has moved, set base_model_name_or_path "
@@ -207,10 +411,12 @@ def _parts(name: str | None, dtype: torch.dtype | str, trust_remote_code: bool) 
     return adapters.merge(model, folder), tokenizer
 
 
-def _read(source: str, shown: str, dtype: torch.dtype | str, trust_remote_code: bool) -> tuple[Any, Any]:
+def _read(
+    source: str, shown: str, dtype: torch.dtype | str, trust_remote_code: bool, **more: Any
+) -> tuple[Any, Any]:
     try:
         _check_family(source, shown, trust_remote_code)
-        model = _weights(source, shown, dtype, trust_remote_code)
+        model = _weights(source, shown, dtype, trust_remote_code, **more)
         return model, _tokenizer(source, shown, trust_remote_code)
     except (OutpaceError, MemoryError, torch.OutOfMemoryError):
         raise
@@ -330,13 +536,14 @@ def _check_family(source: str, shown: str, trust_remote_code: bool) -> None:
         )
 
 
-def _weights(source: str, shown: str, dtype: torch.dtype | str, trust_remote_code: bool) -> Any:
+def _weights(source: str, shown: str, dtype: torch.dtype | str, trust_remote_code: bool, **more: Any) -> Any:
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
         source,
         use_safetensors=True,
         trust_remote_code=trust_remote_code,
         dtype=dtype,
         output_loading_info=True,
+        **more,
     )
     model, info = loaded
     refuse_incomplete(info, shown)

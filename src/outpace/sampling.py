@@ -343,6 +343,15 @@ class Logits:
         """The rows of n nodes, shape [n, vocabulary]."""
         return self._rows[[self._first + 1 + node for node in nodes]]
 
+    def select(self, nodes: Seq[int]) -> Logits:
+        """The rows of the root and of some nodes, as those of a draft of their own."""
+        return SelectedLogits(self, nodes)
+
+    def top(self, nodes: Seq[int], count: int) -> NDArray[np.int64]:
+        """The most probable tokens after some nodes, the first first, shape [n, count]."""
+        best: NDArray[np.int64] = self.gather(nodes).topk(count, dim=-1).indices.cpu().numpy()
+        return best
+
 
 class SelectedLogits(Logits):
     """The logits of a part of a draft, indexed by the part's own nodes.

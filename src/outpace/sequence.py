@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outpace.cache import Place
-from outpace.choosing import NO_TOKEN, Tree, guess
+from outpace.choosing import NO_TOKEN, Told, Tree, guess
 from outpace.core import (
     Draft,
     FinishReason,
@@ -153,13 +153,14 @@ class Sequence:
         if self.error is not None:
             raise self.error
 
-    def tree(self, draft: Draft, first: int) -> Tree:
+    def tree(self, draft: Draft, first: int, top: int = 0) -> Tree:
         """This sequence's tree in a forward.
 
         Args:
             first: the row of its root.
+            top: most probable tokens wanted after each node.
         """
-        return Tree(first, draft, self.processor, self.key, self.output_length)
+        return Tree(first, draft, self.processor, self.key, self.output_length, top)
 
     def generation(self) -> Generation:
         """The result of a sequence that has ended.
@@ -350,6 +351,8 @@ class Step:
         """
         if not nodes:
             return []
+        if isinstance(self.logits, Told):
+            return self.logits.drawn(nodes, argmax)
         if self.sequence.processor.plain and all(node in self.own for node in nodes):
             return [max(self.own[node], 0) for node in nodes]  # any guess will do where there is none
         params = SamplingParams() if argmax else self.sequence.params

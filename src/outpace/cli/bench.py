@@ -11,6 +11,7 @@ from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import benchmarks, finish, guarded
 from outpace.cli.parts import check_length, profiled, sampling
+from outpace.cli.place import spread_of
 from outpace.core import OutpaceError
 
 ProfileToo = Annotated[
@@ -102,6 +103,7 @@ def bench(
     model: o.ModelName = None,
     like: o.GrownLike = None,
     device: o.Device = None,
+    device_map: o.DeviceMap = None,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
     max_new_tokens: o.MaxNewTokens = 64,
@@ -128,7 +130,8 @@ def bench(
         settings = Settings(max_new_tokens, temperature, seed, repeats, eos)
         methods = (drafters, lengths, verifier, adaptive, peers, assistant, gguf)
         chosen = runner.plan(suite, data, limit, *methods, batch, settings)
-    loading = ("" if profile else "none", profile, verifier, model, device, dtype, trust_remote_code)
+    place = spread_of(device, device_map)
+    loading = ("" if profile else "none", profile, verifier, model, place, dtype, trust_remote_code)
     notes: list[str] = []
     loaded, spec = profiled(*loading, like=like, at_once=chosen.batches, remark=notes.append)
     found = runner.run(chosen.with_drafter(spec, notes), loaded, json_to, html)

@@ -17,6 +17,7 @@ from outpace.cli.comparing import compare_all, failed, report
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.online import check_online, engine_of, learning
 from outpace.cli.parts import labelled, profiled, sampling
+from outpace.cli.place import place_of, traffic_note
 from outpace.cli.progress import bar
 from outpace.cli.running import (
     Job,
@@ -122,6 +123,9 @@ def generate(
     online_options: o.OnlineOptions = "",
     online_out: o.OnlineOut = None,
     device: o.Device = None,
+    device_map: o.DeviceMap = None,
+    parallel: o.Parallel = None,
+    parallel_timeout: o.ParallelTimeout = 120.0,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
     max_new_tokens: o.MaxNewTokens = 128,
@@ -151,9 +155,10 @@ def generate(
     check_together(compare, batch, logprobs, as_json, online)
     check_online(online, online_options, online_out)
     params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})
+    place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
     found = prompts.read(prompt, file, reference or ())
     copied, together = any(one.references for one in found), min(batch, len(found))
-    loading = (drafter, profile, verifier, model, device, dtype, trust_remote_code)
+    loading = (drafter, profile, verifier, model, place, dtype, trust_remote_code)
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
         loaded, spec = profiled(*loading, references=copied, at_once=(together,))
         jobs = prepare(found, loaded, chat)
@@ -166,6 +171,8 @@ def generate(
                 ended = generate_many(engine, jobs, params, batch, writer), True
             else:
                 ended = generate_one(engine, jobs[0], params, writer), True
+            if note := traffic_note(engine):
+                screen.note(note)
     finish(*ended)
 
 

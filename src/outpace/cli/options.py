@@ -44,6 +44,34 @@ Device = Annotated[
     str | None,
     typer.Option("--device", help="In torch's notation. Default: cuda if available.", rich_help_panel=MODEL),
 ]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        "--device-map",
+        metavar="MAP",
+        help="Divide the layers among devices: auto, balanced, sequential, or JSON from module to device.",
+        rich_help_panel=MODEL,
+    ),
+]
+Parallel = Annotated[
+    str | None,
+    typer.Option(
+        "--parallel",
+        metavar="MODE",
+        help="Under torchrun: draft (each process has the model, and verifies a share of a draft) or tensor "
+        "(each has a part of every layer).",
+        rich_help_panel=MODEL,
+    ),
+]
+ParallelTimeout = Annotated[
+    float,
+    typer.Option(
+        "--parallel-timeout",
+        help="With --parallel: seconds in which every process must answer.",
+        min=1,
+        rich_help_panel=MODEL,
+    ),
+]
 Dtype = Annotated[
     str,
     typer.Option(

@@ -12,7 +12,7 @@ from outpace.core import OutpaceError, SamplingParams
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
-    from outpace.loading import Loaded
+    from outpace.loading import Loaded, Place
 
 DEFAULT_DRAFTER = "lookahead"
 
@@ -30,7 +30,7 @@ def parts(
     drafter: str,
     verifier: str,
     model: str | None,
-    device: str | None,
+    device: Place,
     dtype: str,
     trust_remote_code: bool,
     references: bool = False,
@@ -38,13 +38,17 @@ def parts(
 ) -> Loaded:
     """Load the model, after checking the drafter and the verifier."""
     with screen.busy(f"loading {model or 'the embedded model'} ..."):
-        from outpace.loading import load
+        from outpace.loading import load, needs_of_name
         from outpace.verify import load_verifier
 
         check_drafter(drafter, references)
         load_verifier(verifier)
         if like is None:
+            if (needs := needs_of_name(model, dtype, device, trust_remote_code)) is not None:
+                screen.note(f"{model}: {needs}")
             return load(model, dtype, device, trust_remote_code=trust_remote_code)
+        if not isinstance(device, str | None):
+            raise OutpaceError("--like grows a model on one device; leave --device-map and --parallel out")
         from outpace.bench.lab.grown import load_grown
 
         return load_grown(model, like, dtype, device, trust_remote_code=trust_remote_code)
@@ -55,7 +59,7 @@ def profiled(
     profile: Path | None,
     verifier: str,
     model: str | None,
-    device: str | None,
+    device: Place,
     dtype: str,
     trust_remote_code: bool,
     references: bool = False,

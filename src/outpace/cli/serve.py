@@ -17,6 +17,7 @@ from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, guarded
 from outpace.cli.parts import profiled
+from outpace.cli.place import place_of
 from outpace.core import OutpaceError
 
 if TYPE_CHECKING:
@@ -100,6 +101,9 @@ def serve(
     profile: o.ProfileFile = None,
     adaptive: o.Adaptive = None,
     device: o.Device = None,
+    device_map: o.DeviceMap = None,
+    parallel: o.Parallel = None,
+    parallel_timeout: o.ParallelTimeout = 120.0,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
     host: Host = "127.0.0.1",
@@ -128,6 +132,7 @@ def serve(
         raise OutpaceError(
             f"outpace serve needs {error.name}, which is not installed: pip install 'outpace[serve]'"
         ) from error
+    place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
     limits = Limits(max_running, max_waiting, max_wait, body=int(max_body * 2**20))
     keys = Keys.read(api_keys, os.environ.get("OUTPACE_API_KEYS", ""))
     others = _others(also or [])
@@ -138,7 +143,7 @@ def serve(
     address = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
 
     def load() -> tuple[Loaded, Engine]:
-        loaded, spec = profiled(drafter, profile, "match", model, device, dtype, trust_remote_code)
+        loaded, spec = profiled(drafter, profile, "match", model, place, dtype, trust_remote_code)
         engine = make_engine(
             loaded,
             spec,

@@ -95,6 +95,14 @@ class Drafter(ABC, Generic[State]):
         """True if it reads ``sequence.references``. Other drafters refuse requests with references."""
         return False
 
+    @property
+    def reads_top(self) -> int:
+        """Number of the target's most probable tokens at each node that it reads by ``step.logits.top``.
+
+        A drafter that reads whole rows of logits, or hidden states, cannot draft for ranks that share drafts.
+        """
+        return 0
+
     def attach(self, target: TargetModel) -> TargetModel:
         """Return the target that an engine with this drafter decodes with; by default ``target`` itself.
 

@@ -24,6 +24,7 @@ class Drafting:
     Attributes:
         policy: decides how many nodes of its drafts are verified; None for all.
         shared: the value that the drafter's ``prepare`` returned.
+        top: most probable tokens of the target that the drafter reads after each node.
         plan: the plan of the current step.
     """
 
@@ -31,11 +32,13 @@ class Drafting:
     policy: Policy | None
     target: TargetModel
     shared: Any = field(init=False)
+    top: int = field(init=False)
     plan: Plan | None = field(init=False, default=None)
     _alone: bool = field(init=False)  # the drafter handles one sequence at a time
 
     def __post_init__(self) -> None:
         self.shared = self.drafter.prepare(self.target)
+        self.top = min(self.drafter.reads_top, self.target.vocabulary)
         cls = type(self.drafter)
         self._alone = cls.propose is SequenceDrafter.propose and cls.observe is SequenceDrafter.observe
 

@@ -15,14 +15,30 @@ from torch import Tensor
 
 from outpace.cache import CacheFull
 from outpace.choosing import own_tokens
-from outpace.core import Draft, Generation, OutpaceError, SamplingParams, StreamedToken, out_of_memory
+from outpace.core import (
+    Draft,
+    Generation,
+    OutpaceError,
+    RanksLost,
+    SamplingParams,
+    StreamedToken,
+    out_of_memory,
+)
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
 from outpace.engine.drafting import Drafting, fail, groups
 from outpace.engine.guards import Clock, Turn, whole_number
 from outpace.engine.memory import capacity_of
 from outpace.engine.observer import Observer
-from outpace.engine.parts import Adaptive, check_company, check_draft, check_shape, drafter_of, policy_of
+from outpace.engine.parts import (
+    Adaptive,
+    check_company,
+    check_draft,
+    check_shape,
+    check_told,
+    drafter_of,
+    policy_of,
+)
 from outpace.engine.prefix import PrefixCache
 from outpace.engine.profile import save_costs
 from outpace.engine.reader import Reader
@@ -129,6 +145,7 @@ class Engine:
         read = [layer for d in self._draftings.values() for layer in d.drafter.hidden_layers(d.shared)]
         self._layers = tuple(dict.fromkeys((*read, *watched)))
         most = None if max_running is None else whole_number("max_running", max_running, 1)
+        check_told(self.target, self.verifier, self._layers)
         self._scheduler = Scheduler(self.target, self.prefill_chunk, most)
         self._requests = Requests(
             self.target,
@@ -385,11 +402,12 @@ class Engine:
 
     def _forward(self, drafts: Mapping[Active, Draft], ahead: int) -> Output | None:
         """The target's forward over the roots and drafts of a batch; None where no sequence is left."""
-        feeds = {
-            a: Rows.under(a.sequence.tokens[-1 - ahead :], draft)
-            for a, draft in drafts.items()
-            if a.sequence.error is None
-        }
+        feeds = {}
+        for active, draft in drafts.items():
+            sequence = active.sequence
+            if sequence.error is None:
+                asked = sequence.tree(draft.guesses, 0, active.drafting.top) if self.target.tells else None
+                feeds[active] = Rows.under(sequence.tokens[-1 - ahead :], draft, asked)
         return self._feed(feeds, ahead)
 
     def _feed(self, feeds: dict[Active, Rows], logits_from: int | None) -> Output | None:
@@ -402,6 +420,8 @@ class Engine:
             rows = {a.slot: own for a, own in feeds.items()}
             try:
                 return self.target.forward(self._cache, rows, logits_from, self._layers)
+            except RanksLost:
+                raise
             except Exception as error:
                 full = out_of_memory(error)
                 if full:
@@ -416,23 +436,30 @@ class Engine:
         self, trimmed: Mapping[Active, tuple[Draft, Seq[int]]], output: Output, ahead: int
     ) -> dict[Active, Step]:
         """Tokens that the step emits for each sequence; a sequence that fails has no entry."""
-        assert output.logits is not None
-        rows = output.logits
-        first = {a: output.span(a.slot).start for a in trimmed if a.sequence.error is None}
-        own = self._own_tokens(rows, first, trimmed)
+        found = self._read(output, [a for a in trimmed if a.sequence.error is None], trimmed)
         steps = {}
-        for active in first:
+        for active, (logits, own) in found.items():
             sequence, root = active.sequence, active.sequence.output_length
             draft, kept = trimmed[active]
             try:
-                logits = Logits(rows, first[active], 1 + len(draft))
                 hidden = output.hidden_of(active.slot, ahead, 1 + len(draft))
-                steps[active] = self._verify(sequence, draft, kept, logits, hidden, own.get(active, {}))
+                steps[active] = self._verify(sequence, draft, kept, logits, hidden, own)
             except Exception as error:
                 sequence.fail(error)
                 emitted = sequence.output_length - root
                 sequence.stats.record(len(draft), max(emitted - 1, 0), emitted)
         return steps
+
+    def _read(
+        self, output: Output, batch: Seq[Active], trimmed: Mapping[Active, tuple[Draft, Seq[int]]]
+    ) -> dict[Active, tuple[Logits, dict[int, int]]]:
+        """Logits of each sequence, and the target's own tokens where they are known."""
+        if output.told:
+            return {a: (output.told[a.slot], output.told[a.slot].own) for a in batch}
+        assert output.logits is not None
+        rows, first = output.logits, {a: output.span(a.slot).start for a in batch}
+        own = self._own_tokens(rows, first, trimmed)
+        return {a: (Logits(rows, first[a], 1 + len(trimmed[a][0])), own.get(a, {})) for a in batch}
 
     def _own_tokens(
         self, rows: Tensor, first: Mapping[Active, int], trimmed: Mapping[Active, tuple[Draft, Seq[int]]]

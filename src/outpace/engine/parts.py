@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any, Literal
 
+from outpace.choosing import TOKENS_ONLY
 from outpace.core import Draft, OutpaceError
 from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
@@ -75,6 +77,17 @@ def check_shape(drafter: Drafter[Any], verifier: Verifier) -> None:
             f"verifier={verifier.name!r} takes siblings drawn with replacement, and {type(drafter).__name__} "
             "draws them without; use verifier='rejection' or 'traversal', or such draws "
             "(draft_model:branching=4x2,draws=independent,replacement=true)"
+        )
+
+
+def check_told(target: TargetModel, verifier: Verifier, layers: Seq[int]) -> None:
+    """Refuse a verifier or readers of hidden states that need more than the target's own tokens."""
+    if target.tells and not verifier.by_tokens:
+        raise OutpaceError(f"verifier={verifier.name!r} weighs logits, and {TOKENS_ONLY}")
+    if target.tells and layers:
+        raise OutpaceError(
+            "ranks that share drafts have no hidden states of each other's rows; use a drafter without "
+            "trained parts and no observer that learns, or one rank"
         )
 
 

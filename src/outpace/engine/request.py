@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from outpace.cache import Cache
+from outpace.choosing import TOKENS_ONLY
 from outpace.core import ContextOverflow, OutpaceError, SamplingParams
 from outpace.engine.drafting import Drafting
 from outpace.engine.observer import Observer
@@ -66,6 +67,7 @@ class Requests:
         check_prompt(tokens, target)
         check_ids(params, target)
         check_processors(params, self.verifier)
+        check_told_params(params, target)
         drafting = drafting_of(params, self.draftings)
         check_seed(params, self.verifier, drafting.policy, self.observer)
         if params.stop and self.tokenizer is None:
@@ -191,6 +193,11 @@ def check_processors(params: SamplingParams, verifier: Verifier) -> None:
             f"logits_processors see emitted tokens only, but verifier={verifier.name!r} looks further ahead; "
             "use verifier='match' or 'rejection'"
         )
+
+
+def check_told_params(params: SamplingParams, target: TargetModel) -> None:
+    if target.tells and (params.logits_processors or params.logprobs is not None):
+        raise OutpaceError(TOKENS_ONLY)
 
 
 def check_seed(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from outpace.cache import Cache, Slot
+from outpace.choosing import Told, Tree
 from outpace.core import Draft, OutpaceError, Source, UnsupportedModel
 from outpace.targets.hardware import hardware
 
@@ -24,11 +25,15 @@ class Rows:
 
     A tree may go in over several forwards, if each is kept whole. ``fed`` are then the parents of its rows so
     far, the last ones committed; a parent counts from the tree's first row, and -1 is the row before that.
+
+    ``asked`` is what a target that ``tells`` is asked for: its tokens after these nodes. (Of no use is its
+    ``first``.)
     """
 
     tokens: Sequence[int]
     parents: Sequence[int] | None = None
     fed: Sequence[int] = ()
+    asked: Tree | None = None
 
     @property
     def tree(self) -> Sequence[int]:
@@ -42,11 +47,11 @@ class Rows:
             raise ValueError("rows that go on with a tree need their parents")
 
     @classmethod
-    def under(cls, text: Sequence[int], draft: Draft) -> Rows:
+    def under(cls, text: Sequence[int], draft: Draft, asked: Tree | None = None) -> Rows:
         """A chain of text, its last token the root, and the draft under it."""
         root = len(text) - 1
         parents = (*range(-1, root), *(root + 1 + parent for parent in draft.parents))
-        return cls((*text, *draft.tokens), parents)
+        return cls((*text, *draft.tokens), parents, asked=asked)
 
 
 def extra_rows(embeddings: Tensor, table: Tensor | int) -> Tensor:
@@ -77,6 +82,7 @@ class Output:
         hidden: slot -> layer -> [width, hidden size], of the layers asked for. Layer 0 is the embeddings,
             layer i what comes out of the i-th block, -1 the input of the head (transformers'
             ``hidden_states``). Rows past those that the slot fed are padding.
+        told: slot -> the target's tokens, of one that ``tells``; its logits are None.
 
     Both may be made in inference mode; to train on them, clone them.
     """
@@ -84,6 +90,7 @@ class Output:
     logits: Tensor | None
     spans: Mapping[Slot, slice]
     hidden: Mapping[Slot, Mapping[int, Tensor]] = field(default_factory=dict)
+    told: Mapping[Slot, Told] = field(default_factory=dict)
 
     def span(self, slot: Slot) -> slice:
         """Range of a slot's rows in ``logits``."""
@@ -195,6 +202,7 @@ class TargetModel(ABC):
         max_leaves: most leaves that the drafts of a forward may have, those of all sequences together; None
             for no limit.
         tokenizer: the one that comes with the model, if one does.
+        tells: it answers with the target's own tokens at ``Rows.asked``, and with no logits.
 
     Class attributes:
         has_encoder: a text is decoded from a source besides its prompt.
@@ -215,6 +223,7 @@ class TargetModel(ABC):
     packed: Mapping[str, int] = MappingProxyType({})
     max_leaves: int | None = None
     tokenizer: Any = None
+    tells: bool = False
 
     @property
     def name(self) -> str:

@@ -29,10 +29,19 @@ def hardware(devices: Iterable[torch.device]) -> list[str]:
 
 def free_bytes(device: torch.device) -> int | None:
     """Memory that is free on a device; None where that is not known."""
+    return _bytes(device, 0, "MemAvailable")
+
+
+def total_bytes(device: torch.device) -> int | None:
+    """Memory of a device; None where that is not known."""
+    return _bytes(device, 1, "MemTotal")
+
+
+def _bytes(device: torch.device, place: int, name: str) -> int | None:
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        return int(torch.cuda.mem_get_info(device)[place])
     if device.type == "cpu" and _MEMINFO.exists():
         lines = dict(line.split(":", 1) for line in _MEMINFO.read_text("ascii").splitlines())
-        available = lines.get("MemAvailable", "").split()
-        return int(available[0]) * 1024 if available else None
+        found = lines.get(name, "").split()
+        return int(found[0]) * 1024 if found else None
     return None

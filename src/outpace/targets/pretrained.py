@@ -8,31 +8,40 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from outpace.core import OutpaceError, UnsupportedModel
+import torch
+
+from outpace.core import OutpaceError, UnsupportedModel, out_of_memory
 from outpace.targets import Target, TargetModel
 
 # (path, dtype, device) -> the model; it goes when the last engine with it goes.
 _LOADED: weakref.WeakValueDictionary[tuple[str, str, str], TargetModel] = weakref.WeakValueDictionary()
 
 
-def load_model(model: Any, target: TargetModel) -> TargetModel:
-    """A draft model as a target: one that is loaded as it is, one that is named in the target's dtype and on
-    its device.
+def load_model(model: Any, target: TargetModel, device: str | None = None) -> TargetModel:
+    """A draft model as a target: one that is loaded as it is, one that is named in the target's dtype.
 
     Engines that name one model share its weights.
 
+    Args:
+        device: of one that is named; None for the target's.
+
     Raises:
-        OutpaceError: transformers cannot load it.
+        OutpaceError: transformers cannot load it, or the device cannot be used here.
         UnsupportedModel: it is an encoder-decoder model.
     """
     if not isinstance(model, str | Path):
         return _without_encoder(Target(model))
-    like = target.model
-    place = str(Path(model).resolve() if Path(model).exists() else model)
-    key = (place, str(getattr(like, "dtype", None)), str(getattr(like, "device", None)))
+    source = str(Path(model).resolve() if Path(model).exists() else model)
+    place = target.device if device is None else torch.device(device)
+    key = (source, str(target.dtype), str(place))
     loaded = _LOADED.get(key)
     if loaded is None:
-        loaded = _LOADED[key] = _load(str(model), like)
+        try:
+            loaded = _LOADED[key] = Target(read_model(str(model), dtype=target.dtype).to(place))
+        except (RuntimeError, AssertionError) as error:
+            if out_of_memory(error):
+                raise
+            raise OutpaceError(f"draft_model: device {str(place)!r} cannot be used here: {error}") from error
     return loaded
 
 
@@ -52,12 +61,6 @@ def _with_encoder(name: str) -> UnsupportedModel:
         f"draft_model: {name} is an encoder-decoder model, and a draft model reads no source; give a "
         "decoder-only model, or use a drafter without a model, such as reference"
     )
-
-
-def _load(name: str, like: Any) -> TargetModel:
-    if like is None:
-        return Target(read_model(name))
-    return Target(read_model(name, dtype=like.dtype).to(like.device))
 
 
 def read_model(name: str, **options: Any) -> Any:

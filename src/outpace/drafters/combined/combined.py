@@ -140,6 +140,10 @@ class Combined(Drafter[CombinedState]):
     def reads_references(self) -> bool:
         return any(part.reads_references for part in self.parts)
 
+    @property
+    def reads_top(self) -> int:
+        return max(part.reads_top for part in self.parts)
+
     def prepare(self, target: TargetModel) -> Shared:
         prepared = [part.prepare(target) for part in self.parts]
         layers = [part.hidden_layers(own) for part, own in zip(self.parts, prepared, strict=True)]

@@ -9,7 +9,7 @@ from functools import cached_property
 from torch import Tensor
 
 from outpace.core import Draft
-from outpace.sampling import Logits, SelectedLogits
+from outpace.sampling import Logits
 from outpace.sequence import Step
 from outpace.tree import path_to, select
 
@@ -66,7 +66,7 @@ class Share(Step):
 
     @cached_property
     def logits(self) -> Logits:
-        return SelectedLogits(self._whole.logits, [self._stands[node] for node in self.kept])
+        return self._whole.logits.select([self._stands[node] for node in self.kept])
 
     @cached_property
     def hidden(self) -> Mapping[int, Tensor]:

@@ -75,6 +75,10 @@ class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
     def trees(self) -> bool:
         return self.top_k > 1 and self.max_nodes > 1
 
+    @property
+    def reads_top(self) -> int:
+        return self.top_k
+
     def prepare(self, target: TargetModel) -> Memories[NDArray[np.int32]]:
         size = target.vocabulary
         return Memories(lambda: np.full((size + 1, min(self.top_k, size)), size, dtype=np.int32))
@@ -107,8 +111,7 @@ class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
         # Of nodes with the same token the later entry is used: the one on the accepted path, if any.
         nodes = {token: node for node, token in enumerate(step.draft.tokens)}
         nodes |= {root: -1} | {step.draft.tokens[node]: node for node in step.path}
-        best = step.logits.gather(list(nodes.values())).topk(follow.shape[1], dim=-1).indices
-        follow[list(nodes)] = best.cpu().numpy()
+        follow[list(nodes)] = step.logits.top(list(nodes.values()), follow.shape[1])
 
 
 def _prune(tokens: Seq[int], parents: Seq[int], last: frozenset[int], unknown: int) -> Draft:

@@ -64,6 +64,7 @@ class DraftModel(Drafter[Drafting]):
         tokenizer: the draft model's tokenizer or its name; needed for different vocabularies. By default the
             one in the model's folder.
         target_tokenizer: the same for the target.
+        device: of a draft model that is named, as torch writes it ("cuda:1"); None for the target's.
     """
 
     model: Any = field(default=None, repr=False)
@@ -79,6 +80,7 @@ class DraftModel(Drafter[Drafting]):
     vocabulary: Literal["same", "intersection", "text"] = "same"
     tokenizer: Any = field(default=None, repr=False)
     target_tokenizer: Any = field(default=None, repr=False)
+    device: str | None = None
 
     paper: ClassVar[str] = (
         "Leviathan et al. 2023, Fast Inference from Transformers via Speculative Decoding "
@@ -136,7 +138,8 @@ class DraftModel(Drafter[Drafting]):
         """Load the draft model as a target."""
         if isinstance(self.model, DraftModule):
             return DraftModule.of(self.model, target).writer
-        return load_model(nano_draft_path() if self.model is None else self.model, target)
+        named = nano_draft_path() if self.model is None else self.model
+        return load_model(named, target, self.device)
 
     def _vocabulary(self, model: TargetModel, target: TargetModel) -> Vocabulary:
         needed = self.vocabulary != "same"

@@ -1,0 +1,86 @@
+"""Where a model goes: one device, several devices, or several processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outpace.core import OutpaceError, RanksLost
+
+if TYPE_CHECKING:
+    from outpace.engine.engine import Engine
+    from outpace.loading import Place
+
+PARALLEL = ("draft", "tensor")
+
+
+def spread_of(device: str | None, device_map: str | None) -> Place:
+    """One device or several, of this process.
+
+    Raises:
+        OutpaceError: both are given, or the map is wrong.
+    """
+    if device_map is None:
+        return device
+    if device is not None:
+        raise OutpaceError("give --device or --device-map, not both")
+    from outpace.loading import Spread
+
+    return Spread.of(device_map)
+
+
+def place_of(
+    device: str | None,
+    device_map: str | None,
+    parallel: str | None,
+    timeout: float,
+    model: str | None,
+    dtype: str,
+    trust_remote_code: bool,
+) -> Place:
+    """The place that options name. With several processes it returns in the first alone; the others serve it.
+
+    Raises:
+        OutpaceError: options that do not go together, or no launcher has started several processes.
+        SystemExit: in the other processes, when the first has ended.
+    """
+    if parallel is None:
+        return spread_of(device, device_map)
+    if device_map is not None:
+        raise OutpaceError("with --parallel each process has one device; leave --device-map out")
+    if parallel not in PARALLEL:
+        raise OutpaceError(f"--parallel must be {' or '.join(PARALLEL)}, not {parallel!r}")
+    if device not in (None, "cpu", "cuda"):
+        raise OutpaceError("with --parallel each process has the device of its number; leave --device out")
+    from outpace.loading import Shared, load
+    from outpace.targets.ranks import Ranks
+
+    ranks = Ranks.of_launcher(timeout)
+    shared = Shared(ranks, "draft" if parallel == "draft" else "tensor")
+    if not ranks.leads:
+        try:
+            load(model, dtype, shared, trust_remote_code=trust_remote_code)
+        except RanksLost as error:
+            if not error.here:  # who noticed says it
+                raise SystemExit(2) from None
+            raise
+    return shared
+
+
+def traffic_note(engine: Engine) -> str:
+    """A remark on what several processes shared; empty for one process."""
+    from outpace.targets.led import LedTarget
+    from outpace.targets.parallel import ParallelTarget
+    from outpace.targets.ranks import Ranks
+
+    target = engine.target
+    if not isinstance(target, LedTarget) or not isinstance(target.ranks, Ranks):
+        return ""
+    note = f"{target.ranks.size} ranks, {target.ranks.sent} bytes of messages"
+    if isinstance(target.inner, ParallelTarget) and (traffic := target.inner.traffic).steps:
+        steps, least = traffic.steps, target.inner.least
+        note += (
+            f"; {traffic.shared} of {steps} steps shared; {traffic.rows / steps:.1f} of "
+            f"{traffic.whole / steps:.1f} rows per step here, {traffic.bytes / steps:.0f} bytes of tokens; "
+        )
+        note += f"sharing pays from {least} rows on" if least < 1 << 30 else "sharing pays at no width here"
+    return note

@@ -1,0 +1,392 @@
+"""Lookahead parallelism: each rank has the whole model and verifies a share of every draft.
+
+Fu et al. 2024 (arXiv 2402.02057), section 3.4, for the draft of any drafter that reads no hidden states. Of
+each tree a rank feeds the root and the paths to its own leaves, and the ranks tell each other one thing, the
+target's own token after each node: one all_reduce per step. An accepted node lies on one rank or on several;
+the others miss its row, and feed it again ahead of the next root. With a node come its ancestors, so a rank
+that misses a row of the accepted path misses all that follow.
+
+What differs from the paper: its branches are the window's columns and the n-grams; here they are the paths of
+the merged tree. There each rank refills its own columns alone; here all know all tokens, so the draft and the
+steps are those of one process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outpace.cache import Cache, Slot
+from outpace.choosing import TOKENS_ONLY, Told, Tree
+from outpace.core import OutpaceError, UnsupportedModel
+from outpace.targets.base import Output, Rows, TargetModel, own_cache
+from outpace.tree import children, path_to
+
+_UNTOLD = -2  # less than every token, and than NO_TOKEN
+_MOST = 0.8  # of the nodes, that the busiest rank may feed where drafts are shared
+
+
+class Peers(Protocol):
+    """The processes that share drafts: ``Ranks``, or what a test puts in their place.
+
+    Attributes:
+        rank: of this one, from 0.
+        size: how many there are.
+    """
+
+    rank: int
+    size: int
+
+    def agree(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The maximum over all ranks, element by element."""
+
+
+@lru_cache(maxsize=256)
+def deal(parents: tuple[int, ...], size: int) -> list[list[int]]:
+    """The nodes of a draft that each rank feeds, ascending; with a node come its ancestors.
+
+    The paths to the leaves, the longest first, each go to the rank that feeds the fewest nodes with it.
+    """
+    below = children(parents)
+    leaves = [node for node in range(len(parents)) if not below[node]]
+    paths = sorted((path_to(parents, leaf) for leaf in leaves), key=lambda path: (-len(path), path))
+    shares: list[set[int]] = [set() for _ in range(size)]
+    for path in paths:
+        least = min(shares, key=lambda share: len(share.union(path)))
+        least.update(path)
+    return [sorted(share) for share in shares]
+
+
+def typical(nodes: int) -> tuple[int, ...]:
+    """Parents of a draft of this many nodes: a lookahead window (W = 7, N = 5), then chains of 4."""
+    window = [-1, 0, 1, 2, 3, 4]
+    above = [-1, *range(6)]
+    for _ in range(3):
+        window += above
+        above = list(range(len(window) - 7, len(window)))
+    chains = (
+        parent for place in itertools.count(len(window), 4) for parent in (-1, place, place + 1, place + 2)
+    )
+    return tuple(itertools.islice(itertools.chain(window, chains), nodes))
+
+
+@dataclass
+class Traffic:
+    """Totals of the steps so far, of this rank.
+
+    Attributes:
+        steps: forwards over drafts, and how many of them were ``shared``.
+        rows: that this rank fed in those.
+        whole: that one process would have fed.
+        bytes: of tokens that the ranks told each other.
+    """
+
+    steps: int = 0
+    shared: int = 0
+    rows: int = 0
+    whole: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class _Fed:
+    """One slot's part of a forward.
+
+    Attributes:
+        tokens: its rows, as one process would feed them.
+        place: row -> which row of this rank's own feed it is.
+        nodes: of the draft, that are among them.
+        rows: this rank's own feed: what it missed, the text up to the root, its share.
+        head: rows of it before the root.
+    """
+
+    tokens: Sequence[int]
+    place: dict[int, int]
+    nodes: Sequence[int]
+    rows: Rows
+    head: int
+
+
+class ParallelCache(Cache):
+    """A rank's own cache, and the tokens of committed rows that it missed.
+
+    A slot's rows are those of the text; its last ones may be missing here.
+
+    Args:
+        inner: the rank's own, empty.
+        feed: writes missing rows: called with slot -> tokens.
+    """
+
+    def __init__(self, inner: Cache, feed: Callable[[Cache, Mapping[Slot, Rows]], object]) -> None:
+        self.inner = inner
+        self.copies_rows = inner.copies_rows
+        self.max_slots, self.max_length, self.capacity = inner.max_slots, inner.max_length, inner.capacity
+        self._feed = feed
+        self.missed: dict[Slot, list[int]] = {}
+        self.fed: dict[Slot, _Fed] = {}
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    @property
+    def reserved(self) -> int:
+        return self.inner.reserved
+
+    @property
+    def row_bytes(self) -> int:
+        return self.inner.row_bytes
+
+    @property
+    def bytes(self) -> int:
+        return self.inner.bytes
+
+    def cost(self, rows: int) -> int:
+        return self.inner.cost(rows)
+
+    def allocate(self, rows: int = 0) -> Slot:
+        slot = self.inner.allocate(rows)
+        self.missed[slot] = []
+        return slot
+
+    def free(self, slot: Slot) -> None:
+        self.inner.free(slot)
+        del self.missed[slot]
+
+    def length(self, slot: Slot) -> int:
+        return self.inner.length(slot) + len(self.missed[slot])
+
+    def room(self, slot: Slot) -> int:
+        return self.inner.room(slot)
+
+    def reserve(self, slot: Slot, rows: int) -> None:
+        self.inner.reserve(slot, rows)
+
+    def keep(self, paths: Mapping[Slot, Sequence[int]]) -> None:
+        own = {}
+        for slot, path in paths.items():
+            fed, missed = self.fed[slot], len(self.missed[slot])
+            there = [row for row in path if row in fed.place]
+            own[slot] = [*range(missed), *(fed.place[row] for row in there)]
+            self.missed[slot] = [fed.tokens[row] for row in path[len(there) :]]
+        self.inner.keep(own)
+        self.fed = {}
+
+    def fill(self, slot: Slot) -> None:
+        """Feed what was missed of a slot."""
+        if self.missed[slot]:
+            self._feed(self.inner, {slot: Rows(self.missed[slot])})
+            self.inner.keep({slot: range(len(self.missed[slot]))})
+            self.missed[slot] = []
+
+    def truncate(self, slot: Slot, length: int, path: Sequence[int] = ()) -> None:
+        self.fill(slot)
+        self.inner.truncate(slot, length, path)
+
+    def provisional(self, ahead: Mapping[Slot, int] | None = None) -> AbstractContextManager[None]:
+        raise OutpaceError(TOKENS_ONLY)
+
+    def read_rows(self, slot: Slot, start: int, stop: int) -> Any:
+        if stop > self.inner.length(slot):
+            self.fill(slot)
+        return self.inner.read_rows(slot, start, stop)
+
+    def write_rows(self, slot: Slot, block: Any) -> None:
+        self.fill(slot)
+        self.inner.write_rows(slot, block)
+
+
+class ParallelTarget(TargetModel):
+    """This rank's part of a target whose ranks share the rows of drafts; ``LedTarget`` calls all of them.
+
+    It tells the target's tokens and no logits: for the verifier ``match``, greedy and sampled, with penalties
+    and bias.
+
+    Attributes:
+        least: rows of a forward, of all sequences, from which on its drafts are shared; narrower ones each
+            rank runs in full, and the first one's tokens count.
+        traffic: totals of what was fed and told.
+
+    Args:
+        inner: the target, whole.
+        peers: those who share.
+
+    Raises:
+        UnsupportedModel: an encoder-decoder model, or a target with a cache of fixed shapes.
+    """
+
+    tells = True
+
+    def __init__(self, inner: TargetModel, peers: Peers) -> None:
+        if inner.has_encoder or inner.tells or inner.new_cache(1, 1).static:
+            raise UnsupportedModel(
+                "drafts are shared between ranks for decoder-only models with caches that grow; leave "
+                "--parallel draft (or static=True) out"
+            )
+        self.inner, self.peers = inner, peers
+        self.vocabulary, self.context = inner.vocabulary, inner.context
+        self.eos_token_ids, self.start = inner.eos_token_ids, inner.start
+        self.device, self.row_step, self.max_leaves = inner.device, inner.row_step, inner.max_leaves
+        self.bit_exact, self.inexact, self.packed = inner.bit_exact, inner.inexact, inner.packed
+        self.least = 2
+        self.traffic = Traffic()
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.inner.dtype
+
+    @property
+    def layers(self) -> int:
+        return self.inner.layers
+
+    @property
+    def identity(self) -> str:
+        return f"{self.inner.identity}, drafts shared by {self.peers.size} ranks"
+
+    def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> ParallelCache:
+        inner = self.inner
+
+        def feed(cache: Cache, feeds: Mapping[Slot, Rows]) -> None:
+            inner.forward(cache, feeds, logits_from=None)
+
+        return ParallelCache(inner.new_cache(slots, length, capacity), feed)
+
+    def forward(
+        self,
+        cache: Cache,
+        feeds: Mapping[Slot, Rows],
+        logits_from: int | None = 0,
+        hidden_layers: Sequence[int] = (),
+    ) -> Output:
+        own = own_cache(self, cache, ParallelCache)
+        if hidden_layers or (logits_from is not None and not all(rows.asked for rows in feeds.values())):
+            raise OutpaceError(TOKENS_ONLY)
+        if any(rows.fed for rows in feeds.values()):
+            raise OutpaceError("a tree that goes in over several forwards is not shared between ranks")
+        whole = sum(len(rows.tokens) for rows in feeds.values())
+        dealt = None if logits_from is None or whole < self.least else self._deal(feeds, logits_from)
+        shares = dealt is not None
+        own.fed = {
+            slot: _part(own.missed[slot], rows, logits_from or 0, None if dealt is None else dealt[slot])
+            for slot, rows in feeds.items()
+        }
+        fed = {slot: part.rows for slot, part in own.fed.items()}
+        if logits_from is None:
+            return self.inner.forward(own.inner, fed, None)
+        self.traffic.steps += 1
+        self.traffic.shared += shares
+        self.traffic.whole += whole
+        self.traffic.rows += sum(len(rows.tokens) for rows in fed.values())
+        if not shares and self.peers.rank:
+            return self.inner.forward(own.inner, fed, None)
+        first = min(part.head for part in own.fed.values())
+        output = self.inner.forward(own.inner, fed, first)
+        trees = {slot: rows.asked for slot, rows in feeds.items() if rows.asked is not None}
+        return Output(None, {}, told=self._tell(output, own.fed, trees, first, shares))
+
+    def _deal(self, feeds: Mapping[Slot, Rows], root: int) -> dict[Slot, list[int]] | None:
+        """This rank's nodes of each draft; None where sharing would save the busiest rank too little.
+
+        The ranks take turns, so that chains, which are not divided, go to different ones.
+        """
+        size, rank = self.peers.size, self.peers.rank
+        found, busy, nodes = dict[Slot, list[int]](), [0] * size, 0
+        for place, (slot, rows) in enumerate(feeds.items()):
+            shares = deal(tuple(max(parent - root - 1, -1) for parent in rows.tree[root + 1 :]), size)
+            found[slot] = shares[(rank + place) % size]
+            busy = [load + len(shares[(one + place) % size]) for one, load in enumerate(busy)]
+            nodes += len(rows.tokens) - root - 1
+        return found if max(busy) <= _MOST * nodes else None
+
+    def _tell(
+        self, output: Output, fed: Mapping[Slot, _Fed], trees: Mapping[Slot, Tree], first: int, shares: bool
+    ) -> dict[Slot, Told]:
+        """The target's tokens at all nodes, of all ranks; without ``shares`` those of this one's own."""
+        plain = all(tree.processor.plain for tree in trees.values())
+        tables = {}
+        for slot, tree in trees.items():
+            part = fed[slot]
+            logits = output.logits_of(slot)[part.head - first :]
+            columns = Told.columns(logits, tree, part.nodes, plain)
+            table = np.full((1 + len(tree.draft), columns.shape[1]), _UNTOLD, np.int32)
+            table[[0, *(node + 1 for node in part.nodes)]] = columns
+            tables[slot] = table
+        if shares:
+            flat = np.concatenate([table.ravel() for table in tables.values()])
+            self.traffic.bytes += flat.nbytes
+            agreed = self.peers.agree(flat)
+            ends = list(itertools.accumulate(table.size for table in tables.values()))
+            pieces = np.split(agreed, ends[:-1])
+            tables = {
+                slot: piece.reshape(table.shape)
+                for (slot, table), piece in zip(tables.items(), pieces, strict=True)
+            }
+        return {slot: Told(table, plain) for slot, table in tables.items()}
+
+    def measure(self, widths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64), repeats: int = 3) -> Measured:
+        """Seconds of this model's forwards and of telling, the slowest rank's; all ranks call it together."""
+        forwards = {}
+        for width in widths:
+            cache = self.inner.new_cache(1, 256)
+            slot = cache.allocate(64 + width)
+            self.inner.forward(cache, {slot: Rows([1] * 64)}, logits_from=None)
+            cache.keep({slot: range(64)})
+
+            def forward(cache: Cache = cache, slot: Slot = slot, width: int = width) -> None:
+                output = self.inner.forward(cache, {slot: Rows([1] * width)}, 0)
+                output.logits_of(slot).argmax(dim=-1).tolist()  # until it is done, on any device
+                cache.keep({})
+
+            forwards[width] = self._slowest(forward, repeats)
+        tokens = np.zeros(64, np.int32)
+        return Measured(forwards, self._slowest(lambda: self.peers.agree(tokens), 3 * repeats))
+
+    def _slowest(self, call: Callable[[], object], repeats: int) -> float:
+        taken = []
+        for _ in range(1 + repeats):
+            began = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - began)
+        microseconds = np.array([1e6 * statistics.median(taken[1:])], np.int32)
+        return float(self.peers.agree(microseconds)[0]) / 1e6
+
+
+def _part(missed: Sequence[int], rows: Rows, root: int, nodes: Sequence[int] | None) -> _Fed:
+    """What a rank feeds of a slot's rows, whose draft begins after the root's row.
+
+    Args:
+        nodes: of the draft, closed under ancestors; None for all.
+    """
+    chosen = range(len(rows.tokens) - root - 1) if nodes is None else nodes
+    taken = [*range(root + 1), *(root + 1 + node for node in chosen)]
+    place = {row: len(missed) + at for at, row in enumerate(taken)}
+    parents = rows.tree
+    above = [*range(-1, len(missed) - 1), *(place.get(parents[row], len(missed) - 1) for row in taken)]
+    own = Rows([*missed, *(rows.tokens[row] for row in taken)], above)
+    return _Fed(rows.tokens, place, chosen, own, len(missed) + root)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds that ``ParallelTarget.measure`` found, the same on all ranks.
+
+    Attributes:
+        forwards: rows -> seconds of one rank's forward.
+        telling: of an all_reduce over the tokens of a step.
+    """
+
+    forwards: Mapping[int, float]
+    telling: float
