@@ -17,7 +17,7 @@ from outpace.cli.comparing import compare_all, failed, report
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.online import check_online, engine_of, learning
 from outpace.cli.parts import labelled, profiled, sampling
-from outpace.cli.place import place_of, traffic_note
+from outpace.cli.place import note_traffic, place_of
 from outpace.cli.progress import bar
 from outpace.cli.running import (
     Job,
@@ -171,8 +171,7 @@ def generate(
                 ended = generate_many(engine, jobs, params, batch, writer), True
             else:
                 ended = generate_one(engine, jobs[0], params, writer), True
-            if note := traffic_note(engine):
-                screen.note(note)
+            note_traffic(engine)
     finish(*ended)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from outpace.cli import screen
 from outpace.core import OutpaceError, RanksLost
 
 if TYPE_CHECKING:
@@ -66,15 +67,15 @@ def place_of(
     return shared
 
 
-def traffic_note(engine: Engine) -> str:
-    """A remark on what several processes shared; empty for one process."""
+def note_traffic(engine: Engine) -> None:
+    """Tell what several processes shared; nothing of one process."""
     from outpace.targets.led import LedTarget
     from outpace.targets.parallel import ParallelTarget
     from outpace.targets.ranks import Ranks
 
     target = engine.target
     if not isinstance(target, LedTarget) or not isinstance(target.ranks, Ranks):
-        return ""
+        return
     note = f"{target.ranks.size} ranks, {target.ranks.sent} bytes of messages"
     if isinstance(target.inner, ParallelTarget) and (traffic := target.inner.traffic).steps:
         steps, least = traffic.steps, target.inner.least
@@ -83,4 +84,4 @@ def traffic_note(engine: Engine) -> str:
             f"{traffic.whole / steps:.1f} rows per step here, {traffic.bytes / steps:.0f} bytes of tokens; "
         )
         note += f"sharing pays from {least} rows on" if least < 1 << 30 else "sharing pays at no width here"
-    return note
+    screen.note(note)

@@ -22,6 +22,7 @@ from outpace.core import OutpaceError
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
+    from outpace.engine.parts import Adaptive
     from outpace.loading import Loaded
     from outpace.serve.server import Server
     from outpace.serve.service import Service
@@ -144,15 +145,9 @@ def serve(
 
     def load() -> tuple[Loaded, Engine]:
         loaded, spec = profiled(drafter, profile, "match", model, place, dtype, trust_remote_code)
-        engine = make_engine(
-            loaded,
-            spec,
-            limits,
-            others,
-            adaptive="auto" if adaptive is None else adaptive,
-            **_memory(memory, prefix_cache),
-        )
-        return loaded, engine
+        governed: Adaptive = "auto" if adaptive is None else adaptive
+        rooms = _memory(memory, prefix_cache)
+        return loaded, make_engine(loaded, spec, limits, others, adaptive=governed, **rooms)
 
     def ready(service: Service) -> None:
         _banner(service, address, len(keys), time.monotonic() - began)

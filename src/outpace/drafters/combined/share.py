@@ -69,6 +69,11 @@ class Share(Step):
         return self._whole.logits.select([self._stands[node] for node in self.kept])
 
     @cached_property
+    def own(self) -> Mapping[int, int]:
+        places = {-1: -1, **dict(enumerate(self._stands[node] for node in self.kept))}
+        return {node: self._whole.own[there] for node, there in places.items() if there in self._whole.own}
+
+    @cached_property
     def hidden(self) -> Mapping[int, Tensor]:
         rows = [0, *(self._stands[node] + 1 for node in self.kept)]
         return {layer: self._whole.hidden[layer][rows] for layer in self._layers}
