@@ -1,8 +1,8 @@
-"""Writes the model cards of outpace-nano and outpace-nano-draft from the record of their training.
+"""Write the model cards of outpace-nano and outpace-nano-draft from the record of their training.
 
     python tools/card_nano.py --models src/outpace/models --checkpoints checkpoints
 
-train_nano.py leaves record.json and held_out.json in its --checkpoints folder. The cards give those figures,
+train_nano.py writes record.json and held_out.json to its --checkpoints folder. The cards contain those figures,
 and greedy continuations of held-out prompts by the exported models, with the share of 4-grams that repeat.
 """
 
@@ -104,7 +104,7 @@ def prompt_of(kind: str, text: str) -> tuple[str, str]:
 def continue_greedily(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str]
 ) -> list[list[int]]:
-    """The tokens that the model writes after each prompt, up to the end of the text."""
+    """The tokens that the model emits after each prompt, up to the end of the text."""
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
     length = inputs["input_ids"].shape[1]
     room = min(NEW_TOKENS, CONTEXT - length)
@@ -154,7 +154,7 @@ def kinds_table(name: str, record: dict[str, Any], written: dict[str, Continuati
 
 
 def samples(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The sample prompts with what the model writes after them."""
+    """The sample prompts with the model's continuations."""
     parts = []
     for prompt in SAMPLES:
         text = tokenizer.decode(continue_greedily(model, tokenizer, [prompt])[0])
@@ -254,7 +254,7 @@ def main() -> None:
         "--checkpoints", type=Path, default=Path("checkpoints"), help="train_nano.py's folder"
     )
     parser.add_argument("--machine", default="a CPU", help="what the models were trained on, in words")
-    parser.add_argument("--note", default="", help="what else to say of the training, such as what INIT was")
+    parser.add_argument("--note", default="", help="a note on the training, such as the origin of INIT")
     options = parser.parse_args()
     if not (options.checkpoints / "record.json").is_file():
         parser.error(

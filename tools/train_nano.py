@@ -1,10 +1,10 @@
-"""Trains outpace-nano and outpace-nano-draft, the models that come with the package.
+"""Train outpace-nano and outpace-nano-draft, the package's models.
 
     python tools/train_nano.py --data DATA --out src/outpace/models --minutes 90
 
 Both models learn from the same batches in one process. The length of the training is given in minutes, and
-the learning rate falls to zero over that time, so that the result is a finished model on any machine. A run
-that was interrupted goes on from its last checkpoint when it is started again with the same --checkpoints.
+the learning rate falls to zero over that time, so that the result is a finished model on any machine. An
+interrupted run resumes from its last checkpoint when it is started again with the same --checkpoints.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ CONTEXT = 2048
 END_ID = 0
 
 PIECE = 1100
-"""At most about this many tokens go through a model at once, so that the logits stay in the cache."""
+"""Approximate maximum of tokens per forward, so that the logits stay in the cache."""
 
 ROWS = {0.0: 256, 0.5: 512, 0.94: CONTEXT}
-"""The tokens in a row, by the share of the training from which it applies. Short rows are faster."""
+"""Tokens per row, by the share of the training from which on it applies. Short rows are faster."""
 
 WARM_UP = 0.02
 MUON_RATE = 3e-3
@@ -61,7 +61,7 @@ WEIGHT_DECAY = 0.1
 CLIP = 1.0
 
 PAUSE = 20.0
-"""A step that took longer than this many seconds was stopped from outside; the gap does not count."""
+"""A step longer than this many seconds was paused from outside; the gap does not count."""
 
 MIX = {
     "gsm8k": 0.28,
@@ -117,7 +117,7 @@ def train_tokenizer(corpus: Corpus, seed: int) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            # A newline is a token of its own, so that a prompt may end with one whatever line comes next.
+            # A newline is a separate token, so that a prompt may end with one whatever the next line is.
             pre_tokenizers.Split("\n", "isolated"),
             pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
@@ -143,7 +143,7 @@ def train_tokenizer(corpus: Corpus, seed: int) -> PreTrainedTokenizerFast:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[Tokens]:
-    """Each text as token ids, with the end-of-text token behind it."""
+    """Each text as token ids, followed by the end-of-text token."""
     encoded = []
     for start in range(0, len(texts), 1000):
         for ids in tokenizer(texts[start : start + 1000], verbose=False)["input_ids"]:
@@ -208,7 +208,7 @@ class Batches:
         return {"places": places, "rng": self.rng.bit_generator.state}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on where that state was taken."""
+        """Continue from a saved state."""
         for kind, (epoch, position) in state["places"].items():
             self.streams[kind].epoch, self.streams[kind].position = epoch, position
         self.rng.bit_generator.state = state["rng"]
@@ -234,10 +234,10 @@ def new_model(name: str) -> LlamaForCausalLM:
 
 
 def warm_model(name: str, folder: Path, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """An earlier model, whose tokenizer may be another.
+    """An earlier model, whose tokenizer may be different.
 
-    A token that the old tokenizer has keeps its embedding. A new one starts as the mean of the old tokens
-    that spell it.
+    Tokens of the old tokenizer keep their embeddings. A new token starts as the mean of the old tokens that
+    spell it.
     """
     old_tokenizer = AutoTokenizer.from_pretrained(folder)
     model = new_model(name)
@@ -267,7 +267,7 @@ def new_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
 class Learner:
     """A model in training.
 
-    The replicas share the weights of the model, and each has gradients of its own, so that several threads
+    The replicas share the weights of the model, but have separate gradients, so that several threads
     can work on pieces of one batch.
     """
 
@@ -301,7 +301,7 @@ class Learner:
         return loss.item()
 
     def update(self, rate: float) -> None:
-        """One step of the optimizers at that share of the peak learning rate, on the gradients so far."""
+        """Run one step of the optimizers at that share of the peak learning rate, on the gradients so far."""
         for _ in range(self.replicas.qsize()):
             replica = self.replicas.get()
             for parameter, own in zip(self.model.parameters(), replica.parameters(), strict=True):
@@ -318,10 +318,10 @@ class Learner:
 
 
 def step(learners: list[Learner], rows: torch.Tensor, rate: float, pool: ThreadPoolExecutor) -> list[float]:
-    """One update of each learner on the rows. Returns their losses before it.
+    """Update each learner on the rows and return their losses before the update.
 
-    The pool takes the rows piece by piece, because two threads inside every operator would wait for each
-    other whenever another program takes one of the processors.
+    The pool processes the rows piece by piece, because two threads inside every operator would wait for each
+    other whenever another program occupies one of the processors.
     """
     pieces = rows.split(max(1, PIECE // rows.shape[1]))
     work = [
@@ -347,7 +347,7 @@ def mean_loss(model: LlamaForCausalLM, rows: torch.Tensor, precision: torch.dtyp
 
 @dataclass
 class Clock:
-    """Counts the time that the training was active, and says how much of it has passed.
+    """Clock of the active training time and its progress.
 
     The run ends after `minutes` of active time or at `deadline` (as time.time()), whichever is first.
     """
@@ -389,7 +389,7 @@ def deadline_of(text: str) -> float:
 
 
 def export(learner: Learner, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Write a model as bf16 safetensors. Each file replaces the old one whole: no reader sees half a file."""
+    """Write a model as bf16 safetensors. Each file is replaced atomically."""
     folder = out / learner.name
     folder.mkdir(parents=True, exist_ok=True)
     copy = new_model(learner.name)
@@ -404,7 +404,7 @@ def export(learner: Learner, tokenizer: PreTrainedTokenizerFast, out: Path) -> N
 
 
 def save_checkpoint(folder: Path, learners: list[Learner], batches: Batches, record: Record) -> None:
-    """Keep all that a later run needs to go on from here."""
+    """Save everything that a later run needs to resume."""
     tensors = {}
     for learner in learners:
         for name, parameter in learner.model.named_parameters():
@@ -421,7 +421,7 @@ def save_checkpoint(folder: Path, learners: list[Learner], batches: Batches, rec
 
 
 def load_checkpoint(folder: Path, learners: list[Learner], batches: Batches) -> Record:
-    """Go on from a checkpoint."""
+    """Resume from a checkpoint."""
     tensors = load_file(folder / "checkpoint.safetensors")
     for learner in learners:
         for name, parameter in learner.model.named_parameters():
@@ -447,7 +447,7 @@ def load_checkpoint(folder: Path, learners: list[Learner], batches: Batches) -> 
 
 @dataclass
 class Record:
-    """The facts about a training for the model card."""
+    """Facts about a training for the model card."""
 
     steps: int = 0
     tokens: int = 0
@@ -483,7 +483,7 @@ def train(
     pool: ThreadPoolExecutor,
     every: Callable[[float], None],
 ) -> None:
-    """Update every learner on each batch until the clock says that the time is over."""
+    """Update every learner on each batch until the time is over."""
     shown, smooth = time.monotonic(), [0.0] * len(learners)
     while (progress := clock.progress) < 1.0:
         length = max(length for start, length in ROWS.items() if progress >= start)
@@ -504,7 +504,7 @@ def train(
 
 
 def periodic(first: float, then: float, action: Callable[[], None], clock: Clock) -> Callable[[float], None]:
-    """Run the action after that many active seconds, and again each time some more have passed."""
+    """Run the action after ``first`` active seconds, and then every ``then`` seconds."""
     due = clock.active + first
 
     def every(progress: float) -> None:
@@ -532,7 +532,7 @@ def arguments() -> argparse.Namespace:
         "--precision",
         choices=("float32", "bfloat16"),
         default="float32",
-        help="of the matrix products; bfloat16 is slow where the processor has no instructions for it",
+        help="precision of matrix products; bfloat16 is slow on processors without instructions for it",
     )
     parser.add_argument("--init", type=Path, help="folder with an earlier pair of models to start from")
     parser.add_argument("--seed", type=int, default=0)
@@ -569,7 +569,7 @@ def record_of(options: argparse.Namespace, corpus: Corpus, training: dict[str, l
 
 
 def check_same_data(earlier: Record, now: Record) -> None:
-    """Refuse to go on with other documents: the tokenizer and what is held out would not be the same.
+    """Refuse to resume with other documents, since the tokenizer and the held-out texts would differ.
 
     Raises:
         SystemExit: they are not the documents of the earlier run.
