@@ -2,8 +2,9 @@
 
     python tools/card_nano.py --models src/outpace/models --checkpoints checkpoints
 
-train_nano.py writes record.json and held_out.json to its --checkpoints folder. The cards contain those figures,
-and greedy continuations of held-out prompts by the exported models, with the share of 4-grams that repeat.
+train_nano.py writes record.json and held_out.json to its --checkpoints folder. The cards contain those
+figures, and greedy continuations of held-out prompts by the exported models, with the share of 4-grams that
+repeat.
 """
 
 from __future__ import annotations

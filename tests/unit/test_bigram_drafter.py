@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "add_a_drafter.md"
 def test_the_example_runs_and_saves_steps(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     plain, fast = (
-        re.fullmatch(r"(\w+) +(\d+) tokens in (\d+) steps: ([\d.]+) a step", line)
+        re.fullmatch(r"(\w+) +(\d+) tokens in (\d+) steps: ([\d.]+) per step", line)
         for line in capsys.readouterr().out.splitlines()
     )
     assert plain and fast
