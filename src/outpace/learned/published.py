@@ -1,6 +1,7 @@
-"""Published EAGLE-3 drafters: the formats of vllm-project/speculators and SafeAILab/EAGLE.
+"""Published EAGLE drafters: the formats of vllm-project/speculators and SafeAILab/EAGLE.
 
-Both are a config.json and safetensors, with the same tensors under nearly the same names. In either,
+All are a config.json and safetensors. Both formats of an EAGLE-3 have the same tensors under nearly the same
+names; an EAGLE-1 has one layer without its first norm, ``fc``, and perhaps embeddings. In an EAGLE-3,
 ``d2t[i]`` is the offset to add to draft id i to get the target's id, not that id itself, and ``t2d`` is true
 for each of the target's ids that is drafted.
 """
@@ -52,7 +53,7 @@ def find(given: str | Path, method: str = "eagle") -> Path:
 
 
 def read(folder: str | Path) -> dict[str, Any] | None:
-    """The config.json of a published EAGLE-3 drafter, in either layout; None for anything else."""
+    """The config.json of a published EAGLE drafter, in any layout; None for anything else."""
     path = Path(folder) / "config.json"
     if not path.is_file():
         return None
@@ -62,7 +63,12 @@ def read(folder: str | Path) -> dict[str, Any] | None:
         return None  # the reader of outpace's own format then reports the error
     if not isinstance(config, dict) or "method" in config:
         return None
-    return config if "speculators_model_type" in config or "draft_vocab_size" in config else None
+    return config if {"speculators_model_type", "num_hidden_layers"} & config.keys() else None
+
+
+def version_of(config: Mapping[str, Any]) -> int:
+    """EAGLE's version of a published drafter. The config of an EAGLE-1 is that of its layers and no more."""
+    return 3 if "speculators_model_type" in config or "draft_vocab_size" in config else 1
 
 
 def read_tensors(folder: str | Path) -> dict[str, Tensor]:
@@ -111,7 +117,7 @@ def read_config(config: Mapping[str, Any], layers: Seq[int], folder: str | Path)
     Raises:
         OutpaceError: it is of another method, or has unknown parts.
     """
-    kind = config.get("speculators_model_type", "eagle3")
+    version, kind = version_of(config), config.get("speculators_model_type", "eagle3")
     if kind != "eagle3":
         raise OutpaceError(f"eagle: {folder} contains a drafter of kind {kind!r}; only eagle3 is supported")
     inner = _layer(config.get("transformer_layer_config", config), folder)
@@ -128,7 +134,7 @@ def read_config(config: Mapping[str, Any], layers: Seq[int], folder: str | Path)
             f"eagle: the drafter in {folder} has a draft_vocab_size of {drafted} and a vocab_size of "
             f"{inner.vocab_size}; it cannot draft more ids than there are"
         )
-    depth = inner.num_hidden_layers if "transformer_layer_config" in config else 1
+    depth = inner.num_hidden_layers if "transformer_layer_config" in config or version == 1 else 1
     kinds = set((getattr(inner, "layer_types", None) or ())[:depth]) - {"full_attention"}
     if kinds:
         raise OutpaceError(
@@ -136,12 +142,13 @@ def read_config(config: Mapping[str, Any], layers: Seq[int], folder: str | Path)
         )
     heads, nested = inner.num_attention_heads, config.get("eagle_config") or {}
     return {
-        "version": 3,
-        "layers": tuple(layers),
+        "version": version,
+        "layers": (-1,) if version == 1 else tuple(layers),
         "depth": depth,
         "vocabulary": inner.vocab_size,
         "draft_vocabulary": drafted,
-        "steps": _steps(config),
+        "steps": _steps(config) if version == 3 else 1,
+        "own_head": version == 3,
         **{name: bool(config.get(name, nested.get(name, False))) for name in NORMS},
         "hidden_size": inner.hidden_size,
         "intermediate_size": inner.intermediate_size,

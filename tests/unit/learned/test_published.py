@@ -19,6 +19,7 @@ from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.eagle.eagle import Eagle
 from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
 from outpace.engine.engine import Engine
+from outpace.learned.layers import itself
 from outpace.targets import Target, TargetModel
 
 PROMPTS = [[3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6]]
@@ -129,6 +130,52 @@ def test_the_layout_of_eagle_itself_loads_and_drafts(tmp_path: Path) -> None:
     found = Engine(llama(), drafter, adaptive=False).generate(PROMPTS, PARAMS)
     assert [g.tokens for g in found] == [g.tokens for g in Engine(llama()).generate(PROMPTS, PARAMS)]
     assert all(g.stats.drafted > 20 for g in found)
+
+
+def first_weights(bias: bool) -> dict[str, Tensor]:
+    """Tensors of an EAGLE-1: of one layer without a norm before attention, and of the fusion."""
+    own = {
+        name: tensor
+        for name, tensor in weights("layers.0.").items()
+        if "norm" not in name and name not in ("lm_head.weight", "d2t", "t2d")
+    }
+    random = torch.Generator().manual_seed(3)
+    for part in ("q", "k", "v"):
+        name = f"layers.0.self_attn.{part}_proj.weight"
+        own[name] = own[name][:, :32].contiguous()
+    own["fc.weight"] = torch.randn(32, 64, generator=random) / 4
+    own["layers.0.post_attention_layernorm.weight"] = torch.randn(32, generator=random)
+    own["embed_tokens.weight"] = torch.randn(97, 32, generator=random)
+    return own | ({"fc.bias": torch.randn(32, generator=random)} if bias else {})
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("expand", [None, 3])
+def test_an_eagle_1_loads_and_drafts(tmp_path: Path, bias: bool, expand: int | None) -> None:
+    """Its config is the layer's alone; with ``expand`` its trees are EAGLE-2's."""
+    tensors = first_weights(bias)
+    config = {**LAYER, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
+    folder = write(tmp_path, config, tensors)
+    made = EagleModule.load(folder, llama())
+    assert made.config.version == 1 and made.hidden_layers == (-1,) and made.config.own_embeddings
+    # One row attends to itself alone, so attention passes its value on.
+    tokens, features = torch.tensor([[5]]), torch.randn(1, 1, 32, generator=torch.Generator().manual_seed(1))
+    mask = torch.zeros(1, 1, 1, 1, dtype=made.fc.weight.dtype)
+    features = features.to(made.fc.weight.dtype)
+    found = made.advance(tokens, features, torch.tensor([[7]]), mask, lambda layer: itself)
+    own = {name.removeprefix("layers.0."): tensor.to(features) for name, tensor in tensors.items()}
+    x = torch.cat([own["embed_tokens.weight"][5], features[0, 0]]) @ own["fc.weight"].T
+    x = x + own.get("fc.bias", torch.zeros(32).to(x))
+    value = (x @ own["self_attn.v_proj.weight"].T).view(2, 1, 8).expand(2, 2, 8).flatten()
+    x = x + value @ own["self_attn.o_proj.weight"].T
+    y = x * torch.rsqrt(x.pow(2).mean() + 1e-5) * own["post_attention_layernorm.weight"]
+    gate = torch.nn.functional.silu(y @ own["mlp.gate_proj.weight"].T)
+    x = x + (gate * (y @ own["mlp.up_proj.weight"].T)) @ own["mlp.down_proj.weight"].T
+    assert torch.allclose(found[0, 0], x, atol=1e-5)
+    drafter = Eagle(str(folder), expand=expand, max_nodes=8 if expand else None)
+    answers = Engine(llama(), drafter, adaptive=False).generate(PROMPTS, PARAMS)
+    assert [g.tokens for g in answers] == [g.tokens for g in Engine(llama()).generate(PROMPTS, PARAMS)]
+    assert all(g.stats.drafted > 20 for g in answers)
 
 
 @pytest.mark.parametrize("stated", [2, 7, None])

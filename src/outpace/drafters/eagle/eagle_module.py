@@ -346,7 +346,7 @@ class EagleModule(Learned):
 
     @classmethod
     def load(cls, folder: str | Path, target: TargetModel) -> Self:
-        """Load a folder that outpace wrote, or a published EAGLE-3, which may be a name on the hub.
+        """Load a folder that outpace wrote, or a published EAGLE, which may be a name on the hub.
 
         See ``outpace.learned.published``.
         """
@@ -366,6 +366,8 @@ class EagleModule(Learned):
         if embedded is not None and _is_shared(embedded, target):
             del tensors["embed_tokens.weight"]
         config = EagleConfig(**fields, own_embeddings="embed_tokens.weight" in tensors)
+        if config.version == 1:
+            tensors.setdefault("fc.bias", torch.zeros(config.hidden_size))  # some have none
         made = cls(config.sized(fit.hidden_size), fit)
         if made.drafted is None and not tensors.get("d2t", torch.zeros(1)).any():
             tensors = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
