@@ -75,7 +75,7 @@ def build(config: Config) -> Application:
     def app() -> FastAPI:
         async def opening() -> Service:
             loaded, engine = made.pop()
-            return Service(loaded, engine, limits, config.name or loaded.name.rsplit("/", 1)[-1])
+            return Service(loaded, engine, limits, [config.name or loaded.name.rsplit("/", 1)[-1]])
 
         keys = Keys(key.strip() for key in config.api_keys.split(",") if key.strip())
         return make_app(keys, limits.body, (), opening)
