@@ -33,10 +33,10 @@ class ContextOverflow(OutpaceError):
 
 
 class RanksLost(OutpaceError):
-    """The processes that a target runs on have ended, because of one of them; so has its engine.
+    """One of the processes of a target has failed, which ended all of them and the engine.
 
     Attributes:
-        here: this process was the first to notice.
+        here: whether this process was the first to notice.
     """
 
     here: bool = False

@@ -44,10 +44,10 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @dataclass(frozen=True)
 class Shared:
-    """Several processes with one model between them.
+    """Several processes that share one model.
 
     Attributes:
-        ranks: this process among them.
+        ranks: this process's membership in the group.
         parallel: ``"draft"``: each has the whole model and verifies a share of every draft; ``"tensor"``:
             each has a part of every layer, by the model's own plan (transformers' ``tp_plan="auto"``).
     """
@@ -58,18 +58,18 @@ class Shared:
 
 @dataclass(frozen=True)
 class Spread:
-    """Several devices of this process, among which a model's layers are divided.
+    """Several devices of this process, which share a model's layers.
 
     Attributes:
-        layers: a map as accelerate takes it: ``"auto"``, ``"balanced"``, ``"sequential"``, or module ->
-            device.
+        layers: a device map in accelerate's format: ``"auto"``, ``"balanced"``, ``"sequential"``, or
+            module -> device.
     """
 
     layers: str | Mapping[str, int | str]
 
     @classmethod
     def of(cls, text: str) -> Spread:
-        """A map as it is typed: a name, or JSON as in '{"model.layers.0": 0, "": "cpu"}'.
+        """Parse a device map: a name, or JSON as in '{"model.layers.0": 0, "": "cpu"}'.
 
         Raises:
             OutpaceError: it is neither, or accelerate is missing.
@@ -84,16 +84,16 @@ class Spread:
             layers = None
         if not isinstance(layers, dict) or not layers:
             raise OutpaceError(
-                f"a device map is {', '.join(_MAPS)}, or JSON from module to device, as in "
+                f"a device map must be {', '.join(_MAPS)}, or JSON from module to device, as in "
                 f'\'{{"model.layers.0": 0, "": "cpu"}}\'; not {text!r}'
             )
         if "disk" in layers.values():
-            raise OutpaceError("weights on a disk would be read in every step; put those modules on cpu")
+            raise OutpaceError("weights on disk would be read in every step; put those modules on cpu")
         return cls(layers)
 
     @property
     def devices(self) -> list[torch.device]:
-        """Those that layers may go to.
+        """The devices that layers may be placed on.
 
         Raises:
             OutpaceError: one cannot be used here.
@@ -105,7 +105,7 @@ class Spread:
         return [device_of(name) for name in dict.fromkeys(named)]
 
 
-# Where a model goes: a device as torch writes it, None for cuda where it is available; several devices; or
+# Placement of a model: a device in torch's notation, None for cuda if available; several devices; or
 # several processes.
 Place = str | Spread | Shared | None
 
@@ -233,8 +233,8 @@ def load(
 ) -> Loaded:
     """Load a model for decoding.
 
-    With several processes all of them call this. It returns in the first; the others serve that one until it
-    ends, and then end themselves (``SystemExit``).
+    With several processes, all of them call this. It returns in the first; the others serve the first until
+    it ends, and then exit (``SystemExit``).
 
     Args:
         name: a hub name or a folder; None is the embedded model, "smollm2" the public model that
@@ -264,7 +264,7 @@ def load(
 def needs_of_name(
     name: str | None, dtype: str, device: Place, trust_remote_code: bool = False
 ) -> Needs | None:
-    """Memory that a model needs, before it is loaded; None for one under about a billion parameters.
+    """Memory that a model will need; None for models of less than about a billion parameters.
 
     Raises:
         OutpaceError: there is no such model.
@@ -292,10 +292,10 @@ def _devices(place: Place) -> list[torch.device]:
 
 
 def check_needs(name: str | None, needs: Needs | None, place: Place) -> None:
-    """Refuse a model whose weights are more than the memory there is.
+    """Refuse a model whose weights exceed the available memory.
 
     Raises:
-        OutpaceError: with what it needs, what there is, and what would do.
+        OutpaceError: it does not fit; the message gives both sizes and the remedy.
     """
     memory = [total_bytes(device) for device in _devices(place)] if needs is not None else []
     if needs is None or None in memory:
@@ -343,7 +343,7 @@ def _part_of(
     _silence()
     source, chosen = source_of(name), dtype_of(dtype, torch.device(own))
     if name is not None and (Path(name).expanduser() / adapters.ADAPTER).is_file():
-        raise OutpaceError(f"{name} holds updates of a model; save the merged model, to spread it over ranks")
+        raise OutpaceError(f"{name} contains updates of a model; save the merged model to share it")
     _, model, tokenizer = load_weights(name, chosen, trust_remote_code, **sharding(shared.ranks.size))
     target = Target(model, exact=False, pack=False)
     kind = str(model.dtype).removeprefix("torch.")
@@ -351,7 +351,7 @@ def _part_of(
 
 
 def sharding(size: int) -> dict[str, Any]:
-    """Arguments of ``from_pretrained`` that spread a model over ranks by its own plan."""
+    """Arguments of ``from_pretrained`` that shard a model over ranks by its own plan."""
     from transformers.distributed.configuration_utils import DistributedConfig
 
     if "tp_plan" in getattr(DistributedConfig, "__dataclass_fields__", {}):
@@ -378,7 +378,7 @@ def made(name: str, model: Any, tokenizer: Any, source: str = "") -> Loaded:
 def load_weights(
     name: str | None, dtype: torch.dtype | str, trust_remote_code: bool, **more: Any
 ) -> tuple[str, Any, Any]:
-    """Load a transformers model, onto the CPU unless ``more`` says otherwise.
+    """Load a transformers model, onto the CPU unless ``more`` places it elsewhere.
 
     Args:
         more: arguments of ``from_pretrained``: where the weights go instead.

@@ -344,11 +344,11 @@ class Logits:
         return self._rows[[self._first + 1 + node for node in nodes]]
 
     def select(self, nodes: Seq[int]) -> Logits:
-        """The rows of the root and of some nodes, as those of a draft of their own."""
+        """The rows of the root and of some nodes, as the logits of a separate draft."""
         return SelectedLogits(self, nodes)
 
     def top(self, nodes: Seq[int], count: int) -> NDArray[np.int64]:
-        """The most probable tokens after some nodes, the first first, shape [n, count]."""
+        """The ``count`` most probable tokens after n nodes, in descending order, shape [n, count]."""
         best: NDArray[np.int64] = self.gather(nodes).topk(count, dim=-1).indices.cpu().numpy()
         return best
 

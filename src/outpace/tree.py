@@ -121,10 +121,12 @@ def trim(draft: Draft, max_depth: int, max_nodes: int | None = None) -> tuple[Dr
 
 
 def few_leaves(draft: Draft, most: int) -> tuple[Draft, Sequence[int]]:
-    """The draft with at most so many leaves, and which nodes those kept were before.
+    """Remove nodes until the draft has at most ``most`` leaves.
 
-    Nodes that would make a leaf too many go, the least likely first where the draft states chances, else the
-    last.
+    The least likely ones are removed first if the draft states chances, otherwise the last ones.
+
+    Returns:
+        The draft, and for each of its nodes its node in the draft before.
     """
     leaves = len(draft) - len(set(draft.parents) - {-1})
     if leaves <= most:
@@ -136,7 +138,7 @@ def few_leaves(draft: Draft, most: int) -> tuple[Draft, Sequence[int]]:
     kept, inner, count = {-1}, {-1}, 0
     for node in order:
         parent = draft.parents[node]
-        another = parent in inner  # otherwise the parent was a leaf, and this node is one in its place
+        another = parent in inner  # otherwise the parent was a leaf, which this node replaces
         if parent in kept and (count < most or not another):
             kept.add(node)
             inner.add(parent)

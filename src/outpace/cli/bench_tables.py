@@ -111,7 +111,7 @@ def steps(rows: Seq[Row]) -> Table:
 
 
 def latencies(rows: Seq[Row]) -> Table:
-    """The times between tokens, and those of the loop."""
+    """Table of the times between tokens and of the loop."""
     table = _table(
         "milliseconds between tokens, and of a turn of the loop; variances in their squares",
         *("mean", "variance", "p50", "p90", "p99", "loop", "variance"),

@@ -1,4 +1,4 @@
-"""Where a model goes: one device, several devices, or several processes."""
+"""Placement of a model: one device, several devices, or several processes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PARALLEL = ("draft", "tensor")
 
 
 def spread_of(device: str | None, device_map: str | None) -> Place:
-    """One device or several, of this process.
+    """Parse one device or several, of this process.
 
     Raises:
-        OutpaceError: both are given, or the map is wrong.
+        OutpaceError: both are given, or the map is invalid.
     """
     if device_map is None:
         return device
@@ -38,10 +38,10 @@ def place_of(
     dtype: str,
     trust_remote_code: bool,
 ) -> Place:
-    """The place that options name. With several processes it returns in the first alone; the others serve it.
+    """The place that the options describe; of several processes only the first returns, the others serve it.
 
     Raises:
-        OutpaceError: options that do not go together, or no launcher has started several processes.
+        OutpaceError: options exclude each other, or no launcher has started several processes.
         SystemExit: in the other processes, when the first has ended.
     """
     if parallel is None:
@@ -61,14 +61,14 @@ def place_of(
         try:
             load(model, dtype, shared, trust_remote_code=trust_remote_code)
         except RanksLost as error:
-            if not error.here:  # who noticed says it
+            if not error.here:  # reported by the process that noticed it
                 raise SystemExit(2) from None
             raise
     return shared
 
 
 def note_traffic(engine: Engine) -> None:
-    """Tell what several processes shared; nothing of one process."""
+    """Print what several processes shared; nothing for one process."""
     from outpace.targets.led import LedTarget
     from outpace.targets.parallel import ParallelTarget
     from outpace.targets.ranks import Ranks

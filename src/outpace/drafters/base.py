@@ -97,9 +97,9 @@ class Drafter(ABC, Generic[State]):
 
     @property
     def reads_top(self) -> int:
-        """Number of the target's most probable tokens at each node that it reads by ``step.logits.top``.
+        """Number of the target's most probable tokens per node that it reads through ``step.logits.top``.
 
-        A drafter that reads whole rows of logits, or hidden states, cannot draft for ranks that share drafts.
+        A drafter that reads full rows of logits, or hidden states, cannot draft for ranks that share drafts.
         """
         return 0
 

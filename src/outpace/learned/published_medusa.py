@@ -1,8 +1,8 @@
-"""Medusa's heads as FasterDecoding/Medusa publishes them: a config.json and ``medusa_lm_head.safetensors``.
+"""Published Medusa heads in the format of FasterDecoding/Medusa: config.json, ``medusa_lm_head.safetensors``.
 
 Heads are named by number: ``0.0.linear.weight`` and ``0.0.linear.bias`` are the first residual layer of the
 first head, ``0.1.weight`` is its vocabulary projection; in the checkpoint of a whole model they are under
-``medusa_head.``. The number of heads is that of the tensors: published configs have named fewer.
+``medusa_head.``. The number of heads is that of the tensors, since published configs have named fewer.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _NAME = re.compile(r"(\d+)\.(\d+)\.((?:linear\.)?)(weight|bias)")
 
 
 def read(folder: str | Path) -> dict[str, Any] | None:
-    """The config.json of published heads; None of anything else."""
+    """The config.json of published heads; None for anything else."""
     path = Path(folder) / "config.json"
     if not path.is_file():
         return None
     try:
         config = json.loads(path.read_text("utf-8"))
     except ValueError:
-        return None  # reading it as our own then reports the error
+        return None  # the reader of outpace's own format then reports the error
     return config if isinstance(config, dict) and "medusa_num_heads" in config else None
 
 
 def read_tensors(folder: str | Path) -> tuple[dict[str, Tensor], int, int]:
-    """The heads' tensors under our names, the number of heads, and that of residual layers in each.
+    """The heads' tensors by outpace's names, the number of heads, and the number of residual layers per head.
 
     Raises:
-        OutpaceError: there are no safetensors with heads, or a tensor of them has an unknown name.
+        OutpaceError: there are no safetensors with heads, or a tensor has an unknown name.
     """
     place = Path(folder)
     files = [place / f"{_FILE}.safetensors"]
