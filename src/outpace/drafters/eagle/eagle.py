@@ -68,8 +68,8 @@ class Eagle(Drafter[EagleState]):
 
     Attributes:
         path: folder of a trained drafter: one of outpace, or a published EAGLE-3 in the layout of speculators
-            or EAGLE, or a published EAGLE-1, or the name of one on the hub; or the module itself. None is the EAGLE-3 for the
-            embedded model.
+            or EAGLE, or a published EAGLE-1, or the name of one on the hub; or the module itself. None is the
+            EAGLE-3 for the embedded model.
         num_speculative_tokens: tokens on a path of the draft, at least 1; by default the number it was
             trained for, or 5 if that is unknown.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
