@@ -619,8 +619,7 @@ class Engine:
                     layer: torch.cat([rows[layer] for rows in pieces]) for layer in self._layers
                 }
             try:
-                if self._prefixes is not None and active.sequence.source is None:
-                    self._keep_rows(active)
+                self._keep_rows(active)
                 active.state = active.drafting.drafter.start(active.sequence, active.drafting.shared)
                 active.started = True
             except Exception as error:
