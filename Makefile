@@ -3,6 +3,7 @@
 # make test-slow     run the whole losslessness matrix and the long samples
 # make real          fetch a real model, SmolLM2-135M-Instruct, into the user's cache, for --model smollm2
 # make test-real     run the tests on that model
+# make test-llamacpp run the tests of GGUF files, with llama-cpp-python built once into the user's cache
 # make soak          1,000 mixed requests against the server
 # make conformance   others' tests of OpenAI's API against the server; they are fetched from the package index
 # make lint          ruff and mypy
@@ -28,7 +29,7 @@ INPUTS := pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
+.PHONY: demo test test-slow test-llamacpp soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -50,6 +51,22 @@ soak: $(TEST)
 
 conformance: $(TEST)
 	$(BIN)/python tools/conformance/run.py
+
+# llama.cpp is compiled once, about ten minutes, into a wheel outside the clone.
+LLAMACPP := llama-cpp-python==0.3.36
+WHEELS ?= $(or $(OUTPACE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/outpace)/wheels
+VENV_LLAMACPP ?= .venv-llamacpp
+
+test-llamacpp: $(VENV_LLAMACPP)/.installed
+	OMP_NUM_THREADS=1 $(VENV_LLAMACPP)/bin/python -m pytest $(PYTEST_ARGS) tests/llamacpp
+
+$(VENV_LLAMACPP)/.installed: $(INPUTS)
+	$(PYTHON) -m venv $(VENV_LLAMACPP)
+	ls $(WHEELS)/llama_cpp_python-0.3.36-*.whl >/dev/null 2>&1 || \
+		$(VENV_LLAMACPP)/bin/python -m pip wheel --no-deps --wheel-dir $(WHEELS) $(LLAMACPP)
+	$(VENV_LLAMACPP)/bin/python -m pip install --quiet --constraint constraints.txt --find-links $(WHEELS) \
+		--editable '.[test]' $(LLAMACPP)
+	@touch $@
 
 lint: lint-ruff lint-format lint-mypy
 
@@ -96,4 +113,4 @@ clean:
 	find src tests tools examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean
-	rm -rf $(VENV) $(VENV_LOWEST)
+	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_LLAMACPP)

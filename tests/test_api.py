@@ -27,6 +27,7 @@ PUBLIC = {
     "accelerate",
     "decode",
     "drafters",
+    "load",
     "load_drafter",
     "measure_drift",
     "nano_draft_path",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .drafters import load_drafter
     from .engine import AsyncEngine, Engine
     from .hf import accelerate, decode, restore
+    from .loading import load
     from .targets import Target
     from .targets.drift import Drift, measure_drift
 
@@ -47,6 +48,7 @@ __all__ = [
     "accelerate",
     "decode",
     "drafters",
+    "load",
     "load_drafter",
     "measure_drift",
     "nano_draft_path",
@@ -71,6 +73,7 @@ _HOME = {
     "UnsupportedModel": "core",
     "accelerate": "hf",
     "decode": "hf",
+    "load": "loading",
     "load_drafter": "drafters",
     "measure_drift": "targets.drift",
     "restore": "hf",

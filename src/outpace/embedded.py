@@ -39,13 +39,15 @@ def nano_drafter_path(method: str) -> Path:
 
 
 def smollm2_path() -> Path:
-    """The folder that `make real` writes SmolLM2-135M-Instruct to; it may not exist yet.
+    """The folder that `make real` writes SmolLM2-135M-Instruct to; it may not exist yet."""
+    return cache_path() / "smollm2-135m-instruct"
 
-    It lies in ``$OUTPACE_CACHE``, by default ``outpace`` in the user's cache folder (``$XDG_CACHE_HOME`` or
-    ``~/.cache``).
-    """
+
+def cache_path() -> Path:
+    """The folder of models that are made or fetched once: ``$OUTPACE_CACHE``, by default ``outpace`` in the
+    user's cache folder (``$XDG_CACHE_HOME`` or ``~/.cache``)."""
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("OUTPACE_CACHE") or Path(caches) / "outpace") / "smollm2-135m-instruct"
+    return Path(os.environ.get("OUTPACE_CACHE") or Path(caches) / "outpace")
 
 
 def _embedded(name: str) -> Path:

@@ -28,7 +28,8 @@ from outpace.engine.parts import Adaptive
 from outpace.files import check_text
 from outpace.policy.governor import Governor
 from outpace.policy.latency import Latency
-from outpace.targets import Target, TargetModel, adapters
+from outpace.spec import load as load_spec
+from outpace.targets import Target, TargetModel, adapters, is_gguf
 from outpace.targets.hardware import total_bytes
 from outpace.targets.led import LedTarget, follow
 from outpace.targets.needs import GIB, Needs, is_large, needs_of
@@ -230,6 +231,7 @@ def load(
     device: Place = None,
     *,
     trust_remote_code: bool = False,
+    llamacpp: str = "",
 ) -> Loaded:
     """Load a model for decoding.
 
@@ -237,18 +239,23 @@ def load(
     it ends, and then exit (``SystemExit``).
 
     Args:
-        name: a hub name or a folder; None is the embedded model, "smollm2" the public model that
-            `make real` fetches. The low-rank updates in a folder written by peft are merged into the model
-            that they update.
+        name: a hub name, a folder, or a .gguf file, which llama.cpp runs (its weights keep their types);
+            None is the embedded model, "smollm2" the public model that `make real` fetches. The low-rank
+            updates in a folder written by peft are merged into the model that they update.
         dtype: one of ``DTYPES``, or "auto": the model's own on a GPU, float32 on a CPU.
         device: in torch's notation; None is cuda if available; or several devices or processes.
         trust_remote_code: run Python code that comes with the model.
+        llamacpp: options of a .gguf file, fields of ``LlamaCppOptions``, as in "threads=4,n_gpu_layers=-1".
 
     Raises:
         OutpaceError: the model cannot be loaded; the message gives the reason and the remedy.
         UnsupportedModel: it is not a decoder-only language model, or fails the target's self-test.
         RanksLost: one of several processes has failed.
     """
+    if name is not None and is_gguf(name):
+        return _load_gguf(name, dtype, device, trust_remote_code, llamacpp)
+    if llamacpp:
+        raise OutpaceError(f"--llamacpp is for .gguf files, and {_shown(name)} is none; leave it out")
     check_needs(name, needs_of_name(name, dtype, device, trust_remote_code), device)
     if isinstance(device, Shared):
         return _load_shared(name, dtype, device, trust_remote_code)
@@ -261,6 +268,25 @@ def load(
     return made(shown, model.to(place), tokenizer, source=source_of(name))
 
 
+def _load_gguf(name: str, dtype: str, device: Place, trust: bool, options: str) -> Loaded:
+    """A GGUF file as a loaded model: with the tokenizer and the chat template in it."""
+    for given, option, remedy in (
+        (dtype != "auto", "--dtype", "weights have the types they have in the file"),
+        (device not in (None, "cpu"), "--device", "say --llamacpp n_gpu_layers=-1 for all layers on the GPU"),
+        (trust, "--trust-remote-code", "a GGUF file holds no code"),
+    ):
+        if given:
+            raise OutpaceError(f"{option} is for transformers models, and {name} is a GGUF file: {remedy}")
+    from outpace.targets.llamacpp import LlamaCppOptions, LlamaCppTarget
+
+    chosen = load_spec(
+        "option of a GGUF file", {"llamacpp": LlamaCppOptions}, f"llamacpp:{options}".rstrip(":")
+    )
+    target = LlamaCppTarget(name, **vars(chosen))
+    target.tokenizer.need_text()
+    return Loaded(name, target, target.tokenizer, target.file_type.lower(), "cpu", str(target.path))
+
+
 def needs_of_name(
     name: str | None, dtype: str, device: Place, trust_remote_code: bool = False
 ) -> Needs | None:
@@ -269,7 +295,7 @@ def needs_of_name(
     Raises:
         OutpaceError: there is no such model.
     """
-    if name is None or (Path(name).expanduser() / adapters.ADAPTER).is_file():
+    if name is None or is_gguf(name) or (Path(name).expanduser() / adapters.ADAPTER).is_file():
         return None
     source = source_of(name)
     try:
@@ -502,6 +528,11 @@ def source_of(name: str | None) -> str:
         if not any((path / file).is_file() for file in ("config.json", adapters.ADAPTER)):
             raise OutpaceError(f"{name} is not a model: the folder has no config.json")
         return str(path)
+    if is_gguf(name):
+        raise OutpaceError(
+            f"{name} is a GGUF file, which llama.cpp decodes, and this needs a transformers model; give its "
+            "folder or its name on the hub"
+        )
     if path.exists():
         raise OutpaceError(f"{name} is a file; give the folder that contains config.json and the weights")
     if name == "smollm2":

@@ -17,6 +17,7 @@ from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
 from outpace.engine.parts import Adaptive
 from outpace.loading import Loaded
+from outpace.targets import is_gguf
 
 LIBRARIES = {
     "transformers": KINDS,
@@ -193,7 +194,8 @@ def _worker(subject: Loaded, peer: Peer, options: PeerOptions) -> Method:
         peer.environment,
         {
             "model": source,
-            "dtype": subject.dtype,
+            # Keys and values: those of a quantised model in llama.cpp's own default.
+            "dtype": "float16" if is_gguf(subject.source) else subject.dtype,
             "device": subject.device,
             "length": options.length,
             "threads": torch.get_num_threads(),

@@ -14,6 +14,8 @@ from outpace.cli.parts import check_length, profiled, sampling
 from outpace.cli.place import spread_of
 from outpace.core import OutpaceError
 
+TRANSFORMERS = "transformers:plain,transformers:prompt_lookup"
+
 ProfileToo = Annotated[
     Path | None,
     typer.Option(
@@ -36,6 +38,7 @@ Peers = Annotated[
         metavar="LIST",
         help="transformers (plain, prompt_lookup, assisted), vllm=VENV (plain, ngram, suffix), "
         "llama.cpp=VENV (plain, prompt_lookup), one method as in transformers:plain; or none.",
+        show_default=f"{TRANSFORMERS}; of a .gguf file llama.cpp",
         rich_help_panel=o.METHODS,
     ),
 ]
@@ -95,7 +98,7 @@ def bench(
     profile: ProfileToo = None,
     verifier: o.VerifierName = "match",
     adaptive: o.Adaptive = None,
-    peers: Peers = "transformers:plain,transformers:prompt_lookup",
+    peers: Peers = "",
     assistant: Assistant = None,
     gguf: Gguf = None,
     batch: Batches = "1",
@@ -106,6 +109,7 @@ def bench(
     device_map: o.DeviceMap = None,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
+    llamacpp: o.LlamaCpp = "",
     max_new_tokens: o.MaxNewTokens = 64,
     temperature: o.Temperature = 0.0,
     seed: BenchSeed = 0,
@@ -125,15 +129,19 @@ def bench(
     with screen.busy("reading the prompts ..."):
         from outpace.bench.run import Settings
         from outpace.cli import bench_run as runner
+        from outpace.targets import is_gguf
 
         runner.check_outputs(json_to, html)
         settings = Settings(max_new_tokens, temperature, seed, repeats, eos)
-        methods = (drafters, lengths, verifier, adaptive, peers, assistant, gguf)
+        beside = peers or ("llama.cpp" if is_gguf(model or "") else TRANSFORMERS)
+        methods = (drafters, lengths, verifier, adaptive, beside, assistant, gguf)
         chosen = runner.plan(suite, data, limit, *methods, batch, settings)
     place = spread_of(device, device_map)
     loading = ("" if profile else "none", profile, verifier, model, place, dtype, trust_remote_code)
     notes: list[str] = []
-    loaded, spec = profiled(*loading, like=like, at_once=chosen.batches, remark=notes.append)
+    loaded, spec = profiled(
+        *loading, like=like, at_once=chosen.batches, remark=notes.append, llamacpp=llamacpp
+    )
     found = runner.run(chosen.with_drafter(spec, notes), loaded, json_to, html)
     finish(not found.interrupted, equal=found.whole and not found.failed and not found.broken)
 

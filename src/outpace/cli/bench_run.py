@@ -48,6 +48,7 @@ from outpace.core import OutpaceError, out_of_memory
 from outpace.drafters import load_drafter
 from outpace.embedded import nano_draft_path, nano_path
 from outpace.loading import Loaded
+from outpace.targets import is_gguf
 from outpace.targets.drift import margin
 from outpace.verify import load_verifier
 
@@ -204,6 +205,8 @@ def _gguf(chosen: Plan, model: Loaded, folder: Path) -> Path | None:
     """
     if chosen.gguf is not None or not any(peer.library == "llama.cpp" for peer in chosen.peers):
         return chosen.gguf
+    if is_gguf(model.source):
+        return Path(model.source)
     weights = model.target.model
     if weights is None:
         raise OutpaceError("llama.cpp as a peer needs a transformers model; use --peers none")
@@ -315,6 +318,9 @@ def _of_batch(methods: Seq[Method], batch: int, notes: list[str]) -> list[Method
 
 
 def _roof(model: Loaded, notes: list[str]) -> Roof | None:
+    if model.target.model is None:
+        notes.append("no roof is known of a model that transformers does not run")
+        return None
     with screen.busy("measuring the machine ..."):
         try:
             found = measure_roof(model.target, 128, model.device, getattr(torch, model.dtype))

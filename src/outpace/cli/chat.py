@@ -35,6 +35,7 @@ def chat(
     device: o.Device = None,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
+    llamacpp: o.LlamaCpp = "",
     max_new_tokens: o.MaxNewTokens = 256,
     temperature: o.Temperature = 0.0,
     top_k: o.TopK = 0,
@@ -57,7 +58,9 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    loaded, spec = profiled(drafter, profile, verifier, model, device, dtype, trust_remote_code)
+    loaded, spec = profiled(
+        drafter, profile, verifier, model, device, dtype, trust_remote_code, llamacpp=llamacpp
+    )
     with learning(loaded, spec, online, online_options, online_out) as learner:
         engine = engine_of(loaded, spec, verifier, 1, adaptive, learner)
         talk(Chat(loaded, engine, params))

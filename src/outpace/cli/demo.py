@@ -56,6 +56,11 @@ Real = Annotated[
     typer.Option("--real", help="Use SmolLM2-135M-Instruct, which `make real` fetches, as a chat model."),
 ]
 
+AsGguf = Annotated[
+    bool,
+    typer.Option("--gguf", help="Run the embedded model through llama.cpp, as a GGUF file in q8_0."),
+]
+
 DEMO_DRAFTER = "lookahead:window=4,ngram=4,guesses=4"  # on a CPU a wide forward costs more
 
 
@@ -67,10 +72,12 @@ def demo(
     prompt: Question = None,
     once: Once = False,
     real: Real = False,
+    gguf: AsGguf = False,
     model: o.ModelName = None,
     device: o.Device = None,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
+    llamacpp: o.LlamaCpp = "",
     max_new_tokens: o.MaxNewTokens = 128,
     temperature: o.Temperature = 0.0,
     seed: o.Seed = 0,
@@ -87,11 +94,20 @@ def demo(
         raise OutpaceError("the prompt is empty; give --prompt TEXT, or leave it out for the demo's question")
     if profile is None:
         drafter = drafter or DEMO_DRAFTER
+    if (real or gguf) and model is not None:
+        raise OutpaceError(f"--{'real' if real else 'gguf'} names the model; leave --model out")
+    if real and gguf:
+        raise OutpaceError("--real and --gguf each name a model; give one of them")
+    if gguf:
+        with screen.busy("writing the embedded model as a GGUF file ..."):
+            from outpace.bench.lab.gguf import nano_gguf
+
+            model = str(nano_gguf())
     if real:
-        if model is not None:
-            raise OutpaceError("--real names the model; leave --model out")
         model, prompt = "smollm2", prompt or REAL_PROMPT
-    loaded, spec = profiled(drafter, profile, verifier, model, device, dtype, trust_remote_code)
+    loaded, spec = profiled(
+        drafter, profile, verifier, model, device, dtype, trust_remote_code, llamacpp=llamacpp
+    )
     engines = (loaded.engine(), engine_of(loaded, spec, verifier, 1, adaptive, None))
     label = labelled(spec, engines[1])
     equal, whole = run(loaded, engines, label, prompt or DEMO_PROMPT, params, once, chat=real)

@@ -128,6 +128,7 @@ def generate(
     parallel_timeout: o.ParallelTimeout = 120.0,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
+    llamacpp: o.LlamaCpp = "",
     max_new_tokens: o.MaxNewTokens = 128,
     temperature: o.Temperature = 0.0,
     top_k: o.TopK = 0,
@@ -160,7 +161,7 @@ def generate(
     copied, together = any(one.references for one in found), min(batch, len(found))
     loading = (drafter, profile, verifier, model, place, dtype, trust_remote_code)
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
-        loaded, spec = profiled(*loading, references=copied, at_once=(together,))
+        loaded, spec = profiled(*loading, references=copied, at_once=(together,), llamacpp=llamacpp)
         jobs = prepare(found, loaded, chat)
         with learning(loaded, spec, online, online_options, online_out) as learner:
             engine = engine_of(loaded, spec, verifier, together, adaptive, learner)

@@ -16,7 +16,8 @@ ModelName = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="Hub name or folder, or smollm2 (see `make real`). Default: the embedded model.",
+        help="Hub name or folder, smollm2 (see `make real`), or a .gguf file, which llama.cpp runs. "
+        "Default: the embedded model.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -84,6 +85,15 @@ Trust = Annotated[
     bool,
     typer.Option(
         "--trust-remote-code", help="Run Python code that comes with the model.", rich_help_panel=MODEL
+    ),
+]
+LlamaCpp = Annotated[
+    str,
+    typer.Option(
+        "--llamacpp",
+        metavar="OPTIONS",
+        help="With a .gguf file: options, as in threads=4,n_gpu_layers=-1,type_v=q8_0 (docs/llamacpp.md).",
+        rich_help_panel=MODEL,
     ),
 ]
 MaxNewTokens = Annotated[

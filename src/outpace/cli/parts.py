@@ -35,6 +35,7 @@ def parts(
     trust_remote_code: bool,
     references: bool = False,
     like: str | None = None,
+    llamacpp: str = "",
 ) -> Loaded:
     """Load the model, after checking the drafter and the verifier."""
     with screen.busy(f"loading {model or 'the embedded model'} ..."):
@@ -46,9 +47,11 @@ def parts(
         if like is None:
             if (needs := needs_of_name(model, dtype, device, trust_remote_code)) is not None:
                 screen.note(f"{model}: {needs}")
-            return load(model, dtype, device, trust_remote_code=trust_remote_code)
+            return load(model, dtype, device, trust_remote_code=trust_remote_code, llamacpp=llamacpp)
         if not isinstance(device, str | None):
             raise OutpaceError("--like grows a model on one device; leave --device-map and --parallel out")
+        if llamacpp:
+            raise OutpaceError("--llamacpp is for .gguf files, which --like does not grow; leave one out")
         from outpace.bench.lab.grown import load_grown
 
         return load_grown(model, like, dtype, device, trust_remote_code=trust_remote_code)
@@ -64,6 +67,7 @@ def profiled(
     trust_remote_code: bool,
     references: bool = False,
     like: str | None = None,
+    llamacpp: str = "",
     at_once: Iterable[int] = (1,),
     remark: Callable[[str], None] = screen.note,
 ) -> tuple[Loaded, str]:
@@ -74,15 +78,16 @@ def profiled(
         remark: called with a message if the profile was tuned for another number.
     """
     loading = (verifier, model, device, dtype, trust_remote_code)
+    more: dict[str, Any] = {"like": like, "llamacpp": llamacpp}
     if profile is None:
         spec = drafter or DEFAULT_DRAFTER
-        return parts(spec, *loading, references=references, like=like), spec
+        return parts(spec, *loading, references, **more), spec
     if drafter:
         raise OutpaceError("give --drafter or --profile, not both: the profile names its drafter")
     from outpace.engine.profile import load_profile, other_batch, read_profiles
 
     read_profiles(profile)  # reports errors in the file before the model loads
-    loaded = parts("none", *loading, like=like)
+    loaded = parts("none", *loading, **more)
     known = load_profile(profile, loaded.target)
     check_drafter(known.drafter, references)
     if (told := other_batch(known, at_once)) is not None:

@@ -107,6 +107,7 @@ def serve(
     parallel_timeout: o.ParallelTimeout = 120.0,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
+    llamacpp: o.LlamaCpp = "",
     host: Host = "127.0.0.1",
     port: Port = 8000,
     served_model_name: Names = None,
@@ -144,7 +145,8 @@ def serve(
     address = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
 
     def load() -> tuple[Loaded, Engine]:
-        loaded, spec = profiled(drafter, profile, "match", model, place, dtype, trust_remote_code)
+        loading = (drafter, profile, "match", model, place, dtype, trust_remote_code)
+        loaded, spec = profiled(*loading, llamacpp=llamacpp)
         governed: Adaptive = "auto" if adaptive is None else adaptive
         rooms = _memory(memory, prefix_cache)
         return loaded, make_engine(loaded, spec, limits, others, adaptive=governed, **rooms)

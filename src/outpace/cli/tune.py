@@ -88,6 +88,7 @@ def tune_drafter(
     device: o.Device = None,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
+    llamacpp: o.LlamaCpp = "",
     max_new_tokens: o.MaxNewTokens = 64,
     temperature: o.Temperature = 0.0,
     seed: TuneSeed = 0,
@@ -113,7 +114,7 @@ def tune_drafter(
         chosen = tune.plan(
             suite, data, limit, drafters or tune.DRAFTERS, objective, batches, settings, budget, out, verify
         )
-    loaded = parts("none", "match", model, device, dtype, trust_remote_code, like=like)
+    loaded = parts("none", "match", model, device, dtype, trust_remote_code, like=like, llamacpp=llamacpp)
     found = tune.run(chosen, loaded)
     if found is None:
         return finish(False)

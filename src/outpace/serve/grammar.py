@@ -46,10 +46,19 @@ class Grammars:
         """
         if self._tokenizer is None:
             try:
-                self._tokenizer = llguidance.hf.from_tokenizer(*self._arguments)
+                self._tokenizer = self._made()
             except Exception as error:  # llguidance raises what its Rust code meets
                 raise Refused(400, f"this model's tokenizer supports no grammars: {error}") from error
         return self._tokenizer
+
+    def _made(self) -> llguidance.LLTokenizer:
+        tokenizer, size, eos = self._arguments
+        vocabulary = getattr(tokenizer, "vocabulary", None)
+        if vocabulary is None:
+            return llguidance.hf.from_tokenizer(tokenizer, size, eos)
+        from llguidance.llamacpp import lltokenizer_from_vocab  # imports llama_cpp
+
+        return lltokenizer_from_vocab(vocabulary, size, eos)
 
     async def compile(self, schema: dict[str, Any]) -> llguidance.LLMatcher:
         """A matcher of the JSON texts that a schema allows, written without spaces.

@@ -29,8 +29,8 @@ _UNKNOWN = re.compile("unknown (?:model )?architecture: '([^']*)'")
 
 _log = logging.getLogger("outpace.llamacpp")
 _log.addHandler(logging.NullHandler())  # nothing on the terminal unless the program asks for it
-# ggml's levels: none, info, warning, error, debug; 5 goes on with the line before. Its notes are many.
-_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.ERROR, 4: logging.DEBUG}
+# ggml's levels: debug, info, warning, error; another goes on with the line before. It remarks on much.
+_LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.ERROR}
 
 
 class _Log:
@@ -134,7 +134,6 @@ class LlamaModel:
 
     def __init__(self, path: Path, n_gpu_layers: int) -> None:
         lib = library()
-        check_file(path)
         if n_gpu_layers and not lib.llama_supports_gpu_offload():
             raise OutpaceError(
                 f"n_gpu_layers={n_gpu_layers}: this llama-cpp-python was built for the CPU alone; leave it "

@@ -31,13 +31,20 @@ class LlamaTokenizer:
 
     def __init__(self, model: LlamaModel) -> None:
         lib = library()
-        self._model, self._pointer = model, model.vocabulary
-        self._size = int(lib.llama_vocab_n_tokens(self._pointer))
-        self.has_text = int(lib.llama_vocab_type(self._pointer)) != _NO_VOCABULARY
+        self._model = model
+        self._size = int(lib.llama_vocab_n_tokens(self.vocabulary))
+        self.has_text = int(lib.llama_vocab_type(self.vocabulary)) != _NO_VOCABULARY
         every = range(self._size) if self.has_text else ()
-        self.end_tokens = frozenset(token for token in every if lib.llama_vocab_is_eog(self._pointer, token))
+        self.end_tokens = frozenset(
+            token for token in every if lib.llama_vocab_is_eog(self.vocabulary, token)
+        )
         template = lib.llama_model_chat_template(model.pointer, None)
         self.chat_template = None if template is None else template.decode(errors="replace")
+
+    @property
+    def vocabulary(self) -> Any:
+        """llama.cpp's vocabulary, a pointer."""
+        return self._model.vocabulary
 
     def __len__(self) -> int:
         return self._size
@@ -48,12 +55,17 @@ class LlamaTokenizer:
         Args:
             add_special_tokens: with those that the file says begin and end a text.
         """
-        self._need_text()
+        self.need_text()
         if isinstance(text, str):
             return SimpleNamespace(input_ids=self._encoded(text, add_special_tokens))
         return SimpleNamespace(input_ids=[self._encoded(one, add_special_tokens) for one in text])
 
-    def _need_text(self) -> None:
+    def need_text(self) -> None:
+        """Refuse a file without a vocabulary.
+
+        Raises:
+            OutpaceError: it has none.
+        """
         if not self.has_text:
             raise OutpaceError(
                 f"{self._model.path} has no tokenizer: it takes token ids alone; use a file with one"
@@ -63,15 +75,15 @@ class LlamaTokenizer:
         lib, data = library(), text.encode()
         room = len(data) + 2
         tokens = (ctypes.c_int32 * room)()
-        count = lib.llama_tokenize(self._pointer, data, len(data), tokens, room, special, True)
+        count = lib.llama_tokenize(self.vocabulary, data, len(data), tokens, room, special, True)
         if count < 0:  # more tokens than bytes
             tokens = (ctypes.c_int32 * -count)()
-            count = lib.llama_tokenize(self._pointer, data, len(data), tokens, -count, special, True)
+            count = lib.llama_tokenize(self.vocabulary, data, len(data), tokens, -count, special, True)
         return list(tokens[:count])
 
     def decode(self, token_ids: int | Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of tokens; a character of which bytes are missing becomes U+FFFD."""
-        self._need_text()
+        self.need_text()
         lib = library()
         ids = [token_ids] if isinstance(token_ids, int) else [int(token) for token in token_ids]
         tokens = (ctypes.c_int32 * len(ids))(*ids)
@@ -79,7 +91,7 @@ class LlamaTokenizer:
         while True:
             buffer = ctypes.create_string_buffer(room)
             asked = (tokens, len(ids), buffer, room, False, not skip_special_tokens)
-            count = lib.llama_detokenize(self._pointer, *asked)
+            count = lib.llama_detokenize(self.vocabulary, *asked)
             if count >= 0:
                 return buffer.raw[:count].decode(errors="replace")
             room = -count
@@ -87,11 +99,11 @@ class LlamaTokenizer:
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
         """Tokens as the file writes them."""
         lib = library()
-        return [lib.llama_vocab_get_text(self._pointer, token).decode(errors="replace") for token in ids]
+        return [lib.llama_vocab_get_text(self.vocabulary, token).decode(errors="replace") for token in ids]
 
     @cached_property
     def _vocabulary(self) -> Mapping[str, int]:
-        self._need_text()
+        self.need_text()
         return {token: place for place, token in enumerate(self.convert_ids_to_tokens(range(self._size)))}
 
     def get_vocab(self) -> dict[str, int]:
@@ -103,7 +115,7 @@ class LlamaTokenizer:
         """Tokens that are no text."""
         lib = library()
         every = range(self._size) if self.has_text else ()
-        return [token for token in every if lib.llama_vocab_is_control(self._pointer, token)]
+        return [token for token in every if lib.llama_vocab_is_control(self.vocabulary, token)]
 
     @property
     def all_special_tokens(self) -> list[str]:
@@ -113,12 +125,12 @@ class LlamaTokenizer:
     @property
     def bos_token_id(self) -> int | None:
         """The token that begins a text; None where there is none."""
-        return self._one(library().llama_vocab_bos(self._pointer))
+        return self._one(library().llama_vocab_bos(self.vocabulary))
 
     @property
     def eos_token_id(self) -> int | None:
         """The token that ends a text; None where there is none."""
-        return self._one(library().llama_vocab_eos(self._pointer))
+        return self._one(library().llama_vocab_eos(self.vocabulary))
 
     @staticmethod
     def _one(token: int) -> int | None:

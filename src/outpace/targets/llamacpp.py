@@ -19,7 +19,7 @@ from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.base import Output, Rows, TargetModel, own_cache
 from outpace.targets.hardware import processor
 from outpace.targets.llama_cache import LlamaCache
-from outpace.targets.llama_library import ROWS, LlamaContext, LlamaModel, library
+from outpace.targets.llama_library import ROWS, LlamaContext, LlamaModel, check_file, library
 from outpace.targets.llama_tokenizer import LlamaTokenizer
 from outpace.targets.self_test import difference, logits_by_shape
 
@@ -84,6 +84,7 @@ class LlamaCppTarget(TargetModel):
     Attributes:
         tokenizer: the file's.
         options: as given.
+        row_bytes: of keys and values of one row.
 
     Raises:
         OutpaceError: llama-cpp-python is missing or too old, or the file cannot be loaded; the message gives
@@ -96,8 +97,9 @@ class LlamaCppTarget(TargetModel):
             self.options = LlamaCppOptions(**options)
         except TypeError as error:
             raise OutpaceError(f"options of a GGUF file: {error}") from None
-        lib = library()
         self.path = Path(path).expanduser()
+        check_file(self.path)
+        lib = library()
         self._weights = LlamaModel(self.path, self.options.n_gpu_layers)
         _refuse_state(self._weights)
         self.tokenizer = LlamaTokenizer(self._weights)
@@ -107,7 +109,7 @@ class LlamaCppTarget(TargetModel):
         self.max_leaves = int(lib.llama_max_parallel_sequences()) // 2 - 1
         self.inexact = self._order_of_sums() or "not tested"
         self._least = 2 if self.options.exact is True else 1
-        self._row_bytes = self._measured_row_bytes()
+        self.row_bytes = self._measured_row_bytes()
         if self.options.check:
             self._check()
 
@@ -118,7 +120,7 @@ class LlamaCppTarget(TargetModel):
     @property
     def file_type(self) -> str:
         """Quantisation of the weights, as llama.cpp names it: "Q8_0"."""
-        return self._weights.description.split()[-1]
+        return self._weights.description.split(maxsplit=2)[-1].removeprefix("all ")
 
     @property
     def threads(self) -> int:
@@ -162,7 +164,7 @@ class LlamaCppTarget(TargetModel):
         return LlamaContext(self._weights, cells, own, self._least)
 
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> LlamaCache:
-        return LlamaCache(self._context, slots, length, self._row_bytes, capacity)
+        return LlamaCache(self._context, slots, length, self.row_bytes, capacity)
 
     def forward(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from outpace.core import OutpaceError, UnsupportedModel, out_of_memory
-from outpace.targets import Target, TargetModel
+from outpace.targets import Target, TargetModel, is_gguf
 
 # (path, dtype, device) -> the model; it goes when the last engine with it goes.
 _LOADED: weakref.WeakValueDictionary[tuple[str, str, str], TargetModel] = weakref.WeakValueDictionary()
@@ -36,6 +36,11 @@ def load_model(model: Any, target: TargetModel, device: str | None = None) -> Ta
     key = (source, str(target.dtype), str(place))
     loaded = _LOADED.get(key)
     if loaded is None:
+        if is_gguf(model):
+            if device is not None:
+                raise OutpaceError(f"draft_model: {model} is a GGUF file, so leave device out")
+            loaded = _LOADED[key] = Target(model)
+            return loaded
         try:
             loaded = _LOADED[key] = Target(read_model(str(model), dtype=target.dtype).to(place))
         except (RuntimeError, AssertionError) as error:
@@ -122,6 +127,8 @@ def load_tokenizer(given: Any, model: Any, needed: bool) -> Any:
     """
     if given is not None and not isinstance(given, str | Path):
         return given
+    if given is None and isinstance(model, TargetModel) and model.tokenizer is not None:
+        return model.tokenizer
     name = given if given is not None else _name(model)
     if not name or (given is None and not needed and not (Path(name) / "tokenizer.json").is_file()):
         return None

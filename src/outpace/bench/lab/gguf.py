@@ -19,9 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from outpace._version import __version__
 from outpace.bench.lab.llama_shapes import Shape
 from outpace.core import OutpaceError, UnsupportedModel
+from outpace.embedded import cache_path
 from outpace.files import beside
+from outpace.loading import load_weights
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 _FILE_TYPES = {"float32": 0, "float16": 1, "q4_0": 2, "q8_0": 7, "bfloat16": 32}  # llama.cpp's numbers
@@ -64,6 +67,16 @@ def write_gguf(model: Any, path: Path, dtype: str = "float32", tokenizer: Any = 
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def nano_gguf() -> Path:
+    """The embedded model as a GGUF file in q8_0, in the user's cache; written when it is first asked for."""
+    path = cache_path() / f"outpace-nano-{__version__}-q8_0.gguf"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _, model, tokenizer = load_weights(None, torch.float32, False)
+        write_gguf(model, path, "q8_0", tokenizer)
+    return path
 
 
 def interleaved(weight: Tensor, heads: int) -> Tensor:

@@ -144,7 +144,7 @@ class DraftModel(Drafter[Drafting]):
     def _vocabulary(self, model: TargetModel, target: TargetModel) -> Vocabulary:
         needed = self.vocabulary != "same"
         named = nano_draft_path() if self.model is None else self.model
-        own = load_tokenizer(self.tokenizer, named, needed)
+        own = load_tokenizer(self.tokenizer, model if model.tokenizer else named, needed)
         theirs = load_tokenizer(self.target_tokenizer, target, needed)
         return vocabulary_of(self.vocabulary, model, target, own, theirs)
 
