@@ -147,7 +147,7 @@ def alone(server: Server, texts: list[str], streams: int, tokens: int) -> dict[s
     """All prompts through an engine in this process, this many at once."""
     if server.engine is None:
         loaded = load(server.url.removeprefix("local:"), server.more["dtype"], "cpu")
-        server.engine = loaded.engine("none"), loaded
+        server.engine = loaded.engine("none", prefix_cache=2**28), loaded  # as servers have one
     engine, loaded = server.engine
     params = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
     found: list[Any] = []
@@ -171,9 +171,11 @@ async def measured(given: argparse.Namespace, servers: list[Server]) -> None:
         for round_ in range(-1, given.rounds):
             for server in servers if round_ % 2 else servers[::-1]:
                 # The round before the first is not counted: kernels, caches and the governor's costs.
-                found = await run(
-                    server, texts if round_ >= 0 else texts[: max(1, streams)], streams, given.tokens
-                )
+                some = texts if round_ >= 0 else texts[:streams]
+                if server.url.startswith("local:"):
+                    found = alone(server, some, streams, given.tokens)
+                else:
+                    found = await run(server, some, streams, given.tokens)
                 if round_ >= 0:
                     server.runs.setdefault(streams, []).append(found)
                     print(f"{streams:3} streams  {server.name:12} {found['tokens_per_s']:8.1f} tokens/s")

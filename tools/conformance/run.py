@@ -51,6 +51,13 @@ NAMES = [
 PATHS = {
     "/chat/completions": ["post"], "/completions": ["post"], "/models": ["get"], "/models/{model}": ["get"],
 }  # fmt: skip
+REPORTS = [  # title, file, whose reasons
+    ("schemathesis, OpenAI's schema", "openai", "schemathesis"),
+    ("schemathesis, our own schema", "own", "schemathesis"),
+    ("vLLM's HTTP tests", "vllm", "vllm"),
+    ("llama-server's tests", "llama", "llama"),
+    ("llama-server's tests of keys and origins", "security", "llama"),
+]
 SERVE = [sys.executable, "-m", "outpace", "serve", "--drafter", "prompt_lookup", "--no-access-log"]
 
 
@@ -157,18 +164,17 @@ def read(report: Path, reasons: dict[str, str]) -> Results:
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         bad = next((one for one in case if one.tag in ("failure", "error")), None)
         skipped = case.find("skipped")
-        # pytest names a file that cannot be read as a case without a class
-        name = f"{(case.get('classname') or '').split('.')[-1]}::{(case.get('name') or '').split('.')[-1]}"
+        file, test = (case.get("classname") or "").split(".")[-1], case.get("name") or ""
+        name = f"{file}::{test}"  # of a file that cannot be read, pytest gives no class
         if skipped is not None:
             results.excluded[(skipped.get("message") or "").removeprefix("Skipped: ")] += 1
         elif bad is None:
             results.passed += 1
         else:
             lines = [line for line in (bad.text or "").splitlines() if line.startswith("E ")]
-            error = " ".join((lines[-1] if lines else bad.get("message") or "").split())
-            reason = next(
-                (why for one, why in reasons.items() if fnmatch.fnmatch(f"{name} {error}", one)), None
-            )
+            error = " ".join(" ".join(lines or [bad.get("message") or ""]).split())
+            tried = f"{name} {error}"
+            reason = next((why for one, why in reasons.items() if fnmatch.fnmatchcase(tried, one)), None)
             if reason is None:
                 results.failed.append((name, error[:160]))
             else:
@@ -216,7 +222,7 @@ def openai_schema(python: Path, cache: Path) -> Path:
     return path
 
 
-def vllm(python: Path, cache: Path, url: str, model: Path, reports: Path) -> Path:
+def vllm(python: Path, cache: Path, url: str, model: Path, report: Path) -> None:
     """vLLM's HTTP tests."""
     tests = source(cache, "vllm") / "tests"
     folder = cache / "vllm"
@@ -229,17 +235,15 @@ def vllm(python: Path, cache: Path, url: str, model: Path, reports: Path) -> Pat
     entry = folder / "vllm/entrypoints/launchers/api_server"  # which one test starts by itself
     entry.mkdir(parents=True)
     (entry / "entry.py").write_text("import others\n\nothers.entry()\n", "utf-8")
-    report = reports / "vllm.xml"
     path = f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}"  # not the tests' own
     pytest(
         python, folder, [f"tests/entrypoints/{one}" for one in VLLM], report,
         CONFORMANCE_URL=url, CONFORMANCE_MODEL=str(model),
         CONFORMANCE_COMMAND=json.dumps(["env", path, *SERVE, "--model", str(model)]),
     )  # fmt: skip
-    return report
 
 
-def llama(python: Path, cache: Path, url: str, model: Path, report: Path, tests: list[str]) -> Path:
+def llama(python: Path, cache: Path, url: str, model: Path, report: Path, tests: list[str]) -> None:
     """llama-server's tests, against a server that runs already."""
     folder = cache / "llama"
     shutil.copytree(
@@ -250,7 +254,6 @@ def llama(python: Path, cache: Path, url: str, model: Path, report: Path, tests:
         CONFORMANCE_URL=url, CONFORMANCE_MODEL=str(model), CONFORMANCE_COMMAND="[]",
         DEBUG_EXTERNAL="1", PORT=url.rsplit(":", 1)[1],
     )  # fmt: skip
-    return report
 
 
 # -- the page ----------------------------------------------------------------------------------------------
@@ -287,8 +290,11 @@ def main() -> int:
     parser.add_argument(
         "--cache", type=Path, default=base / "outpace" / "conformance", help="a folder for what is fetched"
     )
-    parser.add_argument("--port", type=int, default=8190, help="the first of three free ports")
+    parser.add_argument("--port", type=int, default=8190, help="the first of four free ports")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "conformance.md")
+    suites = ["schemathesis", "vllm", "llama"]
+    help_ = "the suites to run; the page has the latest results of the others"
+    parser.add_argument("--only", nargs="+", choices=suites, default=suites, help=help_)
     given = parser.parse_args()
     cache = given.cache.resolve()
     if cache.is_relative_to(ROOT):
@@ -301,29 +307,30 @@ def main() -> int:
     reasons = tomllib.loads((HERE / "excluded.toml").read_text("utf-8"))
     names = [word for name in NAMES for word in ("--served-model-name", name)]
     origins = [word for one in ("localhost", "web.mydomain.fr", "origin") for word in ("--cors-origin", one)]
-    found: dict[str, Results] = {}
-    # A short context, as generated bodies set no limit.
-    short = str(variant(cache, 256, True))
-    with server(given.port, "--model", short, "--served-model-name", OWN) as url:
-        checks = "not_a_server_error,response_schema_conformance,content_type_conformance"
-        report = reports / "openai.xml"
-        schema = str(openai_schema(python, cache))
-        schemathesis(
-            python, schema, f"{url}/v1", report, "--mode", "positive", "--phases", "fuzzing", "-c", checks
-        )
-        found["schemathesis, OpenAI's schema"] = read(report, reasons["schemathesis"])
-        report = reports / "own.xml"
-        # Rules between fields, which a schema does not state, make some bodies wrong that it allows.
-        more = ["--phases", "coverage,fuzzing", "--exclude-checks", "positive_data_acceptance"]
-        schemathesis(python, f"{url}/openapi.json", url, report, *more)
-        found["schemathesis, our own schema"] = read(report, reasons["schemathesis"])
-    with server(given.port + 1, "--model", str(model), *names) as url:
-        found["vLLM's HTTP tests"] = read(vllm(python, cache, url, model, reports), reasons["vllm"])
-        report = llama(python, cache, url, model, reports / "llama.xml", LLAMA)
-        found["llama-server's tests"] = read(report, reasons["llama"])
-    with server(given.port + 2, "--model", str(model), *names, *origins, key=KEY) as url:
-        report = llama(python, cache, url, model, reports / "security.xml", ["security"])
-        found["llama-server's tests of keys and origins"] = read(report, reasons["llama"])
+    if "schemathesis" in given.only:
+        # A short context, as generated bodies set no limit.
+        short = str(variant(cache, 256, True))
+        with server(given.port, "--model", short, "--served-model-name", OWN) as url:
+            checks = "not_a_server_error,response_schema_conformance,content_type_conformance"
+            schema = str(openai_schema(python, cache))
+            more = ["--mode", "positive", "--phases", "fuzzing", "-c", checks]
+            schemathesis(python, schema, f"{url}/v1", reports / "openai.xml", *more)
+            # Rules between fields, which a schema does not state, make some bodies wrong that it allows.
+            more = ["--phases", "coverage,fuzzing", "--exclude-checks", "positive_data_acceptance"]
+            schemathesis(python, f"{url}/openapi.json", url, reports / "own.xml", *more)
+    if "vllm" in given.only:
+        with server(given.port + 1, "--model", str(model), *names) as url:
+            vllm(python, cache, url, model, reports / "vllm.xml")
+    if "llama" in given.only:
+        with server(given.port + 2, *names) as url:
+            llama(python, cache, url, model, reports / "llama.xml", LLAMA)
+        with server(given.port + 3, *names, *origins, key=KEY) as url:
+            llama(python, cache, url, model, reports / "security.xml", ["security"])
+    found = {
+        title: read(reports / f"{name}.xml", reasons[kind])
+        for title, name, kind in REPORTS
+        if (reports / f"{name}.xml").exists()
+    }
     given.out.write_text(page(found), "utf-8")
     print(page(found))
     return int(any(one.failed for one in found.values()))
