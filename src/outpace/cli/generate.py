@@ -166,8 +166,7 @@ def generate(
         with learning(loaded, spec, online, online_options, online_out) as learner:
             engine = engine_of(loaded, spec, verifier, together, adaptive, learner)
             if compare:
-                label = labelled(spec, engine)
-                ended = compare_plain(loaded, engine, label, jobs, params, repeats, writer)
+                ended = compare_plain(loaded, engine, labelled(spec, engine), jobs, params, repeats, writer)
             elif prompts.is_list(file):
                 ended = generate_many(engine, jobs, params, batch, writer), True
             else:
