@@ -1,15 +1,15 @@
-"""The cache protocol, and the tensor cache: keys and values of many sequences, with one undo verb, ``keep``.
+"""The cache protocol and the tensor cache: keys and values of many sequences, rolled back by ``keep``.
 
-``Cache`` is what an engine and its drafters use: slots, and how many rows of each are committed. Where the
-rows are, and what they look like, is between a target and its cache. ``KVCache`` keeps tensors; it knows
-neither a model nor transformers (``targets/causal.py`` adapts it).
+``Cache`` is the interface for an engine and its drafters: slots, and the number of committed rows of each.
+The location and format of the rows are private to a target and its cache. ``KVCache`` stores tensors and is
+independent of models and transformers (``targets/causal.py`` adapts it).
 
-Rows that are not finite. Attention multiplies a masked row's value by 0, and 0 x NaN is NaN, so a row that
-a mask hides must still be finite. Buffers begin as zeros, padded rows go to a scratch row outside every view,
-and rows given back (``free``, ``truncate``) are zeroed: what one sequence computed never reaches another.
-Rows that ``keep`` rejects stay until they are written over. If such a row is not finite, then all rows of its
-sequence were NaN in the very forward that wrote it, for they share a view. (So in half precision a draft
-that overflows can spoil its sequence, where plain decoding would not have met it.)
+Non-finite rows. Attention multiplies a masked row's value by 0, and 0 x NaN is NaN, so a masked row must
+still be finite. Buffers are initialised to zeros, padded rows go to a scratch row outside every view, and
+released rows (``free``, ``truncate``) are zeroed: no sequence reads values that another computed. Rows that
+``keep`` rejects stay until they are overwritten. If such a row is not finite, all rows of its sequence were
+already NaN in the forward that wrote it, since they share a view. (So in half precision a draft that
+overflows can spoil its sequence, which plain decoding would not.)
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from torch import Tensor
 from outpace.core import OutpaceError
 
 _LEAST_ROOM = 256  # rows of the smallest length class
-_LEAST_COLUMNS = 1024  # that a forward of fixed shapes sees, in a lane of as many: fewer shapes
-_TOGETHER = 16  # keys and values of layers in one buffer: one copy moves all, one at a time is made anew
+_LEAST_COLUMNS = 1024  # minimum columns of a forward of fixed shapes, if the lane has that many: fewer shapes
+_TOGETHER = 16  # keys and values per buffer: one copy moves all, and buffers are resized one at a time
 
 
 class CacheFull(OutpaceError):
-    """A cache has no room for a slot, or for more rows of one; nothing has changed."""
+    """A cache has no room for a slot, or for more rows of one; its state is unchanged."""
 
 
 class Slot:
     """A sequence's rows in a cache.
 
     Attributes:
-        number: the same for as long as the slot is in use, whatever moves inside the cache.
+        number: constant while the slot is in use, even if its rows move inside the cache.
     """
 
     __slots__ = ("number",)
@@ -56,14 +56,14 @@ class Slot:
 class Cache(ABC):
     """Committed rows of many sequences.
 
-    A target's forward adds rows behind a slot's committed ones; ``keep`` closes the forward and commits some.
+    A target's forward adds rows after a slot's committed ones; ``keep`` closes the forward and commits some.
 
     Attributes:
         static: fixed shapes; the cache does not grow.
-        copies_rows: whether ``read_rows`` and ``write_rows`` work.
-        max_slots: sequences that it can hold at once; None for no limit.
-        max_length: rows that one slot can have; None for no limit.
-        capacity: rows in all that may be reserved; None for no limit.
+        copies_rows: True if ``read_rows`` and ``write_rows`` are supported.
+        max_slots: maximum number of slots in use; None for no limit.
+        max_length: maximum number of rows per slot; None for no limit.
+        capacity: maximum total number of reserved rows; None for no limit.
     """
 
     static: bool = False
@@ -74,33 +74,33 @@ class Cache(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Slots in use."""
+        """Number of slots in use."""
 
     @property
     @abstractmethod
     def reserved(self) -> int:
-        """Rows reserved now."""
+        """Number of rows reserved now."""
 
     @property
     @abstractmethod
     def row_bytes(self) -> int:
-        """Bytes of one row."""
+        """Bytes per row."""
 
     @property
     @abstractmethod
     def bytes(self) -> int:
-        """Memory held now."""
+        """Bytes allocated now."""
 
     @abstractmethod
     def cost(self, rows: int) -> int:
-        """Rows reserved at most for a slot with room for ``rows`` rows that shares nothing with others.
+        """Maximum number of rows reserved for a slot with room for ``rows`` rows that shares none of them.
 
         ``allocate(rows)`` succeeds while ``capacity - reserved`` is at least this.
         """
 
     @abstractmethod
     def allocate(self, rows: int = 0) -> Slot:
-        """Take an empty slot into use, with room for at least ``rows`` rows (0: as the cache was made for).
+        """Take an empty slot into use, with room for at least ``rows`` rows (0: the cache's initial length).
 
         Raises:
             CacheFull: no slot is left, or too few rows.
@@ -108,7 +108,7 @@ class Cache(ABC):
 
     @abstractmethod
     def free(self, slot: Slot) -> None:
-        """Give a slot back.
+        """Release a slot.
 
         Raises:
             ValueError: it is not in use.
@@ -116,15 +116,15 @@ class Cache(ABC):
 
     @abstractmethod
     def length(self, slot: Slot) -> int:
-        """Committed rows."""
+        """Number of committed rows."""
 
     @abstractmethod
     def room(self, slot: Slot) -> int:
-        """Rows that a slot has room for without moving, those committed included."""
+        """Number of rows that a slot has room for without moving, including committed ones."""
 
     @abstractmethod
     def reserve(self, slot: Slot, rows: int) -> None:
-        """Make room for at least ``rows`` rows, those committed included.
+        """Make room for at least ``rows`` rows, including committed ones.
 
         Raises:
             CacheFull: too few rows are left.
@@ -132,14 +132,15 @@ class Cache(ABC):
 
     @abstractmethod
     def keep(self, paths: Mapping[Slot, Sequence[int]]) -> None:
-        """Close the forward: of the rows a slot fed (0 .. width - 1) commit its path's, in ascending order.
+        """Close the forward: commit each slot's path among the rows that it fed (0 .. width - 1).
 
-        The first row of a path is normally 0, the root. A slot without a path keeps none of the rows it fed.
+        Paths are in ascending order; their first row is normally 0, the root. A slot without a path keeps
+        none of the rows it fed.
         """
 
     @abstractmethod
     def truncate(self, slot: Slot, length: int, path: Sequence[int] = ()) -> None:
-        """Forget a slot's rows from ``length`` on, except those of a path, which move up in its order.
+        """Drop a slot's rows from ``length`` on, except those of a path, which move to ``length`` and after.
 
         Args:
             path: rows to keep, counted from row ``length``, in ascending order.
@@ -150,17 +151,17 @@ class Cache(ABC):
 
     @abstractmethod
     def provisional(self, ahead: Mapping[Slot, int] | None = None) -> AbstractContextManager[None]:
-        """Commit rows that are given up at the end: a draft that is made behind the committed rows.
+        """Context in which committed rows are temporary: on exit they are dropped, as for making a draft.
 
-        No slot may be taken or given back meanwhile. Rows given up are zeroed, unless ``ahead`` is given.
+        No slot may be allocated or freed inside it. Dropped rows are zeroed, unless ``ahead`` is given.
 
         Args:
-            ahead: slot -> rows behind its committed ones that are there already, and count from the start.
-                At the end rows then stay where they are, until they are written over.
+            ahead: slot -> number of rows already written after its committed ones, which count as committed
+                from the start. On exit, dropped rows are then left until they are overwritten.
         """
 
     def read_rows(self, slot: Slot, start: int, stop: int) -> Any:
-        """A copy of a slot's committed rows ``start`` .. ``stop - 1``, for ``write_rows``.
+        """Copy a slot's committed rows ``start`` .. ``stop - 1``, for ``write_rows``.
 
         Raises:
             OutpaceError: this cache does not copy rows.
@@ -168,7 +169,7 @@ class Cache(ABC):
         raise OutpaceError(f"a {type(self).__name__} does not copy rows (copies_rows is False)")
 
     def write_rows(self, slot: Slot, block: Any) -> None:
-        """Append rows that ``read_rows`` copied, as committed ones.
+        """Append rows copied by ``read_rows``, as committed ones.
 
         Raises:
             CacheFull: too few rows are left. OutpaceError: this cache does not copy rows.
@@ -178,7 +179,7 @@ class Cache(ABC):
 
 @dataclass(frozen=True)
 class RowShape:
-    """Shape of one kind of row, the keys or the values of a layer: [heads, size]."""
+    """Shape of a key row or a value row of a layer: [heads, size]."""
 
     heads: int
     size: int
@@ -188,14 +189,14 @@ class RowShape:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Keys and values of a layer may differ in shape (latent attention)."""
+    """Shapes of a layer's keys and values, which may differ (latent attention)."""
 
     keys: RowShape
     values: RowShape
 
 
 class _Part(NamedTuple):
-    """Rows of one shape that share a buffer: which layers', keys (0) or values (1)."""
+    """Rows of one shape that share a buffer: pairs of a layer, and 0 for its keys or 1 for its values."""
 
     shape: RowShape
     members: list[tuple[int, int]]
@@ -206,9 +207,9 @@ class _Seat:
     """Location of a slot's rows.
 
     Attributes:
-        need: rows it must have room for.
-        length: committed rows.
-        written: rows from here on are zero.
+        need: number of rows it must have room for.
+        length: number of committed rows.
+        written: rows from this index on are zero.
     """
 
     slot: Slot
@@ -223,8 +224,8 @@ class _Lane:
     """Slots with the same room, side by side: those at places 0 .. len(seats) - 1 are in use.
 
     Attributes:
-        places: slots that there is room for.
-        room: rows of each.
+        places: number of slots that there is room for.
+        room: rows per slot.
     """
 
     def __init__(self, parts: list[_Part], places: int, room: int) -> None:
@@ -239,7 +240,7 @@ class _Lane:
         return self.places * self.room
 
     def resize(self, places: int, room: int) -> None:
-        """Change the places, the room, or both. Beside the new rows only one old buffer is held at a time."""
+        """Change the places, the room, or both, one buffer at a time to limit peak memory."""
         if (places, room) == (self.places, self.room):
             return
         used, rows = len(self.seats), max((seat.written for seat in self.seats), default=0)
@@ -262,7 +263,7 @@ class _Lane:
         old.leave(place, seat.written)
 
     def leave(self, place: int, written: int) -> None:
-        """Free a place; the last slot moves there. ``written``: rows written at the place."""
+        """Free a place, with ``written`` rows there to clear; the last slot moves to it."""
         last = self.seats.pop()
         self._clear(place, 0, written)
         if place < len(self.seats):
@@ -286,7 +287,7 @@ class _Lane:
         seat.written = min(seat.written, start)
 
     def move(self, places: list[int], sources: list[int], targets: list[int]) -> None:
-        """Copy rows within their slots. All are read before any is written."""
+        """Copy rows within their slots; all are read before any is written."""
         made, devices = torch.tensor([places, sources, targets]), {part.shape.device for part in self._parts}
         indices = {device: made.to(device, non_blocking=True) for device in devices}
         for part, buffer in zip(self._parts, self.buffers, strict=True):
@@ -294,23 +295,23 @@ class _Lane:
             buffer[:, place, :, target] = buffer[:, place, :, source]
 
     def by_layer(self, places: slice, rows: slice) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of each layer, parts of its [places, heads, room + 1, size]: views."""
+        """Views of each layer's keys and values, slices of its [places, heads, room + 1, size]."""
         views: dict[tuple[int, int], Tensor] = {}
         for part, buffer in zip(self._parts, self.buffers, strict=True):
-            # One slice and one unbind for all layers: a slice for each would cost more than the write.
+            # One slice and one unbind for all layers: a slice per layer would cost more than the write.
             views.update(zip(part.members, buffer[:, places, :, rows].unbind(), strict=True))
         return [(views[layer, 0], views[layer, 1]) for layer in range(len(views) // 2)]
 
 
 def _zeros(part: _Part, places: int, room: int) -> Tensor:
-    # Outside inference mode, so that it can be written under either grad mode. The last row is scratch.
+    # Outside inference mode, so that it can be written in and outside of it. The last row is scratch.
     with torch.inference_mode(False):
         size = (len(part.members), places, part.shape.heads, room + 1, part.shape.size)
         return torch.zeros(size, dtype=part.shape.dtype, device=part.shape.device)
 
 
 def _parts(layers: Sequence[LayerShape]) -> list[_Part]:
-    """The kinds of rows by shape, at most ``_TOGETHER`` in one buffer."""
+    """Group the layers' keys and values by shape, at most ``_TOGETHER`` per buffer."""
     groups: dict[RowShape, list[tuple[int, int]]] = {}
     for layer, shape in enumerate(layers):
         groups.setdefault(shape.keys, []).append((layer, 0))
@@ -325,27 +326,27 @@ def _parts(layers: Sequence[LayerShape]) -> list[_Part]:
 class KVCache(Cache):
     """Keys and values as tensors: a layer's rows of a forward are written in place and read as views.
 
-    Slots lie in lanes by length class (powers of two from 256 rows). A forward over slots of several lanes
-    runs the model once per lane, so short sequences neither hold nor attend over the rows of a long one. A
-    lane may be up to ``spread`` times as wide as its least demanding slot needs: one forward over some
-    columns more is cheaper than two (docs/adr/0013). A slot that outgrows that moves alone.
+    Slots are grouped in lanes by length class (powers of two from 256 rows). A forward over slots of several
+    lanes runs the model once per lane, so short sequences neither reserve nor attend over as many rows as a
+    long one. A lane may be up to ``spread`` times as wide as its shortest slot needs: one forward over a few
+    more columns is cheaper than two (docs/adr/0013). A slot that outgrows this limit moves to another lane.
 
-    Memory. ``reserved`` never exceeds ``capacity``. A slot that moves holds its old and its new rows. A lane
-    that is widened, or gets places (it doubles them, as far as the capacity allows), is copied one buffer of
-    8 layers at a time: beside the rows reserved, memory then holds the old rows of 8 layers of that lane.
-    Lanes shrink when three quarters of their places are free and go with their last slot; with no slot in use
-    the cache holds what it was made with.
+    Memory. ``reserved`` never exceeds ``capacity``. A slot that moves occupies its old and its new rows. A
+    lane that is widened, or gets more places (their number doubles if the capacity allows), is copied one
+    buffer of 8 layers at a time: besides the reserved rows, memory then contains the old rows of 8 layers of
+    that lane. A lane shrinks when three quarters of its places are free and is removed with its last slot;
+    with no slot in use the cache has its initial size.
 
-    A forward is opened by ``begin(widths)``, which gives one ``Window`` per lane. ``keep`` closes it.
+    A forward is opened by ``begin(widths)``, which returns one ``Window`` per lane. ``keep`` closes it.
 
     Args:
         layers: shape of each layer's rows.
-        slots: sequences to make room for at once.
-        length: rows to make room for in each of these slots, those of a draft included.
-        static: buffers that never move, for forwards of fixed shapes: one lane, of which such a forward
-            covers slots and rows by powers of two; outgrowing it is an error.
-        capacity: rows that may be reserved in all; None for no limit.
-        spread: 1 keeps slots strictly by class; ``math.inf`` keeps all slots in one lane.
+        slots: number of slots to make room for.
+        length: rows per slot to make room for, including those of a draft.
+        static: buffers that never move, for forwards of fixed shapes: a single lane, of which such a forward
+            covers a power of two of slots and rows; outgrowing it is an error.
+        capacity: maximum total number of reserved rows; None for no limit.
+        spread: 1 groups slots strictly by class; ``math.inf`` puts all slots into one lane.
 
     Raises:
         OutpaceError: the capacity is less than ``slots * length``.
@@ -363,7 +364,7 @@ class KVCache(Cache):
         spread: float = 4,
     ) -> None:
         self.layers = list(layers)
-        self._first = (max(slots, 1), max(length, 1))  # places and room of the lane it begins with
+        self._first = (max(slots, 1), max(length, 1))  # places and room of the initial lane
         self.static = static
         if static:
             self.max_slots, self.max_length = self._first
@@ -377,8 +378,8 @@ class KVCache(Cache):
         self._layout = _parts(self.layers)
         self._lanes = [_Lane(self._layout, *self._first)]
         self._seats: dict[Slot, _Seat] = {}
-        self._windows: list[Window] | None = None  # of the open forward
-        self._open: dict[Slot, int] = {}  # rows that each slot fed to it
+        self._windows: list[Window] | None = None  # the open forward's
+        self._open: dict[Slot, int] = {}  # number of rows that each slot fed to it
 
     # -- memory ------------------------------------------------------------------------------------------
 
@@ -402,10 +403,10 @@ class KVCache(Cache):
         return room if self.capacity is None else max(min(room, self.capacity), rows)
 
     def _lane_for(self, need: int, own: _Seat | None = None) -> _Lane | None:
-        """A lane with room for ``need`` rows, and for a slot besides those in it; None where there is none.
+        """A lane with ``need`` rows per slot and a place for one more slot; None if there is none.
 
         Args:
-            own: the seat that needs the room: in its own lane it needs no other place.
+            own: the seat that needs the room; in its own lane it needs no further place.
         """
         if self.static:
             lane = self._lanes[0]
@@ -420,9 +421,9 @@ class KVCache(Cache):
                     continue
                 wide = room
             options.append((wide, len(others) + 1, lane))
-        # The least wide first; of these one that need not be widened.
+        # The narrowest lane first; on a tie, one that need not be widened.
         options.sort(key=lambda option: (option[0], option[0] != option[2].room))
-        # A new lane of the class; or, where little is left, of just what is needed.
+        # Then a new lane of the class, or, if little capacity is left, of just the rows needed.
         options += [(wide, 1, _Lane(self._layout, 0, 0)) for wide in (room, need)]
         for wide, count, lane in options:
             for places in (lane.places if count <= lane.places else max(count, 2 * lane.places), count):
@@ -436,7 +437,7 @@ class KVCache(Cache):
     def _make_room(self, need: int, own: _Seat | None = None) -> _Lane:
         lane = self._lane_for(need, own)
         if lane is None and not self.static:
-            for some in list(self._lanes):  # free places make room for what is needed
+            for some in list(self._lanes):  # drop free places
                 self._shrink(some, len(some.seats))
             lane = self._lane_for(need, own)
         if lane is None and self.static:
@@ -458,13 +459,13 @@ class KVCache(Cache):
             self._lanes.remove(lane)
 
     def _left(self, lane: _Lane) -> None:
-        """Give memory back after a slot has left a lane."""
+        """Release memory after a slot has left a lane."""
         if self.static:
             return
         if not self._seats:
             first = self._lanes[0]
             if len(self._lanes) > 1 or (first.places, first.room) != self._first:
-                self._lanes = []  # before the new one is made
+                self._lanes = []  # free the memory before the new lane is allocated
                 self._lanes = [_Lane(self._layout, *self._first)]
         elif not lane.seats:
             self._shrink(lane, 0)
@@ -542,15 +543,15 @@ class KVCache(Cache):
     # -- the forward -------------------------------------------------------------------------------------
 
     def begin(self, widths: Mapping[Slot, int], pad_to: int = 0, multiple: int = 1) -> list[Window]:
-        """Open a forward; a window per lane.
+        """Open a forward, with a window per lane.
 
         Args:
-            widths: rows that each slot feeds, at least one of them any.
-            pad_to: least width of the forward. In a static cache one above 0 asks for fixed shapes.
-            multiple: the rows of a window, over all its slots, are padded to a multiple of this.
+            widths: number of rows that each slot feeds, above 0 for at least one slot.
+            pad_to: minimum width of the forward. In a static cache a value above 0 requests fixed shapes.
+            multiple: the number of rows of a window, over all its slots, is padded to a multiple of this.
 
         Raises:
-            CacheFull: no room for the rows.
+            CacheFull: there is no room for the rows.
         """
         seats = {self._seat(slot): width for slot, width in widths.items() if width}
         for seat, width in seats.items():
@@ -589,21 +590,21 @@ class KVCache(Cache):
     def views(self, start: int, stop: int) -> list[tuple[Tensor, Tensor]]:
         """Committed keys and values of each layer, of slots at places start .. stop - 1 of the first lane.
 
-        Views, each [stop - start, heads, longest, size]; what lies behind a shorter slot's rows is finite.
+        Views, each [stop - start, heads, longest, size]; values after a shorter slot's rows are finite.
         """
         lane = self._lanes[0]
         longest = max(seat.length for seat in lane.seats[start:stop])
         return lane.by_layer(slice(start, stop), slice(longest))
 
     def rows(self, layer: int, slot: Slot) -> tuple[Tensor, Tensor]:
-        """Committed keys and values of one slot, copies, each [1, heads, length, size]."""
+        """Copies of a slot's committed keys and values, each [1, heads, length, size]."""
         seat = self._seat(slot)
         at = slice(seat.place, seat.place + 1)
         keys, values = seat.lane.by_layer(at, slice(seat.length))[layer]
         return keys.clone(), values.clone()
 
     def read_rows(self, slot: Slot, start: int, stop: int) -> list[Tensor]:
-        """Each buffer's, [layers, heads, stop - start, size]."""
+        """Copy the rows from each buffer, [layers, heads, stop - start, size]."""
         seat = self._seat(slot)
         if not 0 <= start <= stop <= seat.length:
             raise ValueError(f"rows {start} to {stop} of {seat.length}")
@@ -627,7 +628,7 @@ class Place(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Committed rows."""
+        """Number of committed rows."""
         return self.cache.length(self.slot)
 
 
@@ -635,14 +636,14 @@ class Window:
     """The rows of a forward over slots of one lane: slot i feeds ``widths[i]`` rows from ``offsets[i]`` on.
 
     Attributes:
-        lane: where they are.
-        start, stop: the places that the forward covers; a slot there that feeds nothing has width 0. With
-            fixed shapes ``start`` is 0 and ``stop`` a power of two, or the number of places.
-        slots: those at these places; None where none is in use.
-        width: rows of the forward, for each slot; those past a slot's own are padding.
-        columns: rows of the cache that its attention sees, from 0 on. With fixed shapes a power of two, at
+        lane: the slots' lane.
+        start, stop: range of the places that the forward covers; a slot there that feeds no rows has width 0.
+            With fixed shapes ``start`` is 0 and ``stop`` a power of two, or the number of places.
+        slots: the slots at these places; None for a free place.
+        width: rows of the forward per slot; those beyond a slot's own width are padding.
+        columns: number of cache rows that attention covers, from row 0. With fixed shapes a power of two, at
             least 1024, or the lane's room.
-        span: where the new rows lie, if that is the same for all and there is no padding.
+        span: the new rows' range, if it is the same for all slots and there is no padding.
     """
 
     def __init__(
@@ -691,12 +692,12 @@ class Window:
                 target.copy_(rows)
             else:
                 sequences, places = self.written(target.device)
-                # Advanced indices around a slice go first: [B, width, heads, size].
+                # The dimensions of advanced indices around a slice come first: [B, width, heads, size].
                 target[sequences, :, places] = rows.transpose(1, 2)
         return self._views[layer]
 
     def written(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Indices of the rows to write: sequences [B, 1] and rows [B, width]; padding goes to scratch."""
+        """Indices of the rows to write: sequences [B, 1], rows [B, width]; padding goes to scratch."""
         if device not in self._written:
             scratch = self.lane.room
             rows = [
@@ -709,14 +710,14 @@ class Window:
 
 
 class FixedRows:
-    """Rows that forwards of one fixed shape write and read, step after step: as ``Window``, made once.
+    """The rows that forwards of one fixed shape write and read: a ``Window`` that every step reuses.
 
     Args:
-        window: of the first such forward.
-        device: where it is told which rows are written.
+        window: the window of the first such forward.
+        device: device of the indices of the rows to write.
 
     Attributes:
-        rows: of the cache, that are written, [B, width]; set before a forward.
+        rows: indices of the cache rows to write, [B, width]; set before each forward.
     """
 
     def __init__(self, window: Window, device: torch.device) -> None:
@@ -735,5 +736,5 @@ class FixedRows:
 
 
 def power_of_two(number: int) -> int:
-    """The power of two at or above a number."""
+    """The smallest power of two that is at least a number."""
     return 1 << max(number - 1, 0).bit_length()

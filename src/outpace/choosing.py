@@ -1,11 +1,11 @@
 """The target's own token at each node of the drafts, for all sequences in one pass.
 
-This is the seam between a forward and the walk along the drafts: logits go in, where they are; token ids come
-out on the host. They are the tokens of ``sampling``'s functions, bit for bit:
+This runs between a forward and the walk along the drafts. The input is logits on their device, the output
+token ids on the host, exactly those that ``sampling``'s functions return:
 
 - penalties and bias are index operations over (row, token) pairs;
-- noise is made only for tokens that top-k, top-p and min-p may leave, a short list of each row. The best of
-  these is the draw if it is certain to be left; where rounding decides, the reference draws that row.
+- noise is computed only for a short list per row: the tokens that top-k, top-p and min-p may keep. The best
+  of these is the draw if it is certain to be kept; if rounding decides, the reference draws that row.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from outpace.sampling import (
 )
 from outpace.tree import children, path_to
 
-# In place of a token where every token is excluded, or a logit is NaN.
+# Returned for a row in which every token is excluded, or a logit is NaN.
 NO_TOKEN = -1
 _UNDECIDED = -2
 TOKENS_ONLY = (
     "ranks that share drafts tell the target's tokens alone, not its logits: use verifier='match' without "
     "logits processors and logprobs, or one rank"
 )
-# Logits up to which an accelerator takes all nodes at once, at the cost of rows that no walk reaches, and not
-# in rounds, at the cost of one transfer for each accepted token. On the CPU transfers cost nothing.
+# Up to this many logits an accelerator computes all nodes in one pass, including rows that no walk reaches;
+# above it in rounds, with one transfer per accepted token. On the CPU transfers cost nothing.
 AT_ONCE = 1 << 24
-# Lengths of the lists of best tokens that accelerators make, in turn.
+# Lengths of the lists of best tokens that are tried on accelerators, in this order.
 _SHORTLISTS = (64, 1024)
 # Noise is between -3.7 and 36.8: a token whose score is 41 below the best one's is never drawn.
 _NEVER = math.exp(-41)
-# Two noisy scores this close may change places by the rounding of a logarithm.
+# Rounding of a logarithm may swap two noisy scores that differ by less than this.
 _CLOSE = 1e-9
-# On the CPU noise is made for this many (row, token) pairs at a time, which stay in its cache.
+# On the CPU noise is computed for this many (row, token) pairs at a time, so that they stay in its cache.
 _CHUNK = 1 << 16
 
 
 class Ask(NamedTuple):
-    """One row, and whose token is to be found there.
+    """One row whose token is to be computed.
 
     Attributes:
         row: its index among the rows of the forward.
-        processor, key: of its sequence.
+        processor, key: its sequence's.
         position: output index of the token that follows the row.
-        path: tokens between the sequence's output and that token: those of the nodes on the way.
+        path: tokens between the sequence's output and that token: those of the nodes on the path to it.
     """
 
     row: int
@@ -77,10 +77,10 @@ class Tree(NamedTuple):
 
     Attributes:
         first: the root's row; the draft's rows follow it.
-        draft: what is verified.
-        processor, key: of the sequence.
+        draft: the draft to verify.
+        processor, key: the sequence's.
         root: output index of the token that follows the root.
-        top: number of most probable tokens wanted after each node besides; 0 for none.
+        top: number of most probable tokens to return after each node as well; 0 for none.
     """
 
     first: int
@@ -95,11 +95,11 @@ class Tree(NamedTuple):
 
 
 class Told(Logits):
-    """The target's tokens after the root and the nodes of a draft, where the logits themselves are elsewhere.
+    """The target's tokens after the root and the nodes of a draft, for a process without the logits.
 
     Args:
-        tokens: a row for each, root first, as ``columns`` makes them.
-        plain: as it was there.
+        tokens: a row per node, root first, as returned by ``columns``.
+        plain: the value passed to ``columns``.
     """
 
     def __init__(self, tokens: NDArray[np.int32], plain: bool) -> None:
@@ -108,17 +108,17 @@ class Told(Logits):
 
     @staticmethod
     def columns(rows: Tensor, tree: Tree, nodes: Seq[int], plain: bool) -> NDArray[np.int32]:
-        """Tokens after the root and some nodes.
+        """The target's tokens after the root and the given nodes.
 
         Args:
             rows: their logits, root first, shape [1 + n, vocabulary].
-            tree: ``first`` is 0: the root's row.
-            nodes: the nodes, n of them, in the order of their rows.
-            plain: leave out the second and third column: they are the first where decoding is plain.
+            tree: the sequence's tree, with ``first`` 0, the root's row.
+            nodes: n node indices, in the order of their rows.
+            plain: omit the second and third column, which equal the first if decoding is plain.
 
         Returns:
-            The target's own tokens, its keyed draws without penalties, the most probable tokens, and the
-            ``tree.top`` most probable ones: a column each.
+            Columns: the target's own tokens, its keyed draws without penalties, the most probable tokens,
+            and the ``tree.top`` most probable ones, one column each.
         """
         above = [path_to(tree.draft.parents, node) for node in (-1, *nodes)]
         paths = [[tree.draft.tokens[node] for node in path] for path in above]
@@ -152,7 +152,7 @@ class Told(Logits):
         return Told(self._tokens[[0, *(node + 1 for node in nodes)]], self._plain)
 
     def drawn(self, nodes: Seq[int], argmax: bool) -> list[int]:
-        """``guess`` after some nodes; with ``argmax`` the most probable tokens."""
+        """The tokens of ``guess`` after these nodes; with ``argmax`` the most probable tokens."""
         column = 0 if self._plain else 2 if argmax else 1
         tokens: list[int] = self._tokens[[node + 1 for node in nodes], column].clip(min=0).tolist()
         return tokens
@@ -167,11 +167,11 @@ def own_tokens(rows: Tensor, trees: Seq[Tree], at_once: int = AT_ONCE) -> list[d
 
     Args:
         rows: logits of a forward, shape [N, vocabulary].
-        trees: of sequences without ``logits_processors``.
-        at_once: logits up to which all nodes are asked for in one pass, elsewhere than on the CPU.
+        trees: trees of sequences without ``logits_processors``.
+        at_once: number of logits up to which an accelerator computes all nodes in one pass.
 
     Returns:
-        For each tree, node -> token; ``NO_TOKEN`` where none is left.
+        For each tree, node -> token; ``NO_TOKEN`` if every token is excluded.
     """
     if trees and all(tree.processor.plain for tree in trees):  # one argmax over all rows
         best = best_tokens(rows)
@@ -183,7 +183,7 @@ def own_tokens(rows: Tensor, trees: Seq[Tree], at_once: int = AT_ONCE) -> list[d
 
 
 def _everywhere(rows: Tensor, trees: Seq[Tree]) -> list[dict[int, int]]:
-    """All nodes in one pass."""
+    """Compute the tokens after all nodes in one pass."""
     asks: list[Ask] = []
     for tree in trees:
         tokens, parents = tree.draft.tokens, tree.draft.parents
@@ -194,10 +194,10 @@ def _everywhere(rows: Tensor, trees: Seq[Tree]) -> list[dict[int, int]]:
 
 
 def _along(rows: Tensor, trees: Seq[Tree]) -> list[dict[int, int]]:
-    """In rounds: the roots of all sequences, then the children that hold the tokens found, and so on."""
+    """Compute tokens in rounds: after all roots, then after the children that match them, and so on."""
     found: list[dict[int, int]] = [{} for _ in trees]
     below = [children(tree.draft.parents) if tree.draft.tokens else [] for tree in trees]
-    # Tree -> the nodes reached, which hold the same text, and that text.
+    # Tree index -> the nodes reached, which all have the same path tokens, and those tokens.
     fronts: dict[int, tuple[list[int], list[int]]] = {place: ([-1], []) for place in range(len(trees))}
     while fronts:
         asks = [trees[place].ask(nodes[0], path) for place, (nodes, path) in fronts.items()]
@@ -215,13 +215,13 @@ def _along(rows: Tensor, trees: Seq[Tree]) -> list[dict[int, int]]:
 
 
 def choose(rows: Tensor, asks: Seq[Ask]) -> list[int]:
-    """The target's own tokens at some rows; ``NO_TOKEN`` where none is left.
+    """The target's own tokens at the given rows; ``NO_TOKEN`` if every token is excluded.
 
     There is one transfer to the host per kind of decoding: plain greedy, greedy with penalties, sampled.
 
     Args:
         rows: logits of a forward, shape [N, vocabulary].
-        asks: which rows, of sequences without ``logits_processors``.
+        asks: the rows, of sequences without ``logits_processors``.
     """
     plain = [place for place, ask in enumerate(asks) if ask.processor.plain]
     best = best_tokens(_gather(rows, [asks[place].row for place in plain])) if plain else []
@@ -245,14 +245,14 @@ def choose(rows: Tensor, asks: Seq[Ask]) -> list[int]:
 
 
 def guess(rows: Tensor, indices: Seq[int], params: SamplingParams, key: Key) -> list[int]:
-    """The target's keyed draws at several rows: cheap guesses of what it emits there.
+    """The target's keyed draws at several rows: cheap guesses of the tokens that it emits there.
 
-    Penalties and processors depend on a prefix that a guess does not have yet and are left out, so these are
+    Penalties and processors depend on a prefix that is not known yet and are ignored, so the tokens are only
     guesses, never the output.
 
     Args:
         rows: logits, shape [n, vocabulary].
-        indices: output index of the token that follows each row, n of them.
+        indices: output indices of the tokens that follow the rows, n of them.
     """
     if params.greedy:
         tokens = best_tokens(rows)
@@ -260,7 +260,7 @@ def guess(rows: Tensor, indices: Seq[int], params: SamplingParams, key: Key) -> 
         bare = Processor(_bare(params), ())
         scores = rows.to(torch.float32, copy=True)
         tokens = _sample(scores, [Ask(row, bare, key, index) for row, index in enumerate(indices)])
-    return [max(token, 0) for token in tokens]  # any guess will do where there is none
+    return [max(token, 0) for token in tokens]  # any guess will do for NO_TOKEN
 
 
 def _bare(params: SamplingParams) -> SamplingParams:
@@ -275,7 +275,7 @@ def _put(found: list[int], places: Seq[int], tokens: Seq[int]) -> None:
 
 
 def _gather(rows: Tensor, indices: Seq[int]) -> Tensor:
-    """Some rows; a view where they follow each other."""
+    """The rows at these indices; a view if the indices are consecutive."""
     first = indices[0]
     if list(indices) == list(range(first, first + len(indices))):
         return rows[first : first + len(indices)]
@@ -301,7 +301,7 @@ def _adjust(scores: Tensor, asks: Seq[Ask]) -> None:
     if not counted:
         return
     places = send([row * vocabulary + ids for row, _, ids, _ in counted])
-    # A column each: how often a token is in the output, and the penalties of its row.
+    # Per token: its number of occurrences in the output, and its row's three penalties.
     columns = np.concatenate(
         [
             [
@@ -358,11 +358,11 @@ def _draw_alone(scores: Tensor, params: SamplingParams, word: int) -> int:
     try:
         return noisy_argmax(truncate(scores, params), word)
     except NoTokenLeft:
-        return NO_TOKEN  # an error where a walk comes by, and only there
+        return NO_TOKEN  # an error only if a walk reaches this node
 
 
 def _host_keys(words: Seq[int]) -> NDArray[np.int64]:
-    """Keys of rows, [n]."""
+    """The rows' keys as int64, shape [n]."""
     return np.array(words, np.uint64).view(np.int64)
 
 
@@ -379,13 +379,13 @@ def _draw_whole(scores: Tensor, words: Seq[int]) -> list[int]:
         )
         + scores
     )
-    # Infinite and NaN scores are the reference's business.
+    # Rows with infinite or NaN scores are left to the reference.
     noisy.masked_fill_(~scores.amax(dim=-1, keepdim=True).isfinite(), -torch.inf)
     return [_UNDECIDED if token == NO_TOKEN else token for token in best_tokens(noisy)]
 
 
 class _Limits(NamedTuple):
-    """Top-k, top-p and min-p of some rows, each [n]; without an effect where none is asked for."""
+    """Top-k, top-p and min-p per row, each [n]; one that is off has a value without effect."""
 
     top_k: NDArray[np.int64]
     top_p: NDArray[np.float64]
@@ -401,14 +401,14 @@ def _limits(params: Seq[SamplingParams], vocabulary: int) -> _Limits:
 
 
 class _Lists(NamedTuple):
-    """The tokens of each row that may be left, and some others, on the host; row after row.
+    """Candidate lists on the host, concatenated by row: every token that may be kept, and some others.
 
     Attributes:
-        ends: row i has the places ends[i] .. ends[i + 1] - 1; none where its list would be too short.
-        ids: int64.
+        ends: row i has the indices ends[i] .. ends[i + 1] - 1; none if its list would be too short.
+        ids: token ids, int64.
         values: heated scores, float64.
         weights: exp(score - the row's best score).
-        totals: sum of the weights of all tokens that top-k leaves, [n].
+        totals: sum of the weights of all tokens that top-k keeps, [n].
     """
 
     ends: list[int]
@@ -419,15 +419,15 @@ class _Lists(NamedTuple):
 
 
 def _margin(vocabulary: int) -> float:
-    """Error of a sum of probabilities: the reference adds in float32, in whatever order."""
+    """Error bound of a sum of probabilities: the reference adds in float32, in an unspecified order."""
     return vocabulary * 2.0**-23 + 1e-5
 
 
 def _lists_by_weight(scores: Tensor, limits: _Limits) -> _Lists:
-    """Lists on the CPU: the tokens left out weigh too little to be left, even together.
+    """Lists on the CPU: omit the tokens whose weight is too small for them to be kept.
 
-    Those that weigh at most (1 - top-p) / vocabulary of the total weigh 1 - top-p together at most, so the
-    others reach top-p.
+    Tokens that each have at most (1 - top-p) / vocabulary of the total weight have at most 1 - top-p of it
+    together, so the others reach top-p.
     """
     array, (count, vocabulary) = scores.numpy(), scores.shape
     weights = np.exp(array - array.max(axis=1, keepdims=True))
@@ -444,7 +444,7 @@ def _lists_by_weight(scores: Tensor, limits: _Limits) -> _Lists:
 
 
 def _lists_of_best(scores: Tensor, limits: _Limits, size: int) -> _Lists:
-    """Lists of the ``size`` best tokens, in one transfer; none where others may be left too."""
+    """Lists of the ``size`` best tokens, in one transfer; none for a row that may keep others too."""
     vocabulary = scores.shape[-1]
     size = min(size, vocabulary)
     best, ids = scores.topk(size)  # in descending order
@@ -455,9 +455,9 @@ def _lists_of_best(scores: Tensor, limits: _Limits, size: int) -> _Lists:
     top_k, top_p, min_p = limits
     weights = np.exp(values - values[:, :1])
     kth = np.take_along_axis(values, np.minimum(top_k, size)[:, None] - 1, axis=1)
-    left = values >= kth  # equals of the k-th too
+    left = values >= kth  # including ties with the k-th
     totals = np.where(top_k < vocabulary, (weights * left).sum(axis=1), totals)
-    # The last token is removed by top-k; or by top-p or min-p, where all that top-k leaves was added.
+    # Whole if the last token is removed by top-k, or, with top-k off, by top-p or min-p.
     above = weights[:, :-1].sum(axis=1) > (top_p + _margin(vocabulary)) * totals
     whole = ~left[:, -1] | ((top_k == vocabulary) & (above | (weights[:, -1] < min_p * (1 - 1e-5))))
     left &= whole[:, None] | (size == vocabulary)
@@ -466,14 +466,14 @@ def _lists_of_best(scores: Tensor, limits: _Limits, size: int) -> _Lists:
 
 
 def _draw_cut(scores: Tensor, words: Seq[int], limits: _Limits, size: int | None = None) -> list[int]:
-    """Draws from what top-k, top-p and min-p leave of rows of heated scores, float32 [n, vocabulary].
+    """Draws from the tokens that top-k, top-p and min-p keep of heated scores, float32 [n, vocabulary].
 
     Args:
         words: the rows' keys.
         size: length of the lists; None for those by weight, on the CPU.
 
     Returns:
-        The tokens; ``_UNDECIDED`` where rounding decides, a list is too short, or no score is finite.
+        The tokens; ``_UNDECIDED`` if rounding decides, a list is too short, or no score is finite.
     """
     vocabulary = scores.shape[-1]
     with np.errstate(invalid="ignore"):
@@ -498,24 +498,24 @@ def _winner(
     top_p: tuple[float, float],
     min_p: float,
 ) -> int | None:
-    """The place of the draw in the list of a row: the best noisy score of those that are left.
+    """Index of the draw in a row's list: the best noisy score among the tokens that are kept.
 
-    The best of all is it if it is certain to be left. If it is certain not to be, neither is any token with
-    a score as low, and the best of the others is next.
+    If the token with the best noisy score is certain to be kept, it is the draw. If it is certain to be
+    removed, so is every token whose score is not higher, and the best of the others is tried.
 
     Args:
-        noisy: values with noise; overwritten.
-        top_p: a token is certain to be left if those before it weigh less than the first bound, and certain
-            not to be if they weigh more than the second.
+        noisy: values plus noise; overwritten.
+        top_p: a token is certain to be kept if those before it weigh less than the first bound, and certain
+            to be removed if they weigh more than the second.
 
     Returns:
-        None where rounding decides, or where there is no list.
+        None if rounding decides, or the list is empty.
     """
     while len(noisy):
         best = int(noisy.argmax())
         top, value, weight = float(noisy[best]), values[best], float(weights[best])
         noisy[best] = -math.inf
-        # Of equal ones, the order is the sort's: all but the token itself may come before it.
+        # The order of ties is up to the sort: all but the token itself may come before it.
         before = float(weights[values >= value].sum()) - weight
         if (before <= 0 or before < top_p[0]) and weight > min_p * (1 + 1e-5):
             return best if float(noisy.max()) < top - _CLOSE else None

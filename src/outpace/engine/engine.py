@@ -1,4 +1,4 @@
-"""The one loop: draft, verify, keep, learn, over a batch that sequences join and leave between steps."""
+"""The decoding loop: draft, verify, keep, learn, over a batch that sequences join and leave between steps."""
 
 from __future__ import annotations
 
@@ -56,43 +56,45 @@ _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """Decodes sequences with a target, a drafter and a verifier.
+    """Decoder of sequences with a target, a drafter and a verifier.
 
-    An engine belongs to the thread that uses it first, and is not called from within a step; ``AsyncEngine``
-    serves others. An error in what is done for one sequence (its logits processors, criteria, text or draft)
-    ends that sequence, with ``finish_reason="error"`` and the exception in ``error``; the others get the
-    tokens they would have got. A drafter that handles sequences together fails for all that it drafts for, a
-    forward of the target for all in it; where memory ran out, the newest sequence ends and the others go on.
+    An engine belongs to the thread that uses it first, and must not be called from within a step; use
+    ``AsyncEngine`` from other threads. An error specific to one sequence (in its logits processors, criteria,
+    text or draft) ends that sequence, with ``finish_reason="error"`` and the exception in ``error``; the
+    other sequences' tokens are unchanged. An error of a drafter that handles sequences together ends all
+    sequences it drafts for, and an error of the target's forward all sequences in it; if memory ran out, only
+    the newest sequence ends.
 
     Args:
         target: ``outpace.Target(model)``, or a loaded transformers model.
         drafter: a drafter or its spec string; None decodes plainly.
         verifier: a verifier or its spec string: ``match`` (the tokens of plain decoding with the same seed),
-            ``rejection``, ``spectr``, ``block`` or ``traversal`` (their distribution), or one that is lossy.
+            ``rejection``, ``spectr``, ``block`` or ``traversal`` (their distribution), or a lossy one.
         tokenizer: for stop strings and text; only its ``decode`` is used.
-        adaptive: True lets a governor choose, from measured seconds and acceptance, how many nodes each step
-            drafts, none where nothing pays; False drafts what the drafter proposes. ``"auto"`` governs under
-            the verifier ``match``. Under another verifier the tokens of a seed depend on how many nodes were
-            drafted, so there ``adaptive=True`` refuses a request with a seed. A policy of your own decides
-            itself; ``outpace.policy.governor.Pinned(8)`` drafts 8 nodes.
-        costs: a profile with measured costs that the governor begins with (``save_costs``, ``outpace tune``).
-        observer: is shown every step after the drafter has seen it: ``outpace.train.Online``.
-        clock: what seconds are read from.
-        prefill_chunk: tokens of a prompt fed in one forward, at most; while others decode, as many as take
-            half the time of a step.
-        slots: sequences to make room for at once (the cache grows, unless the target is static).
-        length: rows to make room for in each slot.
-        memory: bytes that the rows of all sequences may take, or, below 1, a share of what is free now; None
-            for no limit. Requests wait while there is too little. A sequence that outgrows its rows takes
-            more from the newest of the lowest priority, which goes on later with the same tokens.
-        prefix_cache: bytes for rows of prompts that begin alike, which are then computed once; None for none.
-            Drafters that read hidden states need those of every row, so with them prompts are fed in full.
-        max_running: sequences decoded at once, at most; others wait. None for no limit but memory.
-        drafters: further drafters, by the names that ``SamplingParams.speculation`` chooses them by;
-            sequences of all ride in one forward. Each that is governed has a governor of its own.
+        adaptive: True uses a governor, which chooses the number of nodes to draft per step from measured
+            seconds and acceptance, 0 if drafting does not pay; False verifies all nodes that the drafter
+            proposes. ``"auto"`` is True under the verifier ``match``, otherwise False. Under other verifiers
+            a seed's tokens depend on the number of drafted nodes, so ``adaptive=True`` then refuses requests
+            with a seed. A ``Policy`` replaces the governor; ``outpace.policy.governor.Pinned(8)`` drafts 8
+            nodes.
+        costs: a profile with the governor's initial costs (``save_costs``, ``outpace tune``).
+        observer: called after each step, after the drafter: ``outpace.train.Online``.
+        clock: function that returns the time in seconds.
+        prefill_chunk: maximum number of prompt tokens per forward; while other sequences are decoding, a
+            chunk is limited to about half the time of a step.
+        slots: number of sequences to make room for (the cache grows, unless the target is static).
+        length: rows per slot to make room for.
+        memory: maximum bytes of the rows of all sequences; below 1, a share of the free memory; None for no
+            limit. Requests wait while there is too little. A sequence that outgrows its rows preempts the
+            newest sequence of the lowest priority, which is later resumed with the same tokens.
+        prefix_cache: bytes for the rows of shared prompt prefixes, which are then computed once; None
+            disables it. Drafters that read hidden states need those of every row, so they feed full prompts.
+        max_running: maximum number of sequences decoded at once; others wait. None for no limit but memory.
+        drafters: further drafters, by the names that ``SamplingParams.speculation`` selects them by; their
+            sequences share forwards. Each governed drafter has its own governor.
 
     Raises:
-        OutpaceError: unknown drafter or verifier, or parts that do not fit each other.
+        OutpaceError: unknown drafter or verifier, or parts that do not fit together.
     """
 
     def __init__(
@@ -159,8 +161,8 @@ class Engine:
     def _make_draftings(
         self, others: Mapping[str, Drafter[Any]], adaptive: Adaptive
     ) -> dict[str | None, Drafting]:
-        """The engine's drafters, by the name in ``Speculation.drafter``; None is its own."""
-        governed = adaptive if isinstance(adaptive, bool | str) else "auto"  # a policy is of one drafter
+        """The engine's drafters, by the name in ``Speculation.drafter``; None is the default drafter."""
+        governed = adaptive if isinstance(adaptive, bool | str) else "auto"  # a policy is for the default one
         draftings: dict[str | None, Drafting] = {
             None: Drafting(self.drafter, self.governor, self.target),
             "off": Drafting(NoDraft(), None, self.target),
@@ -184,11 +186,11 @@ class Engine:
 
         Args:
             prompts: token ids, each prompt at least one.
-            params: for all prompts, or one for each. Default: greedy.
+            params: for all prompts, or one per prompt. Default: greedy.
             references: for each prompt, the texts that its output may repeat, as token ids.
-            sources: for each prompt, what an encoder-decoder model decodes it from (``Seq2SeqTarget``).
-            errors: ``"raise"`` raises what ends a sequence with an error, and removes the others;
-                ``"return"`` decodes the others to their end, and returns it in ``Generation.error``.
+            sources: for each prompt, the encoder-decoder model's source (see ``Seq2SeqTarget``).
+            errors: ``"raise"`` raises the error that ends a sequence, and removes the others; ``"return"``
+                decodes the others to their end, and returns the error in ``Generation.error``.
 
         Raises:
             ContextOverflow: a prompt is longer than the context. OutpaceError: another mistake in a prompt.
@@ -222,7 +224,7 @@ class Engine:
         references: Seq[Seq[int]] = (),
         source: Any = None,
     ) -> Iterator[StreamedToken]:
-        """Tokens of one prompt as they are accepted. Closing the iterator removes the sequence.
+        """Yield tokens of one prompt as they are emitted. Closing the iterator removes the sequence.
 
         An error that ends the sequence is raised after its last token.
         """
@@ -238,7 +240,7 @@ class Engine:
         reader = Reader(sequence)
         try:
             while True:
-                # Others that share the engine may have stepped it meanwhile: first what is there already.
+                # Other users of the engine may have run steps: first yield the tokens they emitted.
                 ended = sequence.finish_reason is not None
                 yield from reader.new()
                 if ended:
@@ -261,16 +263,16 @@ class Engine:
         priority: int = 0,
         salt: str | None = None,
     ) -> Sequence:
-        """Let a sequence join at the next step.
+        """Add a sequence, which joins the batch at the next step if there is room.
 
         Args:
             criteria: called with prompt and output after each token; True ends the sequence.
             references: texts that the output may repeat, as token ids.
-            output: tokens emitted before, perhaps after another prompt, from which decoding goes on: the next
-                token is the one at their end, drawn as such. ``max_new_tokens`` counts them.
-            source: what an encoder-decoder model decodes from, encoded now; see ``Seq2SeqTarget``.
-            priority: higher ones join first, and give way last where memory is short.
-            salt: rows in the prefix cache are shared only with requests of the same salt: one per tenant.
+            output: tokens emitted earlier, possibly after another prompt, from which decoding continues: the
+                next token is drawn at output index ``len(output)``. ``max_new_tokens`` includes them.
+            source: an encoder-decoder model's source, encoded now; see ``Seq2SeqTarget``.
+            priority: higher priorities join first, and are preempted last if memory is short.
+            salt: prefix-cache rows are shared only among requests with the same salt, one per tenant.
         """
         with self._turn.taken():
             sequence = self._requests.sequence(
@@ -280,24 +282,24 @@ class Engine:
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out, ended or not; one that is not in is left as it is."""
+        """Remove a sequence, ended or not; no effect if it is not in the engine."""
         with self._turn.taken():
             self._leave([sequence])
 
     @property
     def sequences(self) -> list[Sequence]:
-        """The sequences being decoded, and those that wait to join."""
+        """The sequences in the batch, and those waiting to join."""
         with self._turn.taken():
             return self._everyone()
 
     @property
     def drafter_names(self) -> list[str]:
-        """The names of the further drafters, which ``SamplingParams.speculation`` chooses by."""
+        """The names of the further drafters, for ``SamplingParams.speculation``."""
         return [name for name in self._draftings if name is not None and name != "off"]
 
     @property
     def memory_use(self) -> float | None:
-        """The share of the memory for rows that is reserved; None without a limit."""
+        """Reserved share of the memory for rows; None if it has no limit."""
         with self._turn.taken():
             capacity = self._cache.capacity
             return self._cache.reserved / capacity if capacity else None
@@ -310,14 +312,14 @@ class Engine:
         return self._scheduler.active
 
     def step(self) -> list[Sequence]:
-        """Let waiting sequences join, feed a chunk of their prompts, run one step for the others.
+        """Admit waiting sequences, feed a chunk of their prompts, and run one step for the others.
 
         Returns:
             The sequences that took part in the step: those whose prompts are in the cache.
 
-        Sequences that ended have left the batch when this returns, those that ended with an error included.
-        An interrupt, or an error of the policy or the observer, removes every sequence, since cache and
-        tokens may no longer agree; the engine itself can be used on.
+        Sequences that ended, with an error or not, have left the batch when this returns. An interrupt, or an
+        error of the policy or the observer, removes every sequence, since cache and tokens may no longer
+        match; the engine remains usable.
         """
         with self._turn.taken():
             try:
@@ -327,12 +329,12 @@ class Engine:
                 return self._advance(batch, ahead) if batch else []
             except BaseException:
                 self._leave(self._everyone())
-                if len(self._cache):  # the error fell between taking a slot and noting who has it
+                if len(self._cache):  # the error came between allocating a slot and recording its sequence
                     self._new_cache(*self.room)
                 raise
 
     def _advance(self, batch: list[Active], ahead: int) -> list[Sequence]:
-        """One step for a batch; ``ahead`` rows of each prompt are still to be fed before its root."""
+        """Run one step for a batch; it also feeds the last ``ahead`` rows of each prompt before its root."""
         took_part = [a.sequence for a in batch]
         began = self._clock()
         trimmed = self._trim(self._propose(batch))
@@ -365,7 +367,7 @@ class Engine:
         return took_part
 
     def _propose(self, batch: Seq[Active]) -> dict[Active, Draft]:
-        """A draft for each sequence, by its own drafter; an empty one where that failed."""
+        """A draft per sequence, from its own drafter; an empty one if the drafter failed."""
         proposals: dict[Active, Draft] = {}
         for drafting, members in groups(batch).items():
             drafting.decide(members)
@@ -373,21 +375,21 @@ class Engine:
         return proposals
 
     def _nodes_left(self, active: Active, draft: Draft) -> int:
-        """Nodes of a draft to verify, within the room that the sequence's slot has or gets."""
+        """The number of nodes of a draft to verify, within the room that the slot has or can reserve."""
         nodes, length = active.drafting.nodes(active, draft), len(active.sequence.tokens)
         if length + nodes > self._cache.room(active.slot):
             try:
                 self._cache.reserve(active.slot, length + nodes)
-            except CacheFull:  # no one gives way for a draft
+            except CacheFull:  # a draft preempts no sequence
                 nodes = self._cache.room(active.slot) - length
         return int(nodes)
 
     def _trim(self, proposals: Mapping[Active, Draft]) -> dict[Active, tuple[Draft, Seq[int]]]:
-        """The drafts as they are verified, and which node of the proposal each of their nodes was."""
+        """The drafts to verify, each with the proposal's node for each of its nodes."""
         trimmed, leaves = {}, self.target.max_leaves
         for active, draft in proposals.items():
             try:
-                # A path of n nodes emits n + 1 tokens, so deeper nodes than the room less one are of no use.
+                # A path of n nodes emits n + 1 tokens, so nodes deeper than room - 1 are useless.
                 nodes = self._nodes_left(active, draft)
                 own, kept = trim(draft, active.sequence.room - 1, nodes)
                 if leaves is not None:
@@ -401,7 +403,7 @@ class Engine:
         return trimmed
 
     def _forward(self, drafts: Mapping[Active, Draft], ahead: int) -> Output | None:
-        """The target's forward over the roots and drafts of a batch; None where no sequence is left."""
+        """The target's forward over the roots and drafts of a batch; None if no sequence is left."""
         feeds = {}
         for active, draft in drafts.items():
             sequence = active.sequence
@@ -411,10 +413,10 @@ class Engine:
         return self._feed(feeds, ahead)
 
     def _feed(self, feeds: dict[Active, Rows], logits_from: int | None) -> Output | None:
-        """A forward of the target.
+        """Run a forward of the target; return None if no sequence is left.
 
-        An error ends the sequences in it. Where memory ran out it ends the newest one, and the others are
-        tried again. None where no sequence is left.
+        An error ends the sequences in it; if memory ran out, only the newest one, and the forward is repeated
+        for the others.
         """
         while feeds:
             rows = {a.slot: own for a, own in feeds.items()}
@@ -425,7 +427,7 @@ class Engine:
             except Exception as error:
                 full = out_of_memory(error)
                 if full:
-                    error.__traceback__ = None  # its frames hold the tensors of the forward
+                    error.__traceback__ = None  # its frames keep the forward's tensors alive
                 failed = [max(feeds, key=attrgetter("number"))] if full else list(feeds)
                 fail(failed, error)
                 self._leave([a.sequence for a in failed])
@@ -435,7 +437,7 @@ class Engine:
     def _verify_each(
         self, trimmed: Mapping[Active, tuple[Draft, Seq[int]]], output: Output, ahead: int
     ) -> dict[Active, Step]:
-        """Tokens that the step emits for each sequence; a sequence that fails has no entry."""
+        """Verify each sequence's draft and emit its tokens; a sequence that fails has no entry."""
         found = self._read(output, [a for a in trimmed if a.sequence.error is None], trimmed)
         steps = {}
         for active, (logits, own) in found.items():
@@ -453,7 +455,7 @@ class Engine:
     def _read(
         self, output: Output, batch: Seq[Active], trimmed: Mapping[Active, tuple[Draft, Seq[int]]]
     ) -> dict[Active, tuple[Logits, dict[int, int]]]:
-        """Logits of each sequence, and the target's own tokens where they are known."""
+        """Each sequence's logits, and the target's own tokens as far as they are computed in advance."""
         if output.told:
             return {a: (output.told[a.slot], output.told[a.slot].own) for a in batch}
         assert output.logits is not None
@@ -464,7 +466,7 @@ class Engine:
     def _own_tokens(
         self, rows: Tensor, first: Mapping[Active, int], trimmed: Mapping[Active, tuple[Draft, Seq[int]]]
     ) -> dict[Active, dict[int, int]]:
-        """The target's own tokens by node, of the sequences whose walk follows them.
+        """The target's own tokens by node, for the sequences whose verification follows them.
 
         Args:
             first: the row of each sequence's root.
@@ -473,7 +475,7 @@ class Engine:
         try:
             trees = [active.sequence.tree(trimmed[active][0].guesses, first[active]) for active in chosen]
             return dict(zip(chosen, own_tokens(rows, trees), strict=True))
-        except Exception:  # what is wrong with one sequence then ends that one alone
+        except Exception:  # then an error of one sequence ends only that sequence
             _log.warning("tokens are chosen node by node in this step", exc_info=True)
             return {}
 
@@ -503,7 +505,7 @@ class Engine:
         )
 
     def _observe(self, steps: Mapping[Active, Step]) -> None:
-        """Tell the drafters, then the observer, what became of the drafts."""
+        """Pass the steps to the drafters, then to the observer."""
         for drafting, members in groups(steps).items():
             drafting.observe({a: steps[a] for a in members})
         if self.observer is not None and steps:
@@ -512,8 +514,8 @@ class Engine:
     # -- memory ------------------------------------------------------------------------------------------
 
     def _new_cache(self, slots: int, length: int) -> None:
-        """A cache in place of the one there is, within the memory given."""
-        self.room = (slots, length)  # the sequences that the cache was made for, and the rows of each
+        """Replace the cache by a new one, within the memory limit."""
+        self.room = (slots, length)  # initial slots of the cache, and rows per slot
         self._cache = self.target.new_cache(slots, length)
         capacity = None if self._cache.static else capacity_of(self._memory, self._cache, self.target.device)
         if capacity is not None:
@@ -521,10 +523,10 @@ class Engine:
             self._cache = self.target.new_cache(slots, length, max(capacity, slots * length))
 
     def make_room(self, slots: int, length: int) -> None:
-        """A new cache in place of this one, larger or smaller; what drafters remember is kept.
+        """Replace the cache by a larger or smaller one; the drafters keep their data.
 
         Raises:
-            OutpaceError: sequences are being decoded, whose rows lie in the cache.
+            OutpaceError: sequences are being decoded, whose rows are in the cache.
         """
         with self._turn.taken():
             if self._active:
@@ -536,12 +538,12 @@ class Engine:
     # -- the governor ------------------------------------------------------------------------------------
 
     def save_costs(self, path: str | Path) -> None:
-        """Write the measured costs of steps into a profile, for ``Engine(..., costs=path)``.
+        """Write the measured costs of steps to a profile, for ``Engine(..., costs=path)``.
 
         Its other fields, and profiles of other models, dtypes and machines in the file, are kept.
 
         Raises:
-            OutpaceError: this engine has no governor, or the path holds something else.
+            OutpaceError: this engine has no governor, or the file is not a profile.
         """
         if not isinstance(self.governor, Governor):
             raise OutpaceError("nothing was measured: make the engine with adaptive=True")
@@ -550,13 +552,13 @@ class Engine:
     # -- joining and leaving -----------------------------------------------------------------------------
 
     def _join(self) -> int:
-        """Let sequences join, and feed a chunk of their prompts.
+        """Admit sequences, and feed a chunk of their prompts.
 
-        The last token of a prompt is the first root. Rows before it do not ride in the first step for a
-        drafter that reads hidden states: it needs those of the prompt before it drafts.
+        The last token of a prompt is the first root. The first step's forward cannot include the rows before
+        it if a drafter reads hidden states, which it needs before it drafts.
 
         Returns:
-            The number of rows left to the step.
+            The number of rows per prompt that are left to the step.
         """
         if not self._scheduler.joining:
             return 0
@@ -586,11 +588,11 @@ class Engine:
         return ahead
 
     def _behind(self, active: Active) -> int:
-        """Rows of a sequence that are yet to be fed before its root."""
+        """The number of a sequence's rows that remain to be fed before its root."""
         return len(active.sequence.tokens) - 1 - self._cache.length(active.slot)
 
     def _prefill(self, chunk: Mapping[Active, int]) -> None:
-        """Feed the next rows of some prompts."""
+        """Feed the next rows of prompts, as many as ``chunk`` states for each."""
         if not chunk:
             return
         began = self._clock()
@@ -609,7 +611,7 @@ class Engine:
         self._scheduler.pace.chunked(sum(fed.values()), self._clock() - began)
 
     def _start(self, joined: Seq[Active]) -> None:
-        """Let the drafter and the observer begin with sequences whose prompts are in the cache."""
+        """Start the drafter and the observer for sequences whose prompts are in the cache."""
         hidden: dict[Active, dict[int, Tensor]] = {}
         for active in joined:
             active.ready = True
@@ -636,7 +638,7 @@ class Engine:
                     self.observer.joined(active.sequence, hidden.get(active, {}))
 
     def _keep_rows(self, active: Active) -> None:
-        """Keep a sequence's rows for requests that begin as it does."""
+        """Store a sequence's rows in the prefix cache."""
         if self._prefixes is not None and active.sequence.source is None:
             sequence = active.sequence
             self._prefixes.keep(self._cache, active.slot, sequence.tokens[:-1], sequence.salt)
@@ -652,7 +654,7 @@ class Engine:
                 sequence.finish_reason = "removed"
 
     def _release(self, active: Active) -> None:
-        """Take a sequence out of the batch, and give back what it holds."""
+        """Remove a sequence from the batch, and release its slot and its drafter's state."""
         self._active.remove(active)
         sequence = active.sequence
         try:
@@ -669,11 +671,11 @@ class Engine:
 
 
 def _rows_kept(step: Step, ahead: int) -> list[int]:
-    """Rows that a step commits: 0 .. ahead - 1 of the prompt, the root's, and those of the accepted nodes."""
+    """Rows that a step commits: 0 .. ahead - 1 of the prompt, the root, and the accepted nodes."""
     return [*range(ahead + 1), *(ahead + 1 + node for node in step.path)]
 
 
 def _committed(hidden: Mapping[int, Tensor], path: Seq[int]) -> dict[int, Tensor]:
-    """Of hidden states [1 + nodes, size] those of the root and of a path."""
+    """Select the root's and a path's rows of hidden states, shape [1 + nodes, size]."""
     rows = [0, *(node + 1 for node in path)]
     return {layer: states[rows] for layer, states in hidden.items()}

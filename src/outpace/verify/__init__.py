@@ -1,6 +1,6 @@
-"""The verifiers by name: they decide which drafted tokens are accepted, and which tokens a step emits.
+"""Verifiers by name: they decide which drafted tokens are accepted, and which tokens a step emits.
 
-``match`` keeps the tokens of plain decoding, ``rejection``, ``spectr``, ``block`` and ``traversal`` their
+``match`` preserves the tokens of plain decoding, ``rejection``, ``spectr``, ``block`` and ``traversal`` their
 distribution. The others are lossy, and marked as such.
 """
 
@@ -46,7 +46,7 @@ VERIFIERS: dict[str, type[Verifier]] = {cls.name: cls for cls in _CLASSES}
 
 
 def load_verifier(verifier: str | Verifier) -> Verifier:
-    """A verifier from its spec string, as in ``name:option=value``; an instance is returned as it is.
+    """Make a verifier from its spec string, as in ``name:option=value``; an instance is returned unchanged.
 
     The name is one of ``VERIFIERS``, one that an installed package registers as an entry point in the group
     ``outpace.verifiers``, or the path of a class: ``my_package.my_module:Mine:option=value``.

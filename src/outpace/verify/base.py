@@ -1,10 +1,9 @@
-"""The contract of a verifier: a frozen dataclass of options, and the draws it may make.
+"""The interface of a verifier, a frozen dataclass of options, and of its draws.
 
-A verifier draws through a ``Draw`` only, so that a test can put one in that enumerates every branch.
-One that weighs the draft's distribution refuses a token that this gives no probability; ``match`` and the
-lossy verifiers never look at it.
-Letters: q is the target's distribution, p the draft's (Chen et al. 2023; Leviathan et al. 2023 have them the
-other way round).
+A verifier draws only through a ``Draw``, so that a test can replace it by one that enumerates every branch.
+A verifier that uses the draft's distribution refuses a drafted token to which this assigns probability 0;
+``match`` and the lossy verifiers based on it never use it.
+Notation: q is the target's distribution, p the draft's (Chen et al. 2023; Leviathan et al. 2023 swap them).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from outpace.sampling import Logits
 class Draw(Protocol):
     """The draws of one sequence at one step. Node -1 is the root.
 
-    A node is the last of the path emitted so far, unless ``guessed`` names more tokens on the way to it.
+    A node is the last one of the path emitted so far, unless ``guessed`` gives further tokens before it.
 
     Attributes:
         greedy: the target takes its most probable tokens.
@@ -39,43 +38,43 @@ class Draw(Protocol):
     def distribution(self, logits: Logits, node: int, guessed: Seq[int] = ()) -> Tensor:
         """The target's processed distribution q after ``node``, float64, shape [vocabulary].
 
-        Greedy, it is a point mass: the limit of temperature 0.
+        If greedy, a point mass: the limit of temperature 0.
 
         Args:
-            guessed: tokens on the way to ``node`` that are not emitted yet.
+            guessed: tokens on the path to ``node`` that are not emitted yet.
         """
 
     def logprobs(self, logits: Logits, node: int) -> Tensor:
-        """Log probabilities after ``node``: of q, or at temperature 1 if greedy.
+        """Log probabilities after ``node``: log q, or those at temperature 1 if greedy.
 
         float64, shape [vocabulary].
         """
 
     def accept(self, probability: float, node: int) -> bool:
-        """True with this probability."""
+        """Draw True with this probability."""
 
     def choose(self, distribution: Tensor, node: int) -> int:
-        """A token drawn from these weights, shape [vocabulary]."""
+        """Draw a token from these weights, shape [vocabulary]."""
 
     def emit(self, token: int, logits: Logits, node: int) -> bool:
-        """Commit the token that follows ``node``; False if the sequence ends with it."""
+        """Emit the token that follows ``node``; return False if the sequence ends with it."""
 
 
 @dataclass(frozen=True)
 class Verifier(ABC):
-    """Decides which drafted tokens are accepted, and which tokens a step emits. Knows no model and no cache.
+    """Decides which drafted tokens are accepted and which tokens a step emits; uses no model and no cache.
 
     Class attributes:
-        name: what spec strings call it.
-        paper: where the method was published.
-        coupled: drafts may share the target's noise: the target's own draw decides, or nothing does.
-        chains: it takes chains only.
-        independent: siblings that were sampled must have been drawn with replacement.
-        ahead: it asks for distributions before the tokens on the way there are emitted, so it cannot serve
-            ``logits_processors``, which see emitted tokens only.
-        invariant: the tokens of a seed do not depend on what was drafted.
+        name: name in spec strings.
+        paper: publication of the method.
+        coupled: drafts may use the target's noise: acceptance uses the target's own draw, or no draw at all.
+        chains: only chains are supported, not trees.
+        independent: sampled siblings must have been drawn with replacement.
+        ahead: it needs distributions at nodes before the tokens on the path are emitted, so it cannot support
+            ``logits_processors``, which are called for emitted tokens only.
+        invariant: a seed's tokens do not depend on the drafts.
         lossy: it changes the output's distribution.
-        by_tokens: the walk needs the target's own tokens alone, no distribution.
+        by_tokens: it needs only the target's own tokens, not its distributions.
     """
 
     name: ClassVar[str]
@@ -89,32 +88,32 @@ class Verifier(ABC):
     by_tokens: ClassVar[bool] = False
 
     def uses_own_tokens(self, params: SamplingParams) -> bool:
-        """True if a walk follows the target's own tokens, so that they may be found before it, in one pass.
+        """True if verification follows the target's own tokens, which can then be computed before it at once.
 
-        A greedy distribution is a point mass at that token. ``logits_processors`` are called during the walk,
-        once for each emitted token.
+        A greedy distribution is a point mass at that token. ``logits_processors`` are called during
+        verification, once per emitted token.
         """
         return (self.by_tokens or params.greedy) and not params.logits_processors
 
     @abstractmethod
     def verify(self, logits: Logits, draft: Draft, draw: Draw) -> Verdict:
-        """The accepted path and the tokens of a step.
+        """Verify a draft: return the accepted path and the tokens of the step.
 
         Raises:
-            OutpaceError: a draft that the verifier does not take, or that contradicts its distributions.
+            OutpaceError: the verifier does not support the draft, or the draft contradicts its distributions.
         """
 
     def __str__(self) -> str:
-        """Its spec string with every option, marked where it is lossy."""
+        """The spec string with every option, marked if lossy."""
         options = [f"{field.name}={getattr(self, field.name)}" for field in dataclasses.fields(self)]
         spec = ":".join([self.name, *filter(None, [",".join(options)])])
         return f"{spec} (lossy)" if self.lossy else spec
 
 
 def proposal(draft: Draft, parent: int, token: int, like: Tensor) -> Tensor:
-    """p, from which a child of ``parent`` was drawn; of a draft that chooses, a point mass at its ``token``.
+    """p, from which a child of ``parent`` was drawn; for a chosen child, a point mass at its ``token``.
 
-    With the dtype and on the device of ``like``, shape [vocabulary].
+    It has the dtype, device and shape [vocabulary] of ``like``.
 
     Raises:
         OutpaceError: the draft was sampled, but has no distribution for this parent.
@@ -147,9 +146,9 @@ def likelihood_ratio(q: Tensor, p: Tensor, token: int) -> float:
 
 
 def positive_part(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """The positive part of some weights as a distribution, shape [vocabulary].
+    """The positive part of weights, normalised to a distribution, shape [vocabulary].
 
-    Where it is empty, which only rounding can bring about, ``otherwise`` is the limit.
+    If it is empty, which only rounding can cause, ``otherwise`` is the limit.
     """
     left = weights.clamp(min=0)
     total = left.sum()

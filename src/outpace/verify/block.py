@@ -1,4 +1,4 @@
-"""``block``: a chain is verified as a whole. The output has the target's distribution."""
+"""``block``: joint verification of a chain. The output has the target's distribution."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ def block(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
     """Accept a prefix of the chain by block verification (Sun et al. 2024).
 
     A prefix has the share w = min(1, w' q(x) / p(x)), where x is its last token and w' the share of the
-    prefix without x. Each prefix is accepted or rejected by a draw of its own, and the longest accepted one
-    is emitted, even if a shorter one was rejected: a token that is unlikely alone is saved by a likely one
-    after it. The next token is drawn from the positive part of w q - p, or from q after the whole chain. The
-    expected length is at least that of ``rejection``. Tokens of a draft without distributions are point
-    masses.
+    prefix without x. Each prefix is accepted or rejected by a separate draw, and the longest accepted one is
+    emitted, even if a shorter one was rejected: a likely token can make up for an unlikely one before it. The
+    next token is drawn from the positive part of w q - p, or from q after the whole chain. The expected
+    length is at least that of ``rejection``. Tokens of a draft without distributions are point masses.
 
     Raises:
         OutpaceError: the draft is not a chain, gives a token of its own probability 0, or lacks a
@@ -40,7 +39,7 @@ def block(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
         total = float(excess.sum())
         stands = share if p is None else standing(share, total)
         if node < 0 or draw.accept(stands, node):
-            # The excess is empty only by rounding, where a draw from q is the limit.
+            # The excess is empty only by rounding, and a draw from q is then the limit.
             last, left = node, excess if total > 0 else q
         if p is not None:
             share = min(1.0, share * likelihood_ratio(q, p, guesses[node + 1]))
@@ -58,7 +57,7 @@ def standing(share: float, excess: float) -> float:
     """Probability of accepting a prefix that is not the whole chain (section 4 of the paper).
 
     Args:
-        share: of the prefix.
+        share: the prefix's share w.
         excess: the sum of the positive part of w q - p after it.
     """
     rest = excess + (1 - share)  # never rounded below the excess
@@ -67,7 +66,7 @@ def standing(share: float, excess: float) -> float:
 
 @dataclass(frozen=True)
 class Block(Verifier):
-    """The distribution of plain decoding; of a sampled chain it accepts at least as much as ``rejection``."""
+    """The distribution of plain decoding; accepts at least as much of a sampled chain as ``rejection``."""
 
     name: ClassVar[str] = "block"
     paper: ClassVar[str] = (

@@ -1,8 +1,9 @@
 """Lossy verifiers: a drafted token that is not the target's own is accepted if the target finds it likely.
 
-Each but ``lenient`` is a rule on the target's distribution at a node. Where no child is the target's own
-draw, the walk goes to the child that the rule allows and the target finds most likely; where the rule allows
-none, the target's own draw is emitted. So whatever is not drafted is what plain decoding draws there.
+Each but ``lenient`` is a rule on the target's distribution at a node. If no child is the target's own draw,
+the child with the highest target probability among those that the rule allows is accepted; if the rule allows
+none, the target's own draw is emitted. So every token that is not drafted is the one that plain decoding
+draws there.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def typical(q: Tensor, epsilon: float, delta: float) -> Tensor:
         q: the target's distribution, shape [vocabulary].
 
     Returns:
-        log q where a token may be accepted, minus infinity elsewhere, shape [vocabulary].
+        log q for tokens that may be accepted, minus infinity for the others, shape [vocabulary].
     """
     entropy = float(torch.special.entr(q).sum())
     return q.log().masked_fill(q <= min(epsilon, delta * math.exp(-entropy)), -torch.inf)
@@ -40,10 +41,10 @@ def top_beta(logprobs: Tensor, beta: int, tau: float) -> Tensor:
 
     Args:
         logprobs: the target's log probabilities, shape [vocabulary].
-        tau: the gap allowed, in nats.
+        tau: the maximum gap, in nats.
 
     Returns:
-        The log probabilities where a token may be accepted, minus infinity elsewhere, shape [vocabulary].
+        Log probabilities of tokens that may be accepted, minus infinity for the others, shape [vocabulary].
     """
     best = logprobs.topk(min(beta, len(logprobs))).values
     outside = (logprobs < best[-1]) | (best[0] - logprobs > tau)
@@ -53,14 +54,14 @@ def top_beta(logprobs: Tensor, beta: int, tau: float) -> Tensor:
 def bild(logprobs: Tensor, threshold: float) -> Tensor:
     """BiLD's rollback policy (Kim et al. 2023): the target's cross-entropy with the draft is not too high.
 
-    The draft's prediction is taken as the token it chose, so its cross-entropy is -log q(x).
+    The draft's prediction is a point mass at the drafted token x, so its cross-entropy is -log q(x).
 
     Args:
         logprobs: the target's log probabilities, shape [vocabulary].
         threshold: the highest cross-entropy that is not rolled back, in nats.
 
     Returns:
-        The log probabilities where a token may be accepted, minus infinity elsewhere, shape [vocabulary].
+        Log probabilities of tokens that may be accepted, minus infinity for the others, shape [vocabulary].
     """
     return logprobs.masked_fill(-logprobs > threshold, -torch.inf)
 
@@ -100,11 +101,11 @@ class Typical(Verifier):
 
 @dataclass(frozen=True)
 class TopBeta(Verifier):
-    """Lossy: accepts drafted tokens that are among the target's best.
+    """Lossy: accepts drafted tokens that are among the target's most probable ones.
 
     Attributes:
-        beta: a token is among this many most probable ones, at least 1.
-        tau: its log probability is within this of the best one's, in nats, at least 0.
+        beta: an accepted token is among this many most probable ones, at least 1.
+        tau: maximum gap of its log probability to the highest one, in nats, at least 0.
     """
 
     beta: int = 3
@@ -133,9 +134,9 @@ class TopBeta(Verifier):
 
 @dataclass(frozen=True)
 class BiLD(Verifier):
-    """Lossy: accepts drafted tokens up to where the target finds one too unlikely, and rolls back.
+    """Lossy: accepts drafted tokens up to the first one that is too unlikely under the target.
 
-    The paper's other half, the fallback to the target where the small model is unsure, is the draft model's
+    The paper's fallback policy, which stops drafting if the small model is unsure, is the draft model's
     ``min_confidence``.
 
     Attributes:
@@ -162,14 +163,14 @@ class BiLD(Verifier):
 
 @dataclass(frozen=True)
 class Lenient(Verifier):
-    """Lossy: speculative sampling that takes the draft's probabilities for smaller than they are.
+    """Lossy: speculative sampling with the draft's probabilities scaled down.
 
-    A drafted token x is accepted with probability min(1, q(x) / (l p(x))), and a rejection takes l p from q.
-    No token comes with more than 1 / l times its probability; how much less is not bounded.
-    Greedy, a drafted token is accepted whose probability is at least l times the best one's.
+    A drafted token x is accepted with probability min(1, q(x) / (l p(x))), and a rejection subtracts l p from
+    q. A token's probability in the output is at most 1 / l times its own, without a lower bound.
+    If greedy, a drafted token is accepted if its probability is at least l times the highest one.
 
     Attributes:
-        lenience: l, above 0 and at most 1; at 1 nothing is lost.
+        lenience: l, above 0 and at most 1; 1 is lossless.
     """
 
     lenience: float = 0.5

@@ -20,14 +20,14 @@ Allowed = Callable[[int], Tensor]
 
 
 def match(logits: Logits, draft: Draft, draw: Draw, allowed: Allowed | None = None) -> Verdict:
-    """Accept while the target's own keyed draw equals a child: the very tokens of plain decoding.
+    """Accept while the target's own keyed draw equals a child: exactly the tokens of plain decoding.
 
-    The walk follows the set of all children with the drawn token, since a tree may hold a text twice.
+    The walk follows all children with the drawn token, since a tree may contain the same path twice.
     Greedy: Stern et al. 2018, section 3; sampled: Daliri, Musco, Suresh 2024, algorithm 2.
 
     Args:
-        allowed: scores of lossy verifiers: where no child has the target's own token, the walk goes to the
-            child with the highest score.
+        allowed: scores of lossy verifiers: if no child has the target's own token, the walk follows the child
+            with the highest score.
     """
     below = children(draft.parents)
     path: list[int] = []

@@ -14,24 +14,24 @@ from outpace.sampling import Logits
 from outpace.tree import children, path_to
 from outpace.verify.base import Draw, Verifier, likelihood_ratio, positive_part, proposal
 
-# (draft, siblings, q, draw) -> the sibling that is accepted, or None, and what is then left of q.
+# (draft, siblings, q, draw) -> the accepted sibling, or None, and the remaining q.
 Attempt = Callable[[Draft, Seq[int], Tensor, Draw], tuple[int | None, Tensor]]
 
 
 def rejection(logits: Logits, draft: Draft, draw: Draw, attempt: Attempt | None = None) -> Verdict:
-    """Recursive rejection sampling: at each node its children are tried in the order they were drawn.
+    """Recursive rejection sampling: at each node, try its children in the order they were drawn.
 
-    A child x is accepted with probability min(1, q(x) / p(x)); if not, q becomes the normalised positive part
-    of q - p, and the next child is tried against that. Where all are rejected, or there are none, a token is
-    drawn from what q has become. On a chain that is Chen et al. 2023, algorithm 2 (Leviathan et al. 2023,
-    algorithm 1). On a tree of candidates drawn with replacement, p stays as it is (SpecInfer, Miao et al.
-    2023, algorithm 2); of those drawn without, the rejected ones leave p, which is normalised again (Jeon et
-    al. 2024, algorithm 2). A draft without distributions is made of point masses, p(x) = 1: a child is then
-    accepted with the probability that q has left for it, and equal siblings are one. So they are where they
-    were drawn with replacement: the children of each are draws after the same text.
+    A child x is accepted with probability min(1, q(x) / p(x)); if it is rejected, q becomes the normalised
+    positive part of q - p, and the next child is tried against that. If all are rejected, or there are none,
+    a token is drawn from the remaining q. On a chain this is Chen et al. 2023, algorithm 2 (Leviathan et al.
+    2023, algorithm 1). On a tree of candidates drawn with replacement, p is unchanged (SpecInfer, Miao et al.
+    2023, algorithm 2); if drawn without, rejected candidates are removed from p, which is renormalised (Jeon
+    et al. 2024, algorithm 2). A draft without distributions consists of point masses, p(x) = 1: a child is
+    then accepted with its remaining probability in q. Equal siblings of such a draft, or drawn with
+    replacement, are followed together: the children of each are draws after the same text.
 
     Args:
-        attempt: another way to try the siblings.
+        attempt: function that tries the siblings; default ``try_in_turn``.
 
     Raises:
         OutpaceError: the draft gives a token of its own probability 0, or lacks a distribution.
@@ -62,10 +62,10 @@ def rejection(logits: Logits, draft: Draft, draw: Draw, attempt: Attempt | None 
 def try_in_turn(
     draft: Draft, siblings: Seq[int], q: Tensor, draw: Draw, lenience: float = 1.0
 ) -> tuple[int | None, Tensor]:
-    """The first sibling that is accepted, or None, and what the rejections before it have left of q.
+    """The first accepted sibling, or None, and q as it remains after the rejections before it.
 
     Args:
-        lenience: factor of p, at most 1; below 1 more is accepted than q allows.
+        lenience: factor of p, at most 1; below 1 acceptance is lossy.
     """
     p = None
     for child in siblings:
@@ -81,7 +81,7 @@ def try_in_turn(
 
 
 def without(p: Tensor, token: int) -> Tensor:
-    """p of the candidates that are left once ``token`` was drawn; all zeros if there are none."""
+    """p without ``token``, renormalised; all zeros if nothing remains."""
     left = p.clone()
     left[token] = 0
     total = left.sum()

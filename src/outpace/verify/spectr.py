@@ -1,4 +1,4 @@
-"""``spectr``: k-sequential selection among independent candidates. Keeps the target's distribution."""
+"""``spectr``: k-sequential selection among independent candidates. Preserves the target's distribution."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _HALVINGS = 20
 
 
 def division_factor(q: Tensor, p: Tensor, count: int) -> float:
-    """Gamma: the least factor, up to a millionth of ``count``, at which k-sequential selection is valid.
+    """Gamma: the smallest factor, up to a millionth of ``count``, at which k-sequential selection is valid.
 
     With b(gamma) the sum of min(p, q / gamma), it solves 1 - (1 - b)^count = gamma b (Sun et al. 2023,
-    section 4). The left side falls and the right side rises with gamma, so it is found by halving
-    [1, count]. Above it the selection is as exact and accepts less, so the upper end is taken.
+    section 4). The left side falls and the right side rises with gamma, so it is computed by bisection of
+    [1, count]. A larger factor is also exact but accepts less, so the upper end is returned.
 
     Args:
         q, p: the target's and the draft's distribution, shape [vocabulary].
@@ -42,12 +42,12 @@ def division_factor(q: Tensor, p: Tensor, count: int) -> float:
 
 
 def _any_of(share: float, count: int) -> float:
-    """Probability that one of so many candidates is accepted, each with this probability."""
+    """Probability that one of ``count`` candidates is accepted, each with probability ``share``."""
     return 1 - max(1 - share, 0.0) ** count
 
 
 def _select(draft: Draft, siblings: Seq[int], q: Tensor, draw: Draw) -> tuple[int | None, Tensor]:
-    """The first sibling that is accepted, or None, and what is then left of q."""
+    """The first accepted sibling, or None, and the remaining q."""
     if draft.distributions is None or len(siblings) < 2:
         return try_in_turn(draft, siblings, q, draw)
     if not draft.replacement:
@@ -71,9 +71,10 @@ def spectr(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
     """Speculative sampling with k-sequential selection at each node (SpecTr, Sun et al. 2023, algorithm 3).
 
     A node's k candidates, independent draws from p, are tried in turn, each accepted with probability
-    min(1, q / (gamma p)); if none is, a token is drawn from what they leave of q. With the least valid gamma
-    that accepts at least 1 - 1/e as often as the best transport of k draws onto q. Of a single candidate, and
-    of tokens that a drafter chooses, gamma is 1: they are tried as by ``rejection``, which is the best there.
+    min(1, q / (gamma p)); if none is, a token is drawn from the remaining q. With the smallest valid gamma,
+    the acceptance rate is at least 1 - 1/e times that of the optimal transport of k draws onto q. For a
+    single candidate, and for tokens that a drafter chooses, gamma is 1: they are tried as by ``rejection``,
+    which is optimal for them.
 
     Raises:
         OutpaceError: siblings drawn without replacement, and what ``rejection`` refuses.
@@ -83,9 +84,9 @@ def spectr(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
 
 @dataclass(frozen=True)
 class SpecTr(Verifier):
-    """The distribution of plain decoding; one of several independent candidates by optimal transport.
+    """The distribution of plain decoding; selects among independent candidates by optimal transport.
 
-    It accepts nearly as often as any verifier can, at a cost that hardly grows with the candidates.
+    Its acceptance rate is near the optimum, at a cost that hardly grows with the number of candidates.
     """
 
     name: ClassVar[str] = "spectr"

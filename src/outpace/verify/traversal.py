@@ -1,4 +1,4 @@
-"""``traversal``: block verification of trees, from the leaves up. Keeps the target's distribution."""
+"""``traversal``: block verification of trees, from the leaves up. Preserves the target's distribution."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class _Open:
     """A node whose children are being tried.
 
     Attributes:
-        share: probability with which the path to it is accepted, as things are.
-        q: what the children tried so far have left of the target's distribution.
+        share: current probability of accepting the path to it.
+        q: the target's distribution as it remains after the rejected children.
         p: the distribution that the child being tried was drawn from.
     """
 
@@ -34,13 +34,14 @@ class _Open:
 
 
 def traversal(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
-    """Accept the first path, from the leaves up, that stands as a whole (Weng et al. 2025, algorithm 2).
+    """Accept the first path, from the leaves up, that is accepted as a whole (Weng et al. 2025, algorithm 2).
 
-    A path's share is the product of q / p over its tokens, cut to 1 at each. A leaf is accepted with its
-    share. If it is not, its parent keeps the positive part of share q - p, normalised, as its q, and the sum
-    of it over that sum plus 1 - share as its share; then the next child is tried, and after the last one the
-    parent itself. So a child that the target finds too unlikely may be made up for by those after it, as in
-    block verification, which this is on a chain. Of equal siblings that a drafter chooses, the first counts.
+    A path's share is the product of q / p over its tokens, limited to 1 after each. A leaf is accepted with
+    probability share. If it is rejected, its parent's q becomes the normalised positive part of w q - p, where
+    w is the parent's share, and w becomes e / (e + 1 - w), where e is the sum of that part; then the next
+    child is tried, and after the last one the parent itself. So the siblings after an unlikely child may make
+    up for it, as in block verification, which this is on a chain. Of equal siblings that a drafter chooses,
+    the first counts.
 
     Raises:
         OutpaceError: the draft gives a token of its own probability 0, or lacks a distribution.
@@ -73,11 +74,11 @@ def traversal(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
 
 
 def _reject(frame: _Open, draft: Draft, token: int) -> None:
-    """Take from a node what its rejected child stood for."""
+    """Update a node's q, share and p after the rejection of a child."""
     assert frame.p is not None  # the child was tried
     excess = (frame.share * frame.q - frame.p).clamp(min=0)
     total = float(excess.sum())
-    # The excess is empty only by rounding, or where the share is small: then the node cannot stand.
+    # The excess is empty only by rounding, or if the share is small: then the node cannot be accepted.
     if total > 0:
         frame.q = excess / total
     frame.share = standing(frame.share, total)
