@@ -37,11 +37,10 @@ def traversal(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
     """Accept the first path, from the leaves up, that is accepted as a whole (Weng et al. 2025, algorithm 2).
 
     A path's share is the product of q / p over its tokens, limited to 1 after each. A leaf is accepted with
-    probability share. If it is rejected, its parent's q becomes the normalised positive part of w q - p, where
-    w is the parent's share, and w becomes e / (e + 1 - w), where e is the sum of that part; then the next
-    child is tried, and after the last one the parent itself. So the siblings after an unlikely child may make
-    up for it, as in block verification, which this is on a chain. Of equal siblings that a drafter chooses,
-    the first counts.
+    probability share. If it is rejected, its parent's q becomes the normalised positive part of w q - p and
+    its share w becomes e / (e + 1 - w), with e the sum of that part; then the next child is tried, and after
+    the last one the parent itself. So the siblings after an unlikely child may make up for it. On a chain
+    this is block verification. Of equal siblings that a drafter chooses, the first counts.
 
     Raises:
         OutpaceError: the draft gives a token of its own probability 0, or lacks a distribution.
