@@ -126,12 +126,12 @@ def forget_to_move_values(lane: _Lane, places: list[int], sources: list[int], ta
     keys[:, places, :, targets] = keys[:, places, :, sources]
 
 
-def hang_under_the_root(text: Sequence[int], draft: Draft) -> Rows:
+def hang_under_the_root(text: Sequence[int], draft: Draft, asked: object = None) -> Rows:
     root = len(text) - 1
     return Rows((*text, *draft.tokens), (*range(-1, root), *[root] * len(draft)))
 
 
-def shift_parents(text: Sequence[int], draft: Draft) -> Rows:
+def shift_parents(text: Sequence[int], draft: Draft, asked: object = None) -> Rows:
     root = len(text) - 1
     return Rows((*text, *draft.tokens), (*range(-1, root), *(root + max(p, 0) for p in draft.parents)))
 
@@ -179,7 +179,7 @@ class Oracle(SequenceDrafter[Text]):
         return chain(answer[state.output_length :][:8])
 
 
-def hang_under_the_prompt(text: Sequence[int], draft: Draft) -> Rows:
+def hang_under_the_prompt(text: Sequence[int], draft: Draft, asked: object = None) -> Rows:
     return Rows((*text, *draft.tokens), (*range(-1, len(text) - 1), *(p + 1 for p in draft.parents)))
 
 
