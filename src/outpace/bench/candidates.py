@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from outpace.bench.runs import BASELINE
 from outpace.drafters import load_drafter
 
-# Steps that take longer than this many plain ones are left out: hardly any draft gives as many tokens.
+# Candidates whose steps take longer than this many plain ones are omitted: few drafts yield as many tokens.
 COSTLIEST = 4.0
 _WIDTHS = (4, 8, 16, 32, 64)
 _WINDOWS = ((2, 3, 2), (3, 3, 3), (4, 4, 4), (5, 5, 5), (7, 5, 7), (10, 5, 10), (15, 5, 15))
@@ -17,19 +17,20 @@ _WINDOWS = ((2, 3, 2), (3, 3, 3), (4, 4, 4), (5, 5, 5), (7, 5, 7), (10, 5, 10), 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A drafter's spec, and the largest number of nodes of its drafts; None where the drafter decides."""
+    """A drafter's spec, and the maximum number of nodes of its drafts; None if the drafter decides."""
 
     spec: str
     nodes: int | None = None
 
 
 def candidates(specs: Seq[str]) -> list[Candidate]:
-    """List the candidates of a list of drafters, plain decoding first.
+    """List the candidates for a list of drafters, plain decoding first.
 
-    A name alone gives itself, governed, and options of several widths. A spec with options gives itself.
+    A name without options yields the governed drafter and variants of several widths; a spec with options
+    yields itself.
 
     Raises:
-        OutpaceError: an unknown drafter or option.
+        OutpaceError: unknown drafter or option.
     """
     found = [Candidate(BASELINE)]
     for spec in specs:
@@ -41,7 +42,7 @@ def candidates(specs: Seq[str]) -> list[Candidate]:
 
 
 def _of_widths(name: str) -> Iterator[Candidate]:
-    """The options of a drafter, narrow to wide."""
+    """Yield variants of a drafter, from narrow to wide."""
     if name == "lookahead":
         for window, ngram, guesses in _WINDOWS:
             nodes = (window + guesses) * (ngram - 1) - 1
@@ -59,14 +60,14 @@ def _of_widths(name: str) -> Iterator[Candidate]:
 
 
 def affordable(found: Seq[Candidate], seconds: Mapping[int, float]) -> list[Candidate]:
-    """Keep the candidates whose steps may pay, by the measured seconds of steps.
+    """Select the candidates whose steps may pay, by the measured seconds of steps.
 
     Args:
-        seconds: of a step, by the rows of each prompt; that of 1 row is a plain step's.
+        seconds: seconds of a step by the rows per prompt; 1 row is a plain step.
     """
 
     def costs(rows: int) -> float:
-        """Seconds of the widest measured step that is not wider: a lower bound, so that none is lost."""
+        """Seconds of the widest measured step with at most these rows, which is a lower bound."""
         return seconds[max(width for width in seconds if width <= rows)]
 
     limit = COSTLIEST * seconds[1]

@@ -1,4 +1,4 @@
-"""Two benchmarks side by side: which figures agree. Pure functions of their JSON."""
+"""Comparison of two benchmarks, and which figures agree, as pure functions of their JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from outpace.bench.runs import BASELINE
 
 Key = tuple[str, str, int]
-# What makes two runs comparable besides the model.
+# Besides the model, these must be equal for two runs to be comparable.
 _SETTINGS = (
     *("max_new_tokens", "temperature", "seed", "repeats", "verifier", "adaptive", "ends", "limit"),
     "assistant",
@@ -21,7 +21,7 @@ class Pair:
     """A row of both benchmarks.
 
     Attributes:
-        overlap: the intervals of the speed relative to plain decoding overlap; None where one is missing.
+        overlap: the intervals of the speedup over plain decoding overlap; None if one is missing.
     """
 
     suite: str
@@ -49,9 +49,9 @@ class Comparison:
     """Two benchmarks side by side.
 
     Attributes:
-        pairs: rows that both have.
-        only_first, only_second: rows that one has.
-        differing: settings, versions and hardware that are not the same.
+        pairs: rows in both benchmarks.
+        only_first, only_second: rows in only one of them.
+        differing: settings, versions and hardware that differ.
     """
 
     pairs: list[Pair]
@@ -61,7 +61,7 @@ class Comparison:
 
     @property
     def comparable(self) -> list[Pair]:
-        """Pairs that are not plain decoding, whose ratio to itself is 1, and that have intervals."""
+        """Pairs that have intervals and are not plain decoding, whose ratio to itself is 1."""
         return [pair for pair in self.pairs if pair.overlap is not None and pair.drafter != BASELINE]
 
     @property
@@ -74,7 +74,7 @@ def compare(
     second: Mapping[str, Any],
     rows: tuple[Mapping[Key, Mapping[str, Any]], Mapping[Key, Mapping[str, Any]]],
 ) -> Comparison:
-    """Compare two benchmarks' JSON objects; ``rows`` are those of each by suite, drafter and batch."""
+    """Compare two benchmarks' JSON objects; ``rows`` are their rows by suite, drafter and batch."""
     mine, theirs = rows
     pairs = [Pair(*key, mine[key], theirs[key]) for key in mine if key in theirs]
     differing = [
@@ -98,7 +98,7 @@ def compare(
 
 
 def _differing(what: str, first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> Iterator[str]:
-    """List what both name with different values."""
+    """List the names that both contain with different values."""
     mine, theirs = first or {}, second or {}
     for name in sorted(mine.keys() & theirs.keys()):
         if mine[name] != theirs[name]:
@@ -106,7 +106,7 @@ def _differing(what: str, first: Mapping[str, Any] | None, second: Mapping[str, 
 
 
 def as_json(found: Comparison) -> dict[str, Any]:
-    """One object, with a row for each pair."""
+    """Convert to one JSON object, with a row per pair."""
     names = ("tokens_per_second", "speedup", "speedup_interval", "tau", "acceptance_rate", "equal", "error")
     return {
         "rows": [

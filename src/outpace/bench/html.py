@@ -1,4 +1,4 @@
-"""Reports as one HTML file that needs nothing besides: templates of jinja2, filled with figures and plots."""
+"""Reports as a self-contained HTML file: jinja2 templates filled with figures and plots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def check_installed() -> None:
-    """Refuse to plan a report that cannot be written.
+    """Check that a report can be written.
 
     Raises:
         OutpaceError: matplotlib or jinja2 is not installed.
@@ -78,5 +78,5 @@ def _span(interval: Seq[float] | None) -> str:
 
 
 def _title(row: Row) -> str:
-    """A row's name among all suites."""
+    """A row's name, with its suite and batch size."""
     return f"{row.suite}, {row.drafter}" + (f", {row.batch} at once" if row.batch > 1 else "")

@@ -19,9 +19,9 @@ class Item:
     """One prompt.
 
     Attributes:
-        turns: messages of the user. One turn that is no chat is a text to be continued as it is.
+        turns: the user's messages. A single turn without ``chat`` is a text to continue.
         tokens: token ids, in place of turns.
-        chat: the turns are those of a conversation, with the model's answers between them.
+        chat: the turns form a conversation, with the model's answers between them.
         references: texts that the output may repeat.
         ends: an end-of-sequence token ends the output, which is as long as the text it repeats.
     """
@@ -36,13 +36,13 @@ class Item:
 
     @property
     def rounds(self) -> int:
-        """Number of answers it asks for."""
+        """Number of answers."""
         return len(self.turns) or 1
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Prompts under a name, with their ``source`` and the number of unusable ones that were ``left_out``."""
+    """Named prompts, with their ``source`` and the number of unusable ones that were ``left_out``."""
 
     name: str
     items: tuple[Item, ...]
@@ -50,7 +50,7 @@ class Suite:
     left_out: int = 0
 
     def first(self, count: int | None) -> Suite:
-        """Keep ``count`` prompts at most, taken from each category in turn; None keeps all."""
+        """Keep at most ``count`` prompts, taken from the categories in turn; None keeps all."""
         if count is None or count >= len(self.items):
             return self
         by_category: dict[str, list[Item]] = {}
@@ -64,7 +64,7 @@ class Suite:
 
 
 def counted(prompts: int) -> str:
-    """Write a number of prompts."""
+    """Format a number of prompts."""
     return "1 prompt" if prompts == 1 else f"{prompts} prompts"
 
 
@@ -95,13 +95,13 @@ def read_values(file: Path) -> list[Any]:
 
 
 def read_items(file: Path, name: str) -> list[Item]:
-    """Read the prompts of a JSONL file of ours or of a user's.
+    """Read the prompts of a JSONL file.
 
     A line is a string, or an object with ``prompt``, ``question``, ``turns`` (a list: a conversation) or
-    ``tokens`` (a list of token ids), and, where wanted, ``id``, ``category``, ``chat`` and ``references``.
+    ``tokens`` (a list of token ids), and optionally ``id``, ``category``, ``chat`` and ``references``.
 
     Raises:
-        OutpaceError: it cannot be read, or a line is no prompt.
+        OutpaceError: the file cannot be read, or a line is not a prompt.
     """
     items = []
     for number, value in enumerate(read_values(file), start=1):
@@ -116,13 +116,13 @@ def read_items(file: Path, name: str) -> list[Item]:
 
 
 def item_of(value: Any, default: str) -> Item:
-    """Make the prompt of a line's value.
+    """Make a prompt from a line's value.
 
     Args:
-        default: its id where it has none.
+        default: the id if the line has none.
 
     Raises:
-        OutpaceError: it is none.
+        OutpaceError: the value is not a prompt.
     """
     if isinstance(value, str):
         value = {"prompt": value}

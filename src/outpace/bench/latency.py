@@ -1,4 +1,4 @@
-"""Time between tokens as a client sees them, and the time of the loop: pure functions of runs."""
+"""Time between tokens as a client sees it, and the time per loop iteration, as pure functions of runs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from outpace.bench.runs import Run
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds between the tokens of an answer, and those of one turn of the loop.
+    """Milliseconds between the tokens of an answer, and per iteration of the decoding loop.
 
-    Tokens of one step arrive together: the first waited for the step, the others for nothing. What comes
-    before an answer's first token does not count. A turn of the loop drafts, verifies and emits, for all
-    answers at once (Chen et al. 2023, figure 1).
+    Tokens of one step arrive together: the first after the step's time, the others after none. The time
+    before an answer's first token is not included. An iteration drafts, verifies and emits, for all answers
+    at once (Chen et al. 2023, figure 1).
 
     Attributes:
-        mean, variance: of the times between tokens; the variance in square milliseconds.
+        mean, variance: mean and variance of the times between tokens; the variance in square milliseconds.
         p50, p90, p99: their percentiles.
-        loop, loop_variance: of the turns after the first.
+        loop, loop_variance: mean and variance of the iterations after the first.
     """
 
     mean: float
@@ -35,11 +35,11 @@ class Latency:
 
 
 def latency_of(runs: Seq[Run]) -> Latency | None:
-    """Compute it over all answers of all runs; None where arrivals are unknown, or all were at once."""
+    """Compute the latency over all answers of all runs; None if arrivals are unknown or all simultaneous."""
     if not all(run.token_seconds for run in runs):
         return None
     answers = [times for run in runs for times in run.token_seconds]
-    # Every turn emits a token at least, so the moments at which any arrived are the ends of the turns.
+    # Every iteration emits at least one token, so the arrival times are the ends of the iterations.
     turns = [sorted({moment for times in run.token_seconds for moment in times}) for run in runs]
     gaps, loops = _apart(answers), _apart(turns)
     if not len(loops):
@@ -57,5 +57,5 @@ def latency_of(runs: Seq[Run]) -> Latency | None:
 
 
 def _apart(series: Seq[Seq[float]]) -> np.ndarray:
-    """Milliseconds between neighbours within each series, of all series."""
+    """Milliseconds between neighbours within each series, over all series."""
     return 1000 * np.array([later - sooner for times in series for sooner, later in pairwise(times)])

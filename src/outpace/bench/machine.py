@@ -39,7 +39,7 @@ def machine(device: str) -> dict[str, object]:
 
 
 def commit() -> str | None:
-    """The commit of the checkout that this package lies in; None where it is installed."""
+    """The commit of the checkout that contains this package; None if it is installed."""
     here = Path(__file__)
     try:
         tracked = _git("ls-files", "--error-unmatch", here.name)

@@ -1,4 +1,4 @@
-"""Methods that a benchmark compares: our drafters, and peers by name."""
+"""Methods that a benchmark compares: outpace's drafters, and peers by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OPTION = re.compile(r"\s*\w+\s*=")
 
 @dataclass(frozen=True)
 class Peer:
-    """Another library's method; ``environment`` is where it is installed, None for this one."""
+    """Another library's method; ``environment`` contains the library, None for this process's."""
 
     library: str
     kind: str
@@ -46,9 +46,9 @@ class PeerOptions:
 
     Attributes:
         assistant: the draft model of transformers' assisted generation: hub name or folder.
-        gguf: the model's weights as llama.cpp reads them.
-        length: tokens of the longest prompt with its answer that they make room for.
-        temperature: of the requests to come; sampled, no peer draws the same noise as we do.
+        gguf: the model's weights as a GGUF file, for llama.cpp.
+        length: maximum number of tokens of a prompt with its answer.
+        temperature: temperature of the requests; above 0, peers draw other noise than outpace.
     """
 
     assistant: str | None = None
@@ -61,7 +61,7 @@ def split_drafters(text: str) -> list[str]:
     """Split a list of drafters' specs at its commas.
 
     A comma within parentheses, or before ``name=``, belongs to a spec. Plain decoding comes first, listed or
-    not: all others are compared with it.
+    not, since all others are compared with it.
 
     Raises:
         OutpaceError: a spec is empty, or given twice.
@@ -85,10 +85,10 @@ def split_drafters(text: str) -> list[str]:
 
 
 def with_lengths(specs: Seq[str], lengths: Seq[int]) -> list[str]:
-    """Give each drafter that has ``num_speculative_tokens`` once with every length; keep the others.
+    """Repeat each drafter that has ``num_speculative_tokens`` with every length; keep the others.
 
     Raises:
-        OutpaceError: none has it, or one that does names a length itself.
+        OutpaceError: no drafter has this option, or a spec sets it already.
     """
     option = "num_speculative_tokens"
     found: list[str] = []
@@ -110,10 +110,10 @@ def with_lengths(specs: Seq[str], lengths: Seq[int]) -> list[str]:
 def split_peers(text: str) -> list[Peer]:
     """Parse a list of peers such as ``transformers:plain,vllm=/path/to/venv``; ``none`` for no peer.
 
-    A library's name alone means all of its methods.
+    A library's name alone selects all of its methods.
 
     Raises:
-        OutpaceError: no such library or method, or a path that is no environment.
+        OutpaceError: unknown library or method, or a path that is not an environment.
     """
     found: list[Peer] = []
     for piece in text.split(","):
@@ -147,7 +147,7 @@ def make_methods(
     """Make every method, plain decoding first.
 
     Raises:
-        OutpaceError: one cannot be made; the message names it.
+        OutpaceError: a method cannot be made; the message names it.
     """
     methods: list[Method] = []
     try:
@@ -194,7 +194,7 @@ def _worker(subject: Loaded, peer: Peer, options: PeerOptions) -> Method:
         peer.environment,
         {
             "model": source,
-            # Keys and values: those of a quantised model in llama.cpp's own default.
+            # Dtype of keys and values too: llama.cpp's default for a quantised model.
             "dtype": "float16" if is_gguf(subject.source) else subject.dtype,
             "device": subject.device,
             "length": options.length,
@@ -206,6 +206,6 @@ def _worker(subject: Loaded, peer: Peer, options: PeerOptions) -> Method:
 
 
 def close_all(methods: Seq[Method]) -> None:
-    """Release what methods hold: other processes end."""
+    """Release the methods' resources, which ends their processes."""
     for method in methods:
         method.close()

@@ -1,4 +1,4 @@
-"""Our own engine with a drafter, as a method of the benchmark."""
+"""outpace's engine with a drafter, as a method of the benchmark."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from outpace.targets.base import TargetModel
 
 
 class Ours:
-    """A drafter and a verifier in an engine of ours.
+    """A drafter and a verifier in an outpace engine.
 
     Args:
         adaptive: as for ``Engine``.
-        beyond: tokens that an answer could still have had at its end; neither decoding nor the counts go on
-            to them. A draft is cut where answers end; with this, one of such a depth never is.
+        beyond: further tokens that the engine leaves room for after an answer, so that drafts up to this
+            depth are not cut near its end. They are neither decoded nor counted.
 
     Raises:
-        OutpaceError: unknown drafter or verifier, or parts that do not fit each other.
+        OutpaceError: unknown drafter or verifier, or parts that do not fit together.
     """
 
     peer = False
@@ -49,13 +49,13 @@ class Ours:
         self.verifier = str(chosen)
         self.lossy = chosen.lossy
         self.promised = chosen.invariant or (temperature == 0 and not chosen.lossy)
-        # Where the tokens of a seed would depend on the clock, the engine refuses a seed.
+        # If a seed's tokens would depend on the clock, the engine refuses a seed.
         governor = self._engine.governor
         self.adaptive = governor is not None
         self._seeded = governor is None or not governor.timed or chosen.invariant
 
     def begin(self, anew: bool = False) -> None:
-        """Make a new engine, which remembers no output; for a new suite its governor knows costs alone."""
+        """Make a new engine without memory of outputs; for a new suite its governor keeps only costs."""
         before = self._engine
         governor = before.governor
         if anew and isinstance(governor, Governor):
@@ -63,7 +63,7 @@ class Ours:
         self._engine = Engine(self._target, before.drafter, before.verifier, adaptive=governor or False)
 
     def run(self, request: Request) -> Run:
-        """Decode, step by step."""
+        """Decode step by step."""
         engine = self._engine
         reads = engine.drafter.reads_references
         sequences: list[Sequence] = []
@@ -108,13 +108,13 @@ class Ours:
 def _run(
     sequences: list[Sequence], request: Request, seconds: float, forwards: int, first: Run | None = None
 ) -> Run:
-    """Sum up a run so far from the counts of its sequences.
+    """Summarise a run so far from the counts of its sequences.
 
-    All joined at once, and a step's seconds count in full for each that took part: the one that stayed
-    longest has them all.
+    All sequences joined at once, and a step's seconds count in full for each sequence in it, so the maximum
+    over the sequences is the total.
 
     Args:
-        first: the run as it was after its first step.
+        first: the summary after the first step.
     """
     stats = [sequence.stats for sequence in sequences]
     depths = [one.accepted_per_position for one in stats]

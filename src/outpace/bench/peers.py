@@ -1,8 +1,8 @@
-"""Other engines as methods of the benchmark, each in a process and an environment of its own.
+"""Other engines as methods of the benchmark, each in a separate process and environment.
 
-The environment's Python runs a worker script of ours. It does not import outpace: it reads one JSON object
-per line and answers with one. The first asks to load a model, the others to decode. The times are the
-worker's own, so the pipe between the processes is not counted.
+The environment's Python runs outpace's worker script, which does not import outpace: it reads one JSON object
+per line and answers with one. The first requests loading a model, the others decoding. The worker measures
+the times, so the pipe between the processes is not included.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _DECODER = {"vllm": "vllm_worker", "llama.cpp": "llama_cpp_worker"}
 _MODULE = {"vllm": "vllm", "llama.cpp": "llama_cpp"}
 _PACKAGE = {"vllm": "vllm", "llama.cpp": "llama-cpp-python"}
 _LONE = ("llama.cpp",)
-_OURS = ("PYTHONPATH", "PYTHONHOME")  # of this environment, not of the worker's
-# On a CPU, vLLM warns that its speculative decoding is much slower without this one, which comes with it.
+_OURS = ("PYTHONPATH", "PYTHONHOME")  # for this environment, not the worker's
+# On a CPU, vLLM warns that its speculative decoding is much slower without this library, which it ships.
 _PRELOADED = {"vllm": Path("lib", "libiomp5.so")}
 # Idle threads of Intel's and LLVM's OpenMP spin for 200 ms by default, into the run of the next method.
-# These are the values that vLLM itself takes on a CPU: one millisecond, without the processor's own pause.
-# GNU's, which torch and llama.cpp come with, reads neither; it spins for milliseconds.
+# These are the values that vLLM itself uses on a CPU: one millisecond, without the pause instruction.
+# GNU's OpenMP, which torch and llama.cpp ship, ignores both; it spins for milliseconds.
 _RESTING = {"KMP_BLOCKTIME": "1", "KMP_TPAUSE": "0"}
 _SECONDS_TO_END = 10.0
 
@@ -44,18 +44,18 @@ class Worker(Foreign):
     """A method of another library.
 
     Args:
-        name: in the report.
-        command: starts the worker.
+        name: name in the report.
+        command: command that starts the worker.
         load: the first request.
         promised: its outputs are promised to equal plain decoding's.
         preloaded: a library that its process loads first.
-        lone: it takes one prompt at a time only.
+        lone: it supports only one prompt at a time.
 
     Attributes:
-        versions: of Python and of the packages that matter, in its environment.
+        versions: versions of Python and of the relevant packages in its environment.
 
     Raises:
-        OutpaceError: it did not start; the message is its own.
+        OutpaceError: it did not start; the message is the worker's.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class Worker(Foreign):
             raise
 
     def begin(self, anew: bool = False) -> None:
-        """Let the drafter forget earlier outputs with the next request."""
+        """Make the drafter forget earlier outputs at the next request."""
         self._fresh = True
 
     def run(self, request: Request) -> Run:
         """Decode.
 
         Raises:
-            OutpaceError: the worker failed; the message is its own.
+            OutpaceError: the worker failed; the message is the worker's.
         """
         question = {
             "prompts": [list(prompt) for prompt in request.prompts],
@@ -108,14 +108,14 @@ class Worker(Foreign):
         return Run(**answer)
 
     def close(self) -> None:
-        """End the process: close its input, and kill it if that is not enough."""
+        """End the process: close its input, and kill it if it does not end."""
         self._end(_SECONDS_TO_END)
 
     def _end(self, patience: float) -> None:
         process = self._process
         for stream in (process.stdin, process.stdout):
             if stream is not None:
-                with suppress(BrokenPipeError):  # it has ended before
+                with suppress(BrokenPipeError):  # it has already ended
                     stream.close()
         with suppress(subprocess.TimeoutExpired):
             process.wait(patience)
@@ -159,14 +159,14 @@ def _kill_all(process: subprocess.Popen[bytes]) -> None:
 
 
 class Failed(Foreign):
-    """A method that could not be started: its row gives the reason."""
+    """A method that could not be started; its row states the reason."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(name, promised=False)
         self._reason = reason
 
     def run(self, request: Request) -> Run:
-        """Refuse.
+        """Raise the error.
 
         Raises:
             OutpaceError: always, with the reason.
@@ -179,7 +179,7 @@ def worker_of(
 ) -> Method:
     """Start a library's worker.
 
-    A library that is installed and does not start, or lacks what one of its methods needs, fails its row.
+    If a library is installed but does not start, or lacks a requirement of the method, that row fails.
 
     Args:
         environment: a virtual environment or its Python; None is this one.
@@ -198,7 +198,7 @@ def worker_of(
 
 
 def _environment(threads: int, device: torch.device, preloaded: Path | None) -> dict[str, str]:
-    """Variables of a worker: without the path of our packages, with our number of threads and our device."""
+    """Environment variables of a worker: this process's threads and device, but not its package paths."""
     found = {name: value for name, value in os.environ.items() if name not in _OURS}
     found["OMP_NUM_THREADS"] = str(threads)
     found["CUDA_VISIBLE_DEVICES"] = _visible(device)
@@ -210,7 +210,7 @@ def _environment(threads: int, device: torch.device, preloaded: Path | None) -> 
 
 
 def _visible(device: torch.device) -> str:
-    """Number of the one device that a worker may see, as the driver counts; we may see a part ourselves."""
+    """The driver's number of the one device that a worker may see, given this process's visible devices."""
     if device.type != "cuda":
         return ""
     place = device.index or 0
@@ -219,14 +219,14 @@ def _visible(device: torch.device) -> str:
 
 
 def versions_of(methods: Seq[Method]) -> dict[str, dict[str, str]]:
-    """Versions in the environments of those methods that run in one, by library."""
+    """Versions in the workers' environments, by library."""
     return {
         method.name.partition(":")[0]: method.versions for method in methods if isinstance(method, Worker)
     }
 
 
 def python_of(library: str, environment: Path | None) -> Path:
-    """Find the Python that a library is installed for.
+    """Find the Python that has a library installed.
 
     Raises:
         OutpaceError: there is none, or the library is not installed for it.

@@ -16,18 +16,18 @@ from outpace.bench.runs import BASELINE
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, which people with any kind of colour vision tell apart; black is plain decoding's.
+# Okabe and Ito's colours, distinguishable with any kind of colour vision; black is plain decoding.
 _COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
 _MARKERS = "osD^vP*X"
-# From the ninth method on colours repeat, with the next of these.
+# From the ninth method on, colours repeat with the next line style and hatch.
 _LINES = ("-", "--", ":")
 _HATCHES = ("", "///", "...")
-_WIDTH, _HEIGHT = 5.8, 3.8  # inches: letters are as large beside the page's own
+_WIDTH, _HEIGHT = 5.8, 3.8  # inches, so that the text matches the page's size
 _FLOPS = "FLOPs of a step, in those of a plain step"
 
 
 def speed_by_category(rows: Seq[Row], suite: str) -> str:
-    """Bars of the speed over plain decoding, a group for each category, with the 95% intervals."""
+    """Bars of the speedup over plain decoding, grouped by category, with 95% intervals."""
     shown = [(place, row) for place, row in enumerate(rows) if row.speed and row.drafter != BASELINE]
     first = next((row for row in rows if row.categories), None)
     names = [*first.categories] if first is not None and len(first.categories) > 1 else []
@@ -70,7 +70,7 @@ def speed_by_category(rows: Seq[Row], suite: str) -> str:
 
 
 def acceptance_by_depth(rows: Seq[Row], suite: str) -> str:
-    """Lines: the share of the steps that accepted a token at each place of the draft."""
+    """Lines: the share of steps that accepted a token at each depth of the draft."""
     axes, save = _figure(
         f"Acceptance by depth: {suite}",
         "place in the draft (1 is the next token)",
@@ -86,7 +86,7 @@ def acceptance_by_depth(rows: Seq[Row], suite: str) -> str:
 
 
 def time_by_width(roof: Roof) -> str:
-    """Lines: milliseconds of a forward by its rows, measured, and the least possible where it is known."""
+    """Lines: milliseconds of a forward by its rows, measured, and the lower bound if known."""
     axes, save = _figure(
         "Step time by width", "tokens in one forward (1 is plain decoding)", "milliseconds of a forward"
     )
@@ -102,9 +102,9 @@ def time_by_width(roof: Roof) -> str:
 
 
 def roofline(rows: Seq[Row], roof: Roof) -> str:
-    """Operations a second over operations per byte: the roof, forwards by width, each method's mean step.
+    """Operations per second over operations per byte: the roof, forwards by width, each method's mean step.
 
-    Of a roof that knows the work of a step.
+    Requires a roof whose ``work`` is known.
     """
     axes, save = _figure(
         "Roofline of the mean step", "operations per byte moved", "billion operations per second"
@@ -148,7 +148,7 @@ def roofline(rows: Seq[Row], roof: Roof) -> str:
 
 
 def scaling_compression(found: Scaling) -> str:
-    """Tokens per step over the FLOPs of a step: measured points, and the fitted law's, for each N."""
+    """Tokens per step over the FLOPs of a step, per N: measured points, and the fitted law."""
     axes, save = _figure("The scaling law of lookahead decoding", _FLOPS, "tokens per step", (_WIDTH, 4.4))
     for number, (ngram, points, x) in enumerate(_by_ngram(found)):
         look = _look(number + 1)
@@ -160,7 +160,7 @@ def scaling_compression(found: Scaling) -> str:
 
 
 def scaling_steps(found: Scaling) -> str:
-    """Steps over the FLOPs of a step, as shares of plain decoding's: on a line, if the claim holds."""
+    """Steps, relative to plain decoding's, over the FLOPs of a step: on a line if the claim holds."""
     axes, save = _figure(
         "Steps over the logarithm of the FLOPs per step", _FLOPS, "steps, in plain decoding's", (_WIDTH, 4.4)
     )
@@ -180,7 +180,7 @@ def _by_ngram(found: Scaling) -> Iterator[tuple[int, list[Point], list[float]]]:
 
 
 def _label(row: Row, several: bool) -> str:
-    """Name a row among those of other batches and, where there are ``several``, other suites."""
+    """Label a row with its batch size, and with its suite if there are ``several``."""
     parts = [row.suite] * several + [row.label] + [f"{row.batch} at once"] * (row.batch > 1)
     return ", ".join(parts)
 
@@ -198,7 +198,7 @@ def _look(number: int) -> dict[str, Any]:
 def _figure(
     title: str, x: str, y: str, size: tuple[float, float] = (_WIDTH, _HEIGHT)
 ) -> tuple[Axes, Callable[[], str]]:
-    """Axes to draw on, with their labels, and what makes a data URI of them."""
+    """Make axes with labels, and a function that returns the figure as a data URI."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -219,7 +219,7 @@ def _figure(
                 fontsize=9,
             )
         written = io.BytesIO()
-        # Letters as shapes look the same everywhere; without a date the same data make the same file.
+        # Text as paths looks the same everywhere; without a date, equal data give an identical file.
         with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "outpace"}):
             figure.savefig(written, format="svg", metadata={"Date": None})
         return "data:image/svg+xml;base64," + base64.b64encode(written.getvalue()).decode()

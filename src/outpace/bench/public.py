@@ -1,11 +1,11 @@
-"""Public sets of prompts, from a folder of the user's or from the Hugging Face hub; none is shipped.
+"""Public sets of prompts, from a user's folder or the Hugging Face hub; none is shipped.
 
 - ``spec_bench``: Spec-Bench, Xia et al. 2024, arXiv 2401.07851.
-- ``mt_bench``: MT-Bench, Zheng et al. 2023, arXiv 2306.05685; Spec-Bench's file holds it too.
+- ``mt_bench``: MT-Bench, Zheng et al. 2023, arXiv 2306.05685; Spec-Bench's file contains it too.
 - ``humaneval``: HumanEval, Chen et al. 2021, arXiv 2107.03374.
 - ``gsm8k``: GSM8K's test split, Cobbe et al. 2021, arXiv 2110.14168.
-- ``speed_bench``: SPEED-Bench's qualitative split, arXiv 2604.09557. Some of its prompts are only named, for
-  its own script to fetch from other sets: those are left out.
+- ``speed_bench``: SPEED-Bench's qualitative split, arXiv 2604.09557. Some of its prompts are placeholders,
+  which its own script fetches from other sets: those are omitted.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from outpace.core import OutpaceError
 Value = Mapping[str, Any]
 
 _SPEC_BENCH_FILE = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
-# Spec-Bench's file has MT-Bench's categories beside its own five.
+# Spec-Bench's file contains MT-Bench's categories besides its own five.
 _SPEC_BENCH_OWN = ("translation", "summarization", "qa", "math_reasoning", "rag")
 _NOT_THERE = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 
 
 @dataclass(frozen=True)
 class PublicSet:
-    """Location of a set, and how to read a line of it.
+    """Location of a set, and the parser of its lines.
 
     Attributes:
-        files: patterns of its file in a folder; the first one that matches counts.
+        files: patterns of its file in a folder; the first one that matches is used.
         hub: arguments of ``datasets.load_dataset``.
         item: maps a line and its number to a prompt; None for a line of another set.
     """
@@ -101,10 +101,10 @@ PUBLIC = {
 
 
 def load_public(name: str, data: Path | None) -> Suite:
-    """Load a public set from ``data``, the folder that OUTPACE_DATA names, or the hub: the first given.
+    """Load a public set from ``data``, otherwise from the folder in OUTPACE_DATA, otherwise from the hub.
 
     Raises:
-        OutpaceError: it is in none of them, or not as it is published.
+        OutpaceError: it is not found there, or not in its published format.
     """
     wanted = PUBLIC[name]
     given = data or (Path(os.environ["OUTPACE_DATA"]) if os.environ.get("OUTPACE_DATA") else None)
@@ -123,7 +123,7 @@ def load_public(name: str, data: Path | None) -> Suite:
 
 
 def _read(name: str, wanted: PublicSet, values: Iterable[Value], source: str) -> Suite:
-    """Read its prompts; count those that are only named."""
+    """Read the prompts; count the placeholders."""
     try:
         found = [wanted.item(value, number) for number, value in enumerate(values, start=1)]
     except (KeyError, TypeError, AttributeError) as error:
@@ -148,7 +148,7 @@ def _from_hub(name: str, wanted: PublicSet) -> Iterable[Value]:
 
     try:
         found: Iterable[Value] = load_dataset(**wanted.hub)
-    except Exception as error:  # whatever the hub, the network and the loader may raise
+    except Exception as error:  # the hub, the network and the loader may raise any error
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise OutpaceError(
             f"the suite {name} cannot be fetched from the Hugging Face hub ({lines[0]}); {remedy}"

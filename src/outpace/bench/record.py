@@ -1,4 +1,4 @@
-"""A benchmark as a whole, and as JSON."""
+"""Record of a whole benchmark, and its JSON format."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Record:
 
     Attributes:
         model: name, dtype, device, and whether it is bit-exact or why it is not (``bits``).
-        settings: the options that figures depend on.
-        roof: None where unknown.
-        notes: what a reader must know besides: prompts and peers left out, with the reason.
-        whole: everything asked for was measured.
-        interrupted: it is not whole because the user stopped it; otherwise the notes give the reason.
+        settings: the options that the figures depend on.
+        roof: None if unknown.
+        notes: further remarks: omitted prompts and peers, with the reason.
+        whole: all requested methods and prompts were measured.
+        interrupted: it is incomplete because the user stopped it; otherwise the notes give the reason.
         peers: versions in the environments of other libraries' methods, by library.
     """
 
@@ -48,12 +48,12 @@ class Record:
 
     @property
     def broken(self) -> list[Row]:
-        """Rows of ours whose outputs differ from plain decoding's against the promise."""
+        """Rows of outpace's methods whose outputs differ from plain decoding's despite the promise."""
         return [row for row in self.rows if not row.peer and row.breaks_promise(self.model["dtype"])]
 
 
 def as_json(record: Record) -> dict[str, Any]:
-    """Convert to one JSON object; each row has its main figures at the top."""
+    """Convert to one JSON object; each row has its main figures at the top level."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -71,7 +71,7 @@ def as_json(record: Record) -> dict[str, Any]:
 
 
 def row_json(row: Row, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a row; the figures of one that failed are null."""
+    """Convert a row; the figures of a failed one are null."""
     found = asdict(row)
     speed = found.pop("speed") or {}
     return {
@@ -96,7 +96,7 @@ def read_rows(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str, int], di
     """Read a benchmark's JSON, and its rows by suite, drafter and batch.
 
     Raises:
-        OutpaceError: there is no such file, or it is no benchmark's.
+        OutpaceError: there is no such file, or it is not a benchmark's JSON.
     """
     try:
         found = json.loads(file.read_text("utf-8"))
@@ -119,7 +119,7 @@ def read_rows(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str, int], di
 
 
 def _check(found: Mapping[str, Any]) -> None:
-    """Touch all that a comparison reads."""
+    """Access every field that a comparison reads, to detect broken files."""
     for part in ("model", "settings", "machine"):
         found[part].get("name")
     for named in (found.get("peers") or {}, found["settings"].get("suites") or {}):

@@ -1,4 +1,4 @@
-"""Remarks beside the tables of a benchmark, for the terminal and the HTML report alike."""
+"""Remarks on the tables of a benchmark, for the terminal and the HTML report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ALIKE = 1.1
 
 
 def remarks(rows: Seq[Row]) -> list[str]:
-    """List errors, and the outputs that are not plain decoding's."""
+    """List errors, and outputs that differ from plain decoding's."""
     lines = []
     for row in rows:
         if row.error is not None:
@@ -48,7 +48,7 @@ def _alike(one: float, other: float) -> bool:
 
 
 def described(one: Difference) -> str:
-    """Describe where an output first differs from plain decoding's."""
+    """Describe the first difference of an output from plain decoding's."""
     apart = "" if one.margin is None else f"; the two best logits there are {one.margin:.2g} apart"
     turn = f", turn {one.turn + 1}" if one.turn else ""
     plain, other = (("the end" if token is None else token) for token in (one.plain, one.other))
@@ -56,7 +56,7 @@ def described(one: Difference) -> str:
 
 
 def missing(record: Record) -> str:
-    """State that something was not measured; "" where everything was."""
+    """State that the measurement is incomplete; "" if it is complete."""
     if record.interrupted:
         return "Interrupted: the figures are those of the prompts that every method had decoded."
     return "" if record.whole else "Not everything was measured: see the notes."

@@ -1,4 +1,4 @@
-"""The figures of one method over one suite: pure functions of what was measured."""
+"""The figures of a method on a suite, as pure functions of the measurements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outpace.bench.statistics import ratio, repeated_4grams
 from outpace.targets.drift import parting
 
 Margin = Callable[[Seq[int]], float]
-NEAR_TIE = 1e-4  # of two logits
+NEAR_TIE = 1e-4  # difference of two logits
 _PROMISED = ("float32", "float64")
 
 
@@ -24,8 +24,8 @@ _PROMISED = ("float32", "float64")
 class Difference:
     """First difference between an output and plain decoding's.
 
-    A token is None where that output has ended. ``margin`` is the difference of the two best logits there if
-    decoding is greedy.
+    A token is None if that output has ended. ``margin`` is the difference of the two best logits there if
+    decoding is greedy, otherwise None.
     """
 
     item: str
@@ -38,7 +38,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class PerStep:
-    """Milliseconds of a step after the first one; parts are None where unknown."""
+    """Mean milliseconds per step, without the first step; parts are None if unknown."""
 
     total: float
     draft: float | None
@@ -47,13 +47,13 @@ class PerStep:
 
     @property
     def parts(self) -> list[float | None]:
-        """The total and its parts, as tables show them."""
+        """The total and its parts, in the order of the tables."""
         return [self.total, self.draft, self.verify, self.rest]
 
 
 @dataclass(frozen=True)
 class Reached:
-    """The least time of the target's forward in a mean step, and the share of it that was reached."""
+    """Lower bound of the time of the target's forward in a mean step, and its share of the measured time."""
 
     bytes_per_step: float
     operations_per_step: float
@@ -64,18 +64,18 @@ class Reached:
 
 @dataclass(frozen=True)
 class Row:
-    """Figures of one method on one suite. Counts are those of all repeats; None where unknown.
+    """Figures of one method on one suite. Counts are over all repeats; None if unknown.
 
     Attributes:
         drafter: the method's name.
-        prompts: prompts of the suite, turns not counted; ``outputs`` counts answers.
-        tau: tokens per step and sequence, the target's own included.
-        acceptance_by_position: the share of the steps that accepted a token at each depth.
+        prompts: number of prompts, not turns; ``outputs`` counts answers.
+        tau: tokens per step and sequence, including the target's own.
+        acceptance_by_position: the share of steps that accepted a token at each depth.
         repeated_4grams: the mean share of 4-grams that occurred before in the same output.
         equal: all outputs equal plain decoding's; ``different`` counts those that do not.
-        promised: that is promised.
+        promised: equality is promised.
         adaptive: a governor decided how much was drafted.
-        error: reason why the method failed; there are no figures then.
+        error: reason why the method failed; there are then no figures.
     """
 
     suite: str
@@ -108,9 +108,10 @@ class Row:
     adaptive: bool = False
 
     def breaks_promise(self, dtype: str) -> bool:
-        """Tell near-ties from outputs that differ against the promise to equal plain decoding's.
+        """True if an output differs from plain decoding's despite the promise, other than by a near-tie.
 
-        In float32 a near-tie may go either way. In smaller dtypes near-ties are common: nothing is promised.
+        In float32 a near-tie may be resolved either way. In smaller dtypes near-ties are common, so nothing
+        is promised.
 
         Args:
             dtype: the model's, as torch writes it.
@@ -121,7 +122,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The method's name, with its verifier where that changes tokens."""
+        """The method's name, with its verifier if that may change tokens."""
         return self.drafter if self.verifier in ("", "match") else f"{self.drafter}, {self.verifier}"
 
 
@@ -130,7 +131,7 @@ def rows_of(measured: Measured, margin: Margin, roof: Roof | None) -> list[Row]:
 
     Args:
         margin: maps a text's tokens to the difference of the two best logits after it.
-        roof: of the machine and the model; None where unknown.
+        roof: the roof of the machine and the model; None if unknown.
     """
     return [_row(measured, trace, margin, roof) for trace in measured.traces]
 
@@ -220,7 +221,7 @@ def _milliseconds(seconds: Seq[float | None], steps: int) -> float | None:
 
 
 def _reached(measured: Measured, runs: Seq[Run], roof: Roof) -> Reached | None:
-    """Compare the least time of the mean step with that of its forward."""
+    """Compare the lower bound of the mean step's time with the time of its forward."""
     per_step = _per_step(runs)
     forwards = sum(run.forwards or 0 for run in runs)
     if roof.work is None or per_step is None or not per_step.verify or not forwards:
@@ -242,7 +243,7 @@ def _reached(measured: Measured, runs: Seq[Run], roof: Roof) -> Reached | None:
 
 
 def differences_of(measured: Measured, trace: Trace, margin: Margin) -> list[Difference]:
-    """List every output, of every repeat, that is not plain decoding's of the first repeat."""
+    """List the outputs, over all repeats, that differ from plain decoding's of the first repeat."""
     found = []
     greedy = measured.settings.temperature == 0
     for place, repeats in enumerate(trace.runs):
@@ -268,5 +269,5 @@ def _at(tokens: Seq[int], index: int) -> int | None:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """Format a figure; "" where it is unknown."""
+    """Format a figure; "" if it is unknown."""
     return "" if value is None else f"{value:.{digits}f}"

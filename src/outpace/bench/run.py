@@ -1,4 +1,4 @@
-"""Every method over the same prompts: warmed up, and in turns, prompt by prompt."""
+"""Measurement of all methods on the same prompts: after a warm-up, interleaved prompt by prompt."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from outpace.loading import Loaded
 
 @dataclass(frozen=True)
 class Settings:
-    """Options with which every method decodes.
+    """Decoding options, the same for every method.
 
     Attributes:
-        max_new_tokens: tokens of each answer.
+        max_new_tokens: maximum number of tokens per answer.
         temperature: 0 is greedy.
-        seed: the first prompt's; each other has the next one. The order of the methods is drawn with it too.
+        seed: the first prompt's seed, increased by 1 per prompt. The order of the methods depends on it too.
         repeats: number of times everything is measured, after a warm-up.
         ends: answers end at the model's end tokens. Otherwise all have ``max_new_tokens`` tokens, except in
             suites whose outputs repeat a text.
@@ -42,9 +42,9 @@ class Trace:
 
     Attributes:
         runs: its runs, [group][repeat][turn].
-        error: reason why it failed; it is not asked again then.
+        error: reason why it failed; it is then not run again.
         adaptive: a governor decided how much it drafted.
-        left: it is not asked any more, because it was too slow.
+        left: it was dropped because it was too slow.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Trace:
 
     @property
     def active(self) -> bool:
-        """The method goes on decoding."""
+        """True if the method is still being measured."""
         return self.error is None and not self.left
 
 
@@ -68,9 +68,9 @@ class Measured:
     """Runs of every method on a suite; the first one is plain decoding.
 
     Attributes:
-        batch: prompts decoded at once, at most.
-        groups: the items decoded at once.
-        prompts: what was asked, [group][turn][prompt], as token ids.
+        batch: maximum number of prompts decoded together.
+        groups: the items decoded together.
+        prompts: the prompts' token ids, [group][turn][prompt].
     """
 
     suite: Suite
@@ -81,7 +81,7 @@ class Measured:
     traces: list[Trace] = field(default_factory=list)
 
     def taking_part(self, group: int, turn: int) -> list[Item]:
-        """The items of a group that ask for an answer in a turn."""
+        """The items of a group that have this turn."""
         return [item for item in self.groups[group] if item.rounds > turn]
 
 
@@ -94,15 +94,15 @@ def measure(
     advanced: Callable[[Measured], None] = lambda measured: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Measured:
-    """Decode a suite by every method.
+    """Decode a suite with every method.
 
-    The answers that a conversation goes on from are those of the first method, for all: so every method
-    is asked the same.
+    The first method's answers are used in the later prompts of a conversation, so that all methods decode the
+    same prompts.
 
     Args:
         methods: plain decoding first.
-        advanced: called after each group of prompts with what was measured so far; it may let methods leave.
-        stopped: asked before each run; then only whole groups count.
+        advanced: called after each group of prompts with the measurements so far; it may drop methods.
+        stopped: called before each run; if True, measuring ends with the complete groups.
 
     Raises:
         OutpaceError: plain decoding failed.
@@ -111,7 +111,7 @@ def measure(
     groups = [items[start : start + batch] for start in range(0, len(items), batch)]
     traces = [Trace(m.name, m.peer, m.promised, m.lossy, m.verifier, adaptive=m.adaptive) for m in methods]
     measured = Measured(suite, batch, settings, traces=traces)
-    # Other orders for each suite and for each batch.
+    # A different order of methods for each suite and batch size.
     key = f"{settings.seed}, {batch}, {items[0].id}"
     runner = _Runner(subject, list(zip(methods, traces, strict=True)), settings, stopped, key)
     for method in methods:
@@ -139,10 +139,10 @@ def measure(
 
 @contextmanager
 def _settled() -> Iterator[None]:
-    """Exclude everything allocated before from garbage collections.
+    """Exclude all objects allocated so far from garbage collections.
 
-    One over every library that is loaded takes as long as dozens of steps, and would fall on whichever method
-    runs then.
+    A collection over all loaded libraries takes as long as dozens of steps, and would be charged to the
+    method that happens to run.
     """
     gc.collect()
     gc.freeze()
@@ -177,13 +177,13 @@ class _Runner:
         self._firsts: list[int] = []
 
     def warm_up(self, group: Seq[Item]) -> None:
-        """Run every method once, so that one-time work, also for this batch size, does not count."""
+        """Run every method once, so that one-time work, also for this batch size, is not measured."""
         for method, trace in self._pairs:
             if not self._stopped():
                 self._one(method, trace, self._request(group, [[] for _ in group], 0))
 
     def group(self, group: Seq[Item], place: int) -> _Found | None:
-        """Decode all turns of a group by every method, each turn in an order of its own; None if stopped."""
+        """Decode a group's turns with every method, in a new order per turn; return None if stopped."""
         found = _Found([], {trace.name: [] for _, trace in self._pairs})
         answers: dict[str, list[list[int]]] = {item.id: [] for item in group}
         for turn in range(max(item.rounds for item in group)):
@@ -204,7 +204,7 @@ class _Runner:
     def _order(self) -> list[tuple[Method, Trace]]:
         """Draw an order of the methods; in N orders of N methods each is first once.
 
-        The state that one leaves in caches and spinning threads so affects each of the others alike.
+        This spreads the effect of a method's leftover state, in caches and spinning threads, over the others.
         """
         count = len(self._pairs)
         if not self._firsts:
@@ -215,12 +215,12 @@ class _Runner:
         return [self._pairs[place] for place in (first, *others)]
 
     def _one(self, method: Method, trace: Trace, request: Request) -> Run | None:
-        """Run a method once; an error fails its row, and all others go on."""
+        """Run a method once; an error fails only its own row, unless it is plain decoding."""
         if not trace.active:
             return None
         try:
             return method.run(request)
-        except Exception as error:  # whatever another library may raise
+        except Exception as error:  # another library may raise any error
             trace.error = reason(error)
             if method is self._pairs[0][0]:
                 raise OutpaceError(f"plain decoding failed: {trace.error}") from error
@@ -241,7 +241,7 @@ class _Runner:
 
 
 def reason(error: Exception) -> str:
-    """Put the reason of a failure on one line; our own errors need no class name."""
+    """Format the reason for a failure on one line; outpace's errors need no class name."""
     if out_of_memory(error):
         return "out of memory; a smaller --batch or --max-new-tokens needs less"
     if isinstance(error, OutpaceError):

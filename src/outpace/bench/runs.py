@@ -11,16 +11,16 @@ BASELINE = "none"
 
 @dataclass(frozen=True)
 class Request:
-    """Prompts to be answered at once.
+    """Prompts to decode together.
 
     Attributes:
         prompts: token ids of each.
         references: for each prompt, texts that its output may repeat, as token ids.
-        max_new_tokens: tokens of each answer, at most.
-        ends: an end-of-sequence token ends an answer; otherwise it is a token as any other, and every answer
-            has ``max_new_tokens`` tokens.
+        max_new_tokens: maximum number of tokens per answer.
+        ends: an end-of-sequence token ends an answer; otherwise it is an ordinary token, and every answer has
+            ``max_new_tokens`` tokens.
         temperature: 0 is greedy.
-        seeds: of each prompt's noise.
+        seeds: seed of each prompt's noise.
     """
 
     prompts: Seq[Seq[int]]
@@ -37,17 +37,17 @@ class Run:
 
     Attributes:
         outputs: tokens of each answer.
-        seconds: from the request to the last token of all.
-        first_seconds: until the end of the first step, which reads the prompts and emits their first tokens.
+        seconds: time from the request to the last token.
+        first_seconds: time to the end of the first step, which prefills and emits the first tokens.
         first_tokens: number of tokens of that step.
-        forwards: steps of the batch, each one forward of the target; None where unknown.
-        steps: steps of each sequence, summed; None where unknown.
-        drafted, accepted: numbers of drafted and of accepted tokens; None where unknown.
+        forwards: steps of the batch, each one forward of the target; None if unknown.
+        steps: steps of each sequence, summed; None if unknown.
+        drafted, accepted: numbers of drafted and of accepted tokens; None if unknown.
         accepted_at: number of steps that accepted a token at each depth of the draft, from depth 1 on.
-        last_seconds: until the last token of each answer; empty where unknown.
-        token_seconds: until each token of each answer; empty where unknown.
-        draft_seconds, verify_seconds: after the first step, those of drafting and those of the target's
-            forwards and the verifier; None where unknown.
+        last_seconds: time to the last token of each answer; empty if unknown.
+        token_seconds: time to each token of each answer; empty if unknown.
+        draft_seconds, verify_seconds: time of drafting, and of the target's forwards and the verifier, both
+            without the first step; None if unknown.
     """
 
     outputs: list[list[int]]
@@ -70,16 +70,16 @@ class Run:
 
 
 class Method(Protocol):
-    """A way of decoding.
+    """A decoding method.
 
     Attributes:
-        name: in the report; a method of ours has its drafter's spec.
-        peer: it is another library's.
+        name: name in the report; the drafter's spec for a method of outpace.
+        peer: True for a method of another library.
         promised: its outputs are promised to equal plain decoding's.
         lossy: it changes the distribution of the output.
-        verifier: name of what verifies its drafts; "" for a peer.
+        verifier: name of its verifier; "" for a peer.
         adaptive: a governor decides how much it drafts.
-        lone: takes one prompt at a time only.
+        lone: it supports only one prompt at a time.
     """
 
     @property
@@ -98,18 +98,18 @@ class Method(Protocol):
     def lone(self) -> bool: ...
 
     def begin(self, anew: bool = False) -> None:
-        """Forget every output so far: a repeat of a suite begins.
+        """Forget all outputs so far, at the start of a repeat of a suite.
 
         Args:
-            anew: the suite itself begins, or another number of prompts at once. All else that was learned
-                from texts is forgotten too; measurements of the machine may stay.
+            anew: the suite itself, or another batch size, begins: everything learned from texts is forgotten
+                too; measurements of the machine may be kept.
         """
 
     def run(self, request: Request) -> Run:
         """Decode."""
 
     def close(self) -> None:
-        """Release what it holds."""
+        """Release its resources."""
 
 
 class Foreign:
@@ -126,7 +126,7 @@ class Foreign:
         self.promised = promised
 
     def begin(self, anew: bool = False) -> None:
-        """Forget nothing: nothing is kept from one prompt to the next."""
+        """Do nothing, since nothing is kept between prompts."""
 
     def close(self) -> None:
-        """Release nothing."""
+        """Do nothing."""

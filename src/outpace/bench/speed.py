@@ -1,4 +1,4 @@
-"""Speed of a method, and its ratio to plain decoding's on the same prompts."""
+"""Speed of a method, and its ratio to plain decoding on the same prompts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from outpace.bench.run import Measured, Trace
 from outpace.bench.runs import Run
 from outpace.bench.statistics import interval, quartiles, ratio
 
-# Of five ratios even the least and the largest have the median of all prompts between them in fewer than 95
-# of 100 cases (1 - 2 / 2**5): no interval within them can have it more often.
+# With five ratios, even the interval from the smallest to the largest contains the population median with
+# probability below 95% (1 - 2 / 2**5), so no interval within it can reach 95%.
 LEAST_GROUPS = 6
 
 
@@ -22,8 +22,8 @@ class Sample:
 
     Attributes:
         prompts: their names in the suite.
-        tokens: of all their answers, the mean of the repeats.
-        seconds: of each repeat, from the first answer's start to the last one's end.
+        tokens: total tokens of their answers, the mean over repeats.
+        seconds: duration of each repeat, from the first answer's start to the last one's end.
     """
 
     prompts: tuple[str, ...]
@@ -33,17 +33,17 @@ class Sample:
 
 @dataclass(frozen=True)
 class Speed:
-    """Tokens per second of some prompts, and the ratio to plain decoding's on the same ones.
+    """Tokens per second on prompts, and the ratio to plain decoding on the same ones.
 
     Attributes:
-        tokens_per_second: all tokens over all seconds, the prompts' included; of repeats the median counts.
-        quartiles: of the groups' own tokens per second.
-        groups: number of separate measurements; with prompts decoded together, fewer than prompts.
-        speedup: the median over groups of the ratio to plain decoding, whole answers.
+        tokens_per_second: all tokens over all seconds, including prefill; the median over repeats.
+        quartiles: quartiles of the groups' tokens per second.
+        groups: number of separate measurements, fewer than prompts if prompts are decoded together.
+        speedup: the median over groups of the ratio to plain decoding, for whole answers.
         interval: its 95% interval; None for fewer than ``LEAST_GROUPS`` groups.
-        speedup_total: the ratio of the tokens per second of all groups together, in which long ones weigh
+        speedup_total: the ratio of the tokens per second of all groups together, in which long groups weigh
             more.
-        decode_tokens_per_second, decode_speedup: the same after the first step; None if there was no other.
+        decode_tokens_per_second, decode_speedup: the same without the first step; None if there is no other.
         prefill_seconds: the median time to the end of the first step.
     """
 
@@ -60,13 +60,13 @@ class Speed:
 
 
 def speed_of(measured: Measured, trace: Trace, places: Seq[int]) -> Speed:
-    """Compute the speed over the groups at some places."""
+    """Compute the speed over the groups with these indices."""
     plain = measured.traces[0]
     mine = [_whole(trace.runs[place]) for place in places]
     theirs = [_whole(plain.runs[place]) for place in places]
     ratios = _ratios(mine, theirs)
     later = [(_later(trace.runs[place]), _later(plain.runs[place])) for place in places]
-    # A group whose answers came whole with the first step has nothing to compare after it.
+    # A group whose answers were complete after the first step has nothing to compare after it.
     decoding = [(one, two) for one, two in later if one.timed and two.timed]
     decode = _ratios([one for one, _ in decoding], [two for _, two in decoding])
     low, middle, high = quartiles([one.tokens / statistics.median(one.seconds) for one in mine])
@@ -87,7 +87,7 @@ def speed_of(measured: Measured, trace: Trace, places: Seq[int]) -> Speed:
 
 def samples_of(measured: Measured, trace: Trace) -> list[Sample]:
     """List the measurement of each group."""
-    groups = zip(measured.groups, map(_whole, trace.runs), strict=False)  # fewer runs if it left early
+    groups = zip(measured.groups, map(_whole, trace.runs), strict=False)  # fewer runs if it was dropped early
     return [Sample(tuple(item.id for item in group), *timed) for group, timed in groups]
 
 
@@ -99,7 +99,7 @@ class _Timed(NamedTuple):
 
     @property
     def timed(self) -> bool:
-        """It has a speed."""
+        """True if it has a speed."""
         return self.tokens > 0 and min(self.seconds) > 0
 
 
@@ -125,7 +125,7 @@ def _rate(groups: Seq[_Timed]) -> float:
 
 
 def _ratios(mine: Seq[_Timed], theirs: Seq[_Timed]) -> list[float]:
-    """Ratio of the tokens per second in each group: the median over repeats, paired."""
+    """Ratio of the tokens per second in each group: the median over paired repeats."""
     return [
         statistics.median(
             (one.tokens / took) / (two.tokens / other)
@@ -136,7 +136,7 @@ def _ratios(mine: Seq[_Timed], theirs: Seq[_Timed]) -> list[float]:
 
 
 def speed_of_categories(measured: Measured, trace: Trace) -> dict[str, Speed]:
-    """Compute the speed in each category; empty where prompts of several were decoded together."""
+    """Compute the speed per category; empty if prompts of several categories were decoded together."""
     found: dict[str, list[int]] = {}
     for place, group in enumerate(measured.groups[: len(trace.runs)]):
         names = {item.category for item in group}

@@ -1,4 +1,4 @@
-"""Medians, their spread, and intervals of confidence. Pure functions of numbers."""
+"""Medians, their spread, and confidence intervals, as pure functions of numbers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def quartiles(values: Seq[float]) -> tuple[float, float, float]:
 def interval(ratios: Seq[float], seed: int = 0) -> tuple[float, float] | None:
     """The 95% interval of the median of paired ratios, by a bootstrap over the pairs; None for one pair.
 
-    The percentile bootstrap of Efron and Tibshirani 1993: prompts are drawn anew with replacement, each with
-    both of its measurements, and the middle 95% of the medians are kept. It covers what depends on the choice
-    of the prompts and on noise from prompt to prompt, not a machine that was slow throughout.
+    The percentile bootstrap of Efron and Tibshirani 1993: prompts are resampled with replacement, each with
+    both of its measurements, and the interval is the middle 95% of the medians. It covers the choice of
+    prompts and the noise between prompts, not a machine that was slow throughout.
     """
     values = np.asarray(ratios, dtype=float)
     if len(values) < 2:
@@ -34,11 +34,11 @@ def interval(ratios: Seq[float], seed: int = 0) -> tuple[float, float] | None:
 
 
 def repeated_4grams(tokens: Seq[int]) -> float:
-    """The share of an output's 4-grams that occurred before in it; such text flatters n-gram methods."""
+    """The share of an output's 4-grams that occurred in it before; repetition favours n-gram methods."""
     grams = [tuple(tokens[place : place + 4]) for place in range(len(tokens) - 3)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def ratio(above: float, below: float) -> float:
-    """One number over another; 0 where that is 0."""
+    """The quotient of two numbers; 0 if the divisor is 0."""
     return above / below if below else 0.0

@@ -22,14 +22,14 @@ LOOKUP_TOKENS = 10
 class Stock(Foreign):
     """transformers' plain decoding, its prompt lookup, or its assisted generation.
 
-    Its generation settings are put aside while it runs, so that it decodes by what was asked alone.
+    The model's generation settings are replaced during a run, so that only the request's apply.
 
     Args:
         kind: one of ``KINDS``.
         assistant: the draft model of assisted generation.
 
     Raises:
-        OutpaceError: no such kind, or no assistant where one is needed.
+        OutpaceError: unknown kind, or assisted generation without an assistant.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Stock(Foreign):
             "assisted": {"assistant_model": assistant},
         }
         self._options = options[kind]
-        # Older transformers look for an end token among drafted ones even where there is none.
+        # Older transformers search drafted tokens for an end token even if there is none.
         self._never = _NO_TOKEN if kind == "prompt_lookup" else None
 
     def run(self, request: Request) -> Run:
@@ -77,21 +77,21 @@ class Stock(Foreign):
 
 
 class _Watch(BaseStreamer):
-    """Counter of forwards and their rows, and of each step's tokens as they are chosen."""
+    """Recorder of forwards and their rows, and of each step's tokens."""
 
     def __init__(self) -> None:
-        self._rows: list[int] = []  # of each forward, without the batch
-        self._given: list[int] = []  # tokens of each step
-        self._moments: list[float] = []  # at which they came
+        self._rows: list[int] = []  # per forward and sequence
+        self._given: list[int] = []  # tokens per step
+        self._moments: list[float] = []  # their arrival times
         self._forward_began = 0.0
         self._forward_seconds: list[float] = []
-        self._timed = not torch.cuda.is_available()  # elsewhere a forward returns before it is done
+        self._timed = not torch.cuda.is_available()  # on a GPU a forward returns before it is done
 
     def begin(self) -> None:
         self._began = time.perf_counter()
 
     def now(self) -> float:
-        """Seconds since the beginning, whatever was asked of a device done."""
+        """Seconds since the beginning, after waiting for the device."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return time.perf_counter() - self._began
@@ -106,20 +106,20 @@ class _Watch(BaseStreamer):
         pass
 
     def before(self, module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A hook of the model: a forward begins."""
+        """Model hook: record the start of a forward."""
         ids = kwargs.get("input_ids", args[0] if args else None)
         self._rows.append(ids.shape[1] if ids is not None else 1)
         self._forward_began = time.perf_counter()
 
     def after(self, module: object, args: tuple[Any, ...], output: object) -> None:
-        """A hook of the model: a forward has returned."""
+        """Model hook: record the time of a forward."""
         self._forward_seconds.append(time.perf_counter() - self._forward_began)
 
     def run(self, outputs: list[list[int]], seconds: float, prompt: int) -> Run:
-        """Sum up the run.
+        """Summarise the run.
 
         Args:
-            prompt: tokens of the prompt, padding included.
+            prompt: number of tokens of the prompt, including padding.
         """
         batch, forwards = len(outputs), len(self._rows)
         lone = batch == 1
@@ -159,7 +159,7 @@ def _config(request: Request, model: Any, never: int | None) -> GenerationConfig
 
 
 def _cut(outputs: list[list[int]], request: Request, model: Any) -> list[list[int]]:
-    """Cut off padding: keep each answer up to its first end token, where one ends it."""
+    """Remove padding: keep each answer up to its first end token, if end tokens end answers."""
     if not request.ends:
         return outputs
     ends = model.generation_config.eos_token_id
@@ -172,7 +172,7 @@ def _cut(outputs: list[list[int]], request: Request, model: Any) -> list[list[in
 
 @contextmanager
 def _settings(model: Any, config: GenerationConfig) -> Iterator[None]:
-    """Replace the model's settings; otherwise it would fill in its own where none is given."""
+    """Replace the model's settings, which would otherwise be used for options that are not given."""
     before = model.generation_config
     model.generation_config = config
     try:
@@ -195,7 +195,7 @@ def _watched(model: Any, watch: _Watch) -> Iterator[None]:
 
 
 def load_assistant(name: str, dtype: str, device: str) -> PreTrainedModel:
-    """The draft model of assisted generation, in the target's dtype, on its device.
+    """Load the draft model of assisted generation, in the target's dtype, on its device.
 
     Raises:
         OutpaceError: it cannot be loaded.
@@ -204,13 +204,13 @@ def load_assistant(name: str, dtype: str, device: str) -> PreTrainedModel:
         model: Any = AutoModelForCausalLM.from_pretrained(
             name, dtype=getattr(torch, dtype), use_safetensors=True
         )
-    except Exception as error:  # whatever transformers and the hub may raise
+    except Exception as error:  # transformers and the hub may raise any error
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise OutpaceError(
             f"cannot load the assistant {name}: {lines[0]}; give another --assistant"
         ) from error
     model.to(device).eval()
-    # Where answers have a fixed length, an end token is a token as any other for the assistant too.
+    # For answers of fixed length, an end token is an ordinary token for the assistant too.
     model.generation_config.eos_token_id = None
     loaded: PreTrainedModel = model
     return loaded

@@ -10,7 +10,7 @@ from outpace.loading import Loaded
 
 
 def encode(subject: Loaded, item: Item, answers: Seq[Seq[int]] = ()) -> list[int]:
-    """Token ids of an item's next turn: the turns up to there, with the answers given so far between."""
+    """Token ids of an item's next prompt: its turns so far, with the answers in between."""
     if item.tokens:
         return list(item.tokens)
     if not item.chat:
@@ -23,9 +23,9 @@ def encode(subject: Loaded, item: Item, answers: Seq[Seq[int]] = ()) -> list[int
 
 
 def conversation(subject: Loaded, messages: Seq[dict[str, str]]) -> list[int]:
-    """Token ids of a conversation up to where the answer begins, however long.
+    """Token ids of a conversation up to the beginning of the next answer; its length is not limited.
 
-    It goes into the model's chat template, or, where it has none, into lines that begin with ``User:`` and
+    It is formatted by the model's chat template, or, without one, as lines that begin with ``User:`` and
     ``Assistant:``.
     """
     if subject.has_template:
@@ -44,7 +44,7 @@ def spoken(subject: Loaded, answer: Seq[int]) -> str:
 
 
 def references(subject: Loaded, item: Item) -> list[list[int]]:
-    """Token ids of an item's references as the output has them: after a colon a text begins with a space."""
+    """Token ids of an item's references, with a leading space, since outputs begin after a colon."""
     return [subject.plain_tokens(" " + text) for text in item.references]
 
 
@@ -52,7 +52,7 @@ def fitting(subject: Loaded, suite: Suite, new_tokens: int) -> Suite:
     """Leave out the items that do not fit the model's context with all their answers.
 
     Raises:
-        OutpaceError: none fits, an item has no tokens, or one that the model does not have.
+        OutpaceError: no item fits, or an item has no tokens or one outside the model's vocabulary.
     """
     context = subject.target.context
     kept = []

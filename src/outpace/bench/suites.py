@@ -1,10 +1,10 @@
-"""Suites of prompts, by name: those that come with the package, public sets, and a user's file.
+"""Suites of prompts by name: those in the package, public sets, and a user's file.
 
-``builtin`` is 60 prompts of our own over Spec-Bench's six categories (Xia et al. 2024, arXiv 2401.07851) and
-code: two-turn conversations, translation, summarisation, questions, mathematics, retrieval-augmented answers.
-``rewriting`` and ``retrieval`` are tasks whose outputs repeat a text of the prompt: passages with spelling
-errors to be corrected, and questions that a document answers word for word. They are written in the formats
-that the embedded models were trained on, on subjects of their own.
+``builtin`` has 60 prompts written for outpace, in Spec-Bench's six categories (Xia et al. 2024, arXiv
+2401.07851) and code: two-turn conversations, translation, summarisation, questions, mathematics,
+retrieval-augmented answers. ``rewriting`` and ``retrieval`` are tasks whose outputs repeat a text of the
+prompt: correcting spelling errors in passages, and questions that a document answers verbatim. They use the
+formats that the embedded models were trained on, but other subjects.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def load_suite(name: str, data: Path | None = None) -> Suite:
 
     Args:
         name: one of ``SUITES``, or ``file:PATH``.
-        data: a folder that holds public sets; without it they come from the hub.
+        data: a folder with public sets; without it they are read from the folder in OUTPACE_DATA or the hub.
 
     Raises:
         OutpaceError: there is no such suite, or it cannot be found.
@@ -47,5 +47,5 @@ def load_suite(name: str, data: Path | None = None) -> Suite:
 
 
 def _packaged(item: Item, name: str) -> Item:
-    """An item of ours; the outputs of those that repeat a text are as long as the text."""
+    """Set an item's category and end rule; outputs that repeat a text are as long as the text."""
     return replace(item, category=name, ends=True) if name in COPYING else item

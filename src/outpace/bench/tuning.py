@@ -1,10 +1,10 @@
-"""Choice of the fastest drafter and its options for a model, a machine and a user's prompts.
+"""Selection of the fastest drafter and its options for a model, a machine and a user's prompts.
 
-The benchmark decodes the prompts by all candidates in turns, and slow ones leave as it goes on. Their number
-falls evenly on a logarithmic scale, from all of them at the start to one at the end of the time: successive
-halving (Karnin, Koren, Somekh 2013, *Almost Optimal Exploration in Multi-Armed Bandits*; Jamieson, Talwalkar
-2016, arXiv 1502.07943) with a step after every prompt. The time spent on n candidates is the same for each
-doubling of n, so those that are close to each other in the end were measured most.
+The benchmark decodes the prompts with all candidates, interleaved, and drops slow ones along the way. Their
+number falls evenly on a logarithmic scale, from all of them at the start to one at the end of the time:
+successive halving (Karnin, Koren, Somekh 2013, *Almost Optimal Exploration in Multi-Armed Bandits*; Jamieson,
+Talwalkar 2016, arXiv 1502.07943) with a step after every prompt. The time spent is the same for each halving
+of the number of candidates, so the closest ones at the end are measured most.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Goal:
     Attributes:
         objective: ``throughput``, tokens per second of all prompts together, or ``latency``, tokens per
             second of one of them.
-        batches: numbers of prompts decoded at once; the best of them is chosen.
+        batches: batch sizes to compare; the best one is chosen.
     """
 
     objective: str = THROUGHPUT
@@ -57,11 +57,11 @@ class Goal:
             )
 
     def seconds(self, run: Run) -> float:
-        """Seconds of a run as the objective counts them."""
+        """Seconds of a run according to the objective."""
         return run.seconds if self.objective == THROUGHPUT else sum(run.last_seconds)
 
     def rows(self, measured: Measured, margin: Callable[[Seq[int]], float]) -> list[Row]:
-        """A row per method, with the seconds that the objective counts."""
+        """Compute a row per method, with seconds according to the objective."""
         for trace in measured.traces:
             trace.runs = [
                 [[replace(run, seconds=self.seconds(run)) for run in turns] for turns in repeats]
@@ -71,7 +71,7 @@ class Goal:
 
 
 class Way(NamedTuple):
-    """A way of decoding: a drafter's spec, and how many prompts at once."""
+    """A drafter's spec and a batch size."""
 
     spec: str
     batch: int
@@ -86,9 +86,9 @@ class Tuned:
 
     Attributes:
         way: the choice.
-        rows: what was measured of each candidate, plain decoding included; one that failed has an error.
-        steps: seconds of a step: prompts at once -> rows of each -> seconds.
-        left_out: ways whose steps take too long to pay.
+        rows: figures of each candidate, including plain decoding; a failed one has an error.
+        steps: batch size -> rows per prompt -> seconds of a step.
+        left_out: candidates omitted because their steps take too long to pay.
         seconds: duration of tuning.
     """
 
@@ -107,7 +107,7 @@ class Tuned:
 class Frugal(Ours):
     """A drafter whose engine holds a cache only while it decodes, so that many fit into memory together.
 
-    The room for a run is made before its seconds begin.
+    The cache for a run is allocated before its time is measured.
     """
 
     def __init__(
@@ -121,12 +121,12 @@ class Frugal(Ours):
         self._engine.make_room(1, 1)
 
     def begin(self, anew: bool = False) -> None:
-        """A new engine, as small."""
+        """Make a new engine, with a minimal cache."""
         super().begin(anew)
         self._engine.make_room(1, 1)
 
     def run(self, request: Request) -> Run:
-        """Decode, step by step."""
+        """Decode step by step."""
         longest = max(map(len, request.prompts))
         self._engine.make_room(len(request.prompts), longest + request.max_new_tokens + 64)
         wait(self._device)
@@ -142,19 +142,19 @@ class _Over(Exception):
 
 @dataclass(frozen=True)
 class _Watch:
-    """The clock, and the ways to show that time goes by and to be stopped."""
+    """The clock, and callbacks to report progress and to check for a stop."""
 
     report: Callable[[str], None]
     stopped: Callable[[], bool]
     clock: Callable[[], float]
 
     def over(self, deadline: float) -> bool:
-        """Decide whether to stop; called before each run."""
+        """Return True if measuring must stop; called before each run."""
         self.report("")
         return self.stopped() or self.clock() >= deadline
 
     def check(self, deadline: float) -> None:
-        """End what goes on if it is time."""
+        """Raise ``_Over`` if measuring must stop."""
         if self.over(deadline):
             raise _Over
 
@@ -170,22 +170,22 @@ def tune(
     stopped: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Tuned | None:
-    """Choose a drafter, its options, and of several batches one.
+    """Choose a drafter, its options, and one of several batch sizes.
 
     Args:
         specs: drafters; see ``candidates``.
-        suite: prompts to measure on; the first of them should be like the others.
-        budget: seconds for all of it; each batch has an equal part of what the steps leave.
-        report: called with what is being measured, and with "" before each run.
-        stopped: asked before each run.
-        clock: source of the time.
+        suite: prompts to measure on; the first ones should be representative.
+        budget: total seconds; what remains after measuring the steps is divided equally among batch sizes.
+        report: called with a description of the current measurement, and with "" before each run.
+        stopped: called before each run; True ends tuning.
+        clock: function that returns the time in seconds.
 
     Returns:
         None if it was stopped.
 
     Raises:
-        OutpaceError: an unknown drafter, or one that does not fit the model; too few prompts; or too little
-            time to measure every candidate once.
+        OutpaceError: a drafter is unknown or does not fit the model, there are too few prompts, or there is
+            too little time to measure every candidate once.
     """
     began = clock()
     most = max(goal.batches)
@@ -220,7 +220,7 @@ def tune(
         ) from None
     if stopped():
         return None
-    # Per batch only candidates that were measured to the end: the others were slower on the same prompts.
+    # Per batch size, only candidates measured to the end: the others were slower on the same prompts.
     end = {batch: rows[Way(BASELINE, batch)].prompts for batch in goal.batches}
     last = {way: row.speed for way, row in rows.items() if row.speed and row.prompts == end[way.batch]}
     best = max(last, key=lambda way: last[way].tokens_per_second)
@@ -236,10 +236,11 @@ def _race(
     watch: _Watch,
     deadline: float,
 ) -> Measured:
-    """Measure candidates until two are left and time or prompts are used up, for a goal of one batch.
+    """Measure candidates until two remain and time or prompts are used up, for a goal of one batch size.
 
     Raises:
-        _Over: before every candidate had decoded a group of prompts. OutpaceError: plain decoding failed.
+        _Over: time was up before every candidate had decoded a group of prompts. OutpaceError: plain decoding
+            failed.
     """
     watch.report(f"{len(fit) - 1} candidates")
     methods = []
@@ -258,12 +259,12 @@ def _race(
 
 @dataclass
 class _Race:
-    """The rule by which candidates leave.
+    """The rule by which candidates are dropped.
 
     Attributes:
-        groups: groups of prompts in the suite.
-        rivals: candidates at the start; plain decoding is none of them and stays, to be compared with.
-        deadline: end of the race, by the watch.
+        groups: number of groups of prompts in the suite.
+        rivals: number of candidates at the start, without plain decoding, which always stays as baseline.
+        deadline: end of the race, in the watch's time.
         spent: seconds of all runs so far.
     """
 
@@ -275,11 +276,11 @@ class _Race:
     spent: float = 0.0
 
     def advance(self, measured: Measured) -> None:
-        """Let the slowest leave after a group of prompts; two stay until time or prompts are used up."""
+        """Drop the slowest after a group of prompts; two stay until time or prompts are used up."""
         racing = [trace for trace in measured.traces[1:] if trace.active]
         self.spent += sum(run.seconds for trace in (measured.traces[0], *racing) for run in trace.runs[-1][0])
         used = self.spent / (self.spent + max(0.0, self.deadline - self.watch.clock()))
-        # Where time is plenty, prompts are not: n candidates decode groups / n groups of them.
+        # If prompts are scarcer than time: n candidates remain after groups / n groups.
         keep = math.ceil(min(self.rivals ** (1 - used), self.groups / len(measured.groups)))
         racing.sort(key=self._speed, reverse=True)
         for trace in racing[keep:]:
@@ -293,10 +294,10 @@ class _Race:
 
 
 def measure_steps(subject: Loaded, batch: int, before: Callable[[], None] = lambda: None) -> dict[int, float]:
-    """Measure the seconds of a step over ``batch`` prompts, by the rows of each: 1 row is a plain step.
+    """Measure the seconds of a step over ``batch`` prompts by the rows per prompt; 1 row is a plain step.
 
     Args:
-        before: called before each forward; what it raises ends the measurement.
+        before: called before each forward; an exception it raises ends the measurement.
     """
     context = subject.target.context
     room = 2 * max(WIDTHS) if context is None else context
@@ -308,7 +309,7 @@ def measure_steps(subject: Loaded, batch: int, before: Callable[[], None] = lamb
 def verify(
     subject: Loaded, way: Way, suite: Suite, goal: Goal, settings: Settings, stopped: Callable[[], bool]
 ) -> Row | None:
-    """Measure a choice on other prompts, in turns with plain decoding.
+    """Measure a choice on other prompts, interleaved with plain decoding.
 
     Returns:
         Its row; None if it was stopped.

@@ -1,7 +1,7 @@
 """A Llama model as a GGUF file: for decoding with llama.cpp, and for comparing with it on the same weights.
 
-llama.cpp knows some ways to split text before its tokenizer merges bytes, and a model's own is often none of
-them. The file then has no tokenizer: it takes and returns token ids, which is all that a comparison needs.
+llama.cpp supports only some ways to split text before its tokenizer merges bytes. For a model with another
+one the file contains no tokenizer: llama.cpp then uses token ids, which suffices for a comparison.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from outpace.loading import load_weights
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 _FILE_TYPES = {"float32": 0, "float16": 1, "q4_0": 2, "q8_0": 7, "bfloat16": 32}  # llama.cpp's numbers
-_BLOCK = 32  # numbers that are quantised together
+_BLOCK = 32  # numbers per quantised block
 _NORMAL, _CONTROL = 1, 3  # llama.cpp's types of tokens
 
 
@@ -38,14 +38,14 @@ def write_gguf(model: Any, path: Path, dtype: str = "float32", tokenizer: Any = 
     Args:
         model: a loaded transformers model of the family llama.
         path: the file; an existing one is replaced.
-        dtype: of the matrices: ``float32``, ``float16``, ``bfloat16``, ``q8_0`` or ``q4_0``. Norms are
-            float32 always.
-        tokenizer: transformers' own, written beside the weights where llama.cpp knows its kind; without one,
-            llama.cpp reads and writes token ids.
+        dtype: dtype of the matrices: ``float32``, ``float16``, ``bfloat16``, ``q8_0`` or ``q4_0``. Norms are
+            always float32.
+        tokenizer: the transformers tokenizer, written to the file if llama.cpp supports its kind; without
+            one, llama.cpp uses token ids.
 
     Raises:
         UnsupportedModel: another family, biases, or scaled rotary embeddings; for a quantised dtype, a hidden
-            size that is no multiple of 32. OutpaceError: the package gguf is missing, or an unknown dtype.
+            size that is not a multiple of 32. OutpaceError: the package gguf is missing, or an unknown dtype.
     """
     gguf = _package()
     if dtype not in _DTYPES:
@@ -70,7 +70,7 @@ def write_gguf(model: Any, path: Path, dtype: str = "float32", tokenizer: Any = 
 
 
 def nano_gguf() -> Path:
-    """The embedded model as a GGUF file in q8_0, in the user's cache; written when it is first asked for."""
+    """The embedded model as a GGUF file in q8_0, in the user's cache; written on first use."""
     path = cache_path() / f"outpace-nano-{__version__}-q8_0.gguf"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def nano_gguf() -> Path:
 def interleaved(weight: Tensor, heads: int) -> Tensor:
     """Reorder a query or key projection for llama.cpp, [heads * head_dim, in].
 
-    transformers rotates the places i and i + head_dim / 2 of a head together, llama.cpp 2 i and 2 i + 1.
+    transformers rotates dimensions i and i + head_dim / 2 of a head together, llama.cpp 2 i and 2 i + 1.
     """
     halves = weight.view(heads, 2, -1, weight.shape[-1])
     return halves.transpose(1, 2).reshape(weight.shape)
@@ -112,12 +112,12 @@ def _check(config: Any) -> None:
 
 
 def _padded(size: int, blocks: bool) -> int:
-    """A size as it is written: of quantised rows whole blocks."""
+    """A size as written: quantised rows are padded to whole blocks."""
     return -(-size // _BLOCK) * _BLOCK if blocks else size
 
 
 def _describe(writer: Any, config: Any, blocks: bool) -> None:
-    """The sizes, under llama.cpp's names."""
+    """Write the sizes, under llama.cpp's names."""
     shape = Shape.of(config)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(shape.hidden_size)
@@ -134,7 +134,7 @@ def _describe(writer: Any, config: Any, blocks: bool) -> None:
 
 
 def _write_tokenizer(writer: Any, model: Any, tokenizer: Any) -> None:
-    """The vocabulary and merges of a byte-level tokenizer, or the remark that there are none."""
+    """Write the vocabulary and merges of a byte-level tokenizer, or that there are none."""
     split = None if tokenizer is None else splitting(tokenizer)
     if split is None:
         writer.add_tokenizer_model("no_vocab")
@@ -145,7 +145,7 @@ def _write_tokenizer(writer: Any, model: Any, tokenizer: Any) -> None:
     every = range(model.config.vocab_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(split)
-    # Ids without a token are those that pad the embeddings.
+    # Ids without a token are padding of the embeddings.
     writer.add_token_list([names.get(place, f"<|unused_{place}|>") for place in every])
     writer.add_token_types([_CONTROL if p in special or p not in names else _NORMAL for p in every])
     merges = parts["model"]["merges"]
@@ -162,10 +162,10 @@ def _write_tokenizer(writer: Any, model: Any, tokenizer: Any) -> None:
 
 
 def splitting(tokenizer: Any) -> str | None:
-    """llama.cpp's name for how a tokenizer splits text before it merges bytes; None where it knows none.
+    """llama.cpp's name for how a tokenizer splits text before it merges bytes; None if it has none.
 
-    Of byte-level tokenizers with GPT-2's pattern, those that split digits first, perhaps newlines before
-    them, where no merge has a newline in it: then both ways give the same tokens.
+    Supported are byte-level tokenizers with GPT-2's pattern, alone or after splitting digits. Splitting
+    newlines before the digits is supported if no merge contains a newline, since the tokens are then equal.
     """
     try:
         parts = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -191,7 +191,7 @@ def _write_tensors(gguf: ModuleType, writer: Any, model: Any, dtype: str) -> Non
     config = model.config
     places = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     weights: Mapping[str, Tensor] = model.state_dict()
-    # A head that is the embeddings is left out, and llama.cpp takes the embeddings.
+    # A head tied to the embeddings is omitted; llama.cpp then uses the embeddings.
     names = [name for name in weights if name != "lm_head.weight" or not config.tie_word_embeddings]
     kinds = {name: _kind(gguf, weights[name], dtype) for name in names}
     blocks = dtype in ("q8_0", "q4_0")
@@ -200,7 +200,7 @@ def _write_tensors(gguf: ModuleType, writer: Any, model: Any, dtype: str) -> Non
         each, its_bytes = gguf.GGML_QUANT_SIZES[kinds[name]]
         place = places.get_name(name, try_suffixes=(".weight",))
         length = math.prod(size) // each * its_bytes
-        # The size of a quantised matrix is told in bytes.
+        # The size of a quantised matrix is given in bytes.
         told, kind = (
             (size, np.float32) if each == 1 else ([*size[:-1], size[-1] // each * its_bytes], np.uint8)
         )

@@ -11,7 +11,7 @@ from outpace.loading import Loaded, device_of, dtype_of, load_weights, made
 
 @dataclass(frozen=True)
 class Grown(Loaded):
-    """A model that was grown in memory, so that no other process can load it.
+    """A model grown in memory, which no other process can load.
 
     Attributes:
         like: the name of its shape.
@@ -28,15 +28,15 @@ def load_grown(
     *,
     trust_remote_code: bool = False,
 ) -> Grown:
-    """Load a model and grow it on the device itself.
+    """Load a model and grow it directly on the device.
 
     Args:
         like: the name of a shape, see ``outpace.bench.lab.llama_shapes``.
-        name, dtype, device, trust_remote_code: as ``outpace.loading.load`` takes them.
+        name, dtype, device, trust_remote_code: as for ``outpace.loading.load``.
 
     Raises:
-        OutpaceError: there is no such shape, or as ``load``.
-        UnsupportedModel: the model cannot be grown to it, or as ``load``.
+        OutpaceError: there is no such shape, or as for ``load``.
+        UnsupportedModel: the model cannot be grown to it, or as for ``load``.
     """
     place, shape = device_of(device), load_shape(like)
     shown, model, tokenizer = load_weights(name, dtype_of(dtype, place), trust_remote_code)

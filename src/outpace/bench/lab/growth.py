@@ -1,30 +1,30 @@
 """A small model at the cost of a large one: widened and deepened without changing its function.
 
-Measuring what decoding costs at the shape of a 7B model takes a trained 7B model. A small trained Llama
-model, grown, emits the same tokens as before, at the larger one's cost, so steps, acceptance and tokens are
-those of trained text. Function-preserving growth is Net2Net's (Chen, Goodfellow, Shlens 2015,
+Measuring the cost of decoding at the shape of a 7B model would need a trained 7B model. A grown small trained
+Llama model emits the same tokens as before at the cost of the larger one, so steps, acceptance and tokens are
+those of a trained model. Function-preserving growth is from Net2Net (Chen, Goodfellow, Shlens 2015,
 arXiv 1511.05641); here new units have no effect instead of sharing that of old ones.
 
 With H, d, L and H', d', L' the model's and the shape's hidden size, head size and layers:
 
-- **Width.** The residual stream is x' = (x, 0): embeddings, and what attention and feed-forward layers add,
-  are zero in the new places. Then mean(x'^2) = (H/H') mean(x^2), so with epsilon' = (H/H') epsilon
+- **Width.** The residual stream is x' = (x, 0): embeddings, and the outputs of attention and feed-forward
+  layers, are zero in the new dimensions. Then mean(x'^2) = (H/H') mean(x^2); with epsilon' = (H/H') epsilon
 
       w' x' / sqrt(mean(x'^2) + epsilon') = w' sqrt(H'/H) x / sqrt(mean(x^2) + epsilon),
 
   which is the model's RMSNorm for w' = sqrt(H/H') w.
-- **Head size.** Rotary pair i of d/2 turns by theta^(-2i/d) per position, and it lies in the places i and
-  i + d/2. With d' = r d the pair of the same frequency is r i, in the places r i and r i + d'/2. Queries are
-  zero in all other pairs, so that q'k' = qk. Attention divides by sqrt(d') instead of sqrt(d), so queries are
-  taken times sqrt(r).
-- **Heads.** A key and value head that more heads share than the shape lets share one is copied. The output
-  projection is zero for new heads and for the new places of old ones.
+- **Head size.** Rotary pair i of d/2 rotates by theta^(-2i/d) per position, in the dimensions i and i + d/2.
+  With d' = r d the pair of the same frequency is r i, in the dimensions r i and r i + d'/2. Queries are zero
+  in all other pairs, so that q'k' = qk. Attention divides by sqrt(d') instead of sqrt(d), so queries are
+  multiplied by sqrt(r).
+- **Heads.** A key and value head shared by more query heads than in the shape is copied. The output
+  projection is zero for new heads and for the new dimensions of old ones.
 - **Neurons.** The down projection is zero for new ones.
-- **Layers.** Both output projections of a new layer are zero. New layers lie evenly among the old, and the
-  last is old: a drafter that leaves out the last layers gains nothing by that.
+- **Layers.** Both output projections of a new layer are zero. New layers are spread evenly among the old, and
+  the last layer is an old one, so that a drafter gains nothing by skipping the last layers.
 
-Weights that no output depends on are small noise and not zeros, on which some hardware draws less power and
-so runs faster. Zeros are exact, so their factors may be any finite numbers.
+Weights without effect on the output are small noise instead of zeros, with which some hardware draws less
+power and so runs faster. They are multiplied by exact zeros, so they may be any finite numbers.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from torch import Tensor
 
 from outpace.bench.lab.llama_shapes import Shape, check_growth, grown_config, kv_copies
 
-_USUAL_VOCABULARY = 32000  # of the models that the shapes are those of
-_NOISE = 0.02  # standard deviation; the usual one of weights that are not trained yet
+_USUAL_VOCABULARY = 32000  # of the models with these shapes
+_NOISE = 0.02  # standard deviation, as is usual for the initialisation of weights
 
 
 class Axis(NamedTuple):
@@ -56,9 +56,9 @@ class _Kind:
 
     Attributes:
         rows, columns: names of its axes.
-        noise: new entries are noise; otherwise zero. Noise in a new row is a new unit's, in a new column it
-            is multiplied by zero.
-        scale: name of the factor it is multiplied by.
+        noise: new entries are noise; otherwise zero. Noise in a new row belongs to a new unit, noise in a new
+            column is multiplied by zero.
+        scale: name of the factor that it is multiplied by.
     """
 
     rows: str
@@ -84,17 +84,17 @@ _KINDS = {
 
 
 class Growth:
-    """A Llama model grown to a shape, tensor by tensor: none is made before it is asked for.
+    """A Llama model grown to a shape; tensors are made one by one, on request.
 
     Args:
         model: a loaded transformers model of the family llama.
-        shape: its new shape, nowhere smaller.
-        dtype: of the tensors; None is the model's.
-        seed: of the noise.
+        shape: its new shape, not smaller in any size.
+        dtype: dtype of the tensors; None is the model's.
+        seed: seed of the noise.
 
     Attributes:
         config: the grown model's configuration.
-        names: of its tensors, mapped to their shapes.
+        names: names of its tensors, mapped to their shapes.
 
     Raises:
         UnsupportedModel, OutpaceError: as ``check_growth``.
@@ -157,7 +157,7 @@ class Growth:
         return grown
 
     def _source(self, name: str) -> Tensor | None:
-        """Find the model's tensor that a tensor grows from; None in a new layer."""
+        """The model's tensor that this tensor grows from; None in a new layer."""
         parts = name.split(".")
         if "layers" not in parts:
             return self._weights[name]
@@ -168,7 +168,7 @@ class Growth:
         return self._weights[".".join([*parts[:place], str(layer), *parts[place + 1 :]])]
 
     def _blank(self, name: str, kind: _Kind, device: torch.device | str | None) -> Tensor:
-        """Make a tensor without the model's entries: noise, zeros, or a norm's weights."""
+        """Make a tensor with only new entries: noise, zeros, or a norm's weights."""
         grown = torch.empty(self.names[name], dtype=self.dtype, device=device)
         if kind.scale == "norm":
             return grown.fill_(self._scales["norm"])
@@ -179,7 +179,7 @@ class Growth:
 
 
 def _axes(own: Shape, shape: Shape, vocabulary: int) -> dict[str, Axis]:
-    """Map the model's entries to places on each axis of a shape."""
+    """Map the model's entries to indices on each axis of a shape."""
     heads = torch.arange(own.heads)
     copies = kv_copies(own, shape)
     group, place = heads // own.group, heads % own.group
@@ -190,7 +190,7 @@ def _axes(own: Shape, shape: Shape, vocabulary: int) -> dict[str, Axis]:
     plain = torch.arange(own.head_dim)
 
     def within(to: Tensor, of: Tensor, places: Tensor) -> Axis:
-        """Places within heads."""
+        """Axis of heads of different sizes: ``places`` are the indices within a head of the shape."""
         return Axis(
             (to[:, None] * shape.head_dim + places).flatten(), (of[:, None] * own.head_dim + plain).flatten()
         )
@@ -232,18 +232,18 @@ def grow(
     dtype: torch.dtype | None = None,
     seed: int = 0,
 ) -> Any:
-    """Build a model of a larger shape that emits what a small one emits, directly on a device.
+    """Build a model of a larger shape that emits the same tokens as a small one, directly on a device.
 
-    Its tensors are made one by one where they stay, so nothing passes through the disk or twice through
-    memory. In float32 its logits are the model's up to rounding. In bfloat16 and float16 the products of
-    norms and queries with their factors are rounded too, unless the factors are powers of two: the model
-    differs a little from the small one in that dtype, and near-ties may go the other way.
+    Its tensors are made one by one in place, without copies on disk or in memory. In float32 its logits are
+    the model's up to rounding. In bfloat16 and float16 the products of norms and queries with their factors
+    are rounded too, unless the factors are powers of two: the model then differs slightly from the small one
+    in that dtype, and near-ties may be resolved differently.
 
     Args:
         model: a loaded transformers model of the family llama.
-        shape: see ``outpace.bench.lab.llama_shapes``; its vocabulary and its context stay the model's.
-        device, dtype: of the grown model; None is the model's.
-        seed: of the noise where no output depends on it.
+        shape: see ``outpace.bench.lab.llama_shapes``; vocabulary and context stay the model's.
+        device, dtype: device and dtype of the grown model; None is the model's.
+        seed: seed of the noise in weights without effect on the output.
 
     Raises:
         UnsupportedModel, OutpaceError: as ``check_growth``.
@@ -255,7 +255,7 @@ def grow(
     tensors = {name: growth.tensor(name, place) for name in growth.names}
     grown.load_state_dict(tensors, strict=False, assign=True)
     grown.tie_weights()
-    with torch.device(place):  # its buffers are in no state dict
+    with torch.device(place):  # its buffers are not in the state dict
         grown.model.rotary_emb = type(grown.model.rotary_emb)(config=growth.config)
     grown.generation_config = growth.generation_config
     return grown.eval().requires_grad_(False)

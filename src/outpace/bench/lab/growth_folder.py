@@ -21,10 +21,10 @@ _INDEX = "model.safetensors.index.json"
 
 
 def check_folder(out: Path) -> None:
-    """Refuse a folder that is not empty, or that cannot be made.
+    """Check that a folder is empty or can be made.
 
     Raises:
-        OutpaceError: with the reason.
+        OutpaceError: it is not empty, or cannot be made.
     """
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise OutpaceError(f"{out} exists and would be lost; give another --out")
@@ -33,10 +33,10 @@ def check_folder(out: Path) -> None:
 
 
 def shape_of(folder: str | Path) -> str | None:
-    """Read the name of the shape that a folder's model was grown to; None where it was not grown.
+    """Read the name of the shape that a folder's model was grown to; None if it was not grown.
 
     Raises:
-        OutpaceError: the folder's note of it is broken.
+        OutpaceError: the folder's ``growth.json`` is broken.
     """
     note = Path(folder) / GROWTH
     if not note.is_file():
@@ -60,14 +60,14 @@ def save(
     Args:
         out: the folder, new or empty.
         facts: contents of ``growth.json``, on the origin of the model.
-        shard_size: largest bytes of a shard, or as ``2GB``; a larger tensor is a shard of its own.
+        shard_size: maximum size of a shard, in bytes or as in ``2GB``; a larger tensor gets its own shard.
         report: called after each tensor.
 
     Returns:
         The number of shards.
 
     Raises:
-        OutpaceError: the folder cannot be written, or the disk has no room.
+        OutpaceError: the folder cannot be written, or the disk is too full.
     """
     check_folder(out)
     empty = {

@@ -1,4 +1,4 @@
-"""Shapes of Llama models: the sizes that decide what a step costs."""
+"""Shapes of Llama models: the sizes that determine the cost of a step."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from outpace.core import OutpaceError, UnsupportedModel
 
-# A rotary pair keeps its frequency under another head size only where its type works pair by pair. The others
-# look at a pair's place among all pairs, or are refused by the engine past their original length anyway.
+# A rotary pair keeps its frequency under another head size only if the type of embeddings treats pairs
+# independently. Others depend on a pair's index, or the engine refuses them past their original length.
 _PAIRWISE_ROPE = ("default", "linear", "llama3")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a Llama model; vocabulary and context are no part of it.
+    """The sizes of a Llama model, without vocabulary and context.
 
     Attributes:
         hidden_size: width of the residual stream.
         intermediate_size: neurons of a feed-forward layer.
-        layers, heads, kv_heads: their numbers; ``heads`` is a multiple of ``kv_heads``.
+        layers, heads, kv_heads: numbers of these; ``heads`` is a multiple of ``kv_heads``.
         head_dim: width of a head.
     """
 
@@ -55,7 +55,7 @@ class Shape:
 
     @property
     def group(self) -> int:
-        """Heads that share a key and value head."""
+        """Number of query heads per key and value head."""
         return self.heads // self.kv_heads
 
 
@@ -75,7 +75,7 @@ def load_shape(name: str) -> Shape:
     """Look up a shape by its name, as in ``llama-7b``.
 
     Raises:
-        OutpaceError: there is none of that name; the message lists those there are.
+        OutpaceError: there is no such shape; the message lists the existing ones.
     """
     if name not in SHAPES:
         raise OutpaceError(f"there is no shape {name!r}; there are: {', '.join(SHAPES)}")
@@ -83,11 +83,11 @@ def load_shape(name: str) -> Shape:
 
 
 def check_growth(config: Any, shape: Shape) -> None:
-    """Refuse a model that cannot be grown to a shape.
+    """Check that a model can be grown to a shape.
 
     Raises:
-        UnsupportedModel: it is no Llama model with weights of floating point. OutpaceError: the shape is
-            smaller in some way, or has no place for a head or a rotary frequency of the model.
+        UnsupportedModel: it is not a Llama model with floating-point weights. OutpaceError: the shape is
+            smaller in some size, or lacks a head or a rotary frequency of the model.
     """
     if getattr(config, "model_type", None) != "llama":
         kind = getattr(config, "model_type", type(config).__name__)
@@ -124,14 +124,14 @@ def check_growth(config: Any, shape: Shape) -> None:
 
 
 def kv_copies(own: Shape, shape: Shape) -> int:
-    """Number of a shape's key and value heads per one of a model's, so that all its heads find room."""
+    """Number of a shape's key and value heads needed for each of the model's."""
     return -(-own.group // shape.group)
 
 
 def grown_config(config: Any, shape: Shape) -> Any:
-    """Make the configuration of a model grown to a shape: all of the model's but sizes and norms' epsilon.
+    """Make the configuration of a grown model: the model's, except for sizes and the norms' epsilon.
 
-    The epsilon is H / H' of the model's, H and H' the hidden sizes; see ``outpace.bench.lab.growth``.
+    The epsilon is H / H' times the model's, with hidden sizes H and H'; see ``outpace.bench.lab.growth``.
     """
     grown = copy.deepcopy(config)
     grown.hidden_size = shape.hidden_size

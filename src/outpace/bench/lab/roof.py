@@ -1,11 +1,11 @@
-"""The roof: the least time that a step can take on this machine, beside the measured time by width.
+"""The roof: a lower bound of a step's time on this machine, and the measured time by width.
 
-A step moves every weight once and the keys and values of what came before, and multiplies each weight with
-each of its rows. It takes at least as long as the memory needs for the former, or the processor for the
-latter (the roofline of Williams, Waterman and Patterson 2009). Both limits are measured here, not read from a
-data sheet: reading a buffer as large as the weights, so that a model that fits a cache is held to the speed
-of that cache, and a product of large matrices, in the model's dtype or in float32, whichever is faster. They
-are the best that was seen with torch's own operations and as many threads as it has; a machine may do more.
+A step reads every weight and all cached keys and values once, and multiplies each weight with each of its
+rows. Its time is at least that of the memory for the former and of the processor for the latter (the roofline
+of Williams, Waterman and Patterson 2009). Both limits are measured, not read from a data sheet: by reading a
+buffer as large as the weights, so that a model that fits into a cache is compared with that cache's speed,
+and by a product of large matrices, in the model's dtype or in float32, whichever is faster. They are the best
+results of torch's own operations with all of its threads; the machine may be capable of more.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from outpace.targets.base import Rows, TargetModel
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 _ROUNDS = 7
 _LEAST_BUFFER = 1 << 20
-# Hardly any cache is as large: a larger buffer comes from memory as this one does, and is read no faster. It
-# would take room that a large model does not leave.
+# Larger than nearly all caches: a larger buffer is read at the same speed, but might not fit beside a model.
 _MOST_BUFFER = 1 << 30
 _COLUMNS = 1024
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -36,13 +35,13 @@ EXPERTS = "no roof is known for experts: a step reads those that its tokens choo
 
 @dataclass(frozen=True)
 class Work:
-    """Least work of a step.
+    """Minimum work of a step.
 
     Attributes:
-        weight_bytes: of all weights that a step reads.
-        row_bytes: of the keys and values of one row of the cache, all layers.
-        weight_numbers: numbers that each row is multiplied with.
-        attention_numbers: of the keys and values of one row: a row is multiplied with these per row it sees.
+        weight_bytes: bytes of all weights that a step reads.
+        row_bytes: bytes of the keys and values of one cache row, over all layers.
+        weight_numbers: number of weights that each row is multiplied with.
+        attention_numbers: number of key and value elements that a row is multiplied with per cached row.
     """
 
     weight_bytes: int
@@ -51,7 +50,7 @@ class Work:
     attention_numbers: int
 
     def bytes(self, batch: float, context: float) -> float:
-        """Bytes that a step over ``batch`` sequences moves, each with ``context`` rows in the cache."""
+        """Bytes moved by a step over ``batch`` sequences, each with ``context`` rows in the cache."""
         return self.weight_bytes + batch * context * self.row_bytes
 
     def operations(self, rows: float, context: float) -> float:
@@ -61,20 +60,20 @@ class Work:
 
 @dataclass(frozen=True)
 class Limits:
-    """Measured limits of the machine: bytes per second over a buffer of that size, operations per second."""
+    """Measured limits of the machine: bytes per second for a buffer of this size, operations per second."""
 
     bandwidth: float
     buffer_bytes: int
     operations: float
 
     def seconds(self, moved: float, operations: float) -> float:
-        """The least time for this work."""
+        """Lower bound of the time for this work."""
         return max(moved / self.bandwidth, operations / self.operations)
 
 
 @dataclass(frozen=True)
 class Width:
-    """A forward of one sequence over ``rows`` rows: median seconds, and the least, None if unknown."""
+    """A forward of one sequence over ``rows`` rows: median seconds, and the lower bound, None if unknown."""
 
     rows: int
     seconds: float
@@ -97,13 +96,12 @@ class Roof:
 
 
 def work_of(target: TargetModel) -> Work:
-    """Compute the least work of a target's step.
+    """Compute the minimum work of a target's step.
 
-    The input embeddings are looked up, not read, except where the head shares them.
+    The input embeddings are looked up, not read in full, unless the head shares them.
 
     Raises:
-        OutpaceError: the target is no transformers model, or one whose steps do not read all weights
-            (experts).
+        OutpaceError: the target is not a transformers model, or its steps do not read all weights (experts).
     """
     model = _model_of(target)
     if _has_experts(model):
@@ -137,17 +135,17 @@ def _has_experts(model: Any) -> bool:
 
 
 def _attended(config: Any, rows: list[int]) -> int:
-    """Count keys and values once per head of the queries that shares them."""
+    """Number of key and value elements of a row, counted once per query head that shares them."""
     heads = getattr(config, "num_attention_heads", 1)
     shared = getattr(config, "num_key_value_heads", None) or heads
     return sum(rows) * max(1, heads // shared)
 
 
 def measure_roof(target: TargetModel, context: int, device: str, dtype: torch.dtype) -> Roof:
-    """Measure the machine and the model's step by width; ``context`` rows are in the cache.
+    """Measure the machine and the model's step by width, with ``context`` rows in the cache.
 
     Raises:
-        OutpaceError: the target is no transformers model.
+        OutpaceError: the target is not a transformers model.
     """
     model = _model_of(target)
     work = None if _has_experts(model) else work_of(target)
@@ -169,24 +167,23 @@ def _least(work: Work, limits: Limits, rows: int, context: int) -> float:
 
 
 def measure_limits(buffer_bytes: int, device: str, dtype: torch.dtype) -> Limits:
-    """Measure the machine's limits: the best of several rounds, since a disturbance only makes one slower.
+    """Measure the machine's limits: the best of several rounds, since disturbances only slow them down.
 
     Args:
-        buffer_bytes: to be read, within 1 MiB and 1 GiB.
+        buffer_bytes: bytes of the buffer to read, limited to between 1 MiB and 1 GiB.
         dtype: the model's.
     """
     size = min(max(buffer_bytes, _LEAST_BUFFER), _MOST_BUFFER)
     cuda = torch.device(device).type == "cuda"
-    # In float32 whatever the model's dtype: reading is what counts, and some dtypes are slow to multiply.
+    # In float32, since only reading matters here, and some dtypes are slow to multiply.
     matrix = torch.ones(size // 4 // _COLUMNS, _COLUMNS, device=device)
     vector = torch.ones(_COLUMNS, device=device)
     side = 8192 if cuda else 1024
-    # A processor without instructions for a smaller dtype multiplies in float32 what is stored in it: float32
-    # sets its limit there.
+    # A processor without instructions for a smaller dtype computes in float32, which is then the limit.
     kinds = {dtype} if dtype == torch.float64 else {dtype, torch.float32}
     squares = [torch.ones(side, side, dtype=kind, device=device) for kind in kinds]
     with torch.inference_mode():
-        # Some libraries multiply by a vector with one thread; a sum takes all of them.
+        # Some libraries multiply by a vector with one thread; a sum uses all of them.
         readings = (partial(torch.mv, matrix, vector), partial(torch.sum, matrix))
         reading = min(min(_rounds(read, device)) for read in readings)
         multiplying = min(min(_rounds(partial(torch.mm, square, square), device)) for square in squares)
@@ -202,10 +199,10 @@ def measure_widths(
 ) -> list[float]:
     """Measure the median seconds of a forward by its rows per sequence, for ``batch`` sequences.
 
-    All widths are measured in turns.
+    The widths are interleaved.
 
     Args:
-        before: called before each forward; what it raises ends the measurement.
+        before: called before each forward; an exception it raises ends the measurement.
     """
     cache = target.new_cache(batch, context + max(widths))
     slots = [target.open(cache) for _ in range(batch)]
@@ -227,7 +224,7 @@ def measure_widths(
 
 
 def _rounds(work: Callable[[], object], device: str) -> list[float]:
-    """Time each round, after one that warms up."""
+    """Time each round, after a warm-up round."""
     found = []
     for _ in range(_ROUNDS + 1):
         began = time.perf_counter()

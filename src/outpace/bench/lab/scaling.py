@@ -1,15 +1,15 @@
-"""The scaling law of lookahead decoding, put to the test: steps over (W, N, G), against FLOPs per step.
+"""Test of the scaling law of lookahead decoding: steps over (W, N, G), against FLOPs per step.
 
-Fu et al. 2024 (arXiv 2402.02057), section 4, take a step of lookahead decoding for a check of b independent
-guesses of length g, each token of which is accepted with probability a. The expected number of tokens of such
-a step, the target's own included, is
+Fu et al. 2024 (arXiv 2402.02057), section 4, model a step of lookahead decoding as the verification of b
+independent guesses of length g, each token of which is accepted with probability a. The expected number of
+tokens of such a step, including the target's own, is
 
     E = (g + 1) - sum over i = 1..g of (1 - a^i)^b,
 
-with b = W = G and g = N - 1. Good guesses are not always there: one step in f has them, and the other f - 1
-give one token each, so that tokens per step, the compression, are S = (f - 1 + E) / f. Here a and f are
-fitted to measured steps, one pair for all settings of a suite. The claim under test is that, with a large
-enough N, steps fall linearly in the logarithm of the FLOPs of a step.
+with b = W = G and g = N - 1. Good guesses are not always available: one step in f has them, and the other
+f - 1 emit one token each, so that the compression, the tokens per step, is S = (f - 1 + E) / f. Here a and f
+are fitted to measured steps, one pair for all settings of a suite. The claim under test is that, with a large
+enough N, the number of steps falls linearly in the logarithm of the FLOPs of a step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from outpace.bench.statistics import ratio
 from outpace.core import OutpaceError
 from outpace.loading import Loaded
 
-LEAST_POINTS = 3  # of one N, for a line to mean anything
+LEAST_POINTS = 3  # per N, for a line to be meaningful
 
 
 class Setting(NamedTuple):
@@ -43,11 +43,11 @@ class Setting(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """Tokens that its draft may look ahead."""
+        """Maximum depth of its drafts."""
         return self.window + self.ngram
 
     def spec(self, from_text: bool) -> str:
-        """The drafter's. Without n-grams ``from_text``, prompt and output, all come from the window."""
+        """The drafter's spec; without ``from_text``, n-grams come only from the window."""
         pools = f"pool_from_prompt={from_text},pool_from_output={from_text}"
         return f"lookahead:window={self.window},ngram={self.ngram},guesses={self.window},{pools}"
 
@@ -57,9 +57,9 @@ class Point:
     """Result of one setting on a suite.
 
     Attributes:
-        rows: of a mean step, for one sequence.
+        rows: rows of a mean step, for one sequence.
         flops: operations of a mean step, for one sequence.
-        steps: of all answers.
+        steps: number of steps of all answers.
         tau: tokens per step, the compression S.
     """
 
@@ -73,7 +73,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Fit:
-    """a and f, and the root of the mean squared relative error of the S they predict."""
+    """Fitted a and f, and the root mean squared relative error of the predicted S."""
 
     acceptance: float
     every: float
@@ -86,12 +86,13 @@ class Fit:
 
 @dataclass(frozen=True)
 class Line:
-    """Steps of one N over the logarithm of the FLOPs, by least squares.
+    """Least-squares line of the steps of one N over the logarithm of the FLOPs.
 
     Attributes:
-        slope: what doubling the FLOPs of a step changes, as a share of plain decoding's steps.
+        slope: change of the steps per doubling of the FLOPs, as a share of plain decoding's steps.
         r2: the share of the steps' variance that the line explains.
-        first_half, second_half: slopes of the cheaper and the dearer half of the points: on a line the same.
+        first_half, second_half: slopes of the cheaper and the more expensive half of the points; equal if the
+            points are on a line.
     """
 
     ngram: int
@@ -103,7 +104,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Scaling:
-    """The whole result: plain decoding's steps and FLOPs per step, the points, the fit, and a line per N."""
+    """The result: plain decoding's steps and FLOPs per step, the points, the fit, and a line per N."""
 
     suite: str
     prompts: int
@@ -116,21 +117,21 @@ class Scaling:
 
 
 def expected_tokens(acceptance: float, guesses: int, length: int) -> float:
-    """E: tokens of a step that checks independent guesses of ``length`` tokens each."""
+    """E: expected tokens of a step that verifies independent guesses of ``length`` tokens each."""
     missed = sum((1 - acceptance**place) ** guesses for place in range(1, length + 1))
     return length + 1 - missed
 
 
 def compression(acceptance: float, every: float, guesses: int, length: int) -> float:
-    """S: tokens per step where one step in ``every`` has good guesses."""
+    """S: tokens per step if one step in ``every`` has good guesses."""
     return (every - 1 + expected_tokens(acceptance, guesses, length)) / every
 
 
 def fit(points: Seq[tuple[Setting, float]]) -> Fit:
-    """Find the a and f that predict measured S with the least squared relative error.
+    """Fit a and f to measured S by least squares of the relative error.
 
-    f enters linearly, by 1 / f, the share of good steps. So for each a the best share has a closed form,
-    and a alone is searched, on finer and finer grids.
+    S is linear in 1 / f, the share of good steps. So for each a the best share has a closed form, and only a
+    is searched, on successively finer grids.
 
     Raises:
         OutpaceError: fewer than two points.
@@ -176,7 +177,7 @@ def line(ngram: int, points: Seq[Point], plain_steps: int) -> Line:
 
 
 def _straight(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Slope and R squared of a line by least squares; a line through equal values explains all."""
+    """Slope and R squared of a least-squares line; R squared is 1 for equal values."""
     slope, offset = np.polyfit(x, y, 1)
     spread = float(np.sum((y - y.mean()) ** 2))
     left = float(np.sum((y - slope * x - offset) ** 2))
@@ -197,15 +198,15 @@ def measure_scaling(
     """Count the steps of every setting on a suite; seconds do not matter, so prompts may be decoded together.
 
     Args:
-        work: of a step of the model.
-        from_text: n-grams of prompt and output go into the pool too. The law is about the window's own.
-        batch: prompts decoded at once.
+        work: work of a step of the model.
+        from_text: n-grams of prompt and output go into the pool too. The law covers only the window's.
+        batch: number of prompts decoded together.
 
     Raises:
         OutpaceError: too few settings for a fit, or plain decoding failed.
     """
     specs = [setting.spec(from_text) for setting in grid]
-    # A window is as deep as it is wide: near the end of an answer it would be cut to what is left of it.
+    # A window is as deep as it is wide: near the end of an answer it would be cut to the remaining tokens.
     methods = [Ours(subject.target, BASELINE)] + [
         Ours(subject.target, spec, adaptive=False, beyond=setting.depth)
         for setting, spec in zip(grid, specs, strict=True)

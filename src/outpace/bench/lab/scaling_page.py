@@ -11,7 +11,7 @@ from outpace.bench.lab.scaling import Line, Scaling
 
 
 def verdict(found: Scaling) -> list[str]:
-    """Describe the fit, and for each N whether steps fall on a line."""
+    """Describe the fit, and for each N how well a line fits the steps."""
     fit = found.fit
     lines = [
         f"The law fits with a = {fit.acceptance:.3f} and f = {fit.every:.2f}: the root mean squared error of "
@@ -33,7 +33,7 @@ def _told(line: Line) -> str:
 
 
 def as_json(found: Scaling, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert to one object, with the facts of the run beside the results."""
+    """Convert to one JSON object, including the facts of the run."""
     return {
         "format": "outpace bench scaling",
         "version": 1,

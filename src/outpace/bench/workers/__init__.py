@@ -1,1 +1,1 @@
-"""Scripts that other environments' Pythons run; they import nothing of outpace."""
+"""Scripts run by the Python of other environments; they import nothing from outpace."""

