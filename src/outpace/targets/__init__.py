@@ -19,11 +19,12 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
 
     Args:
         model: a decoder-only or an encoder-decoder transformers model; the path of a GGUF file, which
-            llama.cpp runs; or a target already.
-        options: of the class picked; see ``CausalTarget``, ``Seq2SeqTarget`` and ``LlamaCppOptions``.
+            llama.cpp runs; or a target, which is returned.
+        options: options of the chosen class; see ``CausalTarget``, ``Seq2SeqTarget``, ``LlamaCppOptions``.
 
     Raises:
-        UnsupportedModel: the model cannot be verified or undone; the message names the reason.
+        UnsupportedModel: the model cannot verify drafts, or its cache cannot be rolled back; the message
+            names the reason.
     """
     if isinstance(model, TargetModel):
         if options:
@@ -49,5 +50,5 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
 
 
 def is_gguf(name: str | Path) -> bool:
-    """True if a model's name is that of a GGUF file, which llama.cpp runs."""
+    """True if a model's name is the path of a GGUF file, which llama.cpp runs."""
     return str(name).lower().endswith(".gguf")

@@ -1,4 +1,4 @@
-"""Low-rank updates of a model's weights in a folder that peft wrote: whose they are, and merging them."""
+"""Low-rank updates of a model's weights in a folder written by peft: their base model, and merging."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WEIGHTS = "adapter_model.safetensors"
 
 
 def base_of(folder: str | Path) -> str:
-    """The name or folder of the model whose updates a folder of peft's holds.
+    """The name or folder of the base model of a peft folder.
 
     Raises:
         OutpaceError: the folder does not name it.
@@ -32,7 +32,7 @@ def base_of(folder: str | Path) -> str:
 
 
 def merge(model: Any, folder: str | Path) -> Any:
-    """Add the updates in a folder of peft's to a model's weights, in place, and return the model.
+    """Add the updates in a peft folder to a model's weights, in place, and return the model.
 
     Raises:
         OutpaceError: peft is missing, or the updates do not fit the model; the message names a tensor.
@@ -48,7 +48,7 @@ def merge(model: Any, folder: str | Path) -> Any:
     except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise OutpaceError(f"{folder} does not fit {type(model).__name__}: {reason}") from error
-    # peft keeps silent about a missing or superfluous tensor, or only warns.
+    # peft ignores a missing or superfluous tensor, or only warns.
     odd = sorted(held ^ set(peft.get_peft_model_state_dict(found, save_embedding_layers=False)))
     if odd:
         raise OutpaceError(f"{folder} does not fit {type(model).__name__}: tensor {odd[0]!r}")
@@ -58,7 +58,7 @@ def merge(model: Any, folder: str | Path) -> Any:
 
 
 def import_peft(purpose: str) -> Any:
-    """The module peft.
+    """Import peft.
 
     Raises:
         OutpaceError: it is not installed.

@@ -1,4 +1,4 @@
-"""A target around another, which answers for it in what the two have in common."""
+"""Base of targets that wrap another target and share its layers, embeddings and head."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from outpace.targets.base import HiddenStates, TargetModel
 
 
 class AroundTarget(TargetModel):
-    """Layers, hidden states, embeddings and head are those of the target inside.
+    """A target whose layers, hidden states, embeddings and head are those of an inner target.
 
     Attributes:
-        inner: that target.
+        inner: the inner target.
     """
 
     inner: TargetModel

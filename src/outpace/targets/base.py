@@ -1,4 +1,4 @@
-"""The contract of a target: a cache, a forward, a context length, a vocabulary."""
+"""The interface of a target: a cache, a forward, a context length, a vocabulary."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from outpace.targets.hardware import hardware
 class Rows:
     """Input of one sequence to a forward: tokens, and the tree they form over its committed rows.
 
-    ``parents`` is in rows: -1 hangs under the last committed row. None is a chain.
+    ``parents`` are row indices; -1 is the last committed row. None is a chain.
 
-    A tree may go in over several forwards, if each is kept whole. ``fed`` are then the parents of its rows so
-    far, the last ones committed; a parent counts from the tree's first row, and -1 is the row before that.
+    A tree may be fed over several forwards, if all rows of each are kept. ``fed`` are then the parents of its
+    rows so far, the last ones committed; parents are counted from the tree's first row, and -1 is the row
+    before it.
 
-    ``asked`` is what a target that ``tells`` is asked for: its tokens after these nodes. (Of no use is its
-    ``first``.)
+    ``asked`` is for a target that ``tells``: the nodes after which it returns its tokens. (``first`` is
+    ignored.)
     """
 
     tokens: Sequence[int]
@@ -48,19 +49,19 @@ class Rows:
 
     @classmethod
     def under(cls, text: Sequence[int], draft: Draft, asked: Tree | None = None) -> Rows:
-        """A chain of text, its last token the root, and the draft under it."""
+        """A chain of text, whose last token is the root, and the draft below it."""
         root = len(text) - 1
         parents = (*range(-1, root), *(root + 1 + parent for parent in draft.parents))
         return cls((*text, *draft.tokens), parents, asked=asked)
 
 
 def extra_rows(embeddings: Tensor, table: Tensor | int) -> Tensor:
-    """A table of embeddings beside a model's own, [vocabulary, hidden size].
+    """A table of additional embeddings, [n, hidden size], for a model's own [vocabulary, hidden size].
 
-    One that is given is not copied, so that what it learns later is seen.
+    A given table is not copied, so that later training takes effect.
 
     Raises:
-        OutpaceError: the table is of another size.
+        OutpaceError: the table has the wrong size.
     """
     if isinstance(table, int):
         return embeddings.detach().mean(dim=0, keepdim=True).repeat(table, 1)
@@ -76,15 +77,15 @@ class Output:
     """Predictions of a model for the rows of a forward; valid until the next forward.
 
     Attributes:
-        logits: [N, vocabulary], all wanted rows of all slots in one line, without padding. None where none
-            were wanted.
-        spans: slot -> where its rows lie in ``logits``, in the order there.
-        hidden: slot -> layer -> [width, hidden size], of the layers asked for. Layer 0 is the embeddings,
-            layer i what comes out of the i-th block, -1 the input of the head (transformers'
-            ``hidden_states``). Rows past those that the slot fed are padding.
-        told: slot -> the target's tokens, of one that ``tells``; its logits are None.
+        logits: [N, vocabulary], all requested rows of all slots, concatenated without padding. None if none
+            were requested.
+        spans: slot -> range of its rows in ``logits``, in ascending order.
+        hidden: slot -> layer -> [width, hidden size], for the requested layers. Layer 0 is the embeddings,
+            layer i the output of the i-th block, -1 the input of the head (transformers' ``hidden_states``).
+            Rows after those that the slot fed are padding.
+        told: slot -> the target's tokens, if it ``tells``; logits are then None.
 
-    Both may be made in inference mode; to train on them, clone them.
+    Tensors may be made in inference mode; to train on them, clone them.
     """
 
     logits: Tensor | None
@@ -97,10 +98,10 @@ class Output:
         return self.spans[slot]
 
     def logits_of(self, slot: Slot) -> Tensor:
-        """[n, vocabulary], of a slot's wanted rows.
+        """Logits of a slot's requested rows, [n, vocabulary].
 
         Raises:
-            ValueError: none were wanted.
+            ValueError: none were requested.
         """
         if self.logits is None:
             raise ValueError("no logits were wanted of this forward")
@@ -119,10 +120,10 @@ class Output:
         logits_from: int | None,
         hidden: Mapping[int, Tensor],
     ) -> Output:
-        """Outputs of a padded forward, [B, ...], in the order of ``slots``, of which some feed nothing.
+        """Outputs of a padded forward, [B, ...], in the order of ``slots``, some of which fed no rows.
 
         Args:
-            logits: [B, width - logits_from, vocabulary]; or None.
+            logits: [B, width - logits_from, vocabulary], or None.
             hidden: layer -> [B, width, hidden size].
         """
         states: dict[Slot, dict[int, Tensor]] = {}
@@ -148,7 +149,7 @@ class Output:
 
     @classmethod
     def join(cls, outputs: Sequence[Output]) -> Output:
-        """Outputs over different slots as one."""
+        """Join the outputs of different slots."""
         if len(outputs) == 1:
             return outputs[0]
         logits = [output.logits for output in outputs if output.logits is not None]
@@ -188,24 +189,24 @@ class TargetModel(ABC):
 
     Attributes:
         vocabulary: number of token ids.
-        context: positions it was made for; None for no limit.
+        context: maximum number of positions; None for no limit.
         eos_token_ids: tokens that end a sequence.
-        start: tokens that the prompt of an encoder-decoder model begins with, if its config has them.
-        model: the transformers model that it is made of; None where there is none.
-        device: where its tokens go in; the CPU by default.
-        extra: number of ids past the vocabulary that it takes; see ``with_embeddings``.
+        start: initial tokens of an encoder-decoder model's prompt, if its config has them.
+        model: the underlying transformers model; None if there is none.
+        device: device of its input tokens; the CPU by default.
+        extra: number of ids beyond the vocabulary that it accepts; see ``with_embeddings``.
         row_step: the rows of a forward are padded to a multiple of this.
-        bit_exact: the logits of a row are the same to the last bit in plain decoding and in a forward with
-            any number of rows, any tree, any other sequences, and after any chunks of the prompt.
-        inexact: why it is not bit-exact; empty if it is.
-        packed: kernel -> linear layers whose weights it reads in a layout made for it.
-        max_leaves: most leaves that the drafts of a forward may have, those of all sequences together; None
-            for no limit.
-        tokenizer: the one that comes with the model, if one does.
-        tells: it answers with the target's own tokens at ``Rows.asked``, and with no logits.
+        bit_exact: the logits of a row are bit-identical in plain decoding and in a forward with any number of
+            rows, any tree, any other sequences, and after any chunks of the prompt.
+        inexact: reason why it is not bit-exact; empty if it is.
+        packed: kernel -> number of linear layers whose weights are packed for it.
+        max_leaves: maximum number of leaves of the drafts in a forward, over all sequences; None for no
+            limit.
+        tokenizer: the tokenizer that comes with the model, if any.
+        tells: it returns the target's own tokens at ``Rows.asked`` instead of logits.
 
     Class attributes:
-        has_encoder: a text is decoded from a source besides its prompt.
+        has_encoder: a text is decoded from a source in addition to its prompt.
     """
 
     has_encoder: ClassVar[bool] = False
@@ -227,20 +228,20 @@ class TargetModel(ABC):
 
     @property
     def name(self) -> str:
-        """The model's name or path; without one, its class."""
+        """The model's name or path, otherwise its class."""
         if self.model is None:
             return type(self).__name__
         return str(self.model.name_or_path or type(self.model).__name__)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of its weights and logits; float32 where there is no model."""
+        """Dtype of its weights and logits; float32 without a model."""
         dtype: torch.dtype = torch.float32 if self.model is None else self.model.dtype
         return dtype
 
     @property
     def layers(self) -> int:
-        """Number of layers, as ``Output.hidden`` and ``some_layers`` count them.
+        """Number of layers, counted as in ``Output.hidden`` and ``some_layers``.
 
         Raises:
             OutpaceError: the number is not known.
@@ -251,7 +252,7 @@ class TargetModel(ABC):
 
     @property
     def identity(self) -> str:
-        """Architecture, size, dtype, device and threads, by name: what the seconds of a forward depend on."""
+        """Key of measured costs: architecture, size, dtype, device and threads."""
         model = self.model
         if model is None:
             return f"{type(self).__name__}, {self.vocabulary} token ids"
@@ -264,12 +265,12 @@ class TargetModel(ABC):
 
     @abstractmethod
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> Cache:
-        """A cache for this model.
+        """Make a cache for this model.
 
         Args:
-            slots: sequences to make room for.
-            length: rows to make room for in each; slots and rows grow, unless the cache is static.
-            capacity: rows that it may reserve in all; None for no limit.
+            slots: number of slots to make room for.
+            length: rows per slot to make room for; both grow, unless the cache is static.
+            capacity: maximum total number of reserved rows; None for no limit.
         """
 
     @property
@@ -277,25 +278,25 @@ class TargetModel(ABC):
         """Size, dtype and device of its hidden states.
 
         Raises:
-            OutpaceError: it does not share them.
+            OutpaceError: it does not expose them.
         """
         raise OutpaceError(f"{_kind(self)} shares no hidden states; use a drafter without trained parts")
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Its embeddings of token ids: [...] -> [..., hidden size]. Gradients do not reach its weights.
+        """Embeddings of token ids: [...] -> [..., hidden size]. Gradients do not reach its weights.
 
         Raises:
-            OutpaceError: it does not share them.
+            OutpaceError: it does not expose them.
         """
         raise OutpaceError(f"{_kind(self)} shares no embeddings; use a drafter without trained parts")
 
     def head(self, states: Tensor) -> Tensor:
-        """Logits of what comes out of its last layer: [..., hidden size] -> [..., vocabulary].
+        """Logits of outputs of the last layer: [..., hidden size] -> [..., vocabulary].
 
-        Gradients go through to the states, where the caller's mode records them.
+        Gradients reach the states, if the caller's grad mode records them.
 
         Raises:
-            OutpaceError: it does not share its head.
+            OutpaceError: it does not expose its head.
         """
         raise OutpaceError(f"{_kind(self)} shares no head; use a drafter without trained parts")
 
@@ -307,14 +308,14 @@ class TargetModel(ABC):
         hidden_layers: Sequence[int] = (),
         weights: Mapping[str, Tensor] | None = None,
     ) -> Reading:
-        """A forward without a cache, through which gradients reach what goes in.
+        """Run a forward without a cache, with gradients to its inputs.
 
         Args:
-            states: what goes into the first layer, [B, N, hidden size].
+            states: input of the first layer, [B, N, hidden size].
             positions: [B, N].
-            seen: which rows each row sees, [B, N, N], boolean.
-            hidden_layers: which hidden states to return.
-            weights: by name, in place of the model's own; gradients reach these too.
+            seen: the rows that each row attends to, [B, N, N], boolean.
+            hidden_layers: layers whose hidden states to return.
+            weights: weights by name, instead of the model's own; gradients reach these too.
 
         Raises:
             OutpaceError: the target cannot be trained through.
@@ -322,7 +323,7 @@ class TargetModel(ABC):
         raise OutpaceError(f"{_kind(self)} cannot be trained through; use another method")
 
     def read(self, tokens: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
-        """Logits [B, N, vocabulary] of a forward without a cache, through which gradients reach its weights.
+        """Logits [B, N, vocabulary] of a forward without a cache, with gradients to its weights.
 
         Args:
             tokens, positions: [B, N].
@@ -344,13 +345,13 @@ class TargetModel(ABC):
         return None
 
     def open(self, cache: Cache, source: Source | None = None, rows: int = 0) -> Slot:
-        """Take a slot of the cache into use for a sequence that is decoded from a source.
+        """Take a slot of the cache into use for a sequence, with its source if the model has an encoder.
 
-        ``cache.free(slot)`` gives it back, with what the source put there.
+        ``cache.free(slot)`` releases it, including the source's data.
 
         Args:
-            cache: one that ``new_cache`` made.
-            rows: rows to make room for; 0 for as many as the cache was made for.
+            cache: a cache made by ``new_cache``.
+            rows: rows to make room for; 0 for the cache's initial length.
 
         Raises:
             CacheFull: too few rows are left.
@@ -358,13 +359,13 @@ class TargetModel(ABC):
         return cache.allocate(rows)
 
     def some_layers(self, layers: Sequence[int]) -> TargetModel:
-        """This model with some of its layers only, counted from 0, in their order.
+        """This model with only some of its layers, counted from 0, in ascending order.
 
-        It shares the weights, and runs on caches of this target: its rows lie in those layers, and it reads
-        the rows that all layers together made.
+        It shares the weights, and uses this target's caches: it writes rows of those layers, and reads the
+        rows computed by all layers.
 
         Raises:
-            OutpaceError: a layer that is not there. UnsupportedModel: the model is no plain stack of layers.
+            OutpaceError: a layer does not exist. UnsupportedModel: the model is not a plain stack of layers.
         """
         raise UnsupportedModel(
             f"a {type(self).__name__} is no plain stack of layers, so none of them can be left out; use "
@@ -372,16 +373,17 @@ class TargetModel(ABC):
         )
 
     def with_embeddings(self, table: Tensor | int) -> TargetModel:
-        """This model, which also takes token ids past its vocabulary: rows of a table of embeddings.
+        """This model, extended by token ids beyond its vocabulary: rows of a table of embeddings.
 
-        Id ``vocabulary + i`` is row i. All else is the model's own, and it runs on caches of this target.
+        Id ``vocabulary + i`` is row i. Otherwise it equals this target, and it uses this target's caches.
 
         Args:
-            table: [n, hidden size], read anew in each forward; or a number n: n copies of the mean of
+            table: [n, hidden size], read again in each forward; or a number n, for n copies of the mean of
                 the model's embeddings.
 
         Raises:
-            OutpaceError: a table of another size. UnsupportedModel: the model does not take embeddings.
+            OutpaceError: the table has the wrong size. UnsupportedModel: the model does not accept
+            embeddings.
         """
         raise UnsupportedModel(
             f"a {type(self).__name__} takes no embeddings in place of token ids; use another drafter"
@@ -395,17 +397,17 @@ class TargetModel(ABC):
         logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
-        """One step of some slots of a cache that ``new_cache`` made.
+        """Run a step for slots of a cache made by ``new_cache``.
 
-        The new rows lie behind the committed ones until ``cache.keep`` closes the forward.
+        The new rows are after the committed ones until ``cache.keep`` closes the forward.
 
         Args:
-            feeds: what each slot feeds; at least one of them at least one token.
-            logits_from: the first row of each slot whose logits are wanted; None wants none (prefill).
-            hidden_layers: which hidden states to return.
+            feeds: the rows of each slot, at least one token in total.
+            logits_from: the first row of each slot whose logits are requested; None for none (prefill).
+            hidden_layers: layers whose hidden states to return.
 
         Raises:
-            CacheFull: the cache has no room for the rows. OutpaceError: another target's cache.
+            CacheFull: the cache has no room for the rows. OutpaceError: the cache is another target's.
         """
 
 
@@ -413,10 +415,10 @@ Own = TypeVar("Own", bound=Cache)
 
 
 def own_cache(target: TargetModel, cache: Cache, kind: type[Own]) -> Own:
-    """A cache as the class that a target's caches are of.
+    """The cache, checked to be of the class of a target's caches.
 
     Raises:
-        OutpaceError: it is none of this target's.
+        OutpaceError: it is not this target's.
     """
     if not isinstance(cache, kind):
         raise OutpaceError(f"{_kind(target)} needs a cache of its own: target.new_cache()")

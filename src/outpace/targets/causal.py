@@ -1,6 +1,6 @@
 """Stock decoder-only transformers models: their forward and their cache.
 
-Nothing is patched: a forward gets a 4-D mask, explicit positions and a cache object of ours.
+Nothing is patched: a forward gets a 4-D mask, explicit positions and outpace's cache object.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from outpace.tree import depths
 
 _NOTHING = Rows(())
 _MOST_SHAPES = 256
-# Shape of a forward -> its inputs, and what runs it.
+# Shape of a forward -> its inputs, and the function that runs it.
 _Known = dict[tuple[Any, ...], tuple[Inputs, Callable[[], Made]]]
 
 
 class CacheAdapter(ModelCache):
-    """Shows a window of a KVCache to a model as transformers' cache.
+    """A window of a KVCache as transformers' cache.
 
     Args:
-        places: layer of the model -> layer of the cache. (Layers that share another's keys have none.)
+        places: layer of the model -> layer of the cache. (Layers that share another's keys have no entry.)
     """
 
     def __init__(self, window: Window | FixedRows, places: dict[int, int]) -> None:
@@ -82,7 +82,7 @@ class CacheAdapter(ModelCache):
 
 
 class Probe(CacheAdapter):
-    """Records each layer's rows, and hands them back: a first token without a cache.
+    """Recorder of each layer's rows, which it returns unchanged: a first token without a cache.
 
     Attributes:
         rows: layer of the model -> its keys and values, each [1, heads, width, size].
@@ -113,8 +113,8 @@ class _Fixed:
     """State of a target's forwards of fixed shapes.
 
     Attributes:
-        of: cache -> shape -> inputs, and what runs such a forward. It goes with the cache.
-        model: compiled, where that is asked for and done.
+        of: cache -> shape -> inputs, and the function that runs such a forward; dropped with the cache.
+        model: the compiled model; None if not requested or not compiled yet.
     """
 
     def __init__(self) -> None:
@@ -125,29 +125,29 @@ class _Fixed:
 class CausalTarget(TargetModel):
     """A decoder-only transformers model.
 
-    Construction runs some forwards over a few dozen tokens: they show the shape of the cache, that a tree
-    gives the logits of its paths, and whether it gives their very bits. The model is left as it is.
+    Construction runs several forwards over a few dozen tokens, to determine the shape of the cache, and to
+    test that a tree has the logits of its paths, and whether bit for bit. The model is unchanged.
 
-    Its steps may run on a copy of its modules, with the same weights. On a CPU: linear layers laid out anew
-    (``packed.py``), and a bit-exact attention (``attention.py``). One on FlashAttention or flex attention,
-    which take no tree mask, runs on ``tree_attention``. Weights written to in place are laid out again at the
-    next forward; modules put in later, and hooks added later, are not seen.
+    Its steps may run on a copy of its modules, with the same weights. On a CPU: with packed linear layers
+    (``packed.py``), and a bit-exact attention (``attention.py``). A model with FlashAttention or flex
+    attention, which do not support tree masks, runs on ``tree_attention``. Weights modified in place are
+    packed again at the next forward; modules replaced or hooks added later have no effect.
 
     Args:
-        model: loaded, in evaluation mode, on one device or spread over several.
-        static: fixed shapes, in a cache that does not grow: a forward whose logits are wanted covers slots,
-            rows of a slot and columns by powers of two, as far as there are at most 128 rows of a slot and
-            512 in all; wider ones and those without logits (chunks of prompts) are as wide as they must be.
-            On a CUDA device each shape is captured as a graph when it is first met, and then replayed.
-        runner: what runs forwards of fixed shapes; None for graphs where the model is on one CUDA device.
-        compiled: options of ``torch.compile``, for the model in forwards of fixed shapes; None leaves it as
-            it is.
-        exact: make the logits of a row the same to the last bit whatever the number of rows, the tree, the
-            other sequences, the chunks of the prompt. True refuses a model for which this fails; "auto" tries
-            it for bfloat16 and float16 on a CPU, where near-ties would differ otherwise; see ``bit_exact``.
-        pack: lay the weights of linear layers out anew, beside those of the model. True refuses a model or a
-            machine where that cannot be had; "auto" packs where it is faster and memory allows.
-        check: run the self-test. Turn it off only for a model it has passed on.
+        model: a loaded model in evaluation mode, on one device or spread over several.
+        static: fixed shapes, in a cache that does not grow: a forward with logits covers a power of two of
+            slots, rows per slot and columns, up to 128 rows per slot and 512 in total; wider ones and those
+            without logits (chunks of prompts) have only the width they need. On a CUDA device each shape is
+            captured as a graph on first use, and then replayed.
+        runner: runner of forwards of fixed shapes; None uses graphs if the model is on one CUDA device.
+        compiled: options of ``torch.compile``, for the model in forwards of fixed shapes; None does not
+            compile it.
+        exact: make the logits of a row bit-identical for any number of rows, tree, other sequences and chunks
+            of the prompt. True refuses a model for which this fails; "auto" tries it for bfloat16 and float16
+            on a CPU, where near-ties would otherwise differ; see ``bit_exact``.
+        pack: keep packed copies of the weights of linear layers, in addition to the model's. True refuses a
+            model or a machine that does not support it; "auto" packs if it is faster and memory allows.
+        check: run the self-test. Disable it only for a model that has passed it.
 
     Raises:
         UnsupportedModel: named by family, with the reason.
@@ -155,7 +155,7 @@ class CausalTarget(TargetModel):
     """
 
     _is_part = False  # some layers of another target
-    _table: Tensor  # embeddings of ids past the vocabulary, where there are any
+    _table: Tensor  # embeddings of ids beyond the vocabulary, if any
 
     def __init__(
         self,
@@ -191,14 +191,14 @@ class CausalTarget(TargetModel):
             self_test(self, model, self._embedded, self._plain)
 
     def _choose(self, check: bool, exact: bool | Literal["auto"], pack: bool | Literal["auto"]) -> None:
-        """Find what steps run on, and whether they are bit-exact."""
+        """Choose the modules that steps run on, and determine whether they are bit-exact."""
         reason = why_not_exact(self.model, exact) or ("its shapes are fixed" if self.static else "")
         packs = packing_wanted(self.model, pack)
         if not reason:
             try:
                 self._take(packs, exact=True)
                 reason = unproven(self._step)
-                if not reason and (check or exact is not True):  # without a check it has been seen to pass
+                if not reason and (check or exact is not True):  # without a check it is known to pass
                     reason = bit_test(self, self._step, self._embedded)
             except UnsupportedModel as error:
                 reason = str(error)
@@ -209,7 +209,7 @@ class CausalTarget(TargetModel):
         self.bit_exact, self.inexact = not reason, reason
 
     def _take(self, packs: bool, exact: bool) -> None:
-        """Make what steps run on: a copy of the model's modules where some are exchanged, or the model."""
+        """Make the module that steps run on: a copy of the model if modules are replaced, or the model."""
         packer = Packer(self.model, packs, exact)
         changed = exchange(self.model, packer, EXACT if exact else None) if packs or exact else self.model
         self.packed = dict(packer.kernels)
@@ -224,10 +224,10 @@ class CausalTarget(TargetModel):
         self._own_masks.by_kind = self._masks.by_kind
 
     def _renew(self) -> None:
-        """Lay weights out again after they were written to.
+        """Pack weights again after they were modified.
 
         Raises:
-            OutpaceError: this target is some layers of another.
+            OutpaceError: this target is a subset of another's layers.
         """
         if self._is_part:
             raise OutpaceError("the model's weights were written to; make its target and engine anew")
@@ -267,10 +267,10 @@ class CausalTarget(TargetModel):
         hidden_layers: Sequence[int] = (),
         states: Mapping[Slot, Tensor] | None = None,
     ) -> Output:
-        """``forward``, where rows may be given by what goes into the first layer.
+        """``forward``, optionally with the first layer's inputs instead of tokens.
 
         Args:
-            states: slot -> [its rows, hidden size], in place of the tokens' embeddings; the tokens are then
+            states: slot -> [its rows, hidden size], instead of the tokens' embeddings; the tokens are then
                 ignored.
         """
         if self.model.training:
@@ -295,7 +295,7 @@ class CausalTarget(TargetModel):
         """A forward of the model over one window."""
         rows = rows_of(window, feeds)
         tokens, positions = inputs_of(rows, window)
-        # One tensor for both: one copy to the device. NumPy reads lists four times as fast as torch.
+        # One tensor for both, for a single copy to the device. NumPy reads lists four times as fast as torch.
         both = torch.from_numpy(np.array([tokens, positions]))
         ids, places = both.to(self.device, non_blocking=True).unbind()
         wanted = 0 if logits_from is None else max(window.width - logits_from, 0)
@@ -323,8 +323,8 @@ class CausalTarget(TargetModel):
         wanted: int,
         hidden_layers: Sequence[int],
     ) -> Made:
-        """Run the model, as it is or compiled; logits of at least the last ``wanted`` rows."""
-        # transformers takes 0 for all of them.
+        """Run the model, compiled or not; return logits of at least the last ``wanted`` rows."""
+        # For transformers, 0 means all of them.
         more: dict[str, Any] = {"logits_to_keep": max(wanted, 1)} if self._keep_logits else {}
         if hidden_layers:
             more["output_hidden_states"] = True
@@ -341,7 +341,7 @@ class CausalTarget(TargetModel):
     # -- fixed shapes ------------------------------------------------------------------------------------
 
     def _fixed_width(self, cache: KVCache, width: int) -> int:
-        """Width of a forward of fixed shapes; 0 where that does not pay."""
+        """Width of a forward of fixed shapes; 0 if that does not pay."""
         width = power_of_two(width)
         pays = width <= WIDEST and power_of_two(len(cache)) * width <= MOST_ROWS
         return width if self.static and pays else 0
@@ -355,7 +355,7 @@ class CausalTarget(TargetModel):
         hidden_layers: Sequence[int],
         states: Mapping[Slot, Tensor] | None,
     ) -> Output:
-        """A forward of fixed shapes over one window: captured when its shape is new, run again otherwise."""
+        """Run a forward of fixed shapes over one window: capture a new shape, replay a known one."""
         rows, layers = rows_of(window, feeds), tuple(hidden_layers)
         nodes = power_of_two(window.width + max(len(row.fed) for row in rows))
         shape = (window.stop, window.width, window.columns, nodes, layers, states is not None)
@@ -372,7 +372,7 @@ class CausalTarget(TargetModel):
         return Output.of(window.slots, feeds, made.logits[:, logits_from:], logits_from, made.hidden)
 
     def _forward_fixed(self, inputs: Inputs, hidden_layers: Sequence[int]) -> Made:
-        """The forward from what lies in the inputs; nothing in it depends on the host."""
+        """Run the forward from the data in the inputs, without any data from the host."""
         rows = inputs.rows
         at = placed(inputs.numbers, rows.width)
         rows.rows = torch.where(at.trees.real, at.rows, rows.scratch)
@@ -394,7 +394,7 @@ class CausalTarget(TargetModel):
             compiled: Any = torch.compile(self._step, dynamic=False, **self._compiled)
 
             def run(**given: Any) -> Any:
-                # Past its limit the compiler would leave further shapes as they are, and only warn.
+                # Beyond its limit the compiler would not compile further shapes, and only warn.
                 with torch._dynamo.config.patch(recompile_limit=_MOST_SHAPES):
                     return compiled(**given)
 
@@ -402,7 +402,7 @@ class CausalTarget(TargetModel):
         return self._fixed.model
 
     def _twin(self) -> CausalTarget:
-        """A copy, whose model or embeddings may be exchanged."""
+        """Make a copy whose model or embeddings can be replaced."""
         found = copy.copy(self)
         found._fixed = _Fixed()
         return found
@@ -413,7 +413,7 @@ class CausalTarget(TargetModel):
         return count
 
     def some_layers(self, layers: Sequence[int], bare: bool = False) -> CausalTarget:
-        """See ``TargetModel``. With ``bare`` norm and head are left out: the logits are hidden states."""
+        """See ``TargetModel``. With ``bare``, norm and head are omitted: the logits are hidden states."""
         part = self._twin()
         part._is_part = True
         part.model = keep_layers(self.model, layers, bare)
@@ -421,7 +421,7 @@ class CausalTarget(TargetModel):
         probe = Probe()
         with torch.inference_mode():
             part._first_token(probe)
-        if list(probe.shapes) != list(layers):  # where accelerate has exchanged a module's forward, say
+        if list(probe.shapes) != list(layers):  # if accelerate has replaced a module's forward, for example
             raise UnsupportedModel(
                 f"{family(self.model)} runs layers {list(probe.shapes)} when asked for {list(layers)}; load "
                 "it on one device without device_map, or use another drafter"
@@ -435,7 +435,7 @@ class CausalTarget(TargetModel):
         found.extra = len(found._table)
         answers = []
         for target in (self, found):
-            # The second row makes ``found`` go by embeddings; the first does not see it.
+            # The second row makes ``found`` use embeddings; the first does not attend to it.
             cache, own = target.new_cache(length=4), [1] if target is self else [1, self.vocabulary]
             slot = cache.allocate()
             answers.append(target.forward(cache, {slot: Rows(own)}).logits_of(slot)[:1])
@@ -448,7 +448,7 @@ class CausalTarget(TargetModel):
 
     @torch.inference_mode()
     def _given(self, feeds: Mapping[Slot, Rows]) -> dict[Slot, Tensor] | None:
-        """Inputs of the first layer by slot, [rows, hidden size]; None if no id is past the vocabulary."""
+        """Inputs of the first layer by slot, [rows, hidden size]; None if no id is beyond the vocabulary."""
         if all(token < self.vocabulary for row in feeds.values() for token in row.tokens):
             return None
         ids = torch.tensor([token for row in feeds.values() for token in row.tokens], device=self.device)
@@ -471,7 +471,7 @@ class CausalTarget(TargetModel):
             "output_hidden_states": bool(hidden_layers),
             **self._whole(positions, seen),
         }
-        # Gradients stop at what is handed in: none are left on the model's own weights.
+        # Gradients reach only the given weights, not the model's own.
         own = {name: weight.detach() for name, weight in self.model.named_parameters()}
         output = torch.func.functional_call(self.model, own | dict(weights or {}), kwargs=arguments)
         return Reading(output.logits, {layer: output.hidden_states[layer] for layer in hidden_layers})
@@ -481,12 +481,12 @@ class CausalTarget(TargetModel):
         return logits
 
     def _whole(self, positions: Tensor, seen: Tensor) -> dict[str, Any]:
-        """Arguments of a forward without a cache, all but what goes in."""
+        """Arguments of a forward without a cache, except its inputs."""
         mask = self._own_masks.given(seen, positions)
         return {"attention_mask": mask, "position_ids": positions, "use_cache": False}
 
     def _first_token(self, probe: Probe) -> Any:
-        """The model's answer to a token without a cache."""
+        """The model's output for a token without a cache."""
         token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
         return self._step(
             input_ids=token,
@@ -513,7 +513,7 @@ class CausalTarget(TargetModel):
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """Find which form of mask the model takes, the shape of each layer's rows, and the vocabulary."""
+        """Determine the model's form of mask, the shape of each layer's rows, and the vocabulary."""
         while True:
             probe = Probe()
             try:
@@ -526,7 +526,7 @@ class CausalTarget(TargetModel):
                     self._masks.by_kind = False
                     continue
                 token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
-                self.model(input_ids=token)  # what fails without us is not the family's fault
+                self.model(input_ids=token)  # an error without outpace's inputs is raised as is
                 raise UnsupportedModel(
                     f"{family(self.model)} does not take a 4-D mask, positions and a cache object: {error!r}"
                 ) from error
@@ -581,7 +581,7 @@ def inputs_of(rows: Sequence[Rows], window: Window) -> tuple[list[list[int]], li
 
 
 def _padded(window: Window, states: Mapping[Slot, Tensor]) -> Tensor:
-    """Rows of slots, [n, size], as one tensor [B, width, size] in the order of a window; zeros elsewhere."""
+    """Rows of slots, [n, size], as one tensor [B, width, size] in the window's order, padded with zeros."""
     some = next(iter(states.values()))
     padded = some.new_zeros((len(window.slots), window.width, some.shape[-1]))
     for place, slot in enumerate(window.slots):

@@ -17,15 +17,15 @@ _CHUNK = 512  # tokens fed in one forward
 
 @dataclass(frozen=True)
 class Drift:
-    """Counts and sums over outputs and plain decoding's of the same prompts; they add up with ``+``.
+    """Counts and sums over outputs and plain decoding's of the same prompts; add them with ``+``.
 
     Attributes:
-        plain_tokens: tokens of plain decoding.
-        tokens: tokens of the outputs.
-        places: places that either of a pair of outputs has.
-        changed: places where the two differ, or one has ended.
+        plain_tokens: number of tokens of plain decoding.
+        tokens: number of tokens of the outputs.
+        places: number of positions, by the longer one of each pair of outputs.
+        changed: number of positions where the two differ, or one has ended.
         plain_nats: negative log likelihood of plain decoding's tokens under the target, in nats.
-        nats: that of the outputs' tokens.
+        nats: negative log likelihood of the outputs' tokens.
     """
 
     plain_tokens: int = 0
@@ -42,7 +42,7 @@ class Drift:
 
     @property
     def share_changed(self) -> float:
-        """Share of the places where the output is not that of plain decoding."""
+        """Share of positions where the output differs from plain decoding's."""
         return self.changed / self.places if self.places else 0.0
 
     @property
@@ -65,8 +65,8 @@ def measure_drift(
         target: the target that both were decoded with.
         prompt: token ids, at least one.
         plain: output tokens of plain decoding.
-        output: output tokens under the verifier in question.
-        source: what the encoder reads, for a target that has one.
+        output: output tokens under the lossy verifier.
+        source: the encoder's input, for a target that has one.
 
     Raises:
         OutpaceError: the prompt is empty, or the source does not fit the target.
@@ -84,7 +84,7 @@ def measure_drift(
 
 
 def parting(plain: Seq[int], output: Seq[int]) -> int | None:
-    """The first place where two outputs of one prompt differ, or where one has ended; None if equal."""
+    """The first position where two outputs of one prompt differ, or one has ended; None if equal."""
     if list(plain) == list(output):
         return None
     pairs = zip(plain, output, strict=False)
@@ -96,7 +96,7 @@ def margin(target: TargetModel, text: Seq[int], source: Any = None) -> float:
 
     Args:
         text: token ids of prompt and output so far, at least one.
-        source: what the encoder reads, for a target that has one.
+        source: the encoder's input, for a target that has one.
     """
     cache = target.new_cache(1, len(text))
     slot = target.open(cache, target.encode(source))

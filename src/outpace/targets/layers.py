@@ -1,7 +1,7 @@
-"""Some layers of a transformers model as a model of its own, with the same weights; the model stays as it is.
+"""Models of a subset of a transformers model's layers, with shared weights; the model is unchanged.
 
-For a plain stack: embeddings, layers one after another, a norm, a head (Llama and those built like it). What
-is made are copies of the two outer modules, which hold other lists of the same layers.
+For a plain stack: embeddings, a sequence of layers, a norm, a head (Llama and similar models). Only the two
+outer modules are copied, and hold other lists of the same layers.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from outpace.targets.checks import family
 
 
 def stack_of(model: Any) -> Any:
-    """The module that holds a model's layers, as ``layers``, and the norm after them, as ``norm``.
+    """The module that contains a model's layers as ``layers`` and the norm after them as ``norm``.
 
     Raises:
-        UnsupportedModel: the model is built otherwise.
+        UnsupportedModel: the model has another structure.
     """
     base: Any = getattr(model, model.base_model_prefix, None)
     layers = getattr(base, "layers", None)
@@ -38,21 +38,22 @@ def stack_of(model: Any) -> Any:
 
 
 def keep_layers(model: Any, layers: Sequence[int], bare: bool = False) -> Any:
-    """A model of some of another's layers.
+    """Make a model of a subset of another model's layers.
 
     Args:
-        layers: which, counted from 0, in their order.
-        bare: leave out the norm and the head, so that its logits are the last layer's hidden states.
+        layers: their indices from 0, in ascending order.
+        bare: omit the norm and the head, so that the logits are the last layer's hidden states.
 
     Raises:
-        OutpaceError: a layer that is not there, or layers out of order. UnsupportedModel: no plain stack.
+        OutpaceError: a layer does not exist, or they are out of order. UnsupportedModel: the model is not a
+        plain stack.
     """
     base = stack_of(model)
     count = len(base.layers)
     if list(layers) != sorted(set(layers)) or any(not 0 <= layer < count for layer in layers):
         raise OutpaceError(f"layers must be ascending numbers from 0 to {count - 1}, not {list(layers)}")
     config = copy.copy(base.config)
-    # Not by attribute: some configs check one of the two against the other.
+    # Not set as attributes, since some configs check one of the two against the other.
     vars(config)["num_hidden_layers"] = len(layers)
     kinds = getattr(config, "layer_types", None)
     if kinds:
@@ -71,12 +72,12 @@ def keep_layers(model: Any, layers: Sequence[int], bare: bool = False) -> Any:
 
 
 def exchange(model: Any, change: Callable[[nn.Module], nn.Module | None], attention: str | None) -> Any:
-    """A copy of a model with other modules in some places; all weights are shared, the model stays as it is.
+    """Copy a model with some modules replaced; all weights are shared, and the model is unchanged.
 
     Args:
-        change: gives the module to put in another's place; None where it stays.
-        attention: implementation of attention that the copy runs on, as in ``attn_implementation``; None for
-            the model's own.
+        change: returns the replacement of a module; None keeps it.
+        attention: the copy's implementation of attention, as in ``attn_implementation``; None for the
+            model's own.
     """
     twins: dict[int, Any] = {}
     configs: dict[int, Any] = {}
@@ -103,7 +104,7 @@ def exchange(model: Any, change: Callable[[nn.Module], nn.Module | None], attent
 
 
 def _twin(module: nn.Module) -> Any:
-    """A module with the same children, parameters and hooks, whose children and hooks can be exchanged."""
+    """Copy a module with its children, parameters and hooks, so that children and hooks can be replaced."""
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
     for name, value in vars(module).items():

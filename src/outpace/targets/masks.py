@@ -1,4 +1,4 @@
-"""Attention masks over committed rows and a tree, in the forms that transformers' models take."""
+"""Attention masks over committed rows and a tree, in the forms that transformers' models accept."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ WORD = 64  # nodes in a word of a compact mask
 # Attention over compact masks (``tree_attention.py``).
 TREE = "outpace_tree"
 
-# What a model takes as attention_mask. None where its own causal mask is the right one.
+# A model's attention_mask. None if its own causal mask is the right one.
 Mask = Tensor | dict[str, Tensor | None] | None
 
 
 class MaskMaker:
     """Masks [B, 1, width, columns] for one model.
 
-    Boolean where attention runs on sdpa, additive where it is eager (there a boolean mask would be *added*),
-    and ``compact`` where it is our own.
-    A model whose config lists ``layer_types`` gets a dict with one mask per kind; else a ``sliding_window``
-    in the config is cut from the one mask.
+    Boolean for sdpa, additive for eager attention (which would *add* a boolean mask), and ``compact`` for
+    ``outpace_tree``.
+    A model whose config lists ``layer_types`` gets a dict with one mask per kind; otherwise a
+    ``sliding_window`` in the config is applied to the single mask.
 
     Attributes:
-        by_kind: whether the model takes a dict. Some list ``layer_types`` and take none; the target tries.
+        by_kind: the model accepts a dict. Some list ``layer_types`` but do not; the target tests it.
 
     Raises:
-        UnsupportedModel: attention of a kind, or an implementation of it, that no tree mask is known for.
+        UnsupportedModel: no tree mask is known for the kind or implementation of attention.
     """
 
     def __init__(self, config: Any, dtype: torch.dtype) -> None:
@@ -59,16 +59,16 @@ class MaskMaker:
 
     @property
     def kinds(self) -> int:
-        """Kinds of masks the layers need: a model that takes no dict can have only one."""
+        """Number of kinds of masks that the layers need; a model without a dict can have only one."""
         return max(len(self._kinds), 1)
 
     def one(self, device: torch.device) -> Mask:
-        """The mask of a single token that sees itself."""
+        """The mask of a single token that attends to itself."""
         seen = torch.ones((1, 1, 1), dtype=torch.bool, device=device)
         return self.given(seen, torch.zeros((1, 1), dtype=torch.long, device=device))
 
     def given(self, seen: Tensor, positions: Tensor) -> Mask:
-        """The mask of a forward without a cache. ``seen``: [B, N, N]; ``positions``: of each row, [B, N]."""
+        """The mask of a forward without a cache. ``seen``: [B, N, N]; ``positions`` of the rows: [B, N]."""
         base, real = torch.zeros_like(positions[:, :1]), torch.ones_like(positions, dtype=torch.bool)
         return self.of(Trees(base, real, seen, positions, positions), seen.shape[2])
 
@@ -81,7 +81,7 @@ class MaskMaker:
     def __call__(
         self, rows: Sequence[Rows], window: Window, positions: Sequence[Sequence[int]], device: torch.device
     ) -> Mask:
-        """The mask or masks of a forward. ``positions``: of each row, [B][width]."""
+        """The mask or masks of a forward. ``positions`` of the rows: [B][width]."""
         if self._compact or (device.type != "cpu" and not self._is_plain(rows, window)):
             return self.of(placed_on(rows, window, device).trees, window.columns)
         if self._is_plain(rows, window):
@@ -89,10 +89,10 @@ class MaskMaker:
         return self._form(*tree_masks(rows, window, positions, self._sliding))
 
     def _is_plain(self, rows: Sequence[Rows], window: Window) -> bool:
-        """Tell whether the model's own causal mask will do: no mask lets sdpa pick its fastest kernels.
+        """True if the model's own causal mask suffices; without a mask sdpa uses its fastest kernels.
 
-        That is one row for each sequence, all of one length; or, on sdpa, which takes no mask for a causal
-        one, the first rows of a text.
+        This is one row per sequence, all of one length; or, on sdpa, for which no mask means a causal one,
+        the first rows of a text.
         """
         if window.span is None or (self._sliding is not None and window.columns > self._sliding):
             return False
@@ -100,21 +100,21 @@ class MaskMaker:
         return chains and (window.width == 1 or (window.span.start == 0 and not self._additive))
 
     def _form(self, full: Tensor, near: Tensor) -> Mask:
-        """Masks as the model takes them.
+        """Convert masks to the model's form.
 
         Args:
-            full, near: what a row sees, in all and within the window: boolean [B, 1, width, columns], or
-                compact.
+            full, near: the rows that each row attends to, all and within the sliding window: boolean
+                [B, 1, width, columns], or compact.
         """
         if not self.by_kind:
             return self._tensor(full if self._sliding is None else near)
-        # Below the window both are one tensor, and one mask will do.
+        # Within the window both are the same tensor, and one mask suffices.
         masks = {kind: near if kind == _SLIDING else full for kind in self._kinds}
         tensors = {key: self._tensor(mask) for key, mask in {id(m): m for m in masks.values()}.items()}
         return {kind: tensors[id(mask)] for kind, mask in masks.items()}
 
     def _tensor(self, seen: Tensor) -> Tensor:
-        """A mask as the attention takes it."""
+        """Convert a mask to the attention's form."""
         if not self._additive:
             return seen
         mask = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device)
@@ -122,10 +122,10 @@ class MaskMaker:
 
 
 def _additive(config: Any) -> bool:
-    """Tell whether the attention of a model adds its mask.
+    """True if the attention of a model adds its mask.
 
     Raises:
-        UnsupportedModel: it is not known to take a mask of ours at all.
+        UnsupportedModel: it is not known to support a tree mask.
     """
     implementation = config._attn_implementation
     if implementation == "eager":
@@ -134,8 +134,8 @@ def _additive(config: Any) -> bool:
         return False
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask, sdpa_mask
 
-    # An attention function of the user's own, registered through AttentionInterface: its mask's form is known
-    # if it is registered too.
+    # A user's attention function, registered through AttentionInterface: its mask's form is known if it is
+    # registered too.
     form = ALL_MASK_ATTENTION_FUNCTIONS.get(implementation)
     if form in (eager_mask, sdpa_mask):
         return bool(form is eager_mask)
@@ -151,10 +151,10 @@ def tree_masks(
     positions: Sequence[Sequence[int]],
     sliding: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """Two masks [B, 1, width, columns], made on the CPU: all that a row sees, and that within the window.
+    """Make two masks [B, 1, width, columns] on the CPU: the full one, and that within the sliding window.
 
-    A row sees the committed rows and its ancestors; padding sees column 0. The second is the first without
-    the columns whose position is ``sliding`` or more before the row's own.
+    A row attends to the committed rows and its ancestors; padding attends to column 0. The second mask
+    excludes the columns whose position is ``sliding`` or more before the row's own.
     """
     mask = np.zeros((len(rows), 1, window.width, window.columns), dtype=np.bool_)
     for place, (row, offset) in enumerate(zip(rows, window.offsets, strict=True)):
@@ -176,21 +176,21 @@ def tree_masks(
 
 
 def placed_on(rows: Sequence[Rows], window: Window, device: torch.device) -> Placed:
-    """A forward's rows on a device: only tokens, lengths and parents are copied to it."""
+    """A forward's rows on a device, to which only tokens, lengths and parents are copied."""
     nodes = window.width + max(len(row.fed) for row in rows)
     numbers = torch.from_numpy(packed(rows, window.offsets, window.width, nodes))
     return placed(numbers.to(device, non_blocking=True), window.width)
 
 
 def packed(rows: Sequence[Rows], offsets: Sequence[int], width: int, nodes: int) -> NDArray[np.int64]:
-    """All that a device must know of a forward's rows, in one array [B, 3 + width + nodes].
+    """Pack the data of a forward's rows that a device needs into one array [B, 3 + width + nodes].
 
-    Of each sequence: its rows before the tree, the tree's rows that were fed before and those fed now, the
+    Per sequence: the number of rows before the tree, of the tree's rows fed before and of those fed now, the
     tokens of the latter, and the parents of all.
 
     Args:
-        offsets: committed rows of each sequence.
-        nodes: most rows of a tree, those fed before included.
+        offsets: number of committed rows of each sequence.
+        nodes: maximum number of rows of a tree, including those fed before.
     """
     numbers = np.full((len(rows), 3 + width + nodes), -1, dtype=np.int64)
     numbers[:, : 3 + width] = 0
@@ -203,14 +203,14 @@ def packed(rows: Sequence[Rows], offsets: Sequence[int], width: int, nodes: int)
 
 
 class Trees(NamedTuple):
-    """Rows that each row of a forward sees: the columns before its tree, and nodes of the tree.
+    """Rows that each row of a forward attends to: the columns before its tree, and nodes of the tree.
 
     Attributes:
-        base: the column that holds a tree's first node, [B, 1].
-        real: which rows are no padding, [B, width].
-        sees: which nodes each row sees, [B, width, nodes].
-        positions: of the rows, [B, width]; legal ones in padding.
-        node_positions: [B, nodes].
+        base: the column of a tree's first node, [B, 1].
+        real: True for rows that are not padding, [B, width].
+        sees: the nodes that each row attends to, boolean [B, width, nodes].
+        positions: positions of the rows, [B, width]; legal ones for padding.
+        node_positions: positions of the nodes, [B, nodes].
     """
 
     base: Tensor
@@ -225,8 +225,8 @@ class Placed(NamedTuple):
 
     Attributes:
         tokens: [B, width]; 0 in padding.
-        rows: of the cache, that each is written to, [B, width]; of no meaning in padding.
-        trees: what they see.
+        rows: the cache row that each is written to, [B, width]; undefined for padding.
+        trees: the rows that they attend to.
     """
 
     tokens: Tensor
@@ -235,7 +235,7 @@ class Placed(NamedTuple):
 
 
 def placed(numbers: Tensor, width: int) -> Placed:
-    """Unpack what ``packed`` packed, on its device; the host reads none of it."""
+    """Unpack the array of ``packed`` on its device, without reading it on the host."""
     base, fed, size = numbers[:, :3].split(1, dim=1)
     tokens, parents = numbers[:, 3 : 3 + width], numbers[:, 3 + width :]
     nodes = parents.shape[1]
@@ -248,7 +248,7 @@ def placed(numbers: Tensor, width: int) -> Placed:
 
 
 def dense(trees: Trees, columns: int, sliding: int | None) -> tuple[Tensor, Tensor]:
-    """The masks of ``tree_masks``, made on a device."""
+    """Make the masks of ``tree_masks`` on a device."""
     width, nodes = trees.sees.shape[1:]
     column = torch.arange(columns, device=trees.base.device)[None]
     held = column - trees.base  # [B, columns]: the node that a column holds; below 0 before the tree
@@ -266,10 +266,10 @@ def dense(trees: Trees, columns: int, sliding: int | None) -> tuple[Tensor, Tens
 
 
 def compact(trees: Trees, sliding: int | None) -> tuple[Tensor, Tensor]:
-    """The masks of ``dense`` in a form without columns, int64 [B, 1, width, 2 + words].
+    """Make the masks of ``dense`` in a form without columns, int64 [B, 1, width, 2 + words].
 
-    Of each row: the column of its tree's first node, the first column before that which it sees, and the
-    nodes that it sees, a bit each, 64 in a word. Padding sees nothing.
+    Per row: the column of its tree's first node, the first column before it that the row attends to, and a
+    bit mask of the nodes that it attends to, 64 per word. Padding attends to no row.
     """
     sees = trees.sees & trees.real[..., None]
     base = trees.base.expand(-1, sees.shape[1])
@@ -291,7 +291,7 @@ def _words(base: Tensor, low: Tensor, sees: Tensor) -> Tensor:
 def ancestors(parents: Tensor) -> Tensor:
     """``tree.ancestor_mask`` of trees on a device: parents [B, n] -> [B, n, n].
 
-    Each round doubles how far up a node has looked.
+    Each round doubles the number of ancestors that a node has found.
     """
     size = parents.shape[1]
     above = torch.arange(size, device=parents.device)[None]
@@ -304,12 +304,12 @@ def ancestors(parents: Tensor) -> Tensor:
 
 
 def _ancestors(row: Rows) -> NDArray[np.bool_]:
-    """[rows fed now, rows of the tree]: which nodes of its tree each row sees."""
+    """The nodes of the tree that each row attends to, boolean [rows fed now, rows of the tree]."""
     return chain_mask(len(row.tokens)) if row.parents is None else ancestor_mask(row.tree)[len(row.fed) :]
 
 
 def column_positions(rows: Sequence[Rows], window: Window, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[B, columns]: a committed row's column is its position; a tree's column has its node's position."""
+    """Positions of the columns, [B, columns]: the index of a committed row, the position of a tree's node."""
     columns = np.tile(np.arange(window.columns), (len(rows), 1))
     for place, (row, offset) in enumerate(zip(rows, window.offsets, strict=True)):
         size, fed = len(row.tokens), len(row.fed)

@@ -13,13 +13,13 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Needs:
-    """Memory of a model that is decoded.
+    """Memory needed to decode with a model.
 
     Attributes:
-        parameters: their number, tied ones once.
-        weights: bytes of them.
-        row: bytes of the keys and values of one token, where all layers keep whole rows.
-        dtype: of both.
+        parameters: number of parameters, tied ones counted once.
+        weights: bytes of the parameters.
+        row: bytes of the keys and values of one token, if all layers keep full rows.
+        dtype: dtype of both.
     """
 
     parameters: int
@@ -36,7 +36,7 @@ class Needs:
 
 
 def needs_of(config: Any, dtype: torch.dtype, trust_remote_code: bool = False) -> Needs:
-    """Memory of a decoder-only transformers model in a dtype. Builds it without memory (on "meta")."""
+    """Memory of a decoder-only transformers model in a dtype, from a model on the device "meta"."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
     parameters = sum(weight.numel() for weight in model.parameters())
@@ -48,6 +48,6 @@ def needs_of(config: Any, dtype: torch.dtype, trust_remote_code: bool = False) -
 
 
 def is_large(config: Any) -> bool:
-    """True for a model of about a billion parameters or more, of which it is worth telling."""
+    """True for a model of about a billion parameters or more, whose memory is reported."""
     text = config.get_text_config(decoder=True)
     return int(12 * text.num_hidden_layers * text.hidden_size**2) >= 10**9

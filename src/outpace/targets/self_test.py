@@ -1,4 +1,4 @@
-"""A test whether a model can be a target: its logits for a tree of tokens."""
+"""Self-tests of a model as a target: its logits for a tree of tokens, and their bits."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from outpace.core import Source, UnsupportedModel
 from outpace.targets.base import Rows, TargetModel
 from outpace.targets.checks import family
 
-# The logits [n, vocabulary] of a text decoded from a source, by a forward without anything of ours.
+# The logits [n, vocabulary] of a text decoded from a source, by a plain forward without outpace's parts.
 Plain = Callable[[Source | None, list[int]], Tensor]
 
 # A tree of seven rows, four deep, with branches that interleave; its paths, as rows.
 _PARENTS = (-1, 0, 0, 1, 1, 2, 4)
 _PATHS = ((0, 1, 3), (0, 1, 4, 6), (0, 2, 5))
-# With another token at row 2, row 5 must change and these must not.
+# If the token at row 2 changes, row 5's logits must change and these rows' must not.
 _CHANGED, _SEES, _SEE_NOT = 2, 5, [0, 1, 3, 4, 6]
 
 
@@ -33,22 +33,22 @@ def self_test(
     plain: Plain,
     sources: tuple[Source | None, Source | None] = (None, None),
 ) -> None:
-    """Decode a tree beside a second sequence, keep a path, go on with one row; compare with plain forwards.
+    """Decode a tree beside a second sequence, keep a path, feed one more row; compare with plain forwards.
 
-    Two things must hold. A token leaves the rows outside its subtree alone: two forwards of one shape agree
+    Two things must hold. A token does not affect rows outside its subtree: two forwards of one shape agree
     there to the last bit (nearly, in a mixture of experts). And a tree's rows have the logits of their paths,
-    up to rounding: this finds positions that are not honoured, and models whose rows see what follows.
+    up to rounding: this detects ignored positions, and models whose rows attend to later ones.
 
     Args:
         vocabulary: number of token ids that have an embedding.
         plain: decodes a text without a target.
-        sources: what the two sequences are decoded from, where the model has an encoder.
+        sources: the two sequences' sources, if the model has an encoder.
 
     Raises:
         UnsupportedModel: some logits differ by more than rounding.
     """
-    # In half precision, rounding may send a row of a mixture to other experts, which changes all its logits.
-    # That is chance, and other tokens have another; a family that is wrong is wrong with any.
+    # In half precision, rounding may route a row of a mixture to other experts, which changes all its logits.
+    # This is chance, so other tokens are tried; an unsupported family fails with any tokens.
     tries = 3 if model.dtype in (torch.float16, torch.bfloat16) else 1
     for turn in range(tries):
         ids = _spread(min(target.vocabulary, vocabulary), turn)
@@ -85,7 +85,7 @@ def _test_tree(
         return [output.logits_of(slot).double() for slot in slots]
 
     def alone(place: int, prefix: list[int], path: list[int]) -> Tensor:
-        """The logits after each token of a path, decoded plainly."""
+        """The logits after each token of a path, from plain decoding."""
         return plain(sources[place], [*prefix, *path])[-len(path) :].double()
 
     other = rows([*tree[:_CHANGED], ids[18], *tree[_CHANGED + 1 :]])
@@ -101,14 +101,14 @@ def _test_tree(
 
 
 def _spread(vocabulary: int, turn: int) -> list[int]:
-    """Token ids for a test, distinct where the vocabulary allows (equal ones only weaken the test)."""
+    """Token ids for a test, distinct if the vocabulary allows (equal ones only weaken the test)."""
     start = round(0.618 * vocabulary)
     stride = next(n for n in range(start, start + vocabulary + 1) if math.gcd(n, vocabulary) == 1)
     return [(1 + turn + i * stride) % vocabulary for i in range(19)]
 
 
 def agree(dtype: torch.dtype, found: Tensor, expected: Tensor) -> bool:
-    """Tell whether two computations of the same logits, [n, vocabulary], differ by rounding alone."""
+    """True if two computations of the same logits, [n, vocabulary], differ only by rounding."""
     return difference(expected.double(), found.double()) <= _allowed(dtype, math.inf)
 
 
@@ -119,26 +119,26 @@ def difference(rows: Tensor, others: Tensor) -> float:
 
 
 def _allowed(dtype: torch.dtype, effect: float) -> float:
-    """The difference that rounding may make, as a share of the spread of a row's logits.
+    """The difference attributed to rounding, as a share of the spread of a row's logits.
 
-    A mistake is about as large as the effect of one token on another's logits. That is small with untrained
-    weights, so the limit is half of it, between what rounding is sure to stay below and what it may come to.
+    An error is about as large as the effect of one token on another's logits. This is small with untrained
+    weights, so the limit is half of it, but at least the usual and at most the largest effect of rounding.
     """
     if dtype == torch.float64:
-        low, high = 1e-6, 1e-4  # some attention computes its softmax in float32 always
+        low, high = 1e-6, 1e-4  # some attention always computes its softmax in float32
     elif dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
         low, high = 1e-5, 1e-3
     elif dtype == torch.float32:
         low, high = 1e-3, 1e-2
     else:
-        low, high = 0.03, 0.25  # SmolLM2 in bfloat16 comes to 0.17
+        low, high = 0.03, 0.25  # SmolLM2 in bfloat16 reaches 0.17
     return min(max(effect / 2, low), high)
 
 
 def _check_subtree(model: PreTrainedModel, rows: Tensor, others: Tensor) -> float:
-    """Rows of a tree with two tokens at one node: those outside its subtree are the same.
+    """Check that rows outside a node's subtree do not depend on its token, for two tokens.
 
-    Returns the effect of the token on those inside, as a share of the spread of a row's logits.
+    Returns the effect of the token on a row inside, as a share of the spread of a row's logits.
     """
     leak = difference(rows[_SEE_NOT], others[_SEE_NOT])
     effect = difference(rows[[_SEES]], others[[_SEES]])
@@ -151,7 +151,7 @@ def _check_subtree(model: PreTrainedModel, rows: Tensor, others: Tensor) -> floa
 
 
 def _check_path(model: PreTrainedModel, found: Tensor, plain: Tensor, allowed: float) -> None:
-    """Rows of a tree and the same tokens decoded plainly."""
+    """Compare rows of a tree with the same tokens in plain decoding."""
     off = difference(plain, found)
     if not off <= allowed:
         raise UnsupportedModel(
@@ -160,18 +160,18 @@ def _check_path(model: PreTrainedModel, found: Tensor, plain: Tensor, allowed: f
         )
 
 
-# Of the test of bits: rows of a text fed as a prompt, rows after them, and a tree in which these are a path.
+# For the bit test: rows of a text fed as a prompt, rows after them, and a tree with these as a path.
 _PROMPT, _AFTER = 29, 6
 _TREE = (-1, 0, 0, 1, 1, 2, 4, 4, 6, 5, 8, 8, 9)
 _PATH = (0, 1, 4, 6, 8, 11)
 
-# Where an operation's rows are, by their place in the text: (what went in, what came out).
+# Operation -> place of a row in the text -> (input, output).
 _Trace = dict[str, dict[int, tuple[Tensor, Tensor]]]
 
 
 @torch.inference_mode()
 def bit_test(target: TargetModel, step: nn.Module, vocabulary: int) -> str:
-    """Compare the bits of the logits of a text, decoded plainly and in other shapes.
+    """Compare the bits of a text's logits between plain decoding and other shapes of forwards.
 
     The other shapes: a tree beside another sequence, after a prompt in chunks; chains of 2 and 4 rows; the
     whole text in one forward.
@@ -181,7 +181,7 @@ def bit_test(target: TargetModel, step: nn.Module, vocabulary: int) -> str:
         vocabulary: number of token ids that have an embedding.
 
     Returns:
-        The operation that gives a row other bits among other rows; empty if every bit is equal.
+        The operation whose output bits for a row depend on other rows; empty if all bits are equal.
     """
     room = _room(target)
     if room < 2:
@@ -200,7 +200,7 @@ def bit_test(target: TargetModel, step: nn.Module, vocabulary: int) -> str:
 
 
 def logits_by_shape(target: TargetModel) -> tuple[Tensor, list[Tensor]]:
-    """Logits [n, vocabulary] of the same rows, each fed alone; and in the other shapes of ``bit_test``.
+    """Logits [n, vocabulary] of the same rows, each fed alone, and in the other shapes of ``bit_test``.
 
     Raises:
         UnsupportedModel: the context is too short for a test.
@@ -214,7 +214,7 @@ def logits_by_shape(target: TargetModel) -> tuple[Tensor, list[Tensor]]:
 
 
 def _room(target: TargetModel) -> int:
-    """Rows of the prompt in the test of bits."""
+    """Number of the prompt's rows in the bit test."""
     return _PROMPT if target.context is None else min(_PROMPT, target.context - _AFTER - 2)
 
 
@@ -224,7 +224,7 @@ def _text(vocabulary: int, room: int) -> list[int]:
 
 
 def _plainly(target: TargetModel, text: list[int], prompt: int, trace: _Tracer | None = None) -> Tensor:
-    """Logits of the rows after the prompt, [_AFTER, vocabulary]: one row in each forward."""
+    """Logits of the rows after the prompt, [_AFTER, vocabulary], with one row per forward."""
     return _fed(target, text, [prompt, *[1] * _AFTER], trace)
 
 

@@ -1,7 +1,7 @@
-"""A target in two parts: lower layers, which may draft ahead, and upper ones, which go on from there.
+"""A target split into lower layers, which may draft ahead, and upper layers, which continue from them.
 
-What the lower layers computed for a draft is what the verification needs of them: their keys and values are
-in the cache already, and their hidden states go into the upper layers. No row goes through a layer twice.
+Verification reuses what the lower layers computed for a draft: their keys and values are already in the
+cache, and their hidden states are the upper layers' input. No row goes through a layer twice.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from outpace.targets.self_test import agree
 
 @dataclass
 class Held:
-    """A chain behind a slot's committed rows that has been through the lower layers.
+    """A chain after a slot's committed rows that the lower layers have processed.
 
     Attributes:
-        states: what came out of them, each [hidden size].
+        states: the lower layers' outputs, each [hidden size].
     """
 
     tokens: list[int] = field(default_factory=list)
     states: list[Tensor] = field(default_factory=list)
 
     def shared(self, row: Rows) -> int:
-        """Count the first rows of a feed that are those of this chain."""
+        """Number of leading rows of a feed that equal this chain's."""
         if row.fed:
             return 0
         count = 0
@@ -46,17 +46,17 @@ class Held:
 
 
 class SplitTarget(AroundTarget):
-    """A decoder-only model, split below one of its layers; its logits are those of the whole.
+    """A decoder-only model, split below one of its layers; its logits are those of the whole model.
 
-    One engine uses it, for it remembers what its lower layers are ahead by.
+    Use it in one engine only, since it stores the chains that its lower layers are ahead by.
 
     Args:
-        target: the model; a plain stack of layers.
-        depth: how many layers are the lower ones, from 1 to all but one.
+        target: the model, a plain stack of layers.
+        depth: number of lower layers, from 1 to all but one.
 
     Raises:
-        OutpaceError: not a depth of this model. UnsupportedModel: it is no plain stack of layers, or its
-            parts do not give the logits of the whole.
+        OutpaceError: the depth is out of range. UnsupportedModel: the model is not a plain stack of layers,
+            or its parts do not give the logits of the whole.
     """
 
     inner: CausalTarget
@@ -89,7 +89,7 @@ class SplitTarget(AroundTarget):
     # -- ahead of the verification -----------------------------------------------------------------------
 
     def advance(self, cache: Cache, slots: Sequence[Slot], tokens: Sequence[int]) -> Tensor:
-        """Run the lower layers over one more row for each of some slots, behind what they are ahead by.
+        """Run the lower layers over one more row per slot, after the rows that they are ahead by.
 
         Returns:
             The hidden states after them, [n, hidden size].
@@ -107,12 +107,12 @@ class SplitTarget(AroundTarget):
         return found
 
     def forget(self, slots: Sequence[Slot]) -> None:
-        """Be ahead nowhere in these slots."""
+        """Drop the chains that the lower layers are ahead by in these slots."""
         for slot in slots:
             self._held.pop(slot, None)
 
     def read_out(self, states: Tensor) -> Tensor:
-        """Logits of hidden states [..., hidden size], by the model's own norm and head."""
+        """Logits of hidden states [..., hidden size], through the model's norm and head."""
         return self.head(stack_of(self.model).norm(states))
 
     # -- the forward -------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class SplitTarget(AroundTarget):
 
     @torch.inference_mode()
     def _check(self) -> None:
-        """Compare the parts' logits with the whole's: of a prompt, and of a tree that begins with a draft."""
+        """Compare the parts' logits with the whole's, for a prompt and a tree that begins with a draft."""
         ids = [1 + place % (self.vocabulary - 1) for place in range(12)]
         prompts, tree = [ids[:3], ids[3:5]], Rows(ids[5:9], (-1, 0, 1, 0))
         answers: list[list[Tensor]] = []
@@ -179,5 +179,5 @@ class SplitTarget(AroundTarget):
 
 
 def _rest(row: Rows, count: int) -> Rows:
-    """A feed without its first rows, which are there."""
+    """A feed without its first ``count`` rows, which are already processed."""
     return Rows(row.tokens[count:], row.tree[count:], row.tree[:count]) if count else row
