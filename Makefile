@@ -110,7 +110,7 @@ $(VENV_LOWEST)/%/.installed: constraints-%.txt pyproject.toml
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests tools examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests tools examples benchmarks integrations -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean
 	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_LLAMACPP)

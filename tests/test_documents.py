@@ -28,6 +28,7 @@ FILES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *(file for file in sorted((ROOT / "docs").glob("*.md")) if file != LOG),
+    *sorted((ROOT / "integrations").rglob("*.md")),
 ]
 LOGS = [LOG, *sorted((ROOT / "docs" / "log").glob("*.md"))]
 DOCUMENTS = pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
