@@ -31,11 +31,11 @@ from outpace.serve.shapes import answer
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
-_LEFT = 499  # nginx's status for a client that has left; no one reads it
+_LEFT = 499  # nginx's status for a client that has disconnected, so it is never received
 
 
 class _Request(Request):
-    """A request whose JSON is read strictly: no NaN, no unpaired surrogates, no deep nesting."""
+    """A request whose JSON is parsed strictly: no NaN, no unpaired surrogates, no deep nesting."""
 
     async def body(self) -> bytes:
         if not hasattr(self, "_body"):
@@ -62,7 +62,7 @@ class _Request(Request):
 
 
 class _Route(APIRoute):
-    """Reads bodies with ``_Request``, and gives up work whose client has left."""
+    """A route that reads bodies with ``_Request``, and cancels a handler whose client disconnects."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -77,7 +77,7 @@ class _Route(APIRoute):
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """The result of some work, which is cancelled if the client leaves first."""
+    """The result of a handler, which is cancelled if the client disconnects first."""
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnect(request))
     try:
@@ -114,7 +114,7 @@ def _check_model(service: Service, model: str | None) -> None:
 
 
 def _endpoint(api: Callable[..., Awaitable[Response]], kind: type[Any]) -> Callable[..., Awaitable[Response]]:
-    """A route of an API: ``api(service, body, tenant)``, with a body of this type."""
+    """Make a route of ``api(service, body, tenant)``, with a body of this type."""
 
     async def ask(body: Any, request: Request) -> Response:
         service = _service(request)
@@ -228,7 +228,7 @@ def _static(file: File) -> Callable[[], Awaitable[Response]]:
 
 
 def _invalid(error: RequestValidationError) -> Refused:
-    """The first of a body's mistakes, in words."""
+    """Describe the first error in a body."""
     first = error.errors()[0]
     place = [str(part) for part in first["loc"][1:]]
     if first["type"] == "extra_forbidden":
@@ -240,11 +240,11 @@ def _invalid(error: RequestValidationError) -> Refused:
 
 
 async def _mistake(request: Request, error: Exception) -> Response:
-    """Any error before the head of a response, in the shape of its API."""
+    """Convert any error before the head of a response to the format of its API."""
     if isinstance(error, RequestValidationError):
         refused = _invalid(error)
     elif isinstance(error, HTTPException):
-        cause = error.__cause__  # of what FastAPI reports as a body that cannot be parsed
+        cause = error.__cause__  # the cause of FastAPI's error for a body that cannot be parsed
         refused = cause if isinstance(cause, Refused) else Refused(error.status_code, _words(request, error))
         refused.headers = {**(error.headers or {}), **refused.headers}
     elif isinstance(error, ClientDisconnect):
@@ -266,7 +266,7 @@ def _words(request: Request, error: HTTPException) -> str:
 
 
 def _shapes(path: str) -> dict[str, Any]:
-    """What ``/openapi.json`` says of a path's responses."""
+    """The responses of a path in ``/openapi.json``."""
     failure = wire.AnthropicFailure if path.startswith("/v1/messages") else wire.Failure
     errors = {status: {"description": "An error", "model": failure} for status in ("4XX", "5XX")}
     return {"response_class": Response, "responses": errors}
@@ -279,13 +279,13 @@ def make_app(
     opening: Callable[[], Awaitable[Service | None]] | None = None,
     tracer: Tracer | None = None,
 ) -> FastAPI:
-    """The application; ``app.state.service`` is what it serves, None while that is being loaded.
+    """Make the application; ``app.state.service`` is its service, None while the model is being loaded.
 
     Args:
-        most: bytes of a body.
-        origins: whose pages may ask from a browser.
-        opening: makes the service, once the event loop runs; None where that failed.
-        tracer: OpenTelemetry's, which gets a span of each request.
+        most: maximum bytes of a body.
+        origins: origins whose pages may send requests from a browser.
+        opening: makes the service, once the event loop runs; returns None if that failed.
+        tracer: OpenTelemetry tracer that gets a span of each request.
     """
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The one internal request of all APIs, made of wire types: prompts as tokens, and how to decode them."""
+"""The internal request that all APIs share: prompts as tokens, and decoding parameters."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from outpace.serve.errors import Refused
 from outpace.targets.base import TargetModel
 
 _SEEDS = 2**64
-_TOP = 1e-9  # a share of probability that the best token alone has
-_ANSWER = 4096  # tokens, where neither request nor context sets a limit
+_TOP = 1e-9  # a top_p that keeps only the most probable token
+_ANSWER = 4096  # tokens, if neither request nor context sets a limit
 FROM_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Prompts and how to decode them.
+    """Prompts with their decoding parameters.
 
     Attributes:
         prompts: token ids, one list per prompt.
-        params: of the first choice of each prompt.
-        n: choices per prompt.
-        schema: the JSON schema that the text obeys; None for any text.
+        params: parameters of the first choice of each prompt.
+        n: number of choices per prompt.
+        schema: the JSON schema of the text; None for any text.
         prediction: a text that the output may repeat, as token ids.
-        min_tokens: tokens before which it does not end.
-        salt: requests of the same salt share cached rows, and what drafters remember.
-        trace: whether the steps are noted.
+        min_tokens: minimum number of tokens of the output.
+        salt: requests with the same salt share cached rows and drafters' memory.
+        trace: record the steps.
     """
 
     prompts: Seq[Seq[int]]
@@ -42,7 +42,7 @@ class Ask:
     trace: bool = False
 
     def choice(self, index: int) -> SamplingParams:
-        """The parameters of the choice of this index among the choices of all prompts: its own seed."""
+        """The parameters, with the seed, of the choice with this index among the choices of all prompts."""
         seed = self.params.seed
         return self.params if seed is None else replace(self.params, seed=(seed + index) % _SEEDS)
 
@@ -52,8 +52,8 @@ class Defaults:
     """Defaults from the model's generation_config.
 
     Attributes:
-        values: by the names of ``SamplingParams``.
-        context: tokens of prompt and answer at most; None for no limit.
+        values: values by the names of ``SamplingParams``.
+        context: maximum number of tokens of prompt and answer; None for no limit.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -74,13 +74,13 @@ class Defaults:
         """
         own = {name: getattr(body, name, None) for name in FROM_CONFIG}
         found = {"temperature": 1.0, **self.values, **{k: v for k, v in own.items() if v is not None}}
-        found["top_p"] = max(_TOP, found.get("top_p", 1.0))  # 0 is OpenAI's for the best token
-        found["top_k"] = max(0, found.get("top_k", 0))  # -1 is vLLM's for all
+        found["top_p"] = max(_TOP, found.get("top_p", 1.0))  # 0 is OpenAI's value for the best token
+        found["top_k"] = max(0, found.get("top_k", 0))  # -1 is vLLM's value for all
         found |= {name: value for name, value in more.items() if value is not None}
         return SamplingParams(**found, speculation=speculation(body.speculation))
 
     def room(self, prompts: Seq[Seq[int]], asked: int | None) -> int:
-        """Tokens to emit at most.
+        """Maximum number of tokens to emit.
 
         Raises:
             Refused: prompt and answer are longer than the context.
@@ -125,7 +125,7 @@ def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
 
 
 def speculation(given: str | bool | wire.Speculate | None) -> Speculation:
-    """Parse ``speculation``: false and "off" turn drafting off, true is the server's own drafter."""
+    """Parse ``speculation``: false and "off" disable drafting, true selects the server's drafter."""
     if given is False:
         return Speculation("off")
     if given is None or given is True:

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: messages and tools to the one request, events to chunks of chat."""
+"""``/v1/chat/completions``: conversion of messages and tools to ``Ask``, and of events to chunks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,256}")
 
 
 async def chat(service: Service, body: wire.Chat, salt: str | None) -> Response:
-    """Answer a request to chat."""
+    """Handle a chat request."""
     run = await service.start(body.n or 1, lambda: _ask(service, body, salt))
     return await _Writer(service, body, run).response()
 
@@ -63,7 +63,7 @@ def _ask(service: Service, body: wire.Chat, salt: str | None) -> Ask:
 
 
 def template_message(message: wire.Message) -> dict[str, Any]:
-    """A message as chat templates take it."""
+    """Convert a message to the format of chat templates."""
     found: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
         "content": plain_text(message.content),
@@ -85,7 +85,7 @@ def template_message(message: wire.Message) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> Any:
-    """Arguments of a call as an object, which templates expect; a text that is none as it is."""
+    """Arguments of a call as an object, which templates expect; other text is returned unchanged."""
     try:
         return json.loads(text)
     except ValueError:
@@ -93,7 +93,7 @@ def _arguments(text: str) -> Any:
 
 
 def _called(body: wire.Chat) -> list[wire.Function]:
-    """The functions one of which the answer must call.
+    """The functions of which the answer must call one.
 
     Raises:
         Refused: it is not among the tools, or its name is none.
@@ -112,7 +112,7 @@ def _called(body: wire.Chat) -> list[wire.Function]:
 
 
 def schema_of(body: wire.Chat) -> dict[str, Any] | None:
-    """The schema that the answer obeys: that of its format, or of a call that it must make.
+    """The schema of the answer: that of its format, or of a required call.
 
     Raises:
         Refused: there are two of them, or one is missing.
@@ -133,7 +133,7 @@ def schema_of(body: wire.Chat) -> dict[str, Any] | None:
 
 
 class _Call:
-    """The text of one forced call, ``{"name":"...","arguments":...}``, read as it comes."""
+    """Incremental parser of a forced call, ``{"name":"...","arguments":...}``."""
 
     def __init__(self, names: Seq[str]) -> None:
         self._heads = {f'{{"name":{json.dumps(name)},"arguments":': name for name in names}
@@ -142,7 +142,7 @@ class _Call:
         self._text = ""
 
     def push(self, text: str) -> str:
-        """New text; returns what is new of the arguments."""
+        """Add new text; return the new part of the arguments."""
         self._text += text
         if self.name is None:
             head = next((head for head in self._heads if self._text.startswith(head)), None)
@@ -158,7 +158,7 @@ class _Call:
 
 
 class _Writer(Writer):
-    """Writes the events of one run as OpenAI's chat does."""
+    """Writer of the events of one run in the format of OpenAI's chat."""
 
     prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
@@ -204,13 +204,13 @@ class _Writer(Writer):
         return choice | {"finish_reason": reason}
 
     def _parsed(self, one: Generation) -> dict[str, Any]:
-        """Content and calls of an output, by the tokenizer's own response template."""
+        """Content and calls of an output, parsed by the tokenizer's response template."""
         ids = [token for token in one.tokens if token not in self._service.model.target.eos_token_ids]
         tools = [tool.model_dump(exclude_none=True) for tool in self._body.tools or ()]
         tokenizer = self._service.model.tokenizer
         try:
             parsed = tokenizer.parse_response(ids, prefix=list(self._run.ask.prompts[0]), tools=tools)
-        except Exception as error:  # a template's expressions meet text that no one has foreseen
+        except Exception as error:  # a template may fail in any way on unexpected text
             _log.warning("the response template failed, so the answer is text: %s", error)
             return {"content": one.text}
         found = {"content": parsed.get("content")}
@@ -240,7 +240,7 @@ class _Writer(Writer):
             yield _delta(one.index, {}) | {"finish_reason": reason or FINISH[one.end.finish_reason]}
 
     def _delta_of(self, one: Event) -> tuple[dict[str, Any], str | None]:
-        """The delta, and the finish reason where it is not that of the engine."""
+        """The delta, and the finish reason if it is not the engine's."""
         if self._parses:
             parsed = {} if one.end is None else self._parsed(one.end)
             calls = [call | {"index": place} for place, call in enumerate(parsed.pop("tool_calls", ()))]

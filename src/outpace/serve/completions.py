@@ -1,4 +1,4 @@
-"""``/v1/completions``: texts or token ids to the one request, events to chunks of text."""
+"""``/v1/completions``: conversion of texts or token ids to ``Ask``, and of events to chunks of text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_TOKENS = 16  # OpenAI's default
 
 
 async def completions(service: Service, body: wire.Completions, salt: str | None) -> Response:
-    """Answer a request to complete texts."""
+    """Handle a request for completions."""
     run = await service.start(len(_prompts(service, body)) * (body.n or 1), lambda: _ask(service, body, salt))
     return await _Writer(service, body, run).response()
 
@@ -69,7 +69,7 @@ def _ask(service: Service, body: wire.Completions, salt: str | None) -> Ask:
 
 
 class _Writer(Writer):
-    """Writes the events of one run as OpenAI's completions do."""
+    """Writer of the events of one run in the format of OpenAI's completions."""
 
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
@@ -81,7 +81,7 @@ class _Writer(Writer):
         self._offsets = dict[int, int]()
 
     def _echo(self, index: int) -> str:
-        """The prompt's text, where it is asked for."""
+        """The prompt's text, if requested."""
         if not self._body.echo:
             return ""
         prompt = self._prompts[index // self._run.ask.n]
@@ -100,7 +100,7 @@ class _Writer(Writer):
         return {"choices": choices}
 
     def _logprobs(self, index: int, entries: Seq[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
-        """OpenAI's older shape: lists side by side, and the alternatives by their text."""
+        """Log probabilities in OpenAI's older format: parallel lists, and the alternatives by their text."""
         words, wanted = self._words, self._body.logprobs or 0
         texts, offsets = [words.text(token) for token, _ in entries], []
         for text in texts:

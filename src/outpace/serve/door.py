@@ -1,4 +1,4 @@
-"""Middleware of every request: its id, the keys, the access log. Plain ASGI, so that disconnects are seen."""
+"""Middleware of every request: its id, the keys, the access log. Plain ASGI, so that it sees disconnects."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 access = logging.getLogger("outpace.access")
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-_OPEN = {"/health", "/health/ready", *FILES}  # monitors hold no key
+_OPEN = {"/health", "/health/ready", *FILES}  # monitors have no key
 
 
 class Keys:
-    """The keys that let requests in; without any all are let in.
+    """Keys of which requests must send one; without keys, all requests are accepted.
 
-    Only digests are kept. Each request is compared with all of them, in time that tells nothing of them.
+    Only digests are kept. Each request is compared with all of them, in a time independent of their values.
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
@@ -64,7 +64,7 @@ class Keys:
         return len(self._digests)
 
     def tenant(self, headers: Headers) -> str | None:
-        """The tenant of a request's key; None where no key is needed.
+        """The tenant of a request's key; None if no key is needed.
 
         Raises:
             Refused: the key is missing or wrong.
@@ -86,7 +86,7 @@ def _digest(key: str) -> bytes:
 
 
 def error_response(scope: Scope, refused: Refused) -> Response:
-    """An error in the shape of the API that was asked."""
+    """An error in the format of the request's API."""
     anthropic = scope["path"].startswith("/v1/messages")
     response = answer(error_body(refused) if anthropic else refused.body())
     response.status_code = refused.status
@@ -95,10 +95,10 @@ def error_response(scope: Scope, refused: Refused) -> Response:
 
 
 class Door:
-    """Gives each request an id, asks for its key, and writes one line about it when it has ended.
+    """Middleware that gives each request an id, checks its key, and logs one line when it has ended.
 
     Args:
-        tracer: gets a span of each request; None for none.
+        tracer: tracer that gets a span of each request; None for none.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys, tracer: Tracer | None = None) -> None:
@@ -116,7 +116,7 @@ class Door:
         state = scope.setdefault("state", {})
         began = time.monotonic()
         line: dict[str, Any] = {"id": identifier, "method": scope["method"], "path": scope["path"]}
-        line["status"] = None  # where the client left before there was one
+        line["status"] = None  # if the client disconnects before there is one
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""Refusals, and the object that OpenAI's API reports them with."""
+"""Refusals of requests, and their error objects in OpenAI's API."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 
 @dataclass
 class Refused(Exception):
-    """An answer other than 200.
+    """A refusal: a response with a status other than 200.
 
     Attributes:
-        status: of HTTP.
+        status: HTTP status.
         message: the reason and the remedy.
-        param: the field of the request that is wrong.
-        code: a name of the mistake, for programs.
-        headers: of the response.
+        param: the invalid field of the request.
+        code: machine-readable name of the error.
+        headers: headers of the response.
     """
 
     status: int
@@ -43,7 +43,7 @@ class Refused(Exception):
 
 
 def later(status: int, message: str, code: str, seconds: float) -> Refused:
-    """A refusal of a request that may be tried again after some seconds."""
+    """A refusal of a request that may be repeated after this many seconds."""
     headers = {"Retry-After": str(max(1, math.ceil(seconds))), "x-should-retry": "true"}
     return Refused(status, message, code=code, headers=headers)
 

@@ -21,16 +21,16 @@ from outpace.sequence import Sequence
 from outpace.serve.errors import Refused
 from outpace.tree import chain
 
-_SECONDS = 5.0  # for compiling a schema, at most
-_CHANCE = 0.98  # that a forced token is the target's: another one may begin the same text
+_SECONDS = 5.0  # maximum time for compiling a schema
+_CHANCE = 0.98  # that a forced token is the target's, which may tokenise the same text differently
 
 
 class Grammars:
-    """Compiles schemas for one tokenizer.
+    """Compiler of schemas for one tokenizer.
 
     Args:
-        tokenizer: transformers' own, a fast one.
-        vocabulary: entries of a row of logits.
+        tokenizer: a fast transformers tokenizer.
+        vocabulary: number of logits per row.
         eos: the tokens that end an output.
     """
 
@@ -39,7 +39,7 @@ class Grammars:
         self._tokenizer: llguidance.LLTokenizer | None = None
 
     def tokenizer(self) -> llguidance.LLTokenizer:
-        """llguidance's view of the tokenizer, made when it is first asked for.
+        """llguidance's tokenizer, made on first use.
 
         Raises:
             Refused: the tokenizer is of a kind that llguidance does not know.
@@ -47,7 +47,7 @@ class Grammars:
         if self._tokenizer is None:
             try:
                 self._tokenizer = self._made()
-            except Exception as error:  # llguidance raises what its Rust code meets
+            except Exception as error:  # llguidance may raise any error of its Rust code
                 raise Refused(400, f"this model's tokenizer supports no grammars: {error}") from error
         return self._tokenizer
 
@@ -61,7 +61,7 @@ class Grammars:
         return lltokenizer_from_vocab(vocabulary, size, eos)
 
     async def compile(self, schema: dict[str, Any]) -> llguidance.LLMatcher:
-        """A matcher of the JSON texts that a schema allows, written without spaces.
+        """Compile a schema to a matcher of the JSON texts it allows, without optional whitespace.
 
         Raises:
             Refused: the schema is wrong, or takes too long.
@@ -90,10 +90,10 @@ class Grammars:
 
 
 class Grammar:
-    """A matcher that follows one sequence: its logits processor, and the criterion of its end.
+    """A matcher for one sequence: its logits processor and its stopping criterion.
 
     Args:
-        prompt_length: tokens before the output.
+        prompt_length: number of tokens before the output.
     """
 
     def __init__(self, matcher: llguidance.LLMatcher, prompt_length: int) -> None:
@@ -106,7 +106,7 @@ class Grammar:
             raise OutpaceError(f"the grammar cannot go on: {self._matcher.get_error().strip()}")
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Exclude what the grammar does not allow next, of scores [1, vocabulary]."""
+        """Exclude the tokens that the grammar does not allow next from scores [1, vocabulary]."""
         self._follow(input_ids[0, self._read :].tolist())
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         allowed = np.unpackbits(bits, count=scores.shape[-1], bitorder="little").astype(np.bool_)
@@ -118,15 +118,15 @@ class Grammar:
         return bool(self._matcher.is_stopped())
 
     def forced(self) -> list[int]:
-        """Tokens of the text that must follow, as the tokenizer writes it."""
+        """Tokens of the text that must follow, in the tokenizer's encoding."""
         return [] if self._matcher.is_stopped() else list(self._matcher.compute_ff_tokens())
 
 
 @dataclass(frozen=True)
 class Forced(SequenceDrafter[Sequence]):
-    """Drafts what the request's grammar forces.
+    """Drafter of the text that the request's grammar forces.
 
-    The target may begin the same text with other tokens, so the verifier decides, as ever.
+    The target may encode the same text in other tokens, so the draft is verified like any other.
     """
 
     paper = "llguidance (github.com/guidance-ai/llguidance), fast-forward tokens"
@@ -148,7 +148,7 @@ def _chances(tokens: Seq[int]) -> list[float]:
 
 
 def tool_schema(functions: Seq[Any]) -> dict[str, Any]:
-    """A schema of one call of one of these functions: its name, then its arguments.
+    """The schema of a call of one of these functions: its name, then its arguments.
 
     Raises:
         Refused: two functions define different things by one name.

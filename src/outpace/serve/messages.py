@@ -23,7 +23,7 @@ _TYPES = {
 
 
 async def messages(service: Service, body: wire.Messages, salt: str | None) -> Response:
-    """Answer a request to Anthropic's messages."""
+    """Handle a request in the format of Anthropic's messages."""
 
     def ask() -> Ask:
         prompt = _prompt(service, body)
@@ -42,7 +42,7 @@ async def messages(service: Service, body: wire.Messages, salt: str | None) -> R
 
 
 def count(service: Service, body: wire.CountTokens) -> dict[str, int]:
-    """The tokens of a request."""
+    """Count the tokens of a request."""
     return {"input_tokens": len(_prompt(service, body))}
 
 
@@ -73,7 +73,7 @@ def _head(service: Service, body: wire.Messages) -> dict[str, Any]:
 
 
 def _stop(service: Service, body: wire.Messages, one: Generation) -> dict[str, Any]:
-    """Why an output ended, and the stop string that ended it."""
+    """The stop reason of an output, and the stop string that ended it."""
     if one.finish_reason != "stop":
         return {"stop_reason": "max_tokens" if one.finish_reason == "length" else "end_turn"}
     whole = service.model.tokenizer.decode(one.tokens, skip_special_tokens=True)

@@ -19,11 +19,11 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 
 class Metrics:
-    """The counts of one server.
+    """The metrics of one server.
 
     Args:
         model: the value of the label ``model_name``.
-        running, waiting, memory: read when the metrics are.
+        running, waiting, memory: functions called when the metrics are read.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Metrics:
         waiting: Callable[[], float],
         memory: Callable[[], float],
     ) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series each, which nobody asks for
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series per metric, without use
         self._registry = CollectorRegistry()
         self._model = model
         self._gauge("num_requests_running", "Sequences in the batch.", running)
@@ -76,8 +76,8 @@ class Metrics:
         """Count a sequence that ended.
 
         Args:
-            prompt: its prompt's tokens.
-            drafter: who drafted for it; "off" for no one.
+            prompt: number of tokens of its prompt.
+            drafter: name of its drafter; "off" for none.
         """
         stats = generation.stats
         self.prompt_tokens().inc(prompt)

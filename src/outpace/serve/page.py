@@ -1,4 +1,4 @@
-"""The playground at ``/``: static files, sent with a policy that lets a browser load nothing else."""
+"""The playground at ``/``: static files, sent with a policy that forbids a browser to load anything else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEADERS = {
 
 
 class File(NamedTuple):
-    """One file of the page, and its media type."""
+    """A file of the page, and its media type."""
 
     content: bytes
     kind: str

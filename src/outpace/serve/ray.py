@@ -2,8 +2,8 @@
 
     serve run outpace.serve.ray:build model=NAME max_replicas=4
 
-Ray Serve starts and ends replicas, by requests in progress, each with the devices it asks for; it replaces
-those that are not healthy, and lets those that end finish what they have begun.
+Ray Serve starts and stops replicas by the number of requests in progress, each with its requested devices; it
+replaces unhealthy ones, and lets stopping ones finish their requests.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from outpace.serve.service import Limits, Service, make_engine
 
 
 class Config(BaseModel):
-    """What a deployment is made of, as typed or as a file has it.
+    """Configuration of a deployment, from the command line or a file.
 
     Attributes:
-        model, drafter, dtype, trust_remote_code: as ``outpace serve`` takes them.
-        name: what clients call the model; by default its own name.
-        api_keys: keys, separated by commas, one of which each request must send; none lets all in.
-        max_running, max_waiting, max_wait, memory, prefix_cache: of each replica, as ``outpace serve`` takes
-            them.
-        min_replicas, max_replicas: bounds of their number.
-        target_ongoing: requests in progress per replica that Ray Serve aims at.
-        cpus, gpus: that each replica gets.
-        drain: seconds that a replica has to finish what it has begun.
+        model, drafter, dtype, trust_remote_code: as for ``outpace serve``.
+        name: name of the model in requests; by default its own name.
+        api_keys: keys, separated by commas, one of which each request must send; empty accepts all requests.
+        max_running, max_waiting, max_wait, memory, prefix_cache: limits of each replica, as for
+            ``outpace serve``.
+        min_replicas, max_replicas: bounds of the number of replicas.
+        target_ongoing: target number of requests in progress per replica.
+        cpus, gpus: number of these per replica.
+        drain: seconds for a replica to finish its requests.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -70,7 +70,7 @@ def build(config: Config) -> Application:
             f"max_replicas ({config.max_replicas}) must be at least min_replicas ({config.min_replicas})"
         )
     limits = Limits(config.max_running, config.max_waiting, config.max_wait)
-    made: list[tuple[Loaded, Any]] = []  # of a replica, between its start and that of its app
+    made: list[tuple[Loaded, Any]] = []  # a replica's model, between its start and that of its app
 
     def app() -> FastAPI:
         async def opening() -> Service:
@@ -99,7 +99,7 @@ def build(config: Config) -> Application:
             made.append((loaded, engine))
 
         def check_health(self) -> None:
-            """Raise what has ended the engine: Ray Serve then replaces the replica."""
+            """Raise the error that ended the engine, so that Ray Serve replaces the replica."""
             service = self.app.state.service
             if service is not None and service.engine.failed is not None:
                 raise RuntimeError("the engine has failed") from service.engine.failed

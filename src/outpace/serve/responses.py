@@ -1,4 +1,4 @@
-"""``/v1/responses`` without a memory: a thin adapter for text."""
+"""``/v1/responses``, stateless: a thin adapter for text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outpace.serve.shapes import Stream, answer, event, extras, new_id, usage
 
 
 async def responses(service: Service, body: wire.Responses, salt: str | None) -> Response:
-    """Answer a request to responses."""
+    """Handle a request for a response."""
     if body.store:
         raise Refused(400, "nothing is stored here; leave store out, or give false", "store")
     run = await service.start(1, lambda: _ask(service, body, salt))
@@ -60,7 +60,7 @@ def _schema(body: wire.Responses) -> dict[str, Any] | None:
 
 
 class _Writer:
-    """Writes the events of one run as OpenAI's responses do."""
+    """Writer of the events of one run in the format of OpenAI's responses."""
 
     def __init__(self, service: Service, body: wire.Responses, run: Run) -> None:
         self._body, self._run = body, run
@@ -103,7 +103,7 @@ class _Writer:
         }
 
     def response(self, one: Generation) -> dict[str, Any]:
-        """The answer in one piece."""
+        """The complete response."""
         cut = one.finish_reason == "length"
         status = "incomplete" if cut else "completed"
         counts = usage(self._run, [one])
@@ -122,7 +122,7 @@ class _Writer:
         return found | extras(self._run, [one], self._body.speculation_metrics, self._body.speculation)
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The answer as server-sent events."""
+        """The response as server-sent events."""
         place = {"item_id": self._item, "output_index": 0, "content_index": 0}
         yield self._event("response.created", response=self._head)
         yield self._event("response.in_progress", response=self._head)
@@ -140,7 +140,7 @@ class _Writer:
         yield self._event(f"response.{whole['status']}", response=whole)
 
     def error(self, refused: Refused) -> bytes:
-        """The event that an error ends the answer with."""
+        """The event that reports an error at the end of the stream."""
         failed = {"code": refused.code or "server_error", "message": refused.message}
         return self._event("response.failed", response=self._head | {"status": "failed", "error": failed})
 

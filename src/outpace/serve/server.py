@@ -1,4 +1,4 @@
-"""A server in this process: start-up, signals, the end."""
+"""A server in this process: start-up, signals, shutdown."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Options:
     """Options of a server.
 
     Attributes:
-        names: what clients call the model; none for the model's own name.
-        drain: seconds that running requests have after a signal to end.
-        origins: whose pages may ask from a browser.
-        tracer: OpenTelemetry's, which gets a span of each request.
+        names: names of the model in requests; empty for the model's own name.
+        drain: seconds for running requests to finish after a signal.
+        origins: origins whose pages may send requests from a browser.
+        tracer: OpenTelemetry tracer that gets a span of each request.
     """
 
     host: str = "127.0.0.1"
@@ -48,10 +48,10 @@ class Options:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket.
+    """Open a listening socket.
 
     Raises:
-        OutpaceError: the address cannot be had.
+        OutpaceError: the address is not available.
     """
     try:
         return socket.create_server(
@@ -64,18 +64,18 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which on the first signal drains, and on the second ends now.
+    """uvicorn server that drains on the first signal, and ends at once on the second.
 
     Args:
-        load: loads the model and makes the engine; called in a thread while the server answers already.
-        ready: called with the service once it answers requests.
+        load: loads the model and makes the engine; called in a thread while the server is already listening.
+        ready: called with the service once it is ready for requests.
     """
 
     def __init__(
         self, options: Options, load: Callable[[], tuple[Loaded, Engine]], ready: Callable[[Service], None]
     ) -> None:
         self._options, self._load, self._ready = options, load, ready
-        self.error: Exception | None = None  # what loading, or the engine, ended with
+        self.error: Exception | None = None  # the error that ended loading or the engine
         self._draining: asyncio.Task[None] | None = None
         self.app: FastAPI = make_app(
             options.keys, options.limits.body, options.origins, self._open, options.tracer
@@ -97,7 +97,7 @@ class Server(uvicorn.Server):
         return service
 
     def _failed(self) -> None:
-        """End, where the engine's thread has died; streams have got their error event."""
+        """End the server after the engine's thread has died; streams have received their error event."""
         failed = self.app.state.service.engine.failed
         self.error = OutpaceError(f"the engine has failed: {failed!r}")
         self.error.__cause__ = failed
@@ -111,7 +111,7 @@ class Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self.drain)
 
     def drain(self) -> None:
-        """Refuse what is new, finish what runs, and end."""
+        """Refuse new requests, finish running ones, and end."""
         if self._draining is None:
             self._draining = asyncio.ensure_future(self._drain())
 

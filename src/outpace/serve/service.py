@@ -1,4 +1,4 @@
-"""The engine as a service: who is let in, what is read of them, what is measured, and how it ends."""
+"""The engine as a service: admission, tokenisation, decoding, metrics and shutdown."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from outpace.serve.metrics import Metrics
 from outpace.serve.trace import Trace, Traced, Tracer
 
 T = TypeVar("T")
-BROUGHT = "request"  # the drafter of what a request brings: a prediction, a grammar
-_RECENT = 64  # ends of requests that the rate is measured by
+BROUGHT = "request"  # the drafter for a request's prediction or grammar
+_RECENT = 64  # number of recent ends of choices from which the rate is measured
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Limits:
     """Limits of a server.
 
     Attributes:
-        running: sequences decoded at once.
-        waiting: further choices that wait; with more, requests are refused with 429.
-        wait: seconds that a choice waits to join the batch.
-        unread: tokens that a client may lag behind.
-        body: bytes of a request.
+        running: maximum number of sequences decoded at once.
+        waiting: maximum number of further choices that wait; beyond it, requests are refused with 429.
+        wait: maximum seconds that a choice waits to join the batch.
+        unread: maximum number of tokens by which a client may lag.
+        body: maximum bytes of a request's body.
         ping: seconds between pings in a silent stream.
-        send: seconds that a client may take to accept a chunk.
+        send: maximum seconds for a client to accept a chunk.
     """
 
     running: int = 32
@@ -58,7 +58,7 @@ class Limits:
 
 
 def with_brought(drafter: Drafter[Any]) -> Drafter[Any]:
-    """A server's drafter, together with those that read what a request brings."""
+    """A server's drafter, combined with those for a request's prediction or grammar."""
     parts: list[Drafter[Any]] = [] if drafter.reads_references else [Reference(prompt=False)]
     parts.append(Forced())
     if not isinstance(drafter, NoDraft):
@@ -73,20 +73,20 @@ def make_engine(
     others: Mapping[str, str] | None = None,
     **more: Any,
 ) -> Engine:
-    """An engine for a service.
+    """Make an engine for a service.
 
     Args:
-        others: spec strings of further drafters, by the names that requests give.
+        others: spec strings of further drafters, by the names that requests use.
         more: further arguments of ``Engine``.
 
     Raises:
-        OutpaceError: parts that do not fit each other.
+        OutpaceError: the parts do not fit together.
     """
     own = drafter_of(drafter)
     drafters: dict[str, Drafter[Any] | str] = dict(others or {})
     if BROUGHT in drafters:
         raise OutpaceError(f"{BROUGHT!r} names the drafter of predictions; choose another name")
-    if type(own).attach is Drafter.attach:  # one that replaces the target drafts alone
+    if type(own).attach is Drafter.attach:  # a drafter that replaces the target cannot be combined
         drafters[BROUGHT] = with_brought(own)
     return model.engine(own, max_running=limits.running, drafters=drafters, observer=Tracer(), **more)
 
@@ -96,8 +96,8 @@ class Event:
     """Result of a step for one choice.
 
     Attributes:
-        index: of the choice.
-        end: the whole of it, in its last event.
+        index: index of the choice.
+        end: the complete generation, in the choice's last event.
     """
 
     index: int
@@ -110,14 +110,14 @@ class Event:
 
 
 class Ticket:
-    """Room for some choices, from before their prompts are tokenised until they have ended."""
+    """Reserved room for choices, from before their prompts are tokenised until they have ended."""
 
     def __init__(self, service: Service, choices: int) -> None:
         self._service = service
         self._choices = choices
 
     def close(self) -> None:
-        """Give the room back; again does nothing."""
+        """Release the room; repeated calls have no effect."""
         self._service.leave(self._choices)
         self._choices = 0
 
@@ -127,8 +127,9 @@ class Choice:
     """One sequence of a run.
 
     Attributes:
-        trace: its steps, where they are asked for.
-        began, joined, latest: seconds of the clock: when it was asked for, joined, and when tokens came last.
+        trace: its steps, if requested.
+        began, joined, latest: times of the request, of joining the batch and of the latest tokens, in seconds
+            of the clock.
     """
 
     index: int
@@ -143,7 +144,7 @@ class Choice:
 
 @dataclass(eq=False)
 class Run:
-    """The choices of one request in the engine: read ``events``, or wait for the ``finish``.
+    """The choices of one request in the engine: read ``events``, or await ``finish``.
 
     Attributes:
         used: the name of the drafter.
@@ -158,11 +159,11 @@ class Run:
 
     @property
     def generations(self) -> list[Generation]:
-        """The choices that have ended, in their order."""
+        """The choices that have ended, ordered by index."""
         return [self.ended[index] for index in sorted(self.ended)]
 
     async def events(self) -> AsyncIterator[Event]:
-        """Yield the result of each step; a choice's last event holds its end. Closing it cancels the rest.
+        """Yield the result of each step; closing the iterator cancels the unfinished choices.
 
         Raises:
             Refused: a choice failed.
@@ -174,17 +175,17 @@ class Run:
             self.close()
 
     async def finish(self) -> list[Generation]:
-        """All choices, once they have ended.
+        """Wait until all choices have ended, and return them.
 
         Raises:
-            Refused: one failed.
+            Refused: a choice failed.
         """
         async for _ in self.events():
             pass
         return self.generations
 
     def close(self) -> None:
-        """Cancel what still runs, and give back the room."""
+        """Cancel unfinished choices, and release the room."""
         for choice in self.choices:
             choice.handle.cancel()
         self.ticket.close()
@@ -220,7 +221,7 @@ class Run:
 
 
 async def merged(sources: Seq[AsyncIterator[T]]) -> AsyncIterator[T]:
-    """Merge several iterators; at most one item of each is taken ahead."""
+    """Merge several iterators; at most one item of each is read ahead."""
     if len(sources) == 1:
         async for item in sources[0]:
             yield item
@@ -247,10 +248,10 @@ class Service:
 
     Args:
         model: the model, its tokenizer and template.
-        engine: what ``make_engine`` made.
-        names: what clients call the model; the first is the one in logs and metrics.
-        clock: what seconds are read from.
-        on_failure: called in the event loop where the engine's thread has died.
+        engine: an engine made by ``make_engine``.
+        names: names of the model in requests; the first one is used in logs and metrics.
+        clock: function that returns the time in seconds.
+        on_failure: called in the event loop when the engine's thread has died.
     """
 
     def __init__(
@@ -295,18 +296,18 @@ class Service:
 
     @property
     def name(self) -> str:
-        """The model's name, where a request gives none."""
+        """The model's name, if a request gives none."""
         return self.names[0]
 
     @property
     def drafters(self) -> list[str]:
-        """The names that requests may choose a drafter by; the first is the default."""
+        """The names of drafters for requests; the first is the default."""
         return [name for name in dict.fromkeys(self._drafters.values()) if name != BROUGHT]
 
-    # -- letting in --------------------------------------------------------------------------------------
+    # -- admission ---------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Refuse where nothing can be decoded any more.
+        """Check that requests can still be decoded.
 
         Raises:
             Refused: the engine has died, or the server is shutting down.
@@ -317,10 +318,10 @@ class Service:
             raise later(503, "the server is shutting down; ask another one", "draining", 1)
 
     def admit(self, choices: int) -> Ticket:
-        """Room for some choices.
+        """Reserve room for choices.
 
         Raises:
-            Refused: there is none, or nothing can be decoded any more.
+            Refused: there is no room, the engine has died, or the server is shutting down.
         """
         self.check()
         most = self.limits.running + self.limits.waiting
@@ -335,17 +336,17 @@ class Service:
         return Ticket(self, choices)
 
     def leave(self, choices: int) -> None:
-        """Take back the room of a ticket."""
+        """Release the room of a ticket."""
         self._inside -= choices
         if not self._inside:
             self._empty.set()
 
     def finished(self) -> None:
-        """Note the end of a choice, for the rate."""
+        """Record the end of a choice, for the rate."""
         self._ends.append(self.clock())
 
     def _seconds_for(self, choices: int) -> float:
-        """Seconds until this number of choices has ended, at the recent rate."""
+        """Estimated seconds until this number of choices has ended, at the recent rate."""
         if len(self._ends) < 2:
             return 1
         rate = (len(self._ends) - 1) / max(self._ends[-1] - self._ends[0], 1e-3)
@@ -357,7 +358,7 @@ class Service:
         """Token ids of a text; one that cannot fit into the context is refused before it is tokenised.
 
         Args:
-            special: with the special tokens that begin or end a text.
+            special: add the special tokens that begin or end a text.
 
         Raises:
             Refused: the text is too long. OutpaceError: it contains an unpaired surrogate.
@@ -373,7 +374,7 @@ class Service:
         return self.model.tokens(text) if special else self.model.plain_tokens(text)
 
     def beginning(self) -> list[int]:
-        """The prompt of a text that has none: the token that texts begin with, or that separates them.
+        """The prompt for a request without one: the token that begins texts, or the one that ends them.
 
         Raises:
             Refused: the model has neither.
@@ -385,7 +386,7 @@ class Service:
         raise Refused(400, f"{self.name} has no token that begins a text; give a prompt", "prompt")
 
     def conversation(self, messages: Seq[dict[str, Any]], **options: Any) -> list[int]:
-        """Token ids of a conversation in the model's chat template, up to where the answer begins.
+        """Token ids of a conversation in the model's chat template, up to the beginning of the answer.
 
         Raises:
             Refused: there is no template, or it rejects the messages, or they are too long.
@@ -395,10 +396,10 @@ class Service:
         return self.tokens(self.model.render(messages, **options), special=False)
 
     def check_tokens(self, tokens: Seq[int]) -> list[int]:
-        """Token ids that a client has sent.
+        """Check token ids sent by a client.
 
         Raises:
-            Refused: one is not of the model's vocabulary.
+            Refused: one is outside the model's vocabulary.
         """
         most = self.model.target.vocabulary
         if any(token >= most for token in tokens):
@@ -408,13 +409,13 @@ class Service:
     # -- decoding ----------------------------------------------------------------------------------------
 
     async def start(self, choices: int, prepare: Callable[[], Ask]) -> Run:
-        """Let a request in, and wait until it has joined the batch.
+        """Admit a request, and wait until it has joined the batch.
 
         Args:
-            prepare: makes the request; called in a thread, as tokenising takes time.
+            prepare: makes the request; called in a thread, since tokenising takes time.
 
         Raises:
-            Refused: a mistake in the request, there is no room, or it has waited too long.
+            Refused: the request is invalid, there is no room, or it has waited too long.
         """
         run = Run(self, self.admit(choices))
         try:
@@ -480,7 +481,7 @@ class Service:
         """The engine's name of the drafter for a request.
 
         Raises:
-            Refused: there is none of the name.
+            Refused: there is no drafter of this name.
         """
         name = ask.params.drafts.drafter
         if name == self._drafters[None] and name != "off":
@@ -498,7 +499,7 @@ class Service:
     # -- ending ------------------------------------------------------------------------------------------
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new requests, let running ones finish, and end the rest after some seconds."""
+        """Refuse new requests, let running ones finish, and end the rest after this many seconds."""
         self.draining = True
         with anyio.move_on_after(seconds):
             await self._empty.wait()

@@ -1,4 +1,4 @@
-"""Parts that the answers of several APIs share: usage, log probabilities, server-sent events."""
+"""Parts of responses shared by several APIs: usage, log probabilities, server-sent events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HEADERS = {"Cache-Control": "no-cache"}
 
 
 def new_id(prefix: str) -> str:
-    """An identifier of an answer."""
+    """Make an identifier of a response."""
     return f"{prefix}{secrets.token_hex(12)}"
 
 
@@ -40,7 +40,7 @@ def event(data: Any, name: str | None = None) -> bytes:
 
 
 class Stream(EventSourceResponse):
-    """A response of server-sent events; an error after its head is the last of them.
+    """A response of server-sent events; an error after its head is reported as the last event.
 
     Args:
         chunks: the events, one or more in each.
@@ -65,7 +65,7 @@ class Stream(EventSourceResponse):
         except SendTimeoutError:
             _log.warning("a client has accepted nothing for %g s, and is cut off", self.send_timeout)
         finally:
-            self._run.close()  # also where the client has left before the first chunk was asked for
+            self._run.close()  # also if the client disconnects before the first chunk
 
 
 async def _guarded(chunks: AsyncIterator[bytes], error: Callable[[Refused], bytes]) -> AsyncIterator[bytes]:
@@ -80,12 +80,12 @@ def usage(run: Run, generations: Seq[Generation], emitted: int | None = None) ->
     """OpenAI's usage object.
 
     Args:
-        emitted: tokens so far, where not all choices have ended.
+        emitted: number of tokens so far, if not all choices have ended.
     """
     ask = run.ask
     prompt = sum(len(tokens) for tokens in ask.prompts)
     completion = sum(len(one.tokens) for one in generations) if emitted is None else emitted
-    # The choices of a prompt share it, as its tokens are counted.
+    # A prompt's tokens are counted once for all of its choices.
     firsts = zip(ask.prompts, generations[:: ask.n], strict=False)
     cached = sum(min(one.stats.cached_tokens, len(tokens)) for tokens, one in firsts)
     found: dict[str, Any] = {
@@ -107,7 +107,7 @@ def usage(run: Run, generations: Seq[Generation], emitted: int | None = None) ->
 
 
 def extras(run: Run, generations: Seq[Generation], asked_metrics: bool, asked: Any) -> dict[str, Any]:
-    """Fields that outpace adds to a response, if the request asks for them: the drafter and its counts."""
+    """Fields that outpace adds to a response on request: the drafter and its counts."""
     found: dict[str, Any] = {}
     if asked is not None:
         most = run.ask.params.drafts.num_speculative_tokens

@@ -1,4 +1,4 @@
-"""A span of OpenTelemetry per request, where an endpoint is given for them."""
+"""OpenTelemetry: one span per request, if an endpoint is configured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def tracer_to(endpoint: str) -> Tracer:
-    """A tracer whose spans are sent to a collector's URL (OTLP over HTTP), in the background.
+    """Make a tracer whose spans are sent to a collector's URL (OTLP over HTTP) in the background.
 
     Raises:
         OutpaceError: OpenTelemetry is not installed.
@@ -35,7 +35,7 @@ def tracer_to(endpoint: str) -> Tracer:
 
 
 def note(tracer: Tracer, headers: Headers, line: dict[str, Any]) -> None:
-    """A span of a request that has just ended, below the client's own where it sent a ``traceparent``.
+    """Record a span of a request that has just ended, as a child of the client's ``traceparent`` if sent.
 
     Args:
         line: the request's line of the access log.

@@ -1,4 +1,4 @@
-"""An opt-in trace of how a choice was decoded: the tree of each step, the accepted path, who drafted it."""
+"""Opt-in trace of a choice's decoding: the tree of each step, the accepted path, and the drafters."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _INNER = "inner"  # a cascade's counts of its own draft model's steps, which are
 
 
 class Trace:
-    """The steps of one choice that no one has read yet.
+    """The unread steps of one choice.
 
-    The engine's thread notes a step before the event loop gets its tokens.
+    The engine's thread records a step before the event loop gets its tokens.
 
     Args:
-        drafter: the name of the drafter, to which all is ascribed where it does not count its parts.
+        drafter: the name of the drafter, to which all nodes are attributed if it does not count its parts.
     """
 
     def __init__(self, drafter: str) -> None:
@@ -31,7 +31,7 @@ class Trace:
         self._counted: dict[str, int] = {}
 
     def note(self, step: Step) -> None:
-        """Keep what became of a step's draft."""
+        """Record a step's draft and its outcome."""
         draft = step.draft.guesses
         self._noted[step.sequence.steps[step.root]] = {
             "drafters": self._drafters(step),
@@ -40,7 +40,7 @@ class Trace:
         }
 
     def _drafters(self, step: Step) -> dict[str, dict[str, int]]:
-        """Nodes drafted and accepted by each drafter.
+        """Numbers of nodes drafted and accepted by each drafter.
 
         A node that several propose counts for each of them. As a drafter's tree contains the parents of its
         nodes, what it has accepted is the beginning of the path.
@@ -59,10 +59,10 @@ class Trace:
         return {name: count for name, count in found.items() if count["drafted"]}
 
     def take(self, tokens: Seq[StreamedToken], text: Callable[[int], str]) -> list[dict[str, Any]]:
-        """The steps that emitted these tokens, in their order, as they are sent.
+        """The steps that emitted these tokens, in order, in the format of responses.
 
         Args:
-            text: of a token by itself.
+            text: text of a single token.
         """
         found = []
         for number, group in itertools.groupby(tokens, lambda token: token.step):
@@ -83,30 +83,30 @@ class Trace:
 
 @dataclass(frozen=True)
 class Traced(SamplingParams):
-    """Parameters of a request whose steps are noted."""
+    """Parameters of a request whose steps are recorded."""
 
     trace: Trace = field(default_factory=lambda: Trace("off"), compare=False, repr=False)
 
     @classmethod
     def of(cls, params: SamplingParams, trace: Trace) -> Traced:
-        """The same parameters, with a trace."""
+        """Copy parameters, and add a trace."""
         return cls(**{own.name: getattr(params, own.name) for own in fields(SamplingParams)}, trace=trace)
 
 
 class Tracer:
-    """The observer that notes the steps of traced requests, and of no others."""
+    """Observer that records the steps of traced requests only."""
 
     hidden_layers: tuple[int, ...] = ()
     timed = False
 
     def joined(self, sequence: Sequence, hidden: Mapping[int, Tensor]) -> None:
-        """Nothing is noted before the first step."""
+        """Do nothing, since nothing is recorded before the first step."""
 
     def stepped(self, steps: Seq[Step]) -> None:
-        """Note the steps of traced requests."""
+        """Record the steps of traced requests."""
         for step in steps:
             if isinstance(step.sequence.params, Traced):
                 step.sequence.params.trace.note(step)
 
     def left(self, sequence: Sequence) -> None:
-        """Its trace belongs to the request, and goes with it."""
+        """Do nothing, since the trace belongs to the request."""

@@ -1,4 +1,4 @@
-"""The part that OpenAI's two older APIs share: checks of a request, and the frame of its answer."""
+"""Common part of OpenAI's two older APIs: checks of a request, and the frame of its response."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outpace.serve.shapes import Stream, Words, answer, event, extras, new_id, u
 
 
 def check(body: wire.OpenAI) -> None:
-    """Refuse what only a stream can bring.
+    """Refuse options that need a stream.
 
     Raises:
         Refused: it is asked of an answer in one piece.
@@ -29,12 +29,12 @@ def check(body: wire.OpenAI) -> None:
 
 
 def salted(tenant: str | None, body: wire.OpenAI) -> str | None:
-    """The salt of a request: its key's, and its own."""
+    """The salt of a request, from its key and its ``cache_salt``."""
     return None if tenant is None and body.cache_salt is None else f"{tenant}:{body.cache_salt}"
 
 
 class Writer(ABC):
-    """Writes the events of one run as OpenAI does; the choices of its chunks are a subclass's.
+    """Writer of the events of one run in OpenAI's format; subclasses write the choices of its chunks.
 
     Attributes:
         prefix, kind, chunk_kind: of its id, and the name of its objects.
@@ -57,7 +57,7 @@ class Writer(ABC):
         }
 
     async def response(self) -> Response:
-        """The answer, as the request asks for it: in one piece or as a stream."""
+        """The response, complete or as a stream, as requested."""
         if self._asked.stream:
             return Stream(self._run, self._chunks())
         await self._run.finish()
@@ -66,7 +66,7 @@ class Writer(ABC):
 
     @abstractmethod
     def _whole(self) -> dict[str, Any]:
-        """The fields of an answer in one piece, but for head, usage and extras."""
+        """The fields of a complete response, except head, usage and extras."""
 
     @abstractmethod
     def _first(self) -> Iterable[dict[str, Any]]:
@@ -74,18 +74,18 @@ class Writer(ABC):
 
     @abstractmethod
     def _choices(self, one: Event) -> Iterable[dict[str, Any]]:
-        """The choices of an event's chunks: its text, and why the choice ended."""
+        """The choices of an event's chunks: its text, and the finish reason."""
 
     @abstractmethod
     def _logprobs(self, index: int, entries: Seq[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
-        """Log probabilities of some tokens of a choice."""
+        """Log probabilities of tokens of a choice."""
 
     def _extras(self) -> dict[str, Any]:
         body = self._asked
         return extras(self._run, self._run.generations, body.speculation_metrics, body.speculation)
 
     async def _chunks(self) -> AsyncIterator[bytes]:
-        """The answer as server-sent events: what comes first, each event, the end of the stream."""
+        """The response as server-sent events: the first chunks, each event, the end of the stream."""
         for fields in self._first():
             yield self._chunk(**fields)
         async for one in self._run.events():
