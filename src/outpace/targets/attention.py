@@ -1,16 +1,16 @@
-"""Attention whose result for a row does not depend on the rows, columns and sequences around it.
+"""Attention whose result for a row does not depend on other rows, columns and sequences.
 
 The heads that share keys are packed into rows, so no keys are copied (transformers repeats all keys and
 values for each group of heads once a masked step has more than one row).
 
-What a row attends to is the same in a tree and in plain decoding, but lies in other columns. Two rules make
-its result the same to the last bit:
+A row attends to the same keys in a tree and in plain decoding, but in other columns. Two rules make its
+result the same to the last bit:
 
-- The columns far behind a row, 0 .. ``_far(position) - 1``, hold the same keys in both. They go through
+- The columns far before a row, 0 .. ``_far(position) - 1``, contain the same keys in both. They go through
   torch's flash kernel, whose bits for a row depend only on those columns, with a multiple of 4 rows.
-- The nearer ones, of which a tree leaves some out, are weighed and summed in float64, and only the result is
-  rounded to the model's dtype. The order of summation then shows in one of about 10^8 results in float32,
-  hardly ever in bfloat16.
+- The nearer ones, some of which a tree masks, are weighted and summed in float64, and only the result is
+  rounded to the model's dtype. The order of summation then affects one of about 10^8 results in float32,
+  hardly ever one in bfloat16.
 
 The two are merged through the logarithm of the far part's sum of exponentials.
 """
@@ -29,7 +29,7 @@ from outpace.core import UnsupportedModel
 EXACT = "outpace_exact"
 
 _BLOCK = 128  # the number of far columns is a multiple of this
-_DEEPEST = 64  # nodes of a tree lie at most this deep below its first row
+_DEEPEST = 64  # maximum depth of a tree's nodes below its first row
 _ROWS = 4  # kernels treat a row alike in any multiple of this
 _COLUMNS = 16  # and with this many columns or more
 
@@ -41,7 +41,7 @@ class _Part(NamedTuple):
         slots: their sequences.
         rows: their rows in each of these; None for all.
         far: number of far columns.
-        bias: 0 where a row sees a column from ``far`` on, -inf elsewhere: [slots, 1, packed rows, columns].
+        bias: 0 if a row attends to a column from ``far`` on, otherwise -inf: [slots, 1, rows, columns].
     """
 
     slots: slice
@@ -75,7 +75,7 @@ def exact_attention(
         [B, width, heads, size], and no weights.
 
     Raises:
-        UnsupportedModel: the model asks for more than scaled dot products: a soft cap, sinks, a bias.
+        UnsupportedModel: the model needs more than scaled dot products: a soft cap, sinks, a bias.
     """
     more = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
     if more or dropout:

@@ -1,9 +1,9 @@
-"""Linear layers on a CPU whose weights are laid out once, for forwards of a few rows.
+"""Linear layers with packed weights on a CPU, for forwards of a few rows.
 
-A stock ``nn.Linear`` hands its weights to a kernel as they lie in memory, in every forward. On a CPU a layout
-made once reads them faster, and lets several rows cost little more than one. The weights stay the same
-numbers, to the last bit; only the order of summation differs from the stock layer's, and it is the same for
-a row however many there are (``row_step``).
+A stock ``nn.Linear`` passes its weights to a kernel in their layout in memory, in every forward. On a CPU a
+packed layout is read faster, and several rows cost little more than one. The weights are the same numbers, to
+the last bit; only the order of summation differs from the stock layer's, and for a row it does not depend on
+the number of rows (``row_step``).
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ _TRIED = (2048, 1024)  # outputs and inputs of the layers of a trial: larger tha
 _LAYERS = 4
 _ROWS = (1, 4, 8)
 _VERSION = attrgetter("_version")
-_SHARE = 0.5  # of the free memory that copies of weights may take unasked
-_WINS = 0.9  # a layout is taken if it needs at most this share of the stock layer's time
-# And one in place of an earlier one of KERNELS: two that are about as fast must not be taken by chance, for
-# the bits of one process would not be those of the next.
+_SHARE = 0.5  # share of the free memory that copies of weights may use by default
+_WINS = 0.9  # a kernel is chosen if it needs at most this share of the stock layer's time
+# The same against an earlier one of KERNELS: the choice between two similarly fast ones must not depend on
+# chance, since their bits differ.
 _WINS_CLEARLY = 0.7
 _OUTPUTS = 64  # of the layers that rows are tried on
 
 
 class Kernel(ABC):
-    """A way to multiply rows by the weights of a linear layer.
+    """A kernel that multiplies rows by the weights of a linear layer.
 
     Attributes:
-        name: what reports call it.
-        dtypes: dtypes of weights that it is for.
-        least: weights of the smallest layer that it is worth its calls for.
-        copies: whether it keeps the weights a second time.
-        wide: it takes rows in float32 whatever the weights' dtype.
+        name: name in reports.
+        dtypes: supported dtypes of weights.
+        least: minimum number of weights of a layer for which its call overhead pays.
+        copies: it keeps a copy of the weights.
+        wide: its rows are float32 for any dtype of the weights.
     """
 
     name: ClassVar[str]
@@ -55,19 +55,19 @@ class Kernel(ABC):
 
     @abstractmethod
     def pack(self, weight: Tensor) -> Any:
-        """The weights, [outputs, inputs], as ``multiply`` takes them; None where it cannot hold them exactly.
+        """Pack weights, [outputs, inputs], for ``multiply``; return None if they would be rounded.
 
         Raises:
-            RuntimeError: this processor, or this torch, cannot.
+            RuntimeError: this processor, or this torch, does not support it.
         """
 
     @abstractmethod
     def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
-        """[n, inputs] -> [n, outputs], in the dtype of the rows."""
+        """Multiply rows [n, inputs] -> [n, outputs], in the dtype of the rows."""
 
 
 class Stock(Kernel):
-    """The weights as they are."""
+    """The stock layer's kernel, without packing."""
 
     name = "as it is"
     dtypes = frozenset((torch.float32, torch.bfloat16, torch.float16))
@@ -96,11 +96,11 @@ class OneDNN(Kernel):
 
 
 class HalfFBGEMM(Kernel):
-    """FBGEMM's float16 weights, rows in float32: exact products, and half the bytes of float32.
+    """FBGEMM's float16 weights with rows in float32: exact products, and half the bytes of float32.
 
-    A weight in bfloat16 has 8 significant bits and one in float16 has 11, so bfloat16 fits but for its range.
-    The weights of each output are multiplied by a power of two that lifts the small ones above float16's
-    least, and the products by its inverse.
+    bfloat16 has 8 significant bits and float16 has 11, so bfloat16 weights fit except for their range. The
+    weights of each output are multiplied by a power of two that brings the small ones into float16's range,
+    and the products by its inverse.
     """
 
     name = "FBGEMM float16"
@@ -110,7 +110,7 @@ class HalfFBGEMM(Kernel):
 
     def pack(self, weight: Tensor) -> Any:
         wide = weight.float()
-        # Below 2^15, for float16 ends at 65504; weights in float16 fit as they are.
+        # Below 2^15, since float16's maximum is 65504; float16 weights fit without scaling.
         exponents = 15 - torch.frexp(wide.abs().amax(dim=1)).exponent
         if weight.dtype == torch.float16:
             exponents.zero_()
@@ -133,10 +133,10 @@ KERNELS: tuple[Kernel, ...] = (Stock(), OneDNN(), HalfFBGEMM())
 
 
 class Linear(nn.Module):
-    """A linear layer that multiplies by a kernel, a multiple of ``step`` rows at a time.
+    """A linear layer that uses a kernel, with the rows padded to a multiple of ``step``.
 
     Args:
-        single: the weight that a single row is multiplied by as it is; None for the kernel there too.
+        single: unpacked weight for a single row; None to use the kernel for it too.
     """
 
     def __init__(
@@ -168,13 +168,13 @@ class Linear(nn.Module):
 
 @lru_cache(maxsize=64)
 def row_step(kernel: Kernel, dtype: torch.dtype, inputs: int, outputs: int = _OUTPUTS) -> int:
-    """The least step such that any multiple of it gives a row the same bits, whatever the other rows.
+    """The smallest step such that any multiple of it gives a row the same bits, for any other rows.
 
-    Kernels treat the last one or two rows of a forward otherwise than the rest, or split the sum of a single
-    row that has many inputs. It is found by trial; layers of more than 64 outputs behave as those of 64.
+    Kernels treat the last one or two rows of a forward differently, or split the sum of a single row with
+    many inputs. The step is found by trial; layers of more than 64 outputs behave as those of 64.
 
     Raises:
-        UnsupportedModel: there is none among those tried.
+        UnsupportedModel: no step tried has this property.
     """
     weight, rows = _cancelling(inputs, outputs)
     weight, rows = weight.to(dtype), rows.to(torch.float32 if kernel.wide else dtype)
@@ -193,11 +193,11 @@ def row_step(kernel: Kernel, dtype: torch.dtype, inputs: int, outputs: int = _OU
 
 
 def _cancelling(inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
-    """Weights [outputs, inputs] and rows [144, inputs] whose products are 0 but for rounding.
+    """Weights [outputs, inputs] and rows [144, inputs] whose products are 0 except for rounding.
 
-    Every product of a weight and a row's element occurs with the other sign too, elsewhere in the sum. So
-    what is left is the rounding of sums alone: any other order shows, also where the result is rounded to a
-    half dtype, which hides nearly all of the differences between ordinary sums.
+    Every product of a weight and a row's element also occurs with the opposite sign in the sum. So only the
+    rounding of the sums remains, which reveals any other order of summation, even if the result is rounded to
+    a half dtype, which hides nearly all differences between ordinary sums.
     """
     generator, half = torch.Generator().manual_seed(0), inputs // 2
     order = torch.randperm(half, generator=generator)
@@ -213,9 +213,9 @@ class Trial(NamedTuple):
     """The fastest kernel for a dtype on this machine.
 
     Attributes:
-        kernel: by the seconds of forwards of few rows together.
-        single: whether the stock layer is faster than it for a single row.
-        found: by name of a kernel its seconds relative to the stock layer's, or why it cannot be had.
+        kernel: the fastest one by the total time of forwards of few rows.
+        single: the stock layer is faster than it for a single row.
+        found: kernel's name -> its time relative to the stock layer's, or why it is not available.
     """
 
     kernel: Kernel
@@ -225,10 +225,10 @@ class Trial(NamedTuple):
 
 @lru_cache(maxsize=8)
 def best_kernel(dtype: torch.dtype, threads: int) -> Trial:
-    """The fastest kernel for a dtype on this machine, by a short trial; it is made once.
+    """Find the fastest kernel for a dtype on this machine by a short trial, whose result is cached.
 
     Args:
-        threads: of torch; another number is another trial.
+        threads: torch's number of threads, part of the cache's key.
     """
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(*_TRIED, generator=generator).to(dtype) for _ in range(_LAYERS)]
@@ -261,8 +261,8 @@ def _call(kernel: Kernel, weights: Sequence[Tensor]) -> Callable[[Tensor], Any]:
 def _race(
     calls: Mapping[Kernel, Callable[[Tensor], Any]], inputs: Sequence[Tensor]
 ) -> dict[Kernel, list[float]]:
-    """Seconds of each kernel for each input, the best of five; they take turns."""
-    # What other programs take from the processor does not count, where that can be told.
+    """Seconds of each kernel for each input, the best of five interleaved rounds."""
+    # With one thread, measure processor time, which excludes other programs.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     best = {(kernel, place): math.inf for kernel in calls for place in range(len(inputs))}
     for _ in range(5):
@@ -274,15 +274,15 @@ def _race(
 
 
 class Packer:
-    """Exchanges the linear layers of a model for packed ones.
+    """Replacement of a model's linear layers by packed ones.
 
     Args:
-        pack: lay weights out anew where this is faster on this machine. False leaves them as they are.
-        exact: also the layers left as they are multiply as many rows at a time as make rows bit-exact.
+        pack: pack weights if this is faster on this machine.
+        exact: pad rows to the ``row_step`` that makes them bit-exact, in layers that are not packed too.
 
     Attributes:
-        kernels: name of a kernel -> layers that it multiplies.
-        packed: weights that it has laid out anew.
+        kernels: name of a kernel -> number of layers that use it.
+        packed: weights that were packed.
     """
 
     def __init__(self, model: Any, pack: bool, exact: bool) -> None:
@@ -293,7 +293,7 @@ class Packer:
         self.packed: list[Tensor] = []
 
     def __call__(self, module: nn.Module) -> nn.Module | None:
-        """A packed layer in place of a module; None for one that stays."""
+        """The replacement of a module; None to keep it."""
         if type(module) is not nn.Linear or module not in self._layers:
             return None
         weight = module.weight.detach()
@@ -316,10 +316,10 @@ class Packer:
 
 
 def packing_wanted(model: Any, pack: bool | Literal["auto"]) -> bool:
-    """Tell whether a model is to be packed.
+    """Decide whether to pack a model.
 
     Raises:
-        UnsupportedModel: ``pack`` is True, and it cannot be.
+        UnsupportedModel: ``pack`` is True, but the model cannot be packed.
     """
     if pack is False:
         return False
@@ -333,7 +333,7 @@ def packing_wanted(model: Any, pack: bool | Literal["auto"]) -> bool:
 
 
 def _linears(model: Any) -> list[nn.Linear]:
-    """Layers that a kernel may take: no subclasses, such as quantised layers, and none with hooks."""
+    """Layers that a kernel may replace: no subclasses, such as quantised layers, and none with hooks."""
     return [
         module
         for module in model.modules()
@@ -342,11 +342,11 @@ def _linears(model: Any) -> list[nn.Linear]:
 
 
 def unproven(step: nn.Module) -> str:
-    """The first module whose products are not known to have the same bits for a row among any rows.
+    """The first module for which a row's bits are not known to be independent of the other rows.
 
-    Linear layers are known (``row_step``), embeddings only look up. Others, such as experts that multiply the
-    rows sent to them, are not; and the test of bits may pass them by chance, because rounding to a half dtype
-    hides nearly all of what the order of a sum changes.
+    They are for linear layers (``row_step``) and for embeddings, which only look up. For others, such as
+    experts that multiply the rows routed to them, they are not; the bit test may pass them by chance, because
+    rounding to a half dtype hides nearly all effects of the order of a sum.
 
     Returns:
         Its name and the reason; empty if there is none.
@@ -361,7 +361,7 @@ def unproven(step: nn.Module) -> str:
 
 
 def _none_to_pack(model: Any) -> str:
-    """Why none of a model's layers would be packed; empty where some would."""
+    """The reason why none of a model's layers would be packed; empty if some would."""
     layers = _linears(model)
     if not layers:
         return "it has no plain linear layers in float32, bfloat16 or float16"
@@ -380,10 +380,10 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def tail_step(model: Any) -> int:
-    """Rows whose number of activations is a multiple of what a processor handles at a time.
+    """Number of rows whose activations fill a whole number of the processor's vectors.
 
-    torch computes the last few elements of a tensor one by one, where they do not fill a vector, and some
-    functions (SiLU, GELU, sigmoid, softplus) then round otherwise.
+    torch computes the last elements of a tensor one by one if they do not fill a vector, and some functions
+    (SiLU, GELU, sigmoid, softplus) then round differently.
     """
     wide = torch.backends.cpu.get_cpu_capability() == "AVX2"
     elements = 2 * (32 if wide else 64) // model.dtype.itemsize  # two vectors at a time
@@ -393,10 +393,10 @@ def tail_step(model: Any) -> int:
 
 
 class Weights:
-    """Notices that weights have changed since they were packed."""
+    """Detector of weights modified since they were packed."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
-        # Those made in inference mode count no writes.
+        # Tensors made in inference mode do not count writes.
         self._weights = [weight for weight in weights if not weight.is_inference()]
         self._versions = self._now()
 
@@ -409,5 +409,5 @@ class Weights:
 
 
 def written(model: Any) -> int:
-    """A number that grows when a weight of a model is written to in place."""
+    """A number that increases when a weight of a model is modified in place."""
     return sum(weight._version for weight in model.parameters() if not weight.is_inference())
