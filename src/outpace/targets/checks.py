@@ -1,4 +1,4 @@
-"""Checks of a transformers model's config: can it be a target, and what does the target take from it?"""
+"""Checks of a transformers model's config for use as a target, and values read from it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def family(model: Any) -> str:
 
 
 def refuse_by_config(model: Any, seq2seq: bool = False) -> None:
-    """Refuse what is known to be wrong before any forward.
+    """Refuse models known to be unsupported before any forward.
 
     Args:
-        seq2seq: an encoder-decoder model is wanted.
+        seq2seq: True if an encoder-decoder model is expected.
 
     Raises:
         UnsupportedModel: named by family, with the reason.
@@ -75,7 +75,7 @@ def refuse_by_config(model: Any, seq2seq: bool = False) -> None:
 
 
 def why_not_exact(model: Any, exact: bool | Literal["auto"]) -> str:
-    """Why a bit-exact step is not tried with a model; empty where it is to be tried."""
+    """The reason not to try a bit-exact step with a model; empty if it is to be tried."""
     if exact is False:
         return "exact is off"
     if why := untouchable(model):
@@ -91,7 +91,7 @@ def why_not_exact(model: Any, exact: bool | Literal["auto"]) -> str:
 
 
 def untouchable(model: Any) -> str:
-    """Why a model's modules cannot be exchanged for others on a CPU; empty where they can."""
+    """The reason why a model's modules cannot be replaced on a CPU; empty if they can."""
     devices = {weight.device.type for weight in model.parameters()}
     if devices != {"cpu"}:
         return f"it runs on {', '.join(sorted(devices))}; this is for a CPU"
@@ -105,7 +105,7 @@ def untouchable(model: Any) -> str:
 
 
 def _refuse_state(model: PreTrainedModel) -> None:
-    """Refuse layers that keep anything but keys and values by position: such state cannot be undone."""
+    """Refuse layers that keep anything but keys and values by position: such state cannot be rolled back."""
     name, config = family(model), model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or ())
     attention_only = kinds and kinds <= {"full_attention", "sliding_attention"}
@@ -124,9 +124,9 @@ def _refuse_state(model: PreTrainedModel) -> None:
 
 
 def _unknown_window(config: Any) -> str | None:
-    """A window of the model's own making, such as GPT-Neo's, which counts rows where a tree has positions.
+    """Detect a model-specific window, such as GPT-Neo's, which counts rows instead of positions.
 
-    The texts of the self-test are shorter than any window in use, so it cannot tell.
+    The self-test cannot detect it, since its texts are shorter than any window in use.
     """
     options: dict[str, Any] = vars(config)
     windows = [name for name, value in options.items() if re.search("window_(size|len)", name) and value]
@@ -134,9 +134,9 @@ def _unknown_window(config: Any) -> str | None:
 
 
 def _per_tensor_activations(quantization: Any) -> bool:
-    """Tell whether activations are quantised with a scale of the whole tensor, found as the model runs.
+    """True if activations are quantised dynamically with a scale per tensor.
 
-    Knows compressed-tensors and Quark (a nested entry with ``dynamic`` or ``is_dynamic``, and ``strategy`` or
+    Detects compressed-tensors and Quark (a nested entry with ``dynamic`` or ``is_dynamic``, and ``strategy`` or
     ``qscheme``) and torchao (a DynamicActivation config of PerTensor granularity). transformers' own fp8 and
     fbgemm_fp8 scale by row or by block of a row.
     """
@@ -168,7 +168,7 @@ def _mappings(tree: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def context_of(config: Any) -> int | None:
-    """Positions a model was made for, limited to those where its rows do not see each other's length."""
+    """A model's maximum number of positions, limited to those at which rows do not depend on the length."""
     context: int | None = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
@@ -181,7 +181,7 @@ def context_of(config: Any) -> int | None:
 
 
 def end_tokens(model: PreTrainedModel) -> frozenset[int]:
-    """Tokens that end a sequence: those of the generation config, or of the config where it has none."""
+    """Tokens that end a sequence: those of the generation config, otherwise of the config."""
     eos = model.generation_config.eos_token_id if model.generation_config is not None else None
     if eos is None:
         eos = model.config.get_text_config(decoder=True).eos_token_id

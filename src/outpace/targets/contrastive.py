@@ -1,4 +1,4 @@
-"""Contrastive decoding as a target: an expert's logits held against an amateur's (Li et al. 2022).
+"""Contrastive decoding as a target: an expert's logits contrasted with an amateur's (Li et al. 2022).
 
 The contrast is a function of two rows of logits, so it is made where logits are made: this target runs both
 models over the same rows, and whatever decodes with a target decodes contrastively, with every drafter and
@@ -29,12 +29,12 @@ from outpace.targets.base import Output, Rows, TargetModel, own_cache
 
 
 class PairCache(Cache):
-    """The expert's cache and the amateur's, which goes through every change with it.
+    """The expert's cache and the amateur's, to which all changes apply alike.
 
-    A slot is the expert's; ``beside`` has the amateur's. A row is one of each.
+    A slot is the expert's; ``beside`` maps it to the amateur's. A row is one of each.
 
     Args:
-        expert, amateur: empty caches, made alike.
+        expert, amateur: empty caches, made with the same arguments.
     """
 
     def __init__(self, expert: Cache, amateur: Cache) -> None:
@@ -113,22 +113,22 @@ class PairCache(Cache):
 
 
 class ContrastiveTarget(AroundTarget):
-    """Two models over the same text, the one's logits held against the other's.
+    """Two models over the same text, with one's logits contrasted with the other's.
 
     Where e and a are the two models' logits, a token's logit is (1 + beta) e - beta a if the expert finds it
-    at least alpha times as probable as its most probable token, else -inf (Li et al. 2022, arXiv 2210.15097,
+    at least alpha times as probable as its most probable token, otherwise -inf (Li et al. 2022, arXiv 2210.15097,
     section 3, with the strength beta of O'Brien and Lewis 2023, arXiv 2309.09117, and of Yuan et al. 2023).
     All sampling parameters apply to the contrasted logits. Hidden states, embeddings, head and
     end-of-sequence tokens are the expert's, so a drafter that was trained for the expert drafts for the pair.
 
     Args:
-        expert: the model whose answer is wanted.
-        amateur: a weaker one with the same vocabulary.
+        expert: the stronger model.
+        amateur: a weaker model with the same vocabulary.
         alpha: plausibility, above 0 and at most 1.
-        beta: strength of the contrast, at least 0; 0 leaves the expert's logits, save the implausible.
+        beta: strength of the contrast, at least 0; 0 keeps the expert's logits of plausible tokens.
 
     Raises:
-        OutpaceError: the two do not fit each other, or a value is out of its range.
+        OutpaceError: the models do not fit together, or a value is out of range.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class ContrastiveTarget(AroundTarget):
 
 
 def contrast(expert: Tensor, amateur: Tensor, alpha: float, beta: float) -> Tensor:
-    """Contrasted logits, at least float32, of rows of logits [..., vocabulary]."""
+    """Contrasted logits of rows of logits [..., vocabulary], at least float32."""
     dtype = torch.promote_types(expert.dtype, torch.float32)
     expert = expert.to(dtype)
     implausible = expert < expert.amax(dim=-1, keepdim=True) + math.log(alpha)

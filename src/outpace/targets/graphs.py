@@ -1,4 +1,4 @@
-"""Forwards of fixed shapes, which a GPU replays as graphs: inputs and outputs stay where they are.
+"""Forwards of fixed shapes, which a GPU replays as graphs: inputs and outputs have fixed addresses.
 
 A step of a large model is some hundred short kernels, and launching them one by one takes longer than
 running them. So a forward of one shape is captured once (``torch.cuda.CUDAGraph``, as transformers'
@@ -27,7 +27,7 @@ WIDEST = 128
 
 
 class Made(NamedTuple):
-    """Outputs of a forward of fixed shapes, which the next one writes over.
+    """Outputs of a forward of fixed shapes, which the next one overwrites.
 
     Attributes:
         logits: [B, width, vocabulary].
@@ -39,7 +39,7 @@ class Made(NamedTuple):
 
 
 class Runner(ABC):
-    """Runs forwards of fixed shapes."""
+    """Runner of forwards of fixed shapes."""
 
     @abstractmethod
     def capture(self, forward: Callable[[], Made]) -> Callable[[], Made]:
@@ -52,20 +52,20 @@ class Runner(ABC):
 
 
 class Eager(Runner):
-    """Runs each operation anew."""
+    """Runner that executes the operations one by one."""
 
     def capture(self, forward: Callable[[], Made]) -> Callable[[], Made]:
         return forward
 
 
 class CudaGraphs(Runner):
-    """One graph for each forward, all in one memory pool.
+    """One graph per forward, all in one memory pool.
 
-    The pool is shared because outputs hold until the next forward only. A graph runs the model as it was when
-    it was captured: weights may change in place, modules may not be exchanged.
+    The pool is shared because outputs are valid only until the next forward. A graph runs the model as it was
+    when captured: weights may change in place, modules may not be replaced.
 
     Args:
-        device: where everything is.
+        device: device of all tensors.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -100,27 +100,27 @@ class CudaGraphs(Runner):
 
 
 def runner_for(device: torch.device, devices: set[torch.device]) -> Runner:
-    """Graphs where all of a model is on one CUDA device, operations one by one elsewhere.
+    """A runner with graphs if all of a model is on one CUDA device, otherwise one without.
 
     Args:
-        device: where tokens go in.
-        devices: where its weights and the rows of its layers are.
+        device: device of the input tokens.
+        devices: devices of its weights and its layers' rows.
     """
     return CudaGraphs(device) if device.type == "cuda" and devices == {device} else Eager()
 
 
 class Inputs:
-    """Inputs of the forwards of one shape over one cache, always in the same place.
+    """Inputs of the forwards of one shape over one cache, at fixed addresses.
 
     Args:
-        window: of the first such forward.
-        nodes: most rows of a tree, those fed before included.
-        size: hidden size, if rows are given by what goes into the first layer; otherwise 0.
+        window: the window of the first such forward.
+        nodes: maximum number of rows of a tree, including those fed before.
+        size: hidden size, if rows are given as inputs of the first layer; otherwise 0.
 
     Attributes:
-        rows: where the cache is written and read.
-        numbers: what ``masks.packed`` makes of a forward's rows, on the device.
-        states: what goes into the first layer, [B, width, size]; None where tokens go in.
+        rows: the rows of the cache that are written and read.
+        numbers: the array of ``masks.packed`` for a forward's rows, on the device.
+        states: inputs of the first layer, [B, width, size]; None if the inputs are tokens.
     """
 
     def __init__(self, window: Window, nodes: int, like: HiddenStates, given: bool) -> None:

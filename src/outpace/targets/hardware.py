@@ -1,4 +1,4 @@
-"""Names of the hardware a model runs on, on which the seconds of its forwards depend."""
+"""Names and memory of a model's hardware, on which the time of its forwards depends."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def processor() -> str:
 
 
 def hardware(devices: Iterable[torch.device]) -> list[str]:
-    """The names of GPUs among some devices; where there are none, the processor's, and torch's threads."""
+    """The names of the GPUs among these devices; without any, the processor and torch's threads."""
     names = sorted({torch.cuda.get_device_name(device) for device in devices if device.type == "cuda"})
     return names or [processor(), f"{torch.get_num_threads()} threads"]
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that is free on a device; None where that is not known."""
+    """Free bytes of memory on a device; None if unknown."""
     return _bytes(device, 0, "MemAvailable")
 
 
 def total_bytes(device: torch.device) -> int | None:
-    """Memory of a device; None where that is not known."""
+    """Total bytes of memory of a device; None if unknown."""
     return _bytes(device, 1, "MemTotal")
 
 

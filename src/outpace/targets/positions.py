@@ -1,7 +1,7 @@
 """Ways to pass the position of each row to the decoder of an encoder-decoder model.
 
-Such decoders count: a row's position is its place in the cache. In a tree, and in a batch of texts of several
-lengths, it is not. Three families, three ways to pass them; no class is patched in any of them.
+Such decoders use a row's index in the cache as its position. This is wrong in a tree, and in a batch of texts
+of different lengths. There are three ways for three families; none patches a class.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ARGUMENT = "decoder_position_ids"
 
 
 class Placement:
-    """A way to place rows. Each does its part in one of three places, and nothing in the others."""
+    """A way to pass positions; each implements one of the three methods."""
 
     def arguments(self, places: Tensor) -> dict[str, Any]:
         """Arguments for the model's forward. ``places``: positions, [B, width]."""
@@ -44,13 +44,13 @@ class Placement:
     ) -> Tensor | None:
         """The decoder's mask, from that of a model without positions: [B, 1 or heads, width, columns].
 
-        None where the model's own mask and its own count of positions are right.
+        None if the model's own mask and positions are right.
         """
         return mask
 
 
 def placement_of(model: PreTrainedModel) -> Placement:
-    """The way that works for a model.
+    """The way to pass positions that works for a model.
 
     Raises:
         UnsupportedModel: none is known.
@@ -76,11 +76,11 @@ class ByArgument(Placement):
 
 
 class ByHook(Placement):
-    """BART, Marian: a hook on the decoder's one table of positions, there for a forward and gone after it.
+    """BART, Marian: a hook on the decoder's table of positions for the duration of a forward.
 
-    The table is asked for one line of positions that all sequences share, [width]; it is given those of each,
-    as a line too, and its answer is folded to [B, width, size]. Threads may share a model: the hook acts in
-    the thread that set it, and lets the others' forwards pass.
+    The table's input is one line of positions shared by all sequences, [width]; the hook replaces it by the
+    positions of each, flattened, and reshapes the output to [B, width, size]. Threads may share a model: the
+    hook acts only in the thread that set it.
     """
 
     def __init__(self, table: nn.Module) -> None:
@@ -116,8 +116,8 @@ class ByBias(Placement):
     """T5: attention adds a bias per head that depends on the distance from query to key (Raffel et al. 2020,
     section 2.1), counted in rows of the cache.
 
-    The first layer computes it; all add it and their mask. So the mask takes away the bias of the distance in
-    rows and brings that of the distance in positions.
+    The first layer computes it; all add it and their mask. So the mask subtracts the bias of the distance in
+    rows and adds that of the distance in positions.
     """
 
     def __init__(self, attention: Any, dtype: torch.dtype) -> None:
@@ -157,6 +157,6 @@ class ByBias(Placement):
 
 
 def _distances(queries: NDArray[np.int64], keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """From each query [..., width] back to each key [..., columns]; 0 for one after it, never seen."""
+    """Distances from each query [..., width] back to each key [..., columns]; 0 for later, masked keys."""
     back: NDArray[np.int64] = queries[..., :, None] - keys[..., None, :]
     return back.clip(min=0)

@@ -1,8 +1,8 @@
-"""Attention over committed columns and a tree, told apart by compact masks (``masks.compact``).
+"""Attention over committed columns and a tree, described by compact masks (``masks.compact``).
 
-No mask over columns is made: a row has the column where its tree begins, the first one that it sees before
-that, and the nodes that it sees as bits. All of it is read on the device, so one graph serves every length.
-Grouped queries, sliding windows, soft caps and sinks.
+No mask over columns is made: a row has the column where its tree begins, the first one before it that it
+attends to, and a bit mask of nodes. These are read on the device, so one graph serves every length. Supports
+grouped queries, sliding windows, soft caps and sinks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def tree_attention(
         query: [B, heads, width, size].
         key: [B, heads that share keys, columns, size].
         value: [B, heads that share keys, columns, size of values].
-        attention_mask: compact, [B, 1, width, 2 + words]; or as sdpa's, where a model makes its own.
+        attention_mask: compact, [B, 1, width, 2 + words]; or in sdpa's form, if a model makes its own.
         softcap: scores go through ``softcap * tanh(score / softcap)``.
         s_aux: sinks, a score for each head that takes its share and adds nothing.
 
@@ -48,7 +48,7 @@ def tree_attention(
         [B, width, heads, size of values], and no weights.
 
     Raises:
-        UnsupportedModel: the model asks for more.
+        UnsupportedModel: the model needs other features.
     """
     if dropout or kwargs.get("position_bias") is not None:
         raise UnsupportedModel(f"attention with {'dropout' if dropout else 'a bias'} cannot be replaced")
@@ -70,7 +70,7 @@ def tree_attention(
 
 
 def visible(mask: Tensor, columns: int) -> Tensor:
-    """A compact mask as a boolean one, [B, 1, width, columns]."""
+    """Convert a compact mask to a boolean one, [B, 1, width, columns]."""
     base, low, words = mask[..., :1], mask[..., 1:2], mask[..., 2:]
     column = torch.arange(columns, device=mask.device)
     node = (column - base).clamp(min=0)
@@ -89,10 +89,10 @@ def reference(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """``tree_attention`` by torch's operations. Rows that see nothing get finite values.
+    """``tree_attention`` in torch operations. Rows that attend to no column get finite values.
 
     Args:
-        seen: which columns each row sees, [B, 1, width, columns].
+        seen: the columns that each row attends to, boolean [B, 1, width, columns].
     """
     batch, heads, width, size = query.shape
     kv, columns = key.shape[1:3]
@@ -111,7 +111,7 @@ def reference(
 
 
 def takes_no_tree(config: Any) -> bool:
-    """Tell whether a model runs on kernels without masks, which ``tree_attention`` takes the place of."""
+    """True if a model runs on kernels without masks, which ``tree_attention`` replaces."""
     return str(config._attn_implementation).startswith(("flash_attention_", "flex_attention"))
 
 
