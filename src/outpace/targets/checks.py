@@ -105,7 +105,7 @@ def untouchable(model: Any) -> str:
 
 
 def _refuse_state(model: PreTrainedModel) -> None:
-    """Refuse layers that keep anything but keys and values by position: such state cannot be rolled back."""
+    """Refuse layers with state other than keys and values by position: it cannot be rolled back."""
     name, config = family(model), model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or ())
     attention_only = kinds and kinds <= {"full_attention", "sliding_attention"}
@@ -136,8 +136,8 @@ def _unknown_window(config: Any) -> str | None:
 def _per_tensor_activations(quantization: Any) -> bool:
     """True if activations are quantised dynamically with a scale per tensor.
 
-    Detects compressed-tensors and Quark (a nested entry with ``dynamic`` or ``is_dynamic``, and ``strategy`` or
-    ``qscheme``) and torchao (a DynamicActivation config of PerTensor granularity). transformers' own fp8 and
+    Detects compressed-tensors and Quark (a nested entry with ``dynamic`` or ``is_dynamic``, and ``strategy``
+    or ``qscheme``) and torchao (a DynamicActivation config of PerTensor granularity). transformers' own fp8 and
     fbgemm_fp8 scale by row or by block of a row.
     """
     if quantization is None:

@@ -116,8 +116,8 @@ class ContrastiveTarget(AroundTarget):
     """Two models over the same text, with one's logits contrasted with the other's.
 
     Where e and a are the two models' logits, a token's logit is (1 + beta) e - beta a if the expert finds it
-    at least alpha times as probable as its most probable token, otherwise -inf (Li et al. 2022, arXiv 2210.15097,
-    section 3, with the strength beta of O'Brien and Lewis 2023, arXiv 2309.09117, and of Yuan et al. 2023).
+    at least alpha times as probable as its most probable token, otherwise -inf (Li et al. 2022, arXiv
+    2210.15097, section 3, with the strength beta of O'Brien and Lewis 2023, arXiv 2309.09117, and of Yuan et al. 2023).
     All sampling parameters apply to the contrasted logits. Hidden states, embeddings, head and
     end-of-sequence tokens are the expert's, so a drafter that was trained for the expert drafts for the pair.
 
@@ -125,7 +125,7 @@ class ContrastiveTarget(AroundTarget):
         expert: the stronger model.
         amateur: a weaker model with the same vocabulary.
         alpha: plausibility, above 0 and at most 1.
-        beta: strength of the contrast, at least 0; 0 keeps the expert's logits of plausible tokens.
+        beta: strength of the contrast, at least 0; 0 keeps the expert's logits.
 
     Raises:
         OutpaceError: the models do not fit together, or a value is out of range.

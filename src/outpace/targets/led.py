@@ -1,9 +1,8 @@
-"""A target that runs on several ranks, of which the first decides.
+"""A target that runs on several ranks, controlled by the first.
 
-Requests, drafts, plans, draws, errors: all that an engine does happens on rank 0 alone, where this target
-stands for all of them. The others repeat what it does to its caches and its forwards, in the same order, so
-there is nothing in which they could differ. One message goes out per forward, with all that happened to the
-caches since the last.
+Everything an engine does (requests, drafts, plans, draws, errors) happens only on rank 0, where this target
+represents all ranks. The others repeat its cache operations and forwards in the same order, so they cannot
+diverge. One message is sent per forward, with all cache operations since the last.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _PLAIN_KEY = Key(0)
 
 
 class Leader(Protocol):
-    """What a led target needs of ``Ranks``."""
+    """The part of ``Ranks`` that a led target needs."""
 
     size: int
 
@@ -36,14 +35,14 @@ class Leader(Protocol):
 
 
 class Follower(Protocol):
-    """What ``follow`` needs of ``Ranks``."""
+    """The part of ``Ranks`` that ``follow`` needs."""
 
     def hear(self) -> Any: ...
     def lost(self, error: Exception) -> Exception: ...
 
 
 class _Asked(NamedTuple):
-    """A tree without what its rows say already; the processor and the key where they matter."""
+    """A tree without the data that its rows contain; processor and key only if needed."""
 
     nodes: int
     top: int
@@ -63,7 +62,7 @@ class _Asked(NamedTuple):
 
 
 class _Feed(NamedTuple):
-    """Rows of a slot, by its number."""
+    """Rows of a slot, identified by number."""
 
     slot: int
     tokens: Sequence[int]
@@ -83,7 +82,7 @@ class _Feed(NamedTuple):
 
 
 class _Forward(NamedTuple):
-    """A message: what happened to caches, each a call, and the forward after it."""
+    """A message: the calls on caches, and the forward after them."""
 
     calls: list[tuple[Any, ...]]
     cache: int
@@ -101,11 +100,11 @@ class _Block:
 
 
 class LedCache(Cache):
-    """The leader's own cache; what is done to it is noted, for the others to repeat.
+    """The leader's cache, which records its calls for the other ranks to repeat.
 
     Args:
-        calls: where that is noted.
-        shared_memory: how many ranks' rows lie in the same memory as these.
+        calls: list to which calls are appended.
+        shared_memory: number of ranks whose rows share this memory.
     """
 
     def __init__(self, inner: Cache, number: int, calls: list[tuple[Any, ...]], shared_memory: int) -> None:
@@ -179,14 +178,14 @@ class LedCache(Cache):
 
 
 class LedTarget(TargetModel):
-    """Rank 0's own part of a target, standing for those of all ranks; the others ``follow``.
+    """Rank 0's part of a target, which represents all ranks; the others ``follow``.
 
     An error on any rank ends all of them, with ``RanksLost``. Hidden states, embeddings and head, which
-    drafters with trained parts need, lie on several ranks and are refused.
+    drafters with trained parts need, are spread over several ranks and are refused.
 
     Args:
-        inner: this rank's part, made alike on every rank.
-        ranks: the others.
+        inner: this rank's part, made in the same way on every rank.
+        ranks: the processes.
 
     Raises:
         UnsupportedModel: an encoder-decoder model, or a target with a cache of fixed shapes.
@@ -290,10 +289,10 @@ class _Mirror:
 
 
 def follow(target: TargetModel, ranks: Follower) -> None:
-    """Do on this rank what the leader does, until it ends.
+    """Repeat the leader's operations on this rank until it ends.
 
     Args:
-        target: this rank's part, made as the leader's.
+        target: this rank's part, made in the same way as the leader's.
 
     Raises:
         RanksLost: this rank, or another, has failed.

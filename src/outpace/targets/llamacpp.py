@@ -1,7 +1,7 @@
 """Models in GGUF files, which llama.cpp runs: a tree of tokens in one decode.
 
-``llama_cache.py`` says how a tree becomes sequences of llama.cpp's. Tokens are chosen by the engine, not by
-llama.cpp's samplers, so a seed gives the tokens that it gives everywhere.
+``llama_cache.py`` describes how a tree is mapped to llama.cpp's sequences. Tokens are drawn by the engine,
+not by llama.cpp's samplers, so seeds work as for other targets.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class LlamaCppOptions:
 
     Attributes:
         n_gpu_layers: layers on the GPU, -1 for all; 0 runs all of it on the CPU.
-        threads: of llama.cpp; None for as many as torch uses.
-        flash_attn: llama.cpp's flash attention; None for off in a float32 file, and on elsewhere. Without it
-            the sums of a row depend on which other rows are in the cache, and in a quantised model even the
-            last bit of a sum soon changes much.
-        type_k, type_v: of keys and values; None for float32 in a float32 file, elsewhere float16 for keys and
-            bfloat16 for values: on a CPU llama.cpp's flash attention adds up in one order for any number
-            of rows and threads unless both are float16 or both float32. Quantised values need flash_attn.
-        exact: pad steps of one row to two, so that a row has the bits it has among others. "auto" pads
-            where a row alone would differ by more than float32 rounding, and this mends it.
+        threads: llama.cpp's threads; None for as many as torch uses.
+        flash_attn: llama.cpp's flash attention; None for off in a float32 file, otherwise on. Without it
+            the sums of a row depend on the other rows in the cache, and in a quantised model even a
+            difference in the last bit of a sum soon grows.
+        type_k, type_v: dtypes of keys and values; None for float32 in a float32 file, otherwise float16 for
+            keys and bfloat16 for values: on a CPU llama.cpp's flash attention adds up in one order for any
+            number of rows and threads unless both are float16 or both float32. Quantised values need flash_attn.
+        exact: pad steps of one row to two, so that a row has the same bits as among others. "auto" pads if a
+            single row would differ by more than float32 rounding, and padding fixes it.
         check: run the self-test.
     """
 
@@ -78,18 +78,18 @@ class LlamaCppTarget(TargetModel):
     Construction runs a few short forwards: a tree must give the logits of its paths, as with other targets.
 
     Args:
-        path: the file; of a split one the first part.
+        path: the file; the first part of a split one.
         options: fields of ``LlamaCppOptions``.
 
     Attributes:
         tokenizer: the file's.
         options: as given.
-        row_bytes: of keys and values of one row.
+        row_bytes: bytes of the keys and values of one row.
 
     Raises:
         OutpaceError: llama-cpp-python is missing or too old, or the file cannot be loaded; the message gives
             the reason and the remedy.
-        UnsupportedModel: an architecture that llama.cpp does not know, or whose state cannot be undone.
+        UnsupportedModel: llama.cpp does not support the architecture, or its state cannot be rolled back.
     """
 
     def __init__(self, path: str | Path, **options: Any) -> None:

@@ -1,14 +1,14 @@
 """Lookahead parallelism: each rank has the whole model and verifies a share of every draft.
 
-Fu et al. 2024 (arXiv 2402.02057), section 3.4, for the draft of any drafter that reads no hidden states. Of
-each tree a rank feeds the root and the paths to its own leaves, and the ranks tell each other one thing, the
-target's own token after each node: one all_reduce per step. An accepted node lies on one rank or on several;
-the others miss its row, and feed it again ahead of the next root. With a node come its ancestors, so a rank
-that misses a row of the accepted path misses all that follow.
+Fu et al. 2024 (arXiv 2402.02057), section 3.4, for the draft of any drafter that reads no hidden states. A
+rank feeds each tree's root and the paths to its own leaves, and the ranks exchange only the target's own
+token after each node: one all_reduce per step. An accepted node was fed by one or several ranks; the others
+miss its row, and feed it before the next root. A node's ancestors are fed with it, so a rank that misses a
+row of the accepted path misses all later ones.
 
-What differs from the paper: its branches are the window's columns and the n-grams; here they are the paths of
-the merged tree. There each rank refills its own columns alone; here all know all tokens, so the draft and the
-steps are those of one process.
+Differences from the paper: its branches are the window's columns and the n-grams; here they are the paths of
+the merged tree. There each rank refills only its own columns; here all ranks know all tokens, so the draft
+and the steps are those of one process.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Peers(Protocol):
     """The processes that share drafts: ``Ranks``, or what a test puts in their place.
 
     Attributes:
-        rank: of this one, from 0.
-        size: how many there are.
+        rank: this process's rank, from 0.
+        size: number of processes.
     """
 
     rank: int
@@ -53,9 +53,9 @@ class Peers(Protocol):
 
 @lru_cache(maxsize=256)
 def deal(parents: tuple[int, ...], size: int) -> list[list[int]]:
-    """The nodes of a draft that each rank feeds, ascending; with a node come its ancestors.
+    """The nodes of a draft that each rank feeds, ascending, including ancestors.
 
-    The paths to the leaves, the longest first, each go to the rank that feeds the fewest nodes with it.
+    Each path to a leaf, the longest first, is assigned to the rank with the fewest nodes after adding it.
     """
     below = children(parents)
     leaves = [node for node in range(len(parents)) if not below[node]]
@@ -86,9 +86,9 @@ class Traffic:
 
     Attributes:
         steps: forwards over drafts, and how many of them were ``shared``.
-        rows: that this rank fed in those.
-        whole: that one process would have fed.
-        bytes: of tokens that the ranks told each other.
+        rows: number of rows that this rank fed in those.
+        whole: number of rows that one process would have fed.
+        bytes: bytes of tokens exchanged between the ranks.
     """
 
     steps: int = 0
@@ -182,7 +182,7 @@ class ParallelCache(Cache):
         self.fed = {}
 
     def fill(self, slot: Slot) -> None:
-        """Feed what was missed of a slot."""
+        """Feed the missed rows of a slot."""
         if self.missed[slot]:
             self._feed(self.inner, {slot: Rows(self.missed[slot])})
             self.inner.keep({slot: range(len(self.missed[slot]))})
@@ -208,17 +208,17 @@ class ParallelCache(Cache):
 class ParallelTarget(TargetModel):
     """This rank's part of a target whose ranks share the rows of drafts; ``LedTarget`` calls all of them.
 
-    It tells the target's tokens and no logits: for the verifier ``match``, greedy and sampled, with penalties
-    and bias.
+    It returns the target's tokens instead of logits, for the verifier ``match``, greedy and sampled, with
+    penalties and bias.
 
     Attributes:
-        least: rows of a forward, of all sequences, from which on its drafts are shared; narrower ones each
-            rank runs in full, and the first one's tokens count.
-        traffic: totals of what was fed and told.
+        least: minimum number of rows of a forward, over all sequences, for its drafts to be shared; every
+            rank runs narrower ones in full, and the first one's tokens are used.
+        traffic: totals of rows fed and bytes exchanged.
 
     Args:
-        inner: the target, whole.
-        peers: those who share.
+        inner: the whole target.
+        peers: the processes that share.
 
     Raises:
         UnsupportedModel: an encoder-decoder model, or a target with a cache of fixed shapes.
@@ -298,9 +298,9 @@ class ParallelTarget(TargetModel):
         return Output(None, {}, told=self._tell(output, own.fed, trees, first, shares))
 
     def _deal(self, feeds: Mapping[Slot, Rows], root: int) -> dict[Slot, list[int]] | None:
-        """This rank's nodes of each draft; None where sharing would save the busiest rank too little.
+        """This rank's nodes of each draft; None if sharing would save the busiest rank too little.
 
-        The ranks take turns, so that chains, which are not divided, go to different ones.
+        Ranks are rotated, so that chains, which are not divided, go to different ones.
         """
         size, rank = self.peers.size, self.peers.rank
         found, busy, nodes = dict[Slot, list[int]](), [0] * size, 0
@@ -385,7 +385,7 @@ class Measured:
 
     Attributes:
         forwards: rows -> seconds of one rank's forward.
-        telling: of an all_reduce over the tokens of a step.
+        telling: seconds of an all_reduce over the tokens of a step.
     """
 
     forwards: Mapping[int, float]

@@ -1,9 +1,9 @@
-"""The processes that a launcher such as ``torchrun`` started: the first decides, the others do as told.
+"""The processes started by a launcher such as ``torchrun``: the first controls, the others follow.
 
-The first sends each of its decisions once, by one broadcast, and never waits for an answer but that of the
-collectives within a forward. A process that fails says why in the launcher's store, and closes its
-connections; the others find them closed, read why, and end. One that is too slow, or gone without a word, is
-found by the time-out or by its closed connection.
+The first sends each operation once, by one broadcast, and waits for nothing but the collectives within a
+forward. A process that fails writes the reason into the launcher's store, and closes its connections; the
+others detect this, read the reason, and end. A process that is too slow, or dies without a message, is
+detected by the time-out or by its closed connection.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Ranks:
     """This process among its peers.
 
     Attributes:
-        rank: its number, from 0; the first leads.
-        size: how many there are.
+        rank: its number, from 0, which leads.
+        size: number of processes.
         sent: bytes of the messages so far.
 
     Args:
-        store: that all of them reach.
-        timeout: seconds in which every other rank must answer.
-        backend: of the model's own collectives; messages and tokens go over gloo.
+        store: a store that all of them can reach.
+        timeout: seconds within which every other rank must respond.
+        backend: backend of the model's own collectives; messages and tokens go over gloo.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Ranks:
 
     @classmethod
     def of_launcher(cls, timeout: float = 120.0) -> Ranks:
-        """Those of ``torchrun``, or of another launcher that sets RANK, WORLD_SIZE and MASTER_ADDR.
+        """The ranks of ``torchrun``, or of another launcher that sets RANK, WORLD_SIZE and MASTER_ADDR.
 
         Raises:
             OutpaceError: no launcher has started this process, or it started only one.
@@ -93,10 +93,10 @@ class Ranks:
         return self.rank == 0
 
     def ready(self) -> None:
-        """Wait until every rank has loaded; from then on the leader shows the others that it is alive.
+        """Wait until every rank has loaded; from then on the leader sends heartbeats.
 
         Raises:
-            RanksLost: one has failed, or takes more than an hour.
+            RanksLost: a rank has failed, or takes more than an hour.
         """
         began = time.monotonic()
         self._store.add("ready", 1)
@@ -114,7 +114,7 @@ class Ranks:
 
     @contextmanager
     def telling(self, message: Any) -> Iterator[None]:
-        """Send a message to all others; within, do the same as they do.
+        """Send a message to all others, and run in this context the operation that they run.
 
         Raises:
             RanksLost: a rank has failed, is gone, or did not answer in time; or what was done here failed.
@@ -140,7 +140,7 @@ class Ranks:
         self._latest = time.monotonic()
 
     def _beat(self) -> None:
-        """Send something while nothing is to be told, so that a silent leader is a dead one."""
+        """Send heartbeats between messages, so that a dead leader is detected."""
         pause = self.timeout / 4
         while not self._closed.wait(pause):
             with self._lock:
@@ -169,7 +169,7 @@ class Ranks:
     # -- the others --------------------------------------------------------------------------------------
 
     def hear(self) -> Any:
-        """The leader's next message; None when it has ended.
+        """Receive the leader's next message; None when it has ended.
 
         Raises:
             RanksLost: a rank has failed, or the leader is gone.
@@ -207,14 +207,14 @@ class Ranks:
         return agreed
 
     def check(self) -> None:
-        """Raise what has ended the ranks, if anything has."""
+        """Raise the error that has ended the ranks, if any."""
         if self._lost is not None:
             raise self._lost
         if self._closed.is_set():
             raise RanksLost("the other ranks were told to end; start them again")
 
     def lost(self, error: Exception) -> RanksLost:
-        """End all ranks because of an error here: say why where nobody has, and close the connections."""
+        """End all ranks because of an error here: report the reason if none is known, close connections."""
         if self._lost is not None:
             return self._lost
         if isinstance(error, RanksLost):
