@@ -137,8 +137,8 @@ def _per_tensor_activations(quantization: Any) -> bool:
     """True if activations are quantised dynamically with a scale per tensor.
 
     Detects compressed-tensors and Quark (a nested entry with ``dynamic`` or ``is_dynamic``, and ``strategy``
-    or ``qscheme``) and torchao (a DynamicActivation config of PerTensor granularity). transformers' own fp8 and
-    fbgemm_fp8 scale by row or by block of a row.
+    or ``qscheme``) and torchao (a DynamicActivation config of PerTensor granularity). transformers' own
+    fp8 and fbgemm_fp8 scale by row or by block of a row.
     """
     if quantization is None:
         return False

@@ -117,7 +117,8 @@ class ContrastiveTarget(AroundTarget):
 
     Where e and a are the two models' logits, a token's logit is (1 + beta) e - beta a if the expert finds it
     at least alpha times as probable as its most probable token, otherwise -inf (Li et al. 2022, arXiv
-    2210.15097, section 3, with the strength beta of O'Brien and Lewis 2023, arXiv 2309.09117, and of Yuan et al. 2023).
+    2210.15097, section 3, with the strength beta of O'Brien and Lewis 2023, arXiv 2309.09117, and of Yuan et
+    al. 2023).
     All sampling parameters apply to the contrasted logits. Hidden states, embeddings, head and
     end-of-sequence tokens are the expert's, so a drafter that was trained for the expert drafts for the pair.
 

@@ -44,7 +44,8 @@ class LlamaCppOptions:
             difference in the last bit of a sum soon grows.
         type_k, type_v: dtypes of keys and values; None for float32 in a float32 file, otherwise float16 for
             keys and bfloat16 for values: on a CPU llama.cpp's flash attention adds up in one order for any
-            number of rows and threads unless both are float16 or both float32. Quantised values need flash_attn.
+            number of rows and threads unless both are float16 or both float32. Quantised values need
+            flash_attn.
         exact: pad steps of one row to two, so that a row has the same bits as among others. "auto" pads if a
             single row would differ by more than float32 rounding, and padding fixes it.
         check: run the self-test.
