@@ -7,7 +7,8 @@
 Each server gets the same prompts (GSM8K, HumanEval, turns of Spec-Bench in turn), greedy, without an end.
 `pid=N` after an address adds the processor time of that process and its children, which other load on the
 machine does not lengthen as it does the clock's. `local:FOLDER,dtype=float32` in place of an address is the
-engine in this process, plain and without a server: what is lost to one.
+engine in this process, plain and without a server: what is lost to one. The same prompts return in each
+round: start the servers with --prefix-cache 0, or vLLM's with --no-enable-prefix-caching.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def alone(server: Server, texts: list[str], streams: int, tokens: int) -> dict[s
     """All prompts through an engine in this process, this many at once."""
     if server.engine is None:
         loaded = load(server.url.removeprefix("local:"), server.more["dtype"], "cpu")
-        server.engine = loaded.engine("none", prefix_cache=2**28), loaded  # as servers have one
+        server.engine = loaded.engine("none"), loaded
     engine, loaded = server.engine
     params = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
     found: list[Any] = []

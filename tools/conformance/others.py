@@ -33,7 +33,7 @@ KNOWN = {
     "--dtype", "--max-model-len", "--enforce-eager", "--max-num-seqs", "--gpu-memory-utilization", "--seed",
     "--no-enable-prefix-caching", "--enable-prompt-tokens-details", "--shutdown-timeout", "--port",
     "--enable-server-load-tracking", "--chat-template", "--enable-lora", "--lora-modules", "--max-lora-rank",
-    "--max-cpu-loras",
+    "--max-cpu-loras", "--enable-tokenizer-info-endpoint", "--enable-per-request-metrics", "--max-logprobs",
 }  # fmt: skip
 
 
@@ -234,3 +234,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.name.startswith("test_context_size_exceeded"):
             item.add_marker(pytest.mark.skip("needs a context of 512 tokens"))
+        if item.name.startswith("test_response_format_json"):  # without a limit, on 8,192 tokens
+            item.add_marker(pytest.mark.skip("checks its model's texts or token counts"))
