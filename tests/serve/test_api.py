@@ -238,6 +238,7 @@ def test_tokenize_and_detokenize() -> None:
             back = await client.send("/detokenize", {"tokens": found["tokens"]}).json()
             assert back == {"prompt": "The dog"}
             chat = await client.send("/tokenize", {"messages": STORY}).json()
+            assert chat["token_strs"] is None
             assert chat["tokens"] == story()
             assert (await client.send("/detokenize", {"tokens": [4096]}).json())["error"]["param"] == "prompt"
 

@@ -138,9 +138,8 @@ async def _tokenize(service: Service, body: wire.Tokenize, tenant: str | None) -
 
     tokens = await asyncio.to_thread(read)
     found = {"count": len(tokens), "max_model_len": service.defaults.context, "tokens": tokens}
-    if body.return_token_strs:
-        found["token_strs"] = service.model.tokenizer.convert_ids_to_tokens(tokens)
-    return answer(found)
+    texts = service.model.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
+    return answer(found | {"token_strs": texts})
 
 
 async def _detokenize(service: Service, body: wire.Detokenize, tenant: str | None) -> Response:
