@@ -270,9 +270,10 @@ def load(
 
 def _load_gguf(name: str, dtype: str, device: Place, trust: bool, options: str) -> Loaded:
     """A GGUF file as a loaded model: with the tokenizer and the chat template in it."""
+    place = "--device-map" if isinstance(device, Spread) else "--device"
     for given, option, remedy in (
         (dtype != "auto", "--dtype", "weights have the types they have in the file"),
-        (device not in (None, "cpu"), "--device", "say --llamacpp n_gpu_layers=-1 for all layers on the GPU"),
+        (device not in (None, "cpu"), place, "say --llamacpp n_gpu_layers=-1 for all layers on the GPU"),
         (trust, "--trust-remote-code", "a GGUF file holds no code"),
     ):
         if given:

@@ -16,12 +16,14 @@ pytest.importorskip("llama_cpp", reason="needs llama-cpp-python: make test-llama
 import outpace
 from gguf_files import gguf_file
 from outpace.bench.lab.gguf import splitting, write_gguf
+from outpace.bench.lab.roof import measure_widths
 from outpace.cache import CacheFull
 from outpace.cli import app
 from outpace.core import ContextOverflow, OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters import DraftModel
 from outpace.embedded import nano_path
 from outpace.engine.engine import Engine
+from outpace.loading import Spread
 from outpace.targets import Rows, Target
 
 TEXT = "Tom has 12 apples.\n\n    def add(a, b):  # x\n\treturn a+b 3.14 – 日本語 🙂\n  \n x"
@@ -166,6 +168,8 @@ def test_options_of_transformers_are_refused(loaded: Any) -> None:
     for more in ({"dtype": "float16"}, {"device": "cuda"}, {"trust_remote_code": True}):
         with pytest.raises(OutpaceError, match="is a GGUF file"):
             outpace.load(loaded.source, **more)
+    with pytest.raises(OutpaceError, match="--device-map is for transformers models"):
+        outpace.load(loaded.source, device=Spread("auto"))
     with pytest.raises(OutpaceError, match=r"is for \.gguf files"):
         outpace.load(None, llamacpp="threads=1")
     with pytest.raises(UnsupportedModel, match="no GGUF file"):
@@ -186,3 +190,7 @@ def test_the_command_line_takes_a_file() -> None:
     asked = ["generate", "--model", str(gguf_file("q8_0")), "--drafter", "suffix", "--prompt", "def f(x):"]
     found = CliRunner().invoke(app, [*asked, "--max-new-tokens", "16", "--compare", "--repeats", "1"])
     assert found.exit_code == 0 and "equal: yes" in found.output
+
+
+def test_forwards_are_timed_by_their_width(loaded: Any) -> None:
+    assert all(seconds > 0 for seconds in measure_widths(loaded.target, 16, (1, 2), batch=2))

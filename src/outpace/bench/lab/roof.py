@@ -208,7 +208,7 @@ def measure_widths(
     slots = [target.open(cache) for _ in range(batch)]
     target.forward(cache, dict.fromkeys(slots, Rows([0] * context)), logits_from=None)
     cache.keep(dict.fromkeys(slots, range(context)))
-    device = str(next(target.model.parameters()).device)
+    device = str(target.device)
 
     def step(rows: int) -> float:
         before()
