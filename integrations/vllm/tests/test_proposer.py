@@ -221,7 +221,7 @@ def test_suffix_remembers_requests_that_ended() -> None:
 
 
 def test_reference_learns_how_much_was_accepted() -> None:
-    """Drafts grow past their first length only after copies that were accepted completely."""
+    """Drafts grow past their first length after copies that were accepted completely, or shrink."""
     proposer = Proposer(config("reference:num_speculative_tokens=4", most=32))
     text = [*range(40), 0, 1]
     ids = np.zeros((1, CONTEXT), np.int32)
@@ -234,6 +234,11 @@ def test_reference_learns_how_much_was_accepted() -> None:
         new = [*draft, draft[-1] + 1]
         text += new
     assert lengths == [4, 8, 16]
+
+    proposer = Proposer(config("reference:num_speculative_tokens=4", most=32))
+    ids[0, :45] = [*range(40), 0, 1, 2, 99, 98]
+    assert len(proposer.propose([[1]], np.array([42], np.int32), ids)[0]) == 4
+    assert len(proposer.propose([[2, 99]], np.array([44], np.int32), ids)[0]) == 2
 
 
 def test_nothing_is_drafted_past_the_context() -> None:
