@@ -482,7 +482,7 @@ def test_files_that_are_no_text(run: Run, tmp_path: Path) -> None:
     refused(run("generate", "--file", tmp_path / "latin.txt"), "is not UTF-8 text")
     refused(run("generate", "--file", tmp_path), "cannot read")
     (tmp_path / "none.jsonl").write_text("\n\n", "utf-8")
-    refused(run("generate", "--file", tmp_path / "none.jsonl"), "holds no prompt")
+    refused(run("generate", "--file", tmp_path / "none.jsonl"), "contains no prompt")
 
 
 def test_families_that_cannot_be_verified(run: Run, folder: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_references_come_from_files_and_from_lines(tmp_path: Path) -> None:
 def test_references_of_a_line_are_texts(tmp_path: Path, references: object) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"prompt": "one", "references": references}), "utf-8")
-    with pytest.raises(OutpaceError, match='line 1: "references" is not a list of strings'):
+    with pytest.raises(OutpaceError, match='line 1: "references" is not a list of non-empty strings'):
         read(None, file)
 
 

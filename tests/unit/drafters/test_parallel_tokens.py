@@ -157,7 +157,7 @@ def test_it_reads_what_was_said_behind_the_last_accepted_token(path: list[int], 
 
 
 def test_it_drafts_alone() -> None:
-    with pytest.raises(OutpaceError, match="drafts alone"):
+    with pytest.raises(OutpaceError, match="use it by itself"):
         Engine(ToyTarget(), Combined((ParallelTokens(num_speculative_tokens=2),)))
     with pytest.raises(OutpaceError, match="at least 1"):
         ParallelTokens(num_speculative_tokens=0)
