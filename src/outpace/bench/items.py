@@ -90,7 +90,7 @@ def read_values(file: Path) -> list[Any]:
         except OutpaceError as error:
             raise OutpaceError(f"{file}, line {number}: {error}") from None
     if not values:
-        raise OutpaceError(f"{file} holds no prompt; give a file with one per line")
+        raise OutpaceError(f"{file} contains no prompt; give a file with one per line")
     return values
 
 
@@ -141,7 +141,7 @@ def item_of(value: Any, default: str) -> Item:
         raise OutpaceError('"turns" is empty')
     references = value.get("references", [])
     if not isinstance(references, list) or not all(isinstance(text, str) and text for text in references):
-        raise OutpaceError('"references" is not a list of strings that are not empty')
+        raise OutpaceError('"references" is not a list of non-empty strings')
     return Item(
         id=str(value.get("id", default)),
         category=str(value.get("category", "all")),

@@ -131,7 +131,7 @@ def _read(name: str, wanted: PublicSet, values: Iterable[Value], source: str) ->
     items = tuple(item for item in found if item is not None)
     if not items:
         raise OutpaceError(
-            f"{source} holds no prompt of {name}; prompts that are only named there are fetched with the "
+            f"{source} contains no prompt of {name}; prompts that are only named there are fetched with the "
             "script of its makers"
         )
     return Suite(name, items, source, left_out=len(found) - len(items) if name == "speed_bench" else 0)
