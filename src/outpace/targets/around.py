@@ -1,21 +1,33 @@
-"""Base of targets that wrap another target and share its layers, embeddings and head."""
+"""Bases of targets and caches that wrap another."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from outpace.cache import Cache, Slot
 from outpace.targets.base import HiddenStates, TargetModel
 
 
-class AroundTarget(TargetModel):
-    """A target whose layers, hidden states, embeddings and head are those of an inner target.
+class WrappedTarget(TargetModel):
+    """A target that runs an inner one; it shares no hidden states.
 
     Attributes:
         inner: the inner target.
     """
 
     inner: TargetModel
+
+    def wrap(self, inner: TargetModel) -> None:
+        """Set ``inner`` and describe this target as that one."""
+        self.inner = inner
+        self.vocabulary, self.context = inner.vocabulary, inner.context
+        self.eos_token_ids, self.start = inner.eos_token_ids, inner.start
+        self.row_step, self.max_leaves = inner.row_step, inner.max_leaves
+        self.bit_exact, self.inexact, self.packed = inner.bit_exact, inner.inexact, inner.packed
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -33,6 +45,10 @@ class AroundTarget(TargetModel):
     def layers(self) -> int:
         return self.inner.layers
 
+
+class AroundTarget(WrappedTarget):
+    """A target whose layers, hidden states, embeddings and head are those of an inner target."""
+
     @property
     def hidden(self) -> HiddenStates:
         return self.inner.hidden
@@ -42,3 +58,61 @@ class AroundTarget(TargetModel):
 
     def head(self, states: Tensor) -> Tensor:
         return self.inner.head(states)
+
+
+class WrappedCache(Cache):
+    """A cache that stores its rows in an inner one.
+
+    Attributes:
+        inner: the inner cache.
+    """
+
+    def __init__(self, inner: Cache) -> None:
+        self.inner = inner
+        self.copies_rows = inner.copies_rows
+        self.max_slots, self.max_length, self.capacity = inner.max_slots, inner.max_length, inner.capacity
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    @property
+    def reserved(self) -> int:
+        return self.inner.reserved
+
+    @property
+    def row_bytes(self) -> int:
+        return self.inner.row_bytes
+
+    @property
+    def bytes(self) -> int:
+        return self.inner.bytes
+
+    def cost(self, rows: int) -> int:
+        return self.inner.cost(rows)
+
+    def allocate(self, rows: int = 0) -> Slot:
+        return self.inner.allocate(rows)
+
+    def free(self, slot: Slot) -> None:
+        self.inner.free(slot)
+
+    def length(self, slot: Slot) -> int:
+        return self.inner.length(slot)
+
+    def room(self, slot: Slot) -> int:
+        return self.inner.room(slot)
+
+    def reserve(self, slot: Slot, rows: int) -> None:
+        self.inner.reserve(slot, rows)
+
+    def keep(self, paths: Mapping[Slot, Sequence[int]]) -> None:
+        self.inner.keep(paths)
+
+    def truncate(self, slot: Slot, length: int, path: Sequence[int] = ()) -> None:
+        self.inner.truncate(slot, length, path)
+
+    def read_rows(self, slot: Slot, start: int, stop: int) -> Any:
+        return self.inner.read_rows(slot, start, stop)
+
+    def write_rows(self, slot: Slot, block: Any) -> None:
+        self.inner.write_rows(slot, block)

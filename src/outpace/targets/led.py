@@ -14,12 +14,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-import torch
-
 from outpace.cache import Cache, Slot
 from outpace.choosing import Tree
 from outpace.core import Draft, OutpaceError, SamplingParams, UnsupportedModel
 from outpace.sampling import Key, Processor
+from outpace.targets.around import WrappedCache, WrappedTarget
 from outpace.targets.base import Output, Rows, TargetModel, own_cache
 
 _PLAIN = Processor(SamplingParams(), ())
@@ -99,7 +98,7 @@ class _Block:
     rows: Any
 
 
-class LedCache(Cache):
+class LedCache(WrappedCache):
     """The leader's cache, which records its calls for the other ranks to repeat.
 
     Args:
@@ -108,19 +107,11 @@ class LedCache(Cache):
     """
 
     def __init__(self, inner: Cache, number: int, calls: list[tuple[Any, ...]], shared_memory: int) -> None:
-        self.inner, self.number, self._calls = inner, number, calls
-        self.copies_rows = inner.copies_rows
-        self.max_slots, self.max_length, self.capacity = inner.max_slots, inner.max_length, inner.capacity
+        super().__init__(inner)
+        self.number, self._calls = number, calls
         self._shared_memory = shared_memory
         self._blocks = itertools.count()
         weakref.finalize(self, calls.append, (number, "drop"))
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    @property
-    def reserved(self) -> int:
-        return self.inner.reserved
 
     @property
     def row_bytes(self) -> int:
@@ -129,9 +120,6 @@ class LedCache(Cache):
     @property
     def bytes(self) -> int:
         return self.inner.bytes * self._shared_memory
-
-    def cost(self, rows: int) -> int:
-        return self.inner.cost(rows)
 
     def _note(self, name: str, *arguments: Any) -> None:
         self._calls.append((self.number, name, *arguments))
@@ -144,12 +132,6 @@ class LedCache(Cache):
     def free(self, slot: Slot) -> None:
         self.inner.free(slot)
         self._note("free", slot.number)
-
-    def length(self, slot: Slot) -> int:
-        return self.inner.length(slot)
-
-    def room(self, slot: Slot) -> int:
-        return self.inner.room(slot)
 
     def reserve(self, slot: Slot, rows: int) -> None:
         self.inner.reserve(slot, rows)
@@ -177,7 +159,7 @@ class LedCache(Cache):
         self._note("write_rows", slot.number, block.number)
 
 
-class LedTarget(TargetModel):
+class LedTarget(WrappedTarget):
     """Rank 0's part of a target, which represents all ranks; the others ``follow``.
 
     An error on any rank ends all of them, with ``RanksLost``. Hidden states, embeddings and head, which
@@ -196,26 +178,11 @@ class LedTarget(TargetModel):
             raise UnsupportedModel(
                 "decoder-only models with caches that grow run on several ranks; use one for this model"
             )
-        self.inner, self.ranks = inner, ranks
-        self.vocabulary, self.context = inner.vocabulary, inner.context
-        self.eos_token_ids, self.start = inner.eos_token_ids, inner.start
-        self.device, self.row_step, self.max_leaves = inner.device, inner.row_step, inner.max_leaves
-        self.bit_exact, self.inexact, self.packed = inner.bit_exact, inner.inexact, inner.packed
+        self.wrap(inner)
+        self.ranks = ranks
         self.tells = inner.tells
         self._calls: list[tuple[Any, ...]] = []
         self._numbers = itertools.count()
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.inner.dtype
-
-    @property
-    def layers(self) -> int:
-        return self.inner.layers
 
     @property
     def identity(self) -> str:

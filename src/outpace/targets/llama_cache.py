@@ -84,7 +84,7 @@ class LlamaCache(Cache):
     """Rows in a context of llama.cpp, which is replaced by a larger one when they need more cells.
 
     Args:
-        make: makes a context with at least so many cells.
+        make: called with a number of cells; returns a context with at least that many.
         slots: sequences to make room for at once.
         length: rows to make room for in each.
         row_bytes: of one row.
@@ -138,7 +138,7 @@ class LlamaCache(Cache):
         return rows
 
     def _make_room(self, more: int) -> None:
-        """Reserve so many rows more."""
+        """Reserve this many more rows."""
         rows = self.reserved + more
         if self.capacity is not None and rows > self.capacity:
             raise CacheFull(
@@ -155,7 +155,7 @@ class LlamaCache(Cache):
         self.context = larger
 
     def _make_cells(self, rows: int) -> None:
-        """Free the cells of texts that have ended, where so many rows do not fit behind them."""
+        """Free the cells of ended texts if this many rows do not fit after them."""
         used = sum(text.stem + len(text.tree) for text in self._texts.values())
         if not self._ended or used + self._ended + rows <= self.context.cells:
             return

@@ -196,7 +196,7 @@ class LlamaContext:
             texts that have ended.
 
     Raises:
-        OutpaceError: there is no memory for so many cells, or an option does not fit the model.
+        OutpaceError: not enough memory for the cells, or an option does not fit the model.
     """
 
     def __init__(self, model: LlamaModel, cells: int, options: dict[str, Any], least: int = 1) -> None:

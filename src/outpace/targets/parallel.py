@@ -23,12 +23,12 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from outpace.cache import Cache, Slot
 from outpace.choosing import TOKENS_ONLY, Told, Tree
 from outpace.core import OutpaceError, UnsupportedModel
+from outpace.targets.around import WrappedCache, WrappedTarget
 from outpace.targets.base import Output, Rows, TargetModel, own_cache
 from outpace.tree import children, path_to
 
@@ -117,7 +117,7 @@ class _Fed:
     head: int
 
 
-class ParallelCache(Cache):
+class ParallelCache(WrappedCache):
     """A rank's own cache, and the tokens of committed rows that it missed.
 
     A slot's rows are those of the text; its last ones may be missing here.
@@ -128,30 +128,10 @@ class ParallelCache(Cache):
     """
 
     def __init__(self, inner: Cache, feed: Callable[[Cache, Mapping[Slot, Rows]], object]) -> None:
-        self.inner = inner
-        self.copies_rows = inner.copies_rows
-        self.max_slots, self.max_length, self.capacity = inner.max_slots, inner.max_length, inner.capacity
+        super().__init__(inner)
         self._feed = feed
         self.missed: dict[Slot, list[int]] = {}
         self.fed: dict[Slot, _Fed] = {}
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    @property
-    def reserved(self) -> int:
-        return self.inner.reserved
-
-    @property
-    def row_bytes(self) -> int:
-        return self.inner.row_bytes
-
-    @property
-    def bytes(self) -> int:
-        return self.inner.bytes
-
-    def cost(self, rows: int) -> int:
-        return self.inner.cost(rows)
 
     def allocate(self, rows: int = 0) -> Slot:
         slot = self.inner.allocate(rows)
@@ -164,12 +144,6 @@ class ParallelCache(Cache):
 
     def length(self, slot: Slot) -> int:
         return self.inner.length(slot) + len(self.missed[slot])
-
-    def room(self, slot: Slot) -> int:
-        return self.inner.room(slot)
-
-    def reserve(self, slot: Slot, rows: int) -> None:
-        self.inner.reserve(slot, rows)
 
     def keep(self, paths: Mapping[Slot, Sequence[int]]) -> None:
         own = {}
@@ -205,7 +179,7 @@ class ParallelCache(Cache):
         self.inner.write_rows(slot, block)
 
 
-class ParallelTarget(TargetModel):
+class ParallelTarget(WrappedTarget):
     """This rank's part of a target whose ranks share the rows of drafts; ``LedTarget`` calls all of them.
 
     It returns the target's tokens instead of logits, for the verifier ``match``, greedy and sampled, with
@@ -232,25 +206,10 @@ class ParallelTarget(TargetModel):
                 "drafts are shared between ranks for decoder-only models with caches that grow; leave "
                 "--parallel draft (or static=True) out"
             )
-        self.inner, self.peers = inner, peers
-        self.vocabulary, self.context = inner.vocabulary, inner.context
-        self.eos_token_ids, self.start = inner.eos_token_ids, inner.start
-        self.device, self.row_step, self.max_leaves = inner.device, inner.row_step, inner.max_leaves
-        self.bit_exact, self.inexact, self.packed = inner.bit_exact, inner.inexact, inner.packed
+        self.wrap(inner)
+        self.peers = peers
         self.least = 2
         self.traffic = Traffic()
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.inner.dtype
-
-    @property
-    def layers(self) -> int:
-        return self.inner.layers
 
     @property
     def identity(self) -> str:
