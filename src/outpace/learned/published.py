@@ -52,16 +52,37 @@ def find(given: str | Path, method: str = "eagle") -> Path:
         ) from error
 
 
-def read(folder: str | Path) -> dict[str, Any] | None:
-    """The config.json of a published EAGLE drafter, in any layout; None for anything else."""
+def config_of(folder: str | Path) -> dict[str, Any]:
+    """The config.json of a folder; empty if there is none or it is no JSON object."""
     path = Path(folder) / "config.json"
     if not path.is_file():
-        return None
+        return {}
     try:
         config = json.loads(path.read_text("utf-8"))
     except ValueError:
-        return None  # the reader of outpace's own format then reports the error
-    if not isinstance(config, dict) or "method" in config:
+        return {}  # the reader of outpace's own format then reports the error
+    return config if isinstance(config, dict) else {}
+
+
+def tensors_of(files: Seq[Path], method: str) -> dict[str, Tensor]:
+    """All tensors of safetensors files.
+
+    Raises:
+        OutpaceError: a file cannot be read.
+    """
+    found: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            found |= load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise OutpaceError(f"{method}: {file} cannot be read: {error}") from error
+    return found
+
+
+def read(folder: str | Path) -> dict[str, Any] | None:
+    """The config.json of a published EAGLE drafter, in any layout; None for anything else."""
+    config = config_of(folder)
+    if "method" in config:
         return None
     return config if {"speculators_model_type", "num_hidden_layers"} & config.keys() else None
 
@@ -83,15 +104,9 @@ def read_tensors(folder: str | Path) -> dict[str, Tensor]:
             f"eagle: there are no safetensors in {folder}; convert weights of another format to "
             "model.safetensors"
         )
-    found: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            found |= load_file(file)
-        except (OSError, SafetensorError) as error:
-            raise OutpaceError(f"eagle: {file} cannot be read: {error}") from error
     return {
         _OURS + name.removeprefix(_THEIRS) if name.startswith(_THEIRS) else name: tensor
-        for name, tensor in found.items()
+        for name, tensor in tensors_of(files, "eagle").items()
     }
 
 

@@ -7,17 +7,15 @@ first head, ``0.1.weight`` is its vocabulary projection; in the checkpoint of a 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from outpace.core import OutpaceError
+from outpace.learned.published import config_of, tensors_of
 
 _FILE = "medusa_lm_head"
 _WITHIN = "medusa_head."
@@ -26,14 +24,8 @@ _NAME = re.compile(r"(\d+)\.(\d+)\.((?:linear\.)?)(weight|bias)")
 
 def read(folder: str | Path) -> dict[str, Any] | None:
     """The config.json of published heads; None for anything else."""
-    path = Path(folder) / "config.json"
-    if not path.is_file():
-        return None
-    try:
-        config = json.loads(path.read_text("utf-8"))
-    except ValueError:
-        return None  # the reader of outpace's own format then reports the error
-    return config if isinstance(config, dict) and "medusa_num_heads" in config else None
+    config = config_of(folder)
+    return config if "medusa_num_heads" in config else None
 
 
 def read_tensors(folder: str | Path) -> tuple[dict[str, Tensor], int, int]:
@@ -51,12 +43,7 @@ def read_tensors(folder: str | Path) -> tuple[dict[str, Tensor], int, int]:
             f"medusa: {place / _FILE}.pt is a pickle, which is not read; convert it once: safetensors.torch."
             f"save_file(torch.load('{_FILE}.pt', weights_only=True), '{_FILE}.safetensors')"
         )
-    found: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            found |= load_file(file)
-        except (OSError, SafetensorError) as error:
-            raise OutpaceError(f"medusa: {file} cannot be read: {error}") from error
+    found = tensors_of(files, "medusa")
     within = {name.removeprefix(_WITHIN): one for name, one in found.items() if name.startswith(_WITHIN)}
     return _renamed(within or found, place)
 
