@@ -4,6 +4,7 @@
 # make real          fetch a real model, SmolLM2-135M-Instruct, into the user's cache, for --model smollm2
 # make test-real     run the tests on that model
 # make test-llamacpp run the tests of GGUF files, with llama-cpp-python built once into the user's cache
+# make test-torchao  run the tests of quantised models, with torchao in an environment of its own
 # make soak          1,000 mixed requests against the server
 # make conformance   others' tests of OpenAI's API against the server; they are fetched from the package index
 # make lint          ruff and mypy
@@ -29,7 +30,7 @@ INPUTS := pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow test-llamacpp soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
+.PHONY: demo test test-slow test-llamacpp test-torchao soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -66,6 +67,16 @@ $(VENV_LLAMACPP)/.installed: $(INPUTS)
 		$(VENV_LLAMACPP)/bin/python -m pip wheel --no-deps --wheel-dir $(WHEELS) $(LLAMACPP)
 	$(VENV_LLAMACPP)/bin/python -m pip install --quiet --constraint constraints.txt --find-links $(WHEELS) \
 		--editable '.[test]' $(LLAMACPP)
+	@touch $@
+
+VENV_TORCHAO ?= .venv-torchao
+
+test-torchao: $(VENV_TORCHAO)/.installed
+	OMP_NUM_THREADS=1 $(VENV_TORCHAO)/bin/python -m pytest -rs tests/unit/targets/test_quantised.py
+
+$(VENV_TORCHAO)/.installed: $(INPUTS)
+	$(PYTHON) -m venv $(VENV_TORCHAO)
+	$(VENV_TORCHAO)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]' torchao==0.18.0
 	@touch $@
 
 lint: lint-ruff lint-format lint-mypy
@@ -113,4 +124,4 @@ clean:
 	find src tests tools examples benchmarks integrations -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean
-	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_LLAMACPP)
+	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_LLAMACPP) $(VENV_TORCHAO)

@@ -126,7 +126,7 @@ class Worker:
         most = 0
         while not sequences[-1].output:
             engine.step()
-            cache = engine._cache
+            cache = engine._batch.cache
             held = getattr(cache, "bytes", None)
             if held is None:
                 held = sum(buffer.nbytes for buffer in cache._buffers.values())

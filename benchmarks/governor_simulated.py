@@ -4,10 +4,10 @@
 
 DIR contains gsm8k_test*.jsonl. Each text is like the "dictated" one of governor.py: a quarter GSM8K, half
 random tokens, a quarter GSM8K. The drafts of prompt_lookup at each place, and how much of them is right, are
-computed; step times are recorded ones, with seeded jitter. The policy's own arithmetic is timed, with warm
-caches, and multiplied by ``--arithmetic``, since a forward leaves the caches cold. Printed as JSON: the time
-under the governor relative to the best fixed width of each part, and on the random halves alone relative to
-plain decoding.
+computed; step times are recorded ones (``--steps``), with seeded jitter. The policy's own arithmetic is
+timed, with warm caches, and multiplied by ``--arithmetic``, since a forward leaves the caches cold. Printed
+as JSON: the time under the governor relative to the best fixed width of each part, on the random halves alone
+relative to plain decoding, and on each first quarter under a new governor relative to its best fixed width.
 """
 
 from __future__ import annotations
@@ -31,8 +31,14 @@ from outpace.policy.governor import Governor, Outcome, Pinned, Policy
 from outpace.sampling import Key
 from outpace.sequence import Sequence as Text
 
-# Milliseconds of a step of the embedded model, float32, two cores of an Intel Xeon, by nodes verified.
-VERIFY = (2.3, 2.99, 2.92, 3.24, 3.33, 3.45, 3.6, 3.84, 3.9, 4.1, 4.15, 4.21, 4.87, 5.0, 5.1, 5.1, 5.37)
+# Milliseconds of a step by nodes verified: the embedded model in float32 on two cores of an Intel Xeon, and
+# SmolLM2-135M in float32 (whose second row is dear) and bfloat16 (whose first rows cost nothing) on a core of
+# an AMD EPYC with AVX-512, interpolated.
+STEPS = {
+    "nano": (2.3, 2.99, 2.92, 3.24, 3.33, 3.45, 3.6, 3.84, 3.9, 4.1, 4.15, 4.21, 4.87, 5.0, 5.1, 5.1, 5.37),
+    "smollm2-float32": (72, *(96,) * 7, 98, 101, 104, 107, 110, 112, 115, 118, 122),
+    "smollm2-bfloat16": (57, 57, 58, 58, 60, 62, 64, 66, 69, 71, 73, 75, 77, 79, 81, 83, 85),
+}
 IDLE, LOOK, FOUND, NODE = 0.012, 0.0225, 0.041, 0.0015  # drafter: not called, no match, match, per node
 JITTER, SLOW = 0.06, 0.03  # standard deviation, relative; chance that a step takes up to twice as long
 QUARTER = 128  # tokens
@@ -43,7 +49,7 @@ Place = tuple[int, list[int]]  # number of nodes drafted there, and the right on
 
 def places(prompt: list[int], text: list[int]) -> list[Place]:
     """The draft before each token of a text, without a limit on its nodes."""
-    drafter = PromptLookup(num_speculative_tokens=len(VERIFY) - 1)
+    drafter = PromptLookup(num_speculative_tokens=len(STEPS["nano"]) - 1)
     sequence = Text(prompt, SamplingParams(), Key(0), limit=len(text), eos_token_ids=frozenset())
     state = drafter.start(sequence, None)
     found = []
@@ -61,7 +67,13 @@ def places(prompt: list[int], text: list[int]) -> list[Place]:
     return found
 
 
-def decode(policy: Policy, text: Sequence[Place], noise: random.Random, arithmetic: float) -> list[float]:
+def decode(
+    policy: Policy,
+    text: Sequence[Place],
+    noise: random.Random,
+    arithmetic: float,
+    steps: Sequence[float],
+) -> list[float]:
     """Milliseconds of each part: a quarter, half, a quarter."""
     parts, place = [0.0, 0.0, 0.0], 0
     while place < len(text):
@@ -72,7 +84,7 @@ def decode(policy: Policy, text: Sequence[Place], noise: random.Random, arithmet
         size = min(size, plan.nodes)
         path = right[: next((i for i, node in enumerate(right) if node >= size), None)]
         draft = thought + (IDLE if not plan.nodes else FOUND + NODE * size if size else LOOK)
-        verify = VERIFY[size] * max(0.85, 1 + JITTER * noise.gauss(0, 1))
+        verify = steps[size] * max(0.85, 1 + JITTER * noise.gauss(0, 1))
         verify *= noise.choice((1.3, 1.5, 2)) if noise.random() < SLOW else 1
         began = time.thread_time()
         policy.learn(Outcome(plan, [size], [path], draft / 1e3, verify / 1e3))
@@ -99,9 +111,9 @@ def dictations(data: Path, count: int) -> list[list[Place]]:
     return found
 
 
-def fixed(width: int, text: list[Place]) -> list[float]:
+def fixed(width: int, text: list[Place], steps: Sequence[float]) -> list[float]:
     """Milliseconds of each part with a fixed width, averaged over a few runs."""
-    runs = [decode(Pinned(width), text, random.Random(seed), 0.0) for seed in range(3)]
+    runs = [decode(Pinned(width), text, random.Random(seed), 0.0, steps) for seed in range(3)]
     return [statistics.mean(parts) for parts in zip(*runs, strict=True)]
 
 
@@ -111,19 +123,23 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=24)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--arithmetic", type=float, default=2.0)
+    parser.add_argument("--steps", choices=STEPS, default="nano")
     options = parser.parse_args()
     told = dictations(options.data, options.texts)
+    steps = STEPS[options.steps]
     best = [
-        [min(parts) for parts in zip(*(fixed(w, text) for w in (0, *FIXED)), strict=True)] for text in told
+        [min(parts) for parts in zip(*(fixed(w, text, steps) for w in (0, *FIXED)), strict=True)]
+        for text in told
     ]
     hard = [text[QUARTER : 3 * QUARTER] for text in told]
-    governed, alone = [], []
+    governed, alone, begun = [], [], []
     for seed in range(options.seeds):
         governor, noise = Governor(), random.Random(seed)
-        decode(governor, told[-1], noise, options.arithmetic)  # it has seen some text before
-        governed += [decode(governor, text, noise, options.arithmetic) for text in told]
+        decode(governor, told[-1], noise, options.arithmetic, steps)  # it has seen some text before
+        governed += [decode(governor, text, noise, options.arithmetic, steps) for text in told]
         governor = Governor()
-        alone += [sum(decode(governor, text, noise, options.arithmetic)) for text in hard]
+        alone += [sum(decode(governor, text, noise, options.arithmetic, steps)) for text in hard]
+        begun += [decode(Governor(), text[:QUARTER], noise, options.arithmetic, steps)[0] for text in told]
     ratios = [sum(mine) / sum(ideal) for mine, ideal in zip(governed, best * options.seeds, strict=True)]
     result = {
         "over_best": statistics.mean(ratios),
@@ -132,7 +148,9 @@ def main() -> None:
             statistics.mean(mine) / statistics.mean(ideal)
             for mine, ideal in zip(zip(*governed, strict=True), zip(*best, strict=True), strict=True)
         ],
-        "random_over_plain": statistics.mean(alone) / statistics.mean(sum(fixed(0, text)) for text in hard),
+        "random_over_plain": statistics.mean(alone)
+        / statistics.mean(sum(fixed(0, text, steps)) for text in hard),
+        "begun_over_best": statistics.mean(begun) / statistics.mean(first for first, _, _ in best),
     }
     print(json.dumps(result, indent=1))
 

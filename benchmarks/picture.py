@@ -2,14 +2,15 @@
 
     python benchmarks/picture.py benchmarks/RESULT.json --out docs/images/speed.svg
 
-Each panel is a suite, each bar a method's speed relative to plain decoding, with its 95% interval. The
-background is transparent and all text a grey that is legible on white and on black. The output is
-deterministic.
+Each panel is a suite, or with ``--categories SUITE`` a category of its prompts; each bar is a method's speed
+relative to plain decoding, with its 95% interval. The background is transparent and all text a grey that is
+legible on white and on black. The output is deterministic.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from outpace.bench.methods import split_drafters
 from outpace.bench.record import read_rows
 
 METHODS = (
     "draft_model,suffix,token_recycling,prompt_lookup,lookahead,"
     "transformers:assisted,transformers:prompt_lookup,transformers:plain"
 )
+Rows = dict[tuple[str, str, int], dict[str, Any]]
+
 INK = "#7d8590"  # at least 3.7 to 1 on white and on black
 OURS, PEER = "#0a84d6", "#d9822b"
 STYLE = {
@@ -54,13 +58,33 @@ def draw(axes: Axes, suite: str, rows: list[dict[str, Any]]) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def picture(file: Path, methods: list[str], out: Path) -> None:
+def by_category(rows: Rows, suite: str) -> Rows:
+    """The rows of a suite, once per category of its prompts, with the category in the suite's place."""
+    return {
+        (category, method, batch): {**row, "speedup": speed["speedup"], "speedup_interval": speed["interval"]}
+        for (own, method, batch), row in rows.items()
+        if own == suite
+        for category, speed in (row["categories"] or {}).items()
+    }
+
+
+def label(method: str) -> str:
+    """A short name: values without the options' names, parts without ``combined``."""
+    if method.startswith("transformers:"):
+        return method.replace(":", ": ")
+    values = re.sub(r":?\b\w+=", " ", method.removeprefix("combined:"))
+    return re.sub("[():]", "", values).replace("+", " + ")
+
+
+def picture(file: Path, methods: list[str], out: Path, categories: str | None = None) -> None:
     """Write the SVG.
 
     Raises:
         OutpaceError: the file is not a benchmark. SystemExit: it lacks one of the methods in a suite.
     """
     found, rows = read_rows(file)
+    if categories is not None:
+        rows = by_category(rows, categories)
     suites = list(dict.fromkeys(suite for suite, _, batch in rows if batch == 1))
     missing = [method for method in methods for suite in suites if not _speed(rows.get((suite, method, 1)))]
     if missing:
@@ -70,13 +94,13 @@ def picture(file: Path, methods: list[str], out: Path) -> None:
         panels = figure.subplots(1, len(suites), sharex=True, sharey=True, squeeze=False)[0]
         for axes, suite in zip(panels, suites, strict=True):
             draw(axes, suite, [rows[suite, method, 1] for method in methods])
-        labels = [method.replace("transformers:", "transformers: ") for method in methods]
-        panels[0].set_yticks(range(len(methods)), labels)
+        panels[0].set_yticks(range(len(methods)), [label(method) for method in methods])
         panels[0].invert_yaxis()
         model, threads = found["model"], found["machine"]["threads"]
+        spans = any(rows[suite, method, 1]["speedup_interval"] for suite in suites for method in methods)
         figure.supxlabel(
             f"times plain decoding's speed: {model['name']}, {model['dtype']}, "
-            f"{threads} thread{'s' * (threads > 1)}; lines are 95% intervals",
+            f"{threads} thread{'s' * (threads > 1)}" + "; lines are 95% intervals" * spans,
             fontsize=9,
         )
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -91,9 +115,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("result", type=Path)
     parser.add_argument("--methods", default=METHODS, help="comma-separated names of rows, top to bottom")
+    parser.add_argument("--categories", metavar="SUITE", help="one panel per category of this suite")
     parser.add_argument("--out", type=Path, default=Path("docs/images/speed.svg"))
     options = parser.parse_args()
-    picture(options.result, options.methods.split(","), options.out)
+    picture(options.result, split_drafters(options.methods)[1:], options.out, options.categories)
 
 
 if __name__ == "__main__":

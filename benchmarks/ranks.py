@@ -18,7 +18,8 @@ import torch
 from outpace.bench.machine import machine
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
-from outpace.loading import latency_of, load
+from outpace.loading import load
+from outpace.loading.shared import latency_of
 from outpace.policy.governor import WIDTHS
 from outpace.targets.led import LedTarget, follow
 from outpace.targets.parallel import ParallelTarget

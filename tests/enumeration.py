@@ -14,13 +14,16 @@ import torch
 from torch import Tensor
 
 from outpace.core import Draft, Verdict
-from outpace.sampling import Logits
+from outpace.logits import Logits
 from outpace.tree import path_to
 
 Text = tuple[int, ...]
 # The distribution that follows a text: float64, shape [vocabulary].
 Model = Callable[[Text], Tensor]
 Verify = Callable[[Logits, Draft, "Enumerated"], Verdict]
+# Below the first, two probabilities are the same; above the second, they surely are not.
+EXACT = 1e-12
+WRONG = 1e-3
 
 
 class Script:
@@ -123,7 +126,7 @@ def output_distribution(
     begun: dict[Text, float] = defaultdict(float)
     for verdict, weight in verdicts(verify, target, drafts, eos):
         begun[tuple(verdict.tokens)] += weight
-    assert abs(sum(begun.values()) - 1) < 1e-12
+    assert abs(sum(begun.values()) - 1) < EXACT
     return plain_distribution(target, length, eos, begun)
 
 
@@ -158,3 +161,11 @@ def plain_distribution(
 def difference(first: dict[Text, float], second: dict[Text, float]) -> float:
     """The largest difference of two distributions at any text."""
     return max(abs(first.get(text, 0.0) - second.get(text, 0.0)) for text in first.keys() | second.keys())
+
+
+def error(
+    verify: Verify, target: Model, drafts: Callable[[Script], Draft], length: int, eos: int | None = None
+) -> float:
+    """The largest difference of a verifier's output distribution to that of plain decoding."""
+    found = output_distribution(verify, target, drafts, length, eos)
+    return difference(found, plain_distribution(target, length, eos))

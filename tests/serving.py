@@ -14,9 +14,11 @@ from fastapi import FastAPI
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.loading import Loaded, load
+from outpace.serve.admission import Limits
 from outpace.serve.app import make_app
 from outpace.serve.door import Keys
-from outpace.serve.service import Limits, Service, make_engine
+from outpace.serve.engine import make_engine
+from outpace.serve.service import Service
 
 T = TypeVar("T")
 STORY = [{"role": "user", "content": "Tell me a story about a dog."}]
@@ -149,7 +151,7 @@ class Client:
 
     async def empty(self) -> None:
         """Wait until nothing holds room any more, and check that the engine decodes nothing."""
-        await self.service._empty.wait()
+        await self.service.admission.empty.wait()
         one = SamplingParams(max_new_tokens=1)
         await self.service.engine.generate([5], one)  # after it, what was cancelled is out
         assert self.service.engine.running == self.service.engine.waiting == 0

@@ -21,7 +21,8 @@ PACKAGE = Path(__file__).parent.parent / "src" / "outpace"
 LAYERS: list[set[str]] = [
     {"_version"},
     {"core"},
-    {"embedded", "tree", "sampling", "text", "cache", "spec", "files"},
+    {"embedded", "tree", "sampling", "logits", "text", "cache", "spec", "files"},
+    {"drawing"},
     {"choosing"},
     {"sequence"},
     {"verify", "targets", "policy"},
@@ -39,7 +40,8 @@ HEIGHT = {unit: height for height, layer in enumerate(LAYERS) for unit in layer}
 # What drafters may know, where the layers alone would allow more. Of targets the contract, and what a
 # drafter with a model of its own is read by; of verify nothing but the rule that a cascade stages.
 DRAFTERS_MAY_IMPORT = {
-    "core", "tree", "sampling", "sequence", "spec", "text", "cache", "embedded", "learned", "targets",
+    "core", "tree", "sampling", "logits", "sequence", "spec", "text", "cache", "embedded", "learned",
+    "targets",
 }  # fmt: skip
 DRAFTERS_THAT_STAGE = {"models.staged"}
 VERIFY_MAY_NOT_IMPORT = {"targets", "cache"}

@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +55,24 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True  # compared by name, since torch may not be imported
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def load_extra(module: str, purpose: str, extra: str) -> Any:
+    """Import a package that one of outpace's extras installs.
+
+    Raises:
+        OutpaceError: it cannot be imported; the message names the extra.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise OutpaceError(f"{purpose} needs {module}: pip install 'outpace[{extra}]'") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the name of its type."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(" :") if lines else type(error).__name__
 
 
 _INTEGERS = ("max_new_tokens", "top_k", "seed", "logprobs")
@@ -260,6 +279,19 @@ class Source:
 
     states: torch.Tensor
     tokens: Seq[int] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class PromptStates(Source):
+    """A prompt with images as a language model reads it: the inputs of its first layer, and their positions.
+
+    Attributes:
+        states: the embeddings of the whole prompt, shape [length, hidden size].
+        positions: shape [axes, length], for a model with several axes of positions (Qwen2-VL: time, height,
+            width); None if they count from 0. The text after the prompt continues each axis from its last.
+    """
+
+    positions: torch.Tensor | None = None
 
 
 class Verdict:

@@ -317,65 +317,6 @@ def _run(processors: Seq[LogitsProcessor], input_ids: Tensor, scores: Tensor) ->
     return rows[0]
 
 
-class Logits:
-    """The target's logits for one sequence at one step, sliced lazily; node -1 is the root.
-
-    Args:
-        rows: logits of the whole forward, shape [N, vocabulary].
-        first: index of the root's row.
-        count: number of the sequence's rows, the root's included; by default all from ``first`` on.
-    """
-
-    def __init__(self, rows: Tensor, first: int = 0, count: int | None = None) -> None:
-        self._rows = rows
-        self._first = first
-        self._count = len(rows) - first if count is None else count
-
-    @property
-    def rows(self) -> Tensor:
-        """All rows of the sequence, shape [1 + nodes, vocabulary]."""
-        return self._rows[self._first : self._first + self._count]
-
-    def __getitem__(self, node: int) -> Tensor:
-        return self._rows[self._first + 1 + node]
-
-    def gather(self, nodes: Seq[int]) -> Tensor:
-        """The rows of n nodes, shape [n, vocabulary]."""
-        return self._rows[[self._first + 1 + node for node in nodes]]
-
-    def select(self, nodes: Seq[int]) -> Logits:
-        """The rows of the root and of some nodes, as the logits of a separate draft."""
-        return SelectedLogits(self, nodes)
-
-    def top(self, nodes: Seq[int], count: int) -> NDArray[np.int64]:
-        """The ``count`` most probable tokens after n nodes, in descending order, shape [n, count]."""
-        best: NDArray[np.int64] = self.gather(nodes).topk(count, dim=-1).indices.cpu().numpy()
-        return best
-
-
-class SelectedLogits(Logits):
-    """The logits of a part of a draft, indexed by the part's own nodes.
-
-    Args:
-        whole: the logits of the full draft.
-        nodes: for each node of the part, its node in the full draft.
-    """
-
-    def __init__(self, whole: Logits, nodes: Seq[int]) -> None:
-        self._whole = whole
-        self._nodes = [*nodes, -1]  # the root is the last entry, so index -1 maps to it
-
-    @property
-    def rows(self) -> Tensor:
-        return self.gather(range(-1, len(self._nodes) - 1))
-
-    def __getitem__(self, node: int) -> Tensor:
-        return self._whole[self._nodes[node]]
-
-    def gather(self, nodes: Seq[int]) -> Tensor:
-        return self._whole.gather([self._nodes[node] for node in nodes])
-
-
 @dataclass(frozen=True)
 class Key:
     """Key of a sequence's draws.
@@ -396,9 +337,3 @@ class Key:
     def node(self, stream: Stream, root: int, node: int) -> int:
         """Key of a draw at a node of the draft whose root precedes the output token at index ``root``."""
         return key(self.seed, stream, root, node)
-
-
-def normalise(weights: Tensor) -> Tensor:
-    """Non-negative weights scaled to a float64 distribution, shape [vocabulary]."""
-    weights = weights.double()
-    return weights / weights.sum()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outpace.cache import Place
-from outpace.choosing import NO_TOKEN, Told, Tree, guess
+from outpace.choosing import Tree, guess
 from outpace.core import (
     Draft,
     FinishReason,
@@ -22,15 +22,15 @@ from outpace.core import (
     Stats,
     TokenLogprobs,
 )
+from outpace.drawing import NO_TOKEN
+from outpace.logits import Logits, Told
 from outpace.sampling import (
     NO_TOKEN_LEFT,
     Key,
-    Logits,
     Processor,
     Stream,
     best_token,
     noisy_argmax,
-    normalise,
     uniform,
     warp,
 )
@@ -238,13 +238,7 @@ class KeyedDraw:
         return best_token(scores)
 
     def distribution(self, logits: Logits, node: int, guessed: Seq[int] = ()) -> Tensor:
-        """The target's processed distribution after ``node``, float64, shape [vocabulary].
-
-        If greedy, a point mass: the limit of temperature 0.
-
-        Args:
-            guessed: tokens on the path to ``node`` that are not emitted yet.
-        """
+        """The target's processed distribution after ``node``, float64, shape [vocabulary]; see ``Draw``."""
         if self.sequence.params.greedy:
             point = torch.zeros_like(logits[node], dtype=torch.float64)
             point[self._best(logits, node, guessed)] = 1.0
@@ -290,7 +284,8 @@ class KeyedDraw:
     def choose(self, distribution: Tensor, node: int) -> int:
         """A token drawn from a distribution or from non-negative weights, shape [vocabulary]."""
         word = self.sequence.key.node(Stream.RESIDUAL, self.root, node)
-        return noisy_argmax(normalise(distribution).log(), word)
+        weights = distribution.double()
+        return noisy_argmax((weights / weights.sum()).log(), word)
 
     def emit(self, token: int, logits: Logits, node: int) -> bool:
         """Commit the token that follows ``node``; False if the sequence ends with it."""

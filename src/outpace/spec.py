@@ -42,6 +42,35 @@ _KINDS = {
 }
 
 
+def check_least(owner: str, options: object, **least: float) -> None:
+    """Check options against lower bounds; None passes.
+
+    Args:
+        owner: name of the method that has them, for the message.
+
+    Raises:
+        OutpaceError: an option is below its bound; the message names both.
+    """
+    for option, bound in least.items():
+        value = getattr(options, option)
+        if value is not None and value < bound:
+            raise OutpaceError(f"{owner}: {option} must be at least {bound}, not {value}")
+
+
+def check_choices(owner: str, options: object, *names: str) -> None:
+    """Check options whose types are ``Literal``; a spec string's are checked when it is read.
+
+    Raises:
+        OutpaceError: an option has another value; the message names the choices.
+    """
+    hints = typing.get_type_hints(type(options))
+    for option in names:
+        value, choices = getattr(options, option), typing.get_args(hints[option])
+        if value not in choices:
+            wanted = " or ".join(map(repr, choices))
+            raise OutpaceError(f"{owner}: {option} must be {wanted}, not {value!r}")
+
+
 def load(kind: str, table: Mapping[str, type[T]], spec: str, base: type[T] | None = None) -> T:
     """The object that a spec string ``name:option=value,option=value`` describes.
 

@@ -23,7 +23,7 @@ from outpace.core import ContextOverflow, OutpaceError, SamplingParams, Unsuppor
 from outpace.drafters import DraftModel
 from outpace.embedded import nano_path
 from outpace.engine.engine import Engine
-from outpace.loading import Spread
+from outpace.loading.placement import Spread
 from outpace.targets import Rows, Target
 
 TEXT = "Tom has 12 apples.\n\n    def add(a, b):  # x\n\treturn a+b 3.14 – 日本語 🙂\n  \n x"
@@ -73,9 +73,9 @@ def test_the_cache_grows_and_ended_texts_make_room(loaded: Any) -> None:
     expected = [Engine(loaded.target).generate([ids], params)[0].tokens for ids in prompts]
     small = loaded.target.row_bytes * 700
     engine = Engine(loaded.target, "lookahead:window=3,ngram=3,guesses=3", adaptive=False, memory=small)
-    cells = engine._cache.context.cells
+    cells = engine._batch.cache.context.cells
     assert [one.tokens for one in engine.generate(prompts, params)] == expected
-    assert engine._cache.context.cells > cells and engine._cache.reserved == 0
+    assert engine._batch.cache.context.cells > cells and engine._batch.cache.reserved == 0
 
 
 def test_limits_are_told(loaded: Any) -> None:

@@ -15,10 +15,11 @@ from outpace.cache import Slot
 from outpace.core import SamplingParams
 from outpace.drafters import DraftModel
 from outpace.engine.engine import Engine
-from outpace.targets import Rows, Target, llama_cache
-from outpace.targets.llama_cache import LlamaCache
-from outpace.targets.llama_library import LlamaContext
+from outpace.targets import Rows, Target
 from outpace.targets.llamacpp import LlamaCppTarget
+from outpace.targets.llamacpp import cache as llama_cache
+from outpace.targets.llamacpp.cache import LlamaCache
+from outpace.targets.llamacpp.library import LlamaContext
 
 TEXTS = [
     "Question: Tom has 3 boxes of 12 apples. He gives 5 apples to Ann. How many apples are left?\nAnswer:",
@@ -84,7 +85,7 @@ def test_tokens_are_those_of_plain_decoding(dtype: str, drafter: str, sampling: 
     sequences = together(engine, SAMPLINGS[sampling])
     assert [sequence.output for sequence in sequences] == plain(dtype, sampling)
     assert sum(sequence.stats.accepted for sequence in sequences) > 0
-    assert len(engine._cache) == 0
+    assert len(engine._batch.cache) == 0
 
 
 @pytest.mark.parametrize("dtype", FILES)

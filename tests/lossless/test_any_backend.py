@@ -66,7 +66,7 @@ def test_tokens_are_those_of_plain_decoding(drafter: str, sampling: str) -> None
     for sequence, prompt in zip(sequences, PROMPTS, strict=True):
         assert sequence.output == plain(prompt, params)
     assert sum(sequence.stats.accepted for sequence in sequences) > 0
-    assert len(engine._cache) == 0
+    assert len(engine._batch.cache) == 0
 
 
 def first_rows(cache: ListCache, paths: Mapping[Slot, Sequence[int]]) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from devices import DEVICES
 from models import tiny_llama
-from outpace.cache import KVCache, Slot, Window, _Lane
+from outpace.cache import KVCache, Slot, Window
+from outpace.cache.lanes import Lane
 from outpace.core import SamplingParams
 from outpace.drafters import DraftModel
 from outpace.engine.engine import Engine
@@ -51,14 +52,14 @@ CASES: dict[str, tuple[Any, Any]] = {
 @pytest.fixture
 def windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Small length classes, and few rows reserved ahead; filled with the number of lanes of each forward."""
-    monkeypatch.setattr("outpace.cache._LEAST_ROOM", 8)
+    monkeypatch.setattr("outpace.cache.kv._LEAST_ROOM", 8)
     monkeypatch.setattr("outpace.engine.scheduler._ANSWER", 4)
     monkeypatch.setattr("outpace.engine.scheduler._DRAFT", 4)
     counts: list[int] = []
     begin = KVCache.begin
 
-    def spy(self: KVCache, widths: Mapping[Slot, int], *shape: int) -> list[Window]:
-        counts.append(len(found := begin(self, widths, *shape)))
+    def spy(self: KVCache, widths: Mapping[Slot, int], multiple: int = 1) -> list[Window]:
+        counts.append(len(found := begin(self, widths, multiple)))
         return found
 
     monkeypatch.setattr(KVCache, "begin", spy)
@@ -73,7 +74,7 @@ def decode(target: TargetModel, drafter: Any, params: SamplingParams) -> list[li
         sequences.append(engine.add(prompt, params))
     while engine.sequences:
         engine.step()
-    assert engine._cache.reserved == 8  # memory is back to the start
+    assert engine._batch.cache.reserved == 8  # memory is back to the start
     return [sequence.output for sequence in sequences]
 
 
@@ -96,9 +97,9 @@ def test_a_slot_that_moves_without_its_rows_changes_the_tokens(
 ) -> None:
     alone = [Engine(toy("cpu")).generate([prompt], GREEDY)[0].tokens for prompt in PROMPTS]
 
-    def forget(self: _Lane, source: _Lane, place: int, target: int, rows: int) -> None:
+    def forget(self: Lane, source: Lane, place: int, target: int, rows: int) -> None:
         for buffer in self.buffers:
             buffer[:, target, :, :rows] = 0
 
-    monkeypatch.setattr(_Lane, "_copy", forget)
+    monkeypatch.setattr(Lane, "_copy", forget)
     assert decode(toy("cpu"), "none", GREEDY) != alone

@@ -153,7 +153,7 @@ def test_families(name: str) -> None:
 
 
 def runner_of_target(target: CausalTarget) -> Any:
-    return target._runner
+    return target._fixed.runner
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -201,7 +201,7 @@ def test_a_greedy_step_waits_for_the_device_once(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_one_capture_for_each_shape(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the shapes were met, other prompts, batches, trees and lengths capture nothing."""
-    monkeypatch.setattr("outpace.cache._LEAST_COLUMNS", 32)
+    monkeypatch.setattr("outpace.cache.static._LEAST_COLUMNS", 32)
     target = fixed(device)
     engine = Engine(target, "lookahead:window=4,ngram=3,guesses=4", slots=4, length=64, adaptive=False)
     run(engine, SAMPLINGS["greedy"])

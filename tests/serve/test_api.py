@@ -298,7 +298,7 @@ def test_prompts_that_begin_alike_are_counted_as_cached() -> None:
 def _with_prefix_cache(engine: Engine) -> None:
     from outpace.engine.prefix import PrefixCache
 
-    engine._prefixes = PrefixCache(2**24, engine._cache.row_bytes)
+    engine._batch.memory.prefixes = PrefixCache(2**24, engine._batch.cache.row_bytes)
 
 
 def test_predicted_outputs_are_copied() -> None:

@@ -14,9 +14,11 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 from starlette.testclient import TestClient
 
+from outpace.serve.admission import Limits
 from outpace.serve.app import make_app
 from outpace.serve.door import Keys
-from outpace.serve.service import Limits, Service, make_engine
+from outpace.serve.engine import make_engine
+from outpace.serve.service import Service
 from serving import STORY, model, run, serving
 
 

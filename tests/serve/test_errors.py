@@ -72,7 +72,7 @@ def test_bodies() -> None:
                 assert exchange.status == status, (name, error)
                 assert set(error) == {"message", "type", "param", "code"} and error["message"]
                 assert error["param"] == param, (name, error)
-                assert client.service._inside == 0
+                assert client.service.admission.inside == 0
 
     run(main)
 

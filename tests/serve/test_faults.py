@@ -11,13 +11,14 @@ from typing import Any
 import httpx2
 import pytest
 
-from outpace import cache
+from outpace.cache import kv
 from outpace.core import OutpaceError, SamplingParams
 from outpace.engine import scheduler
 from outpace.engine.engine import Engine
 from outpace.serve import grammar
+from outpace.serve.admission import Limits
+from outpace.serve.engine import make_engine
 from outpace.serve.server import Options, Server, listen
-from outpace.serve.service import Limits, make_engine
 from serving import LONG, STORY, Client, Exchange, model, run, serving
 
 CHAT = "/v1/chat/completions"
@@ -95,7 +96,7 @@ def test_a_reader_that_accepts_nothing_is_cut_off() -> None:
         async with serving(send=0.01) as client:
             slow = await decoding(client)
             slow.reads.clear()
-            await client.service._empty.wait()
+            await client.service.admission.empty.wait()
             slow.reads.set()
             assert "[DONE]" not in await slow.text()
             await client.empty()
@@ -107,7 +108,7 @@ def test_overload_is_refused_before_anything_is_tokenised(monkeypatch: pytest.Mo
     async def main() -> None:
         async with serving(running=1, waiting=1) as client:
             running = [await decoding(client), client.send(CHAT, LONG)]
-            while client.service._inside < 2:
+            while client.service.admission.inside < 2:
                 await asyncio.sleep(0)
             monkeypatch.setattr(client.service, "tokens", lambda *given, **more: pytest.fail("tokenised"))
             refused = client.chat()
@@ -130,14 +131,14 @@ def test_overload_is_refused_before_anything_is_tokenised(monkeypatch: pytest.Mo
 def test_retry_after_follows_the_measured_rate() -> None:
     async def main() -> None:
         async with serving() as client:
-            service, now = client.service, [0.0]
-            service.clock = lambda: now[0]
+            admission, now = client.service.admission, [0.0]
+            admission.clock = lambda: now[0]
             for _ in range(5):
-                service.finished()
+                admission.finished()
                 now[0] += 4
-            assert service._seconds_for(1) == pytest.approx(4)
-            assert service._seconds_for(3) == pytest.approx(12)
-            assert service._seconds_for(10**6) == 60
+            assert admission.seconds_for(1) == pytest.approx(4)
+            assert admission.seconds_for(3) == pytest.approx(12)
+            assert admission.seconds_for(10**6) == 60
 
     run(main)
 
@@ -146,7 +147,7 @@ def test_a_request_that_waits_too_long_gets_503() -> None:
     async def main() -> None:
         async with serving(running=1) as client:
             first = await decoding(client)
-            client.service.limits = Limits(running=1, wait=0)
+            client.service.admission.limits = Limits(running=1, wait=0)
             refused = client.chat()
             assert (await refused.json())["error"]["code"] == "waited_too_long"
             assert refused.status == 503 and int(refused.headers["retry-after"]) >= 1
@@ -187,25 +188,23 @@ def test_a_request_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> No
 def test_where_memory_runs_out_the_newest_goes_on_later_with_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        cache, "_LEAST_ROOM", 16
-    )  # few rows are reserved ahead, so that requests outgrow them
+    monkeypatch.setattr(kv, "_LEAST_ROOM", 16)  # few rows are reserved ahead, so that requests outgrow them
     monkeypatch.setattr(scheduler, "_ANSWER", 4)
     monkeypatch.setattr(scheduler, "_DRAFT", 4)
     put_back: list[int] = []
 
     def change(engine: Engine) -> None:
-        make_room = engine._scheduler.make_room
+        make_room = engine._batch.scheduler.make_room
 
         def watched(rows: Any, release: Any) -> None:
             def noted(active: Any) -> None:
-                assert active.number == max(one.number for one in engine._scheduler.active)
+                assert active.number == max(one.number for one in engine._batch.scheduler.active)
                 put_back.append(active.number)
                 release(active)
 
             make_room(rows, noted)
 
-        engine._scheduler.make_room = watched  # type: ignore[method-assign]
+        engine._batch.scheduler.make_room = watched  # type: ignore[method-assign]
 
     async def main() -> None:
         prompt = model().encode_chat(STORY)
@@ -259,7 +258,7 @@ def test_where_the_engines_thread_dies_all_are_told() -> None:
                 assert exchange.status == 503
             refused = client.chat()
             assert (await refused.json())["error"]["code"] == "engine_failed" and refused.status == 503
-            assert client.service._inside == 0
+            assert client.service.admission.inside == 0
 
     run(main)
 
@@ -345,7 +344,7 @@ def test_a_second_signal_ends_now() -> None:
                 await asyncio.sleep(0)
             server.handle_exit(signal.SIGTERM, None)
             await serving_
-            assert not server.app.state.service._ends  # the stream was not waited for
+            assert not server.app.state.service.admission._ends  # the stream was not waited for
         await server.app.state.service.engine.shutdown(drain=False)
 
     run(main)

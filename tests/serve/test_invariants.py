@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outpace import cache
+from outpace.cache import kv
 from outpace.core import SamplingParams
 from outpace.engine import scheduler
 from outpace.engine.engine import Engine
@@ -69,14 +69,14 @@ class Watched:
             self.cancelled.append(sequence)
 
     def step(self) -> None:
-        before = {id(active.sequence) for active in self.engine._active}
+        before = {id(active.sequence) for active in self.engine._batch.active}
         lengths = {id(s): s.output_length for _, s in self.requests}
         took_part = self.engine.step()
-        now = [active.sequence for active in self.engine._active]
+        now = [active.sequence for active in self.engine._batch.active]
         self.joined += [one for one in now if not any(one is other for other in self.joined)]
-        waiting = self.engine._scheduler.waiting
+        waiting = self.engine._batch.scheduler.waiting
         self.put_back += sum(id(one) in before for one in waiting)
-        cache = self.engine._cache
+        cache = self.engine._batch.cache
         assert cache.capacity is not None and cache.reserved <= cache.capacity  # memory is never exceeded
         assert len(now) <= 4
         for sequence in took_part:  # no gap: who takes part emits
@@ -98,7 +98,7 @@ class Watched:
             if not self.engine.sequences:
                 break
             self.step()
-        assert not self.engine.sequences and len(self.engine._cache) == 0  # idle means zero
+        assert not self.engine.sequences and len(self.engine._batch.cache) == 0  # idle means zero
         for (prompt, params), sequence in self.requests:
             expected = alone(prompt, params)
             assert sequence.finish_reason is not None and sequence.error is None
@@ -125,7 +125,7 @@ def play(operations: list[tuple[str, object]]) -> Watched:
 def little_room() -> Iterator[None]:
     """Few rows are reserved ahead, so that sequences outgrow them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "_LEAST_ROOM", 16)
+        patch.setattr(kv, "_LEAST_ROOM", 16)
         patch.setattr(scheduler, "_ANSWER", 4)
         patch.setattr(scheduler, "_DRAFT", 4)
         yield

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from outpace.serve.admission import Limits
+from outpace.serve.engine import make_engine
 from outpace.serve.page import FILES
 from outpace.serve.server import Options, Server, listen
-from outpace.serve.service import Limits, Service, make_engine
+from outpace.serve.service import Service
 from serving import model, run, serving
 
 if TYPE_CHECKING:

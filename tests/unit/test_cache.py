@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from devices import GPU
-from outpace.cache import CacheFull, KVCache, LayerShape, RowShape, Slot, Window, _Lane
+from outpace.cache import CacheFull, KVCache, LayerShape, RowShape, Slot, StaticCache, Window
+from outpace.cache.lanes import Lane
 from outpace.core import OutpaceError
 
 CPU = torch.device("cpu")
@@ -45,10 +46,10 @@ def tensor(values: list[list[float]], kind: RowShape, which: int) -> Tensor:
 Views = list[tuple[Window, list[tuple[Tensor, Tensor]]]]
 
 
-def feed(cache: KVCache, values: dict[Slot, list[float]], pad_to: int = 0) -> Views:
+def feed(cache: KVCache, values: dict[Slot, list[float]]) -> Views:
     """One forward that feeds these rows, a number each; padding is NaN. Returns the views of each layer."""
     found = []
-    for window in cache.begin({slot: len(rows) for slot, rows in values.items()}, pad_to):
+    for window in cache.begin({slot: len(rows) for slot, rows in values.items()}):
         own = [values.get(slot, []) if slot is not None else [] for slot in window.slots]
         padded = [rows + [math.nan] * (window.width - len(rows)) for rows in own]
         views = []
@@ -105,7 +106,6 @@ def random_path(rng: random.Random, width: int) -> list[int]:
 
 
 KINDS: dict[str, dict[str, Any]] = {
-    "static": {"slots": 5, "length": 300, "static": True},
     "one lane": {"slots": 1, "length": 2, "spread": math.inf},
     "classes": {"slots": 1, "length": 2, "spread": 1},
     "as made": {"slots": 1, "length": 2},
@@ -114,15 +114,17 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["static", *KINDS])
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32), verbs=st.lists(st.sampled_from("aafffffktrbp"), max_size=40))
 def test_against_a_list(device: torch.device, kind: str, seed: int, verbs: list[str]) -> None:
     """Random allocations, feeds, paths, frees, truncations, copies and reservations."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outpace.cache._LEAST_ROOM", 4)
-        patch.setattr("outpace.cache._TOGETHER", 2)
-        run(KVCache(layers_on(device), **KINDS[kind]), random.Random(seed), verbs)
+        patch.setattr("outpace.cache.kv._LEAST_ROOM", 4)
+        patch.setattr("outpace.cache.lanes._TOGETHER", 2)
+        layers = layers_on(device)
+        cache = StaticCache(layers, 5, 300) if kind == "static" else KVCache(layers, **KINDS[kind])
+        run(cache, random.Random(seed), verbs)
 
 
 def run(cache: KVCache, rng: random.Random, verbs: list[str]) -> None:
@@ -220,13 +222,13 @@ def test_keep_moves_only_what_must_move(monkeypatch: pytest.MonkeyPatch) -> None
     cache = KVCache(LAYERS, 2, 16)
     first, second = cache.allocate(), cache.allocate()
     moved: list[tuple[list[int], ...]] = []
-    move = _Lane.move
+    move = Lane.move
 
-    def spy(self: _Lane, *indices: list[int]) -> None:
+    def spy(self: Lane, *indices: list[int]) -> None:
         moved.append(indices)
         move(self, *indices)
 
-    monkeypatch.setattr(_Lane, "move", spy)
+    monkeypatch.setattr(Lane, "move", spy)
     add(cache, {first: [1.0, 2.0, 3.0], second: [4.0, 5.0, 6.0]})
     assert not moved
     feed(cache, {first: [7.0, 8.0, 9.0], second: [10.0]})
@@ -245,16 +247,16 @@ def test_rows_move_at_once() -> None:
 
 def test_growing_copies_once_per_doubling(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[int, int]] = []
-    resize = _Lane.resize
+    resize = Lane.resize
 
-    def spy(self: _Lane, places: int, room: int) -> None:
+    def spy(self: Lane, places: int, room: int) -> None:
         if (places, room) != (self.places, self.room):
             made.append((places, room))
         resize(self, places, room)
 
     cache = KVCache(LAYERS, 1, 256)
     slot = cache.allocate()
-    monkeypatch.setattr(_Lane, "resize", spy)
+    monkeypatch.setattr(Lane, "resize", spy)
     rows = [float(row) for row in range(1100)]
     for row in rows:
         add(cache, {slot: [row]})
@@ -452,7 +454,7 @@ def check_zeros_of(cache: KVCache, slot: Slot, start: int) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_static_shapes(device: torch.device) -> None:
     """A forward covers slots and columns by powers of two; the places to write have one shape for each."""
-    cache = KVCache(layers_on(device), 6, 16, static=True)
+    cache = StaticCache(layers_on(device), 6, 16)
     assert (cache.max_slots, cache.max_length, cache.cost(3)) == (6, 16, 16)
     seen = set()
     slots: list[Slot] = []
@@ -460,7 +462,7 @@ def test_static_shapes(device: torch.device) -> None:
         while len(slots) < count:
             slots.append(cache.allocate())
         for first in range(count):
-            (window,) = cache.begin(dict.fromkeys(slots[first:], 1), pad_to=2)
+            window = cache.begin_fixed(dict.fromkeys(slots[first:], 1), 2)
             assert window.span is None
             sequences, places = window.written(device)
             seen.add((len(window.slots), window.width, window.columns, sequences.shape, places.shape))
@@ -469,12 +471,12 @@ def test_static_shapes(device: torch.device) -> None:
 
 
 def test_columns_of_fixed_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outpace.cache._LEAST_COLUMNS", 4)
-    cache = KVCache(LAYERS, 1, 20, static=True)
+    monkeypatch.setattr("outpace.cache.static._LEAST_COLUMNS", 4)
+    cache = StaticCache(LAYERS, 1, 20)
     slot = cache.allocate()
     seen = []
     for _ in range(20):
-        (window,) = cache.begin({slot: 1}, pad_to=1)
+        window = cache.begin_fixed({slot: 1}, 1)
         seen.append(window.columns)
         cache.keep({slot: [0]})
     assert seen == [4] * 4 + [8] * 4 + [16] * 8 + [20] * 4
@@ -484,7 +486,7 @@ def test_columns_of_fixed_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_outgrowing_a_static_cache() -> None:
-    cache = KVCache(LAYERS, 1, 4, static=True)
+    cache = StaticCache(LAYERS, 1, 4)
     slot = cache.allocate()
     with pytest.raises(CacheFull, match="slots >= 2"):
         cache.allocate()

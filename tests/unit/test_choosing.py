@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from devices import DEVICES
-from outpace.choosing import _SHORTLISTS, NO_TOKEN, Ask, Tree, _along, _draw_cut, _everywhere, _limits, choose
+from outpace.choosing import Ask, Tree, _along, _everywhere, choose
 from outpace.core import Draft, NoTokenLeft, SamplingParams
-from outpace.sampling import Key, Logits, Processor, noisy_argmax, warp
+from outpace.drawing import _SHORTLISTS, NO_TOKEN, _draw_cut, _limits
+from outpace.logits import Logits
+from outpace.sampling import Key, Processor, noisy_argmax, warp
 from outpace.sequence import KeyedDraw, Sequence
 from outpace.tree import path_to
 from outpace.verify import load_verifier

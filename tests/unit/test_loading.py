@@ -100,7 +100,7 @@ def test_a_missing_tokenizer_is_said(copy: Path) -> None:
 
 
 def test_an_embedded_model_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outpace.loading.nano_path", lambda: tmp_path)
+    monkeypatch.setattr("outpace.loading.weights.nano_path", lambda: tmp_path)
     with pytest.raises(OutpaceError, match="missing from this installation"):
         load()
 

@@ -9,10 +9,11 @@ import torch
 from transformers import AutoConfig, LlamaConfig
 
 import outpace
-from outpace import loading
 from outpace.cli.place import place_of, spread_of
 from outpace.core import OutpaceError, SamplingParams
-from outpace.loading import Shared, Spread, check_needs, load, needs_of_name
+from outpace.loading import load, placement
+from outpace.loading.placement import Shared, Spread, check_needs
+from outpace.loading.weights import needs_of_name
 from outpace.targets.needs import needs_of
 
 LLAMA_70B = LlamaConfig(
@@ -81,11 +82,11 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     LLAMA_70B.save_pretrained(tmp_path)  # and no weights
-    monkeypatch.setattr(loading, "total_bytes", lambda device: 80 * 2**30)
+    monkeypatch.setattr(placement, "total_bytes", lambda device: 80 * 2**30)
     with pytest.raises(OutpaceError, match=r"131.4 GiB .* 80.0 GiB .*tensor.* at least 3"):
         load(str(tmp_path), "bfloat16", "cpu")
     needs = needs_of_name(str(tmp_path), "bfloat16", "cpu")
-    monkeypatch.setattr(loading, "total_bytes", lambda device: 140 * 2**30)
+    monkeypatch.setattr(placement, "total_bytes", lambda device: 140 * 2**30)
     check_needs("big", needs, "cpu")
     check_needs("big", needs, Shared(_Eight(), "tensor"))  # type: ignore[arg-type]
     if not torch.cuda.is_available():  # whose processes share one memory

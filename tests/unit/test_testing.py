@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from outpace.cache import KVCache, Slot, _Lane
+from outpace.cache import KVCache, Slot
+from outpace.cache.lanes import Lane
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import Drafter, Lookahead, NoDraft, SequenceDrafter
 from outpace.engine.engine import Engine
@@ -121,7 +122,7 @@ def keep_everything(cache: KVCache, paths: Paths) -> None:
     KEEP(cache, {slot: range(cache._open.get(slot, 0)) for slot in paths})
 
 
-def forget_to_move_values(lane: _Lane, places: list[int], sources: list[int], targets: list[int]) -> None:
+def forget_to_move_values(lane: Lane, places: list[int], sources: list[int], targets: list[int]) -> None:
     keys = lane.buffers[0]
     keys[:, places, :, targets] = keys[:, places, :, sources]
 
@@ -143,7 +144,7 @@ def shift_parents(text: Sequence[int], draft: Draft, asked: object = None) -> Ro
         (KVCache, "keep", keep_first_rows),
         (KVCache, "keep", keep_one_row_less),
         (KVCache, "keep", keep_everything),
-        (_Lane, "move", forget_to_move_values),
+        (Lane, "move", forget_to_move_values),
         (toy, "depths", lambda parents: list(range(len(parents)))),
         (toy, "depths", lambda parents: [0] * len(parents)),
         (toy, "ancestor_mask", lambda parents: np.tri(len(parents), dtype=bool)),

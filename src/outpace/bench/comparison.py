@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from outpace.bench.runs import BASELINE
+from outpace.bench.statistics import overlap
 
 Key = tuple[str, str, int]
 # Besides the model, these must be equal for two runs to be comparable.
 _SETTINGS = (
-    *("max_new_tokens", "temperature", "seed", "repeats", "verifier", "adaptive", "ends", "limit"),
+    *("max_new_tokens", "temperature", "top_p", "seed", "repeats", "verifier", "adaptive", "ends", "limit"),
     "assistant",
 )
+_ABSENT = {"top_p": 1.0}  # what files mean that were written before a setting existed
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,7 @@ class Pair:
 
     @property
     def overlap(self) -> bool | None:
-        one, two = self.first["speedup_interval"], self.second["speedup_interval"]
-        if one is None or two is None:
-            return None
-        return bool(one[0] <= two[1] and two[0] <= one[1])
+        return overlap(self.first["speedup_interval"], self.second["speedup_interval"])
 
     @property
     def change(self) -> float | None:
@@ -78,14 +77,15 @@ def compare(
     mine, theirs = rows
     pairs = [Pair(*key, mine[key], theirs[key]) for key in mine if key in theirs]
     differing = [
-        f"{part} {name}: {first[part].get(name)} and {second[part].get(name)}"
+        f"{part} {name}: {one} and {other}"
         for part, names in (
             ("model", ("name", "dtype", "device")),
             ("settings", _SETTINGS),
             ("machine", ("processor", "device", "threads", "torch", "transformers", "outpace", "commit")),
         )
         for name in names
-        if first[part].get(name) != second[part].get(name)
+        for one, other in [[found[part].get(name, _ABSENT.get(name)) for found in (first, second)]]
+        if one != other
     ]
     differing += _differing("source of", first["settings"].get("suites"), second["settings"].get("suites"))
     differing += _differing("environment of", first.get("peers"), second.get("peers"))

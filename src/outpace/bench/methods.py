@@ -166,7 +166,8 @@ def make_methods(
             model = subject.target.model
             if model is None:
                 raise OutpaceError("transformers as a peer needs a transformers model; use --peers none")
-            methods.append(Stock(model, peer.kind, assistant, options.temperature))
+            start = subject.target.start
+            methods.append(Stock(model, peer.kind, assistant, options.temperature, start))
     except BaseException:
         close_all(methods)
         raise

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from itertools import zip_longest
 
-from outpace.bench.runs import BASELINE, Request, Run
+from outpace.bench.runs import BASELINE, Method, Request, Run
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.engine.parts import Adaptive
@@ -15,7 +15,7 @@ from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 
 
-class Ours:
+class Ours(Method):
     """A drafter and a verifier in an outpace engine.
 
     Args:
@@ -28,7 +28,6 @@ class Ours:
     """
 
     peer = False
-    lone = False
 
     def __init__(
         self,
@@ -39,7 +38,6 @@ class Ours:
         temperature: float = 0.0,
         beyond: int = 0,
     ) -> None:
-        self.name = spec
         self._beyond = beyond
         if spec == BASELINE:
             verifier = "match"  # without drafts there is nothing to verify
@@ -48,7 +46,7 @@ class Ours:
         chosen = self._engine.verifier
         self.verifier = str(chosen)
         self.lossy = chosen.lossy
-        self.promised = chosen.invariant or (temperature == 0 and not chosen.lossy)
+        super().__init__(spec, chosen.invariant or (temperature == 0 and not chosen.lossy))
         # If a seed's tokens would depend on the clock, the engine refuses a seed.
         governor = self._engine.governor
         self.adaptive = governor is not None
@@ -76,10 +74,13 @@ class Ours:
                 params = SamplingParams(
                     max_new_tokens=request.max_new_tokens + self._beyond,
                     temperature=request.temperature,
+                    top_p=request.top_p,
                     seed=seed if self._seeded else None,
                     ignore_eos=not request.ends,
                 )
-                sequences.append(engine.add(prompt, params, references=texts if reads else ()))
+                own, source = engine.target.parts(prompt)
+                copied = texts if reads else ()
+                sequences.append(engine.add(own, params, references=copied, source=source))
             while any(sequence.finish_reason is None for sequence in sequences):
                 took_part = engine.step()
                 for sequence in took_part:
@@ -100,9 +101,6 @@ class Ours:
         found = _run(sequences, request, seconds, forwards, first)
         each = [arrived[sequence][: request.max_new_tokens] for sequence in sequences]
         return replace(found, last_seconds=[times[-1] for times in each], token_seconds=each)
-
-    def close(self) -> None:
-        """Release nothing."""
 
 
 def _run(

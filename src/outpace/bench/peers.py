@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import torch
 
-from outpace.bench.runs import Foreign, Method, Request, Run
+from outpace.bench.runs import Method, Request, Run
 from outpace.core import OutpaceError
 
 _SCRIPT = Path(__file__).parent / "workers" / "worker.py"
@@ -40,7 +40,7 @@ _RESTING = {"KMP_BLOCKTIME": "1", "KMP_TPAUSE": "0"}
 _SECONDS_TO_END = 10.0
 
 
-class Worker(Foreign):
+class Worker(Method):
     """A method of another library.
 
     Args:
@@ -99,6 +99,7 @@ class Worker(Foreign):
             "prompts": [list(prompt) for prompt in request.prompts],
             "max_new_tokens": request.max_new_tokens,
             "temperature": request.temperature,
+            "top_p": request.top_p,
             "seed": request.seeds[0] % 2**31,
             "ends": request.ends,
             "fresh": self._fresh,
@@ -158,7 +159,7 @@ def _kill_all(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
-class Failed(Foreign):
+class Failed(Method):
     """A method that could not be started; its row states the reason."""
 
     def __init__(self, name: str, reason: str) -> None:

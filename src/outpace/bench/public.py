@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.bench.items import Item, Suite, read_values
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, first_line
 
 Value = Mapping[str, Any]
 
@@ -149,8 +149,7 @@ def _from_hub(name: str, wanted: PublicSet) -> Iterable[Value]:
     try:
         found: Iterable[Value] = load_dataset(**wanted.hub)
     except Exception as error:  # the hub, the network and the loader may raise any error
-        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise OutpaceError(
-            f"the suite {name} cannot be fetched from the Hugging Face hub ({lines[0]}); {remedy}"
+            f"the suite {name} cannot be fetched from the Hugging Face hub ({first_line(error)}); {remedy}"
         ) from error
     return found

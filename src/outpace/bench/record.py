@@ -57,14 +57,7 @@ def as_json(record: Record) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "version": VERSION,
-        "whole": record.whole,
-        "interrupted": record.interrupted,
-        "command": record.command,
-        "machine": dict(record.machine),
-        "peers": {library: dict(versions) for library, versions in record.peers.items()},
-        "model": dict(record.model),
-        "settings": dict(record.settings),
-        "notes": list(record.notes),
+        **vars(record),
         "roof": None if record.roof is None else asdict(record.roof),
         "rows": [row_json(row, record.settings) for row in record.rows],
     }
@@ -79,6 +72,7 @@ def row_json(row: Row, settings: Mapping[str, Any]) -> dict[str, Any]:
         "drafter": row.drafter,
         "batch": row.batch,
         "temperature": settings.get("temperature"),
+        "top_p": settings.get("top_p"),
         "tokens_per_second": speed.get("tokens_per_second"),
         "speedup": speed.get("speedup"),
         "speedup_interval": speed.get("interval"),

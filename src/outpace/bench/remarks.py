@@ -33,18 +33,17 @@ def totals(rows: Seq[Row]) -> list[str]:
     """List rows whose speed on the median prompt differs from that on all prompts together."""
     lines = []
     for row in rows:
-        if row.speed is None or _alike(row.speed.speedup, row.speed.speedup_total):
+        if row.speed is None:
+            continue
+        both = row.speed.speedup, row.speed.speedup_total
+        if max(both) <= _ALIKE * min(both):
             continue
         median = "prompt" if row.batch == 1 else f"{row.batch} prompts at once"
         lines.append(
-            f"{row.label}: {row.speed.speedup:.2f} times as fast as plain decoding on the median {median}, "
-            f"{row.speed.speedup_total:.2f} times on all together, where those that take long count for more"
+            f"{row.label}: {both[0]:.2f} times as fast as plain decoding on the median {median}, "
+            f"{both[1]:.2f} times on all together, where those that take long count for more"
         )
     return lines
-
-
-def _alike(one: float, other: float) -> bool:
-    return max(one, other) <= _ALIKE * min(one, other)
 
 
 def described(one: Difference) -> str:

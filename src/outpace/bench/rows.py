@@ -15,7 +15,7 @@ from outpace.bench.speed import Sample, Speed, samples_of, speed_of, speed_of_ca
 from outpace.bench.statistics import ratio, repeated_4grams
 from outpace.targets.drift import parting
 
-Margin = Callable[[Seq[int]], float]
+Margin = Callable[[Seq[int], Seq[int]], float]
 NEAR_TIE = 1e-4  # difference of two logits
 _PROMISED = ("float32", "float64")
 
@@ -130,7 +130,7 @@ def rows_of(measured: Measured, margin: Margin, roof: Roof | None) -> list[Row]:
     """Compute a row per method, plain decoding first.
 
     Args:
-        margin: maps a text's tokens to the difference of the two best logits after it.
+        margin: maps a prompt and the beginning of its output to the difference of the two best logits there.
         roof: the roof of the machine and the model; None if unknown.
     """
     return [_row(measured, trace, margin, roof) for trace in measured.traces]
@@ -138,17 +138,18 @@ def rows_of(measured: Measured, margin: Margin, roof: Roof | None) -> list[Row]:
 
 def _row(measured: Measured, trace: Trace, margin: Margin, roof: Roof | None) -> Row:
     groups = measured.groups[: len(trace.runs)] if trace.left else measured.groups
+    method = trace.method
     head = Row(
         suite=measured.suite.name,
         drafter=trace.name,
         batch=measured.batch,
-        peer=trace.peer,
-        verifier=trace.verifier,
-        promised=trace.promised,
-        lossy=trace.lossy,
+        peer=method.peer,
+        verifier=method.verifier,
+        promised=method.promised,
+        lossy=method.lossy,
         prompts=sum(map(len, groups)),
         error=trace.error,
-        adaptive=trace.adaptive,
+        adaptive=method.adaptive,
     )
     if trace.error is not None or not groups:
         return head
@@ -180,7 +181,7 @@ def _row(measured: Measured, trace: Trace, margin: Margin, roof: Roof | None) ->
             "equal": not differences,
             "different": len(differences),
             "differences": tuple(differences),
-            "roof": None if roof is None or trace.peer else _reached(measured, runs, roof),
+            "roof": None if roof is None or method.peer else _reached(measured, runs, roof),
         }
     )
 
@@ -256,8 +257,8 @@ def differences_of(measured: Measured, trace: Trace, margin: Margin) -> list[Dif
                     index = parting(expected, output)
                     if index is None:
                         continue
-                    text = [*measured.prompts[place][turn][number], *expected[:index]]
-                    apart = margin(text) if greedy and index < len(expected) else None
+                    asked = measured.prompts[place][turn][number]
+                    apart = margin(asked, expected[:index]) if greedy and index < len(expected) else None
                     found.append(
                         Difference(item.id, turn, index, _at(expected, index), _at(output, index), apart)
                     )

@@ -23,6 +23,7 @@ class Settings:
     Attributes:
         max_new_tokens: maximum number of tokens per answer.
         temperature: 0 is greedy.
+        top_p: probability of the smallest set of tokens that sampling keeps; 1 keeps all.
         seed: the first prompt's seed, increased by 1 per prompt. The order of the methods depends on it too.
         repeats: number of times everything is measured, after a warm-up.
         ends: answers end at the model's end tokens. Otherwise all have ``max_new_tokens`` tokens, except in
@@ -31,6 +32,7 @@ class Settings:
 
     max_new_tokens: int = 64
     temperature: float = 0.0
+    top_p: float = 1.0
     seed: int = 0
     repeats: int = 1
     ends: bool = False
@@ -43,19 +45,18 @@ class Trace:
     Attributes:
         runs: its runs, [group][repeat][turn].
         error: reason why it failed; it is then not run again.
-        adaptive: a governor decided how much it drafted.
         left: it was dropped because it was too slow.
     """
 
-    name: str
-    peer: bool
-    promised: bool
-    lossy: bool
-    verifier: str
+    method: Method
     runs: list[list[list[Run]]] = field(default_factory=list)
     error: str | None = None
-    adaptive: bool = False
     left: bool = False
+
+    @property
+    def name(self) -> str:
+        """The method's name."""
+        return self.method.name
 
     @property
     def active(self) -> bool:
@@ -109,11 +110,11 @@ def measure(
     """
     items = suite.items
     groups = [items[start : start + batch] for start in range(0, len(items), batch)]
-    traces = [Trace(m.name, m.peer, m.promised, m.lossy, m.verifier, adaptive=m.adaptive) for m in methods]
+    traces = [Trace(method) for method in methods]
     measured = Measured(suite, batch, settings, traces=traces)
     # A different order of methods for each suite and batch size.
     key = f"{settings.seed}, {batch}, {items[0].id}"
-    runner = _Runner(subject, list(zip(methods, traces, strict=True)), settings, stopped, key)
+    runner = _Runner(subject, traces, settings, stopped, key)
     for method in methods:
         method.begin(anew=True)
     runner.warm_up(groups[0])
@@ -164,13 +165,13 @@ class _Runner:
     def __init__(
         self,
         subject: Loaded,
-        pairs: list[tuple[Method, Trace]],
+        traces: list[Trace],
         settings: Settings,
         stopped: Callable[[], bool],
         key: str,
     ) -> None:
         self._subject = subject
-        self._pairs = pairs
+        self._traces = traces
         self._settings = settings
         self._stopped = stopped
         self._random = random.Random(key)
@@ -178,51 +179,51 @@ class _Runner:
 
     def warm_up(self, group: Seq[Item]) -> None:
         """Run every method once, so that one-time work, also for this batch size, is not measured."""
-        for method, trace in self._pairs:
+        for trace in self._traces:
             if not self._stopped():
-                self._one(method, trace, self._request(group, [[] for _ in group], 0))
+                self._one(trace, self._request(group, [[] for _ in group], 0))
 
     def group(self, group: Seq[Item], place: int) -> _Found | None:
         """Decode a group's turns with every method, in a new order per turn; return None if stopped."""
-        found = _Found([], {trace.name: [] for _, trace in self._pairs})
+        found = _Found([], {trace.name: [] for trace in self._traces})
         answers: dict[str, list[list[int]]] = {item.id: [] for item in group}
         for turn in range(max(item.rounds for item in group)):
             asked = [item for item in group if item.rounds > turn]
             request = self._request(asked, [answers[item.id] for item in asked], place)
-            for method, trace in self._order():
+            for trace in self._order():
                 if self._stopped():
                     return None
-                run = self._one(method, trace, request)
+                run = self._one(trace, request)
                 if run is not None:
                     found.runs[trace.name].append(run)
             found.prompts.append([list(prompt) for prompt in request.prompts])
-            plain = found.runs[self._pairs[0][1].name][turn]
+            plain = found.runs[self._traces[0].name][turn]
             for item, output in zip(asked, plain.outputs, strict=True):
                 answers[item.id].append(output)
         return found
 
-    def _order(self) -> list[tuple[Method, Trace]]:
+    def _order(self) -> list[Trace]:
         """Draw an order of the methods; in N orders of N methods each is first once.
 
         This spreads the effect of a method's leftover state, in caches and spinning threads, over the others.
         """
-        count = len(self._pairs)
+        count = len(self._traces)
         if not self._firsts:
             self._firsts = self._random.sample(range(count), count)
         first = self._firsts.pop()
         others = [place for place in range(count) if place != first]
         self._random.shuffle(others)
-        return [self._pairs[place] for place in (first, *others)]
+        return [self._traces[place] for place in (first, *others)]
 
-    def _one(self, method: Method, trace: Trace, request: Request) -> Run | None:
+    def _one(self, trace: Trace, request: Request) -> Run | None:
         """Run a method once; an error fails only its own row, unless it is plain decoding."""
         if not trace.active:
             return None
         try:
-            return method.run(request)
+            return trace.method.run(request)
         except Exception as error:  # another library may raise any error
             trace.error = reason(error)
-            if method is self._pairs[0][0]:
+            if trace is self._traces[0]:
                 raise OutpaceError(f"plain decoding failed: {trace.error}") from error
         return None
 
@@ -236,6 +237,7 @@ class _Runner:
             max_new_tokens=settings.max_new_tokens,
             ends=settings.ends or all(item.ends for item in items),
             temperature=settings.temperature,
+            top_p=settings.top_p,
             seeds=[(settings.seed + place + i) % 2**64 for i in range(len(items))],
         )
 

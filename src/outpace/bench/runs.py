@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Protocol
 
 BASELINE = "none"
 
@@ -21,6 +21,7 @@ class Request:
             ``max_new_tokens`` tokens.
         temperature: 0 is greedy.
         seeds: seed of each prompt's noise.
+        top_p: probability of the smallest set of tokens that sampling keeps; 1 keeps all.
     """
 
     prompts: Seq[Seq[int]]
@@ -29,6 +30,7 @@ class Request:
     ends: bool
     temperature: float
     seeds: Seq[int]
+    top_p: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -69,64 +71,41 @@ class Run:
         return sum(map(len, self.outputs))
 
 
-class Method(Protocol):
+class Method(ABC):
     """A decoding method.
 
     Attributes:
         name: name in the report; the drafter's spec for a method of outpace.
-        peer: True for a method of another library.
         promised: its outputs are promised to equal plain decoding's.
+        peer: True for a method of another library.
         lossy: it changes the distribution of the output.
         verifier: name of its verifier; "" for a peer.
         adaptive: a governor decides how much it drafts.
         lone: it supports only one prompt at a time.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def peer(self) -> bool: ...
-    @property
-    def promised(self) -> bool: ...
-    @property
-    def lossy(self) -> bool: ...
-    @property
-    def verifier(self) -> str: ...
-    @property
-    def adaptive(self) -> bool: ...
-    @property
-    def lone(self) -> bool: ...
-
-    def begin(self, anew: bool = False) -> None:
-        """Forget all outputs so far, at the start of a repeat of a suite.
-
-        Args:
-            anew: the suite itself, or another batch size, begins: everything learned from texts is forgotten
-                too; measurements of the machine may be kept.
-        """
-
-    def run(self, request: Request) -> Run:
-        """Decode."""
-
-    def close(self) -> None:
-        """Release its resources."""
-
-
-class Foreign:
-    """Base of methods of other libraries."""
-
     peer = True
     lossy = False
+    verifier = ""
     adaptive = False
     lone = False
-    verifier = ""
 
     def __init__(self, name: str, promised: bool) -> None:
         self.name = name
         self.promised = promised
 
     def begin(self, anew: bool = False) -> None:
-        """Do nothing, since nothing is kept between prompts."""
+        """Forget all outputs so far, at the start of a repeat of a suite; by default nothing is kept.
 
-    def close(self) -> None:
-        """Do nothing."""
+        Args:
+            anew: the suite itself, or another batch size, begins: everything learned from texts is forgotten
+                too; measurements of the machine may be kept.
+        """
+        del anew
+
+    @abstractmethod
+    def run(self, request: Request) -> Run:
+        """Decode."""
+
+    def close(self) -> None:  # noqa: B027 (most have nothing to release)
+        """Release its resources."""

@@ -16,7 +16,7 @@ def quartiles(values: Seq[float]) -> tuple[float, float, float]:
     return float(low), float(middle), float(high)
 
 
-def interval(ratios: Seq[float], seed: int = 0) -> tuple[float, float] | None:
+def interval(ratios: Seq[float]) -> tuple[float, float] | None:
     """The 95% interval of the median of paired ratios, by a bootstrap over the pairs; None for one pair.
 
     The percentile bootstrap of Efron and Tibshirani 1993: prompts are resampled with replacement, each with
@@ -26,11 +26,18 @@ def interval(ratios: Seq[float], seed: int = 0) -> tuple[float, float] | None:
     values = np.asarray(ratios, dtype=float)
     if len(values) < 2:
         return None
-    places = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
+    places = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
     medians = np.median(values[places], axis=1)
     outside = (1 - CONFIDENCE) / 2
     low, high = np.quantile(medians, (outside, 1 - outside))
     return float(low), float(high)
+
+
+def overlap(first: Seq[float] | None, second: Seq[float] | None) -> bool | None:
+    """True if two intervals have a point in common; None if one of them is None."""
+    if first is None or second is None:
+        return None
+    return first[0] <= second[1] and second[0] <= first[1]
 
 
 def repeated_4grams(tokens: Seq[int]) -> float:

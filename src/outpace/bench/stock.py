@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,15 +11,15 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from outpace.bench.runs import Foreign, Request, Run
-from outpace.core import OutpaceError
+from outpace.bench.runs import Method, Request, Run
+from outpace.core import OutpaceError, first_line
 
 KINDS = ("plain", "prompt_lookup", "assisted")
 _NO_TOKEN = -1
 LOOKUP_TOKENS = 10
 
 
-class Stock(Foreign):
+class Stock(Method):
     """transformers' plain decoding, its prompt lookup, or its assisted generation.
 
     The model's generation settings are replaced during a run, so that only the request's apply.
@@ -27,6 +27,7 @@ class Stock(Foreign):
     Args:
         kind: one of ``KINDS``.
         assistant: the draft model of assisted generation.
+        start: what the decoder of an encoder-decoder model starts with; otherwise empty.
 
     Raises:
         OutpaceError: unknown kind, or assisted generation without an assistant.
@@ -38,6 +39,7 @@ class Stock(Foreign):
         kind: str,
         assistant: PreTrainedModel | None = None,
         temperature: float = 0.0,
+        start: Sequence[int] = (),
     ) -> None:
         if kind not in KINDS:
             raise OutpaceError(f"transformers has no method {kind!r} here; there are: {', '.join(KINDS)}")
@@ -55,6 +57,7 @@ class Stock(Foreign):
             "assisted": {"assistant_model": assistant},
         }
         self._options = options[kind]
+        self._start = list(start)
         # Older transformers search drafted tokens for an end token even if there is none.
         self._never = _NO_TOKEN if kind == "prompt_lookup" else None
 
@@ -62,18 +65,26 @@ class Stock(Foreign):
         """Decode."""
         prompts, model = [list(prompt) for prompt in request.prompts], self._model
         width = max(map(len, prompts))
-        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=model.device)
-        mask = torch.tensor(
-            [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device
-        )
+        rows = [(prompt, [0] * (width - len(prompt))) for prompt in prompts]
+        ids = torch.tensor([self._joined(pads, prompt) for prompt, pads in rows], device=model.device)
+        real = [self._joined(pads, [1] * len(prompt)) for prompt, pads in rows]
+        mask = torch.tensor(real, device=model.device)
+        more = dict(self._options)
+        if self._start:
+            width = len(self._start)
+            more["decoder_input_ids"] = torch.tensor([self._start] * len(prompts), device=model.device)
         torch.manual_seed(request.seeds[0] % 2**63)
         watch = _Watch()
         with _settings(model, _config(request, model, self._never)), _watched(model, watch):
             watch.begin()
-            found = model.generate(ids, attention_mask=mask, streamer=watch, **self._options)
+            found = model.generate(ids, attention_mask=mask, streamer=watch, **more)
             seconds = watch.now()
         outputs = _cut(found[:, width:].tolist(), request, model)
         return watch.run(outputs, seconds, width)
+
+    def _joined(self, pads: list[int], prompt: list[int]) -> list[int]:
+        """A row of a batch: pads go before a prompt, but after a source, whose encoder counts positions."""
+        return prompt + pads if self._start else pads + prompt
 
 
 class _Watch(BaseStreamer):
@@ -107,7 +118,7 @@ class _Watch(BaseStreamer):
 
     def before(self, module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Model hook: record the start of a forward."""
-        ids = kwargs.get("input_ids", args[0] if args else None)
+        ids = kwargs.get("decoder_input_ids", kwargs.get("input_ids", args[0] if args else None))
         self._rows.append(ids.shape[1] if ids is not None else 1)
         self._forward_began = time.perf_counter()
 
@@ -147,14 +158,15 @@ class _Watch(BaseStreamer):
 
 def _config(request: Request, model: Any, never: int | None) -> GenerationConfig:
     ends = model.generation_config.eos_token_id if request.ends else never
-    sampling = {"temperature": request.temperature, "top_k": 0, "top_p": 1.0} if request.temperature else {}
+    sampling = {"temperature": request.temperature, "top_k": 0, "top_p": request.top_p}
     return GenerationConfig(
         max_new_tokens=request.max_new_tokens,
         do_sample=request.temperature > 0,
         eos_token_id=ends,
         pad_token_id=0,
         bos_token_id=model.generation_config.bos_token_id,
-        **sampling,
+        decoder_start_token_id=model.generation_config.decoder_start_token_id,
+        **(sampling if request.temperature else {}),
     )
 
 
@@ -205,9 +217,8 @@ def load_assistant(name: str, dtype: str, device: str) -> PreTrainedModel:
             name, dtype=getattr(torch, dtype), use_safetensors=True
         )
     except Exception as error:  # transformers and the hub may raise any error
-        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise OutpaceError(
-            f"cannot load the assistant {name}: {lines[0]}; give another --assistant"
+            f"cannot load the assistant {name}: {first_line(error)}; give another --assistant"
         ) from error
     model.to(device).eval()
     # For answers of fixed length, an end token is an ordinary token for the assistant too.

@@ -54,7 +54,8 @@ def fitting(subject: Loaded, suite: Suite, new_tokens: int) -> Suite:
     Raises:
         OutpaceError: no item fits, or an item has no tokens or one outside the model's vocabulary.
     """
-    context = subject.target.context
+    # The source of an encoder-decoder model does not count as its decoder's text.
+    context = None if subject.target.has_encoder else subject.target.context
     kept = []
     for item in suite.items:
         prompt = encode(subject, item, [()] * (item.rounds - 1))

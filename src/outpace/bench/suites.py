@@ -10,9 +10,10 @@ formats that the embedded models were trained on, but other subjects.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
-from outpace.bench.items import Item, Suite, read_items
+from outpace.bench.items import Suite, read_items
 from outpace.bench.public import PUBLIC, load_public
 from outpace.core import OutpaceError
 
@@ -21,6 +22,36 @@ PACKAGED = ("builtin", *COPYING)
 SUITES = (*PACKAGED, *PUBLIC)
 FILE = "file:"
 _FOLDER = Path(__file__).parent / "prompts"
+
+
+def split_names(names: str) -> list[str]:
+    """Names joined by commas.
+
+    Raises:
+        OutpaceError: a suite is named twice.
+    """
+    found = [name.strip() for name in names.split(",")]
+    if len(set(found)) < len(found):
+        raise OutpaceError(f"--suite has a suite twice in {names!r}")
+    return found
+
+
+def load_together(names: str, data: Path | None = None) -> Suite:
+    """Several suites, their names joined by commas, as one, with their prompts in turn.
+
+    Raises:
+        OutpaceError: as ``load_suite``, or a suite is named twice.
+    """
+    suites = [load_suite(name, data) for name in split_names(names)]
+    if len(suites) == 1:
+        return suites[0]
+    named = [[replace(item, id=f"{suite.name}/{item.id}") for item in suite.items] for suite in suites]
+    return Suite(
+        ",".join(suite.name for suite in suites),
+        tuple(item for turn in zip_longest(*named) for item in turn if item is not None),
+        ", ".join(suite.source for suite in suites),
+        sum(suite.left_out for suite in suites),
+    )
 
 
 def load_suite(name: str, data: Path | None = None) -> Suite:
@@ -43,9 +74,6 @@ def load_suite(name: str, data: Path | None = None) -> Suite:
     if name not in PACKAGED:
         raise OutpaceError(f"there is no suite {name!r}; there are: {', '.join(SUITES)}, {FILE}PATH")
     items = read_items(_FOLDER / f"{name}.jsonl", name)
-    return Suite(name, tuple(_packaged(item, name) for item in items), "outpace")
-
-
-def _packaged(item: Item, name: str) -> Item:
-    """Set an item's category and end rule; outputs that repeat a text are as long as the text."""
-    return replace(item, category=name, ends=True) if name in COPYING else item
+    if name in COPYING:  # outputs that repeat a text are as long as the text
+        items = [replace(item, category=name, ends=True) for item in items]
+    return Suite(name, tuple(items), "outpace")

@@ -27,7 +27,7 @@ from outpace.bench.runs import BASELINE, Request, Run
 from outpace.core import OutpaceError
 from outpace.engine.parts import Adaptive
 from outpace.loading import Loaded
-from outpace.targets.drift import margin
+from outpace.targets.drift import margin_of
 
 THROUGHPUT, LATENCY = "throughput", "latency"
 _CONTEXT = 128  # rows in the cache when steps are measured
@@ -60,7 +60,7 @@ class Goal:
         """Seconds of a run according to the objective."""
         return run.seconds if self.objective == THROUGHPUT else sum(run.last_seconds)
 
-    def rows(self, measured: Measured, margin: Callable[[Seq[int]], float]) -> list[Row]:
+    def rows(self, measured: Measured, margin: Callable[[Seq[int], Seq[int]], float]) -> list[Row]:
         """Compute a row per method, with seconds according to the objective."""
         for trace in measured.traces:
             trace.runs = [
@@ -210,7 +210,9 @@ def tune(
             doing = f"each of {len(fit)} candidates once"
             deadline = clock() + (began + budget - clock()) / (len(goal.batches) - place)
             measured = _race(subject, fit, suite, Goal(goal.objective, (batch,)), settings, watch, deadline)
-            rows |= {Way(row.drafter, batch): row for row in goal.rows(measured, lambda text: math.nan)}
+            rows |= {
+                Way(row.drafter, batch): row for row in goal.rows(measured, lambda asked, output: math.nan)
+            }
     except _Over:
         if stopped():
             return None
@@ -323,7 +325,7 @@ def verify(
     measured = measure(subject, methods, part, way.batch, settings, stopped=stopped)
     if stopped():
         return None
-    row = goal.rows(measured, partial(margin, subject.target))[-1]
+    row = goal.rows(measured, partial(margin_of, subject.target))[-1]
     if row.error is not None:
         raise OutpaceError(f"{way}: {row.error}")
     return row

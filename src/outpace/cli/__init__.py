@@ -13,7 +13,7 @@ from outpace.cli.app import INTERRUPTED, app
 # Each module registers its command; --help lists them in this order.
 # isort: off
 from outpace.cli import demo, generate, chat, drafters  # noqa: F401
-from outpace.cli import bench, scaling, compare, tune, grow  # noqa: F401
+from outpace.cli import bench, scaling, tune, grow  # noqa: F401
 from outpace.cli import train, search, datastore, serve  # noqa: F401
 # isort: on
 

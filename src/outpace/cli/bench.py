@@ -1,7 +1,8 @@
-"""``outpace bench``: a table of methods for a user's model, hardware and prompts."""
+"""``outpace bench``: a table of methods for a user's model, hardware and prompts; two results compared."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,77 +11,64 @@ import typer
 from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import benchmarks, finish, guarded
-from outpace.cli.parts import check_length, profiled, sampling
+from outpace.cli.parts import Source, check_length, profiled, sampling
 from outpace.cli.place import spread_of
+from outpace.cli.writer import check_outputs
 from outpace.core import OutpaceError
 
 TRANSFORMERS = "transformers:plain,transformers:prompt_lookup"
 
 ProfileToo = Annotated[
-    Path | None,
-    typer.Option(
-        "--profile", help="Also measure the drafter of an `outpace tune` profile.", rich_help_panel=o.MODEL
-    ),
+    Path | None, o.model_option("--profile", help="Also measure the drafter of an `outpace tune` profile.")
 ]
 Drafters = Annotated[
     str,
-    typer.Option(
+    o.method_option(
         "--drafters",
         metavar="LIST",
         help="Drafters and their options; none, plain decoding, is always measured.",
-        rich_help_panel=o.METHODS,
     ),
 ]
 Peers = Annotated[
     str,
-    typer.Option(
+    o.method_option(
         "--peers",
         metavar="LIST",
         help="transformers (plain, prompt_lookup, assisted), vllm=VENV (plain, ngram, suffix), "
         "llama.cpp=VENV (plain, prompt_lookup), one method as in transformers:plain; or none.",
         show_default=f"{TRANSFORMERS}; of a .gguf file llama.cpp",
-        rich_help_panel=o.METHODS,
     ),
 ]
 Assistant = Annotated[
     str | None,
-    typer.Option(
+    o.method_option(
         "--assistant",
         help="Draft model of transformers:assisted. Default: the embedded one, for the embedded model.",
-        rich_help_panel=o.METHODS,
     ),
 ]
 Gguf = Annotated[
     Path | None,
-    typer.Option(
-        "--gguf",
-        help="The model's weights for llama.cpp. Default: converted from the model (extra gguf).",
-        rich_help_panel=o.METHODS,
+    o.method_option(
+        "--gguf", help="The model's weights for llama.cpp. Default: converted from the model (extra gguf)."
     ),
 ]
-Batches = Annotated[
-    str,
-    typer.Option("--batch", metavar="LIST", help="Prompts decoded together.", rich_help_panel=o.METHODS),
-]
+Batches = Annotated[str, o.method_option("--batch", metavar="LIST", help="Prompts decoded together.")]
 BenchRepeats = Annotated[
-    int,
-    typer.Option("--repeats", help="Runs of each method, after a warm-up.", min=1, rich_help_panel=o.METHODS),
+    int, o.method_option("--repeats", help="Runs of each method, after a warm-up.", min=1)
 ]
 Lengths = Annotated[
     str | None,
-    typer.Option(
+    o.method_option(
         "--lengths",
         metavar="LIST",
         help="Draft lengths K: every drafter with num_speculative_tokens, once with each; ungoverned.",
-        rich_help_panel=o.METHODS,
     ),
 ]
 BenchSeed = Annotated[
-    int,
-    typer.Option(
-        "--seed", help="Seed of the first prompt and of the order of methods.", rich_help_panel=o.SAMPLING
-    ),
+    int, o.sampling_option("--seed", help="Seed of the first prompt and of the order of methods.")
 ]
+FirstResult = Annotated[Path, typer.Argument(metavar="A.json", show_default=False)]
+SecondResult = Annotated[Path, typer.Argument(metavar="B.json", show_default=False)]
 
 
 @benchmarks.callback(
@@ -112,6 +100,7 @@ def bench(
     llamacpp: o.LlamaCpp = "",
     max_new_tokens: o.MaxNewTokens = 64,
     temperature: o.Temperature = 0.0,
+    top_p: o.TopP = 1.0,
     seed: BenchSeed = 0,
     eos: o.Ends = False,
     json_to: o.JsonTo = None,
@@ -124,24 +113,23 @@ def bench(
     """
     if context.invoked_subcommand is not None:
         return refuse_given(context)
-    sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     check_length(max_new_tokens)
     with screen.busy("reading the prompts ..."):
         from outpace.bench.run import Settings
         from outpace.cli import bench_run as runner
         from outpace.targets import is_gguf
 
-        runner.check_outputs(json_to, html)
-        settings = Settings(max_new_tokens, temperature, seed, repeats, eos)
+        check_outputs(json_to, html)
+        settings = Settings(max_new_tokens, temperature, top_p, seed, repeats, eos)
         beside = peers or ("llama.cpp" if is_gguf(model or "") else TRANSFORMERS)
         methods = (drafters, lengths, verifier, adaptive, beside, assistant, gguf)
         chosen = runner.plan(suite, data, limit, *methods, batch, settings)
     place = spread_of(device, device_map)
-    loading = ("" if profile else "none", profile, verifier, model, place, dtype, trust_remote_code)
+    source = Source(model, place, dtype, trust_remote_code, like, llamacpp, seq2seq=True)
     notes: list[str] = []
-    loaded, spec = profiled(
-        *loading, like=like, at_once=chosen.batches, remark=notes.append, llamacpp=llamacpp
-    )
+    plain = "" if profile else "none"
+    loaded, spec = profiled(source, plain, profile, verifier, at_once=chosen.batches, remark=notes.append)
     found = runner.run(chosen.with_drafter(spec, notes), loaded, json_to, html)
     finish(not found.interrupted, equal=found.whole and not found.failed and not found.broken)
 
@@ -152,3 +140,20 @@ def refuse_given(context: typer.Context) -> None:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise OutpaceError(f"--{name.replace('_', '-')} does not go with {context.invoked_subcommand}")
+
+
+@benchmarks.command("compare", epilog="Example: [bold]outpace bench compare monday.json friday.json[/bold]")
+@guarded
+def compare_benchmarks(first: FirstResult, second: SecondResult, as_json: o.AsJson = False) -> None:
+    """Compare two results of `outpace bench --json FILE` side by side."""
+    with screen.busy("reading ..."):
+        from outpace.bench import comparison
+        from outpace.bench.record import read_rows
+        from outpace.cli import bench_tables as bench_report
+
+        (one, rows), (two, others) = read_rows(first), read_rows(second)
+        found = comparison.compare(one, two, (rows, others))
+    if as_json:
+        typer.echo(json.dumps(comparison.as_json(found), indent=2))
+    else:
+        bench_report.compared(found, screen.out())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -36,20 +35,21 @@ from outpace.bench.methods import (
 from outpace.bench.peers import versions_of
 from outpace.bench.record import Record
 from outpace.bench.rows import rows_of
-from outpace.bench.run import Measured, Settings, measure, reason
+from outpace.bench.run import Settings, measure, reason
 from outpace.bench.runs import Method
 from outpace.bench.subject import fitting
-from outpace.bench.suites import load_suite
+from outpace.bench.suites import load_suite, split_names
 from outpace.cli import screen
 from outpace.cli.interrupt import Interrupt
-from outpace.cli.progress import Bar, bar
-from outpace.cli.writer import STANDARD_OUTPUT, check_out, write_results
+from outpace.cli.parts import numbers
+from outpace.cli.progress import bar
+from outpace.cli.writer import STANDARD_OUTPUT, write_results
 from outpace.core import OutpaceError, out_of_memory
 from outpace.drafters import load_drafter
 from outpace.embedded import nano_draft_path, nano_path
 from outpace.loading import Loaded
 from outpace.targets import is_gguf
-from outpace.targets.drift import margin
+from outpace.targets.drift import margin_of
 from outpace.verify import load_verifier
 
 
@@ -106,18 +106,16 @@ def plan(
     """Parse the lists of the command line.
 
     Raises:
-        OutpaceError: a list names something unknown.
+        OutpaceError: a list names something unknown, or a suite twice.
     """
-    names = [name.strip() for name in suites.split(",")]
-    if len(set(names)) < len(names):
-        raise OutpaceError(f"--suite has a suite twice in {suites!r}")
+    names = split_names(suites)
     specs = split_drafters(drafters)
     for spec in specs:
         load_drafter(spec)
     if lengths is not None:
         if adaptive:
             raise OutpaceError("--lengths and --adaptive both decide how much is drafted; leave one out")
-        specs, adaptive = with_lengths(specs, batch_sizes(lengths, "lengths")), False
+        specs, adaptive = with_lengths(specs, numbers("lengths", lengths)), False
     load_verifier(verifier)
     chosen_peers = split_peers(peers)
     _refuse_unread(chosen_peers, assistant, gguf)
@@ -130,7 +128,7 @@ def plan(
         peers=tuple(chosen_peers),
         assistant=assistant,
         gguf=gguf,
-        batches=batch_sizes(batches),
+        batches=numbers("batch", batches),
         settings=settings,
     )
 
@@ -145,36 +143,6 @@ def _refuse_unread(peers: Seq[Peer], assistant: str | None, gguf: Path | None) -
         raise OutpaceError(
             "--gguf is the model's weights for llama.cpp; add llama.cpp=VENV to --peers, or leave it out"
         )
-
-
-def batch_sizes(text: str, option: str = "batch") -> tuple[int, ...]:
-    """Parse numbers of prompts decoded at once, or those of another option.
-
-    Raises:
-        OutpaceError: they are not distinct numbers of at least 1.
-    """
-    try:
-        sizes = tuple(int(size) for size in text.split(","))
-    except ValueError:
-        raise OutpaceError(f"--{option} takes numbers, as in 1,4,16; not {text!r}") from None
-    if min(sizes) < 1 or len(set(sizes)) < len(sizes):
-        raise OutpaceError(f"--{option} takes distinct numbers of at least 1; not {text!r}")
-    return sizes
-
-
-def check_outputs(as_json: str | None, html: Path | None) -> None:
-    """Refuse files that cannot be written before anything is measured.
-
-    Raises:
-        OutpaceError: a file cannot be written, or the plots' library is missing.
-    """
-    if as_json is not None and as_json != STANDARD_OUTPUT:
-        check_out(Path(as_json), overwrite=True)
-    if html is not None:
-        check_out(html, overwrite=True)
-        from outpace.bench.html import check_installed
-
-        check_installed()
 
 
 def run(chosen: Plan, model: Loaded, as_json: str | None, html: Path | None) -> Record:
@@ -286,9 +254,10 @@ def _measure(chosen: Plan, model: Loaded, suites: Seq[Suite], methods: Seq[Metho
             name = suite.name if batch == 1 else f"{suite.name}, {batch} at once"
             asked = (model, _of_batch(methods, batch, found.notes), suite, batch, chosen.settings)
             try:
-                measured = measure(*asked, _advance(progress, name), lambda: interrupt.raised)
+                advanced = lambda _, name=name: progress.advance(name)  # noqa: E731
+                measured = measure(*asked, advanced, lambda: interrupt.raised)
                 if measured.groups:
-                    found.rows += rows_of(measured, partial(margin, model.target), found.roof)
+                    found.rows += rows_of(measured, partial(margin_of, model.target), found.roof)
             except (OutpaceError, MemoryError, RuntimeError) as error:
                 if not isinstance(error, OutpaceError) and not out_of_memory(error):
                     raise
@@ -300,10 +269,6 @@ def _measure(chosen: Plan, model: Loaded, suites: Seq[Suite], methods: Seq[Metho
         raise OutpaceError("; ".join(failures))
     found.notes += failures
     found.whole = not failures and not found.interrupted
-
-
-def _advance(progress: Bar, name: str) -> Callable[[Measured], None]:
-    return lambda measured: progress.advance(name)
 
 
 def _of_batch(methods: Seq[Method], batch: int, notes: list[str]) -> list[Method]:
@@ -320,6 +285,9 @@ def _of_batch(methods: Seq[Method], batch: int, notes: list[str]) -> list[Method
 def _roof(model: Loaded, notes: list[str]) -> Roof | None:
     if model.target.model is None:
         notes.append("no roof is known of a model that transformers does not run")
+        return None
+    if model.target.has_encoder:
+        notes.append("no roof is known of an encoder-decoder model")
         return None
     with screen.busy("measuring the machine ..."):
         try:

@@ -12,7 +12,7 @@ from outpace.cli import screen
 from outpace.cli.app import app, guarded
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.online import check_online, engine_of, learning
-from outpace.cli.parts import profiled, sampling
+from outpace.cli.parts import Source, profiled, sampling
 from outpace.cli.running import lossy_note, rate, run_one
 from outpace.core import Generation, OutpaceError, SamplingParams
 
@@ -58,9 +58,8 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    loaded, spec = profiled(
-        drafter, profile, verifier, model, device, dtype, trust_remote_code, llamacpp=llamacpp
-    )
+    source = Source(model, device, dtype, trust_remote_code, llamacpp=llamacpp)
+    loaded, spec = profiled(source, drafter, profile, verifier)
     with learning(loaded, spec, online, online_options, online_out) as learner:
         engine = engine_of(loaded, spec, verifier, 1, adaptive, learner)
         talk(Chat(loaded, engine, params))

@@ -78,7 +78,7 @@ class Difference:
     other: int | None
     plain_text: str
     other_text: str
-    margin: float | None = None
+    margin: float | None
 
     def __str__(self) -> str:
         text = f"token {self.index + 1} is {self.plain_text} plainly and {self.other_text} accelerated"
@@ -139,16 +139,19 @@ def drift_json(drift: Drift) -> dict[str, Any]:
     }
 
 
-def first_difference(model: Loaded, plain: Generation, other: Generation) -> Difference | None:
+def first_difference(
+    model: Loaded, job: Job, plain: Generation, other: Generation, greedy: bool
+) -> Difference | None:
     """The first place where two outputs of a prompt differ; None if they are equal."""
-    from outpace.targets.drift import parting
+    from outpace.targets.drift import margin_of, parting
 
     index = parting(plain.tokens, other.tokens)
     if index is None:
         return None
     a, b = (tokens[index] if index < len(tokens) else None for tokens in (plain.tokens, other.tokens))
     texts = ["the end" if token is None else repr(model.tokenizer.decode([token])) for token in (a, b)]
-    return Difference(index, a, b, texts[0], texts[1])
+    apart = margin_of(model.target, job.ids, plain.tokens[:index]) if greedy and a is not None else None
+    return Difference(index, a, b, texts[0], texts[1], apart)
 
 
 def compare(
@@ -163,7 +166,7 @@ def compare(
 
     None if interrupted before both sides were measured once.
     """
-    from outpace.targets.drift import margin, measure_drift
+    from outpace.targets.drift import measure_drift
 
     if params.seed is None and not params.greedy:
         params = replace(params, seed=secrets.randbits(64))
@@ -174,13 +177,11 @@ def compare(
                 side.run(job, params, interrupt)
     if plain.generation is None or other.generation is None:
         return None
-    different = first_difference(model, plain.generation, other.generation)
-    if different is not None and params.greedy and different.plain is not None:
-        text = [*job.ids, *plain.generation.tokens[: different.index]]
-        different = replace(different, margin=margin(model.target, text))
+    different = first_difference(model, job, plain.generation, other.generation, params.greedy)
     drift = None
     if engines[1].verifier.lossy:
-        drift = measure_drift(model.target, job.ids, plain.answer.tokens, other.answer.tokens)
+        prompt, source = model.target.parts(job.ids)
+        drift = measure_drift(model.target, prompt, plain.answer.tokens, other.answer.tokens, source)
     return Comparison(job, plain, other, promises(engines[1], params), different, drift)
 
 
@@ -198,14 +199,20 @@ def warm_up(engines: Seq[Engine], job: Job, params: SamplingParams, interrupt: I
 
 def compare_all(
     model: Loaded,
-    engines: tuple[Engine, Engine],
+    engine: Engine,
+    label: str,
     jobs: Seq[Job],
     params: SamplingParams,
     repeats: int,
     writer: Writer,
-) -> tuple[list[Comparison], bool]:
-    """Compare on each prompt, and write JSON lines as they come. Return also if the run was complete."""
+) -> tuple[bool, bool]:
+    """Compare an engine with plain decoding on each prompt: JSON lines as they come, or a report at the end.
+
+    Returns:
+        Whether the run was complete, and whether outputs are equal that were promised to be.
+    """
     found: list[Comparison] = []
+    engines = model.engine(), engine
     with Interrupt() as interrupt, bar(len(jobs), "comparing") as progress:
         warm_up(engines, jobs[0], params, interrupt)
         for job in jobs:
@@ -217,7 +224,9 @@ def compare_all(
             if interrupt.raised:
                 break
             progress.advance("" if one is None else f"{one.ratio:.2f} times as fast")
-    return found, not interrupt.raised
+    if found and not writer.as_json:
+        report(found, label, writer)
+    return not interrupt.raised, not any(one.promised and not one.equal for one in found)
 
 
 # -- the report ------------------------------------------------------------------------------------------
@@ -280,8 +289,3 @@ def kept(engine: Engine) -> str:
     if engine.verifier.lossy:
         return f"the verifier {engine.verifier} changes the distribution of the output"
     return f"the verifier {engine.verifier} preserves the distribution of the output, not its tokens"
-
-
-def failed(found: Seq[Comparison]) -> bool:
-    """True if outputs differ that were promised to be equal."""
-    return any(one.promised and not one.equal for one in found)

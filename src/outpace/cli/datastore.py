@@ -22,26 +22,23 @@ SourcePaths = Annotated[
     list[Path], typer.Argument(help="Files and folders of texts or of token ids.", show_default=False)
 ]
 DatastoreOut = Annotated[
-    Path,
-    typer.Option("--out", "-o", help="The datastore's file.", rich_help_panel=o.OUTPUT, show_default=False),
+    Path, o.output_option("--out", "-o", help="The datastore's file.", show_default=False)
 ]
 TokenizerName = Annotated[
     str | None,
-    typer.Option(
+    o.model_option(
         "--model",
         "--tokenizer",
         "-m",
         help="Model whose tokenizer is used: hub name or folder. Default: the embedded model.",
-        rich_help_panel=o.MODEL,
     ),
 ]
 VocabularySize = Annotated[
     int | None,
-    typer.Option(
+    o.model_option(
         "--vocabulary",
         help="Size of the vocabulary, in place of --model if all sources are token ids.",
         min=1,
-        rich_help_panel=o.MODEL,
     ),
 ]
 Field = Annotated[str, typer.Option("--field", help="Field of a .jsonl file's objects with the text.")]
@@ -89,14 +86,17 @@ def build_datastore(
     if model is not None and vocabulary is not None:
         raise OutpaceError("give --model or --vocabulary, not both")
     check_out(out, overwrite)
-    found = find_sources(sources, field, end_token)
+    files, passed = corpus.find(sources)
+    if passed:
+        screen.note(f"skipped, not text: {len(passed)} files, such as {passed[0]}")
     if vocabulary is not None:
         words = Vocabulary(vocabulary)
     else:
         with screen.busy(f"loading the tokenizer of {model or 'the embedded model'} ..."):
             words = vocabulary_of(model, trust_remote_code)
-    built = build(found, words, out, int(memory * 2**30))
-    show(built, as_json, table)
+    pieces = (piece for file in files for piece in corpus.read(file, field, end_token))
+    size = sum(file.stat().st_size for file in files)
+    show(build(pieces, size, words, out, int(memory * 2**30)), as_json, table)
 
 
 @datastores.command("info", epilog="Example: [bold]outpace datastore info texts.datastore --verify[/bold]")
@@ -108,23 +108,6 @@ def datastore_info(file: DatastoreFile, verify: VerifyAll = False, as_json: o.As
 
 _TOGETHER = 1 << 20  # bytes of text that are tokenised in one call
 _UNIT = 1_000_000  # bytes of the sources per step of the bar
-
-
-@dataclass(frozen=True)
-class Sources:
-    """Inputs of a datastore: files, and how to read them."""
-
-    files: list[Path]
-    field: str
-    end_token: int | None
-
-    @property
-    def size(self) -> int:
-        return sum(file.stat().st_size for file in self.files)
-
-    def pieces(self) -> Iterator[Piece]:
-        for file in self.files:
-            yield from corpus.read(file, self.field, self.end_token)
 
 
 @dataclass(frozen=True)
@@ -153,35 +136,26 @@ class Vocabulary:
 def vocabulary_of(model: str | None, trust_remote_code: bool) -> Vocabulary:
     """The vocabulary of a model's tokenizer; by default the embedded model's."""
     from outpace.drafters.retrieval.datastore_header import fingerprint
-    from outpace.loading import load_tokenizer
+    from outpace.loading.weights import load_tokenizer
 
     name, tokenizer = load_tokenizer(model, trust_remote_code)
     entries = tokenizer.get_vocab()
     return Vocabulary(max(entries.values()) + 1, name, fingerprint(entries), tokenizer)
 
 
-def find_sources(paths: list[Path], field: str, end_token: int | None) -> Sources:
-    """The files of the sources; skipped files are reported.
-
-    Raises:
-        OutpaceError: a source does not exist, or all are empty.
-    """
-    files, passed = corpus.find(paths)
-    if passed:
-        screen.note(f"skipped, not text: {len(passed)} files, such as {passed[0]}")
-    return Sources(files, field, end_token)
-
-
-def build(found: Sources, vocabulary: Vocabulary, out: Path, memory: int) -> dict[str, Any]:
+def build(
+    pieces: Iterator[Piece], size: int, vocabulary: Vocabulary, out: Path, memory: int
+) -> dict[str, Any]:
     """Build a datastore; return its ``describe``, with the seconds it took.
 
     Args:
+        size: bytes of all pieces.
         memory: bytes that sorting may take.
     """
     from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
 
     began = time.perf_counter()
-    with progress.bar(-(-found.size // _UNIT) or 1, "MB read") as bar:
+    with progress.bar(-(-size // _UNIT) or 1, "MB read") as bar:
         writer = DatastoreWriter(
             out,
             vocabulary.size,
@@ -192,10 +166,10 @@ def build(found: Sources, vocabulary: Vocabulary, out: Path, memory: int) -> dic
         )
         with writer:
             done = 0
-            for pieces in _batches(found.pieces()):
-                for tokens, piece in zip(_tokens(pieces, vocabulary), pieces, strict=True):
+            for batch in _batches(pieces):
+                for tokens, piece in zip(_tokens(batch, vocabulary), batch, strict=True):
                     writer.add(tokens, piece.last)
-                before, done = done, done + sum(piece.size for piece in pieces)
+                before, done = done, done + sum(piece.size for piece in batch)
                 bar.advance(f"{writer.tokens:,} tokens", steps=done // _UNIT - before // _UNIT)
     return describe(out) | {"seconds": time.perf_counter() - began}
 

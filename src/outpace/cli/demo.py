@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,7 +27,7 @@ from outpace.cli.app import app, finish, guarded
 from outpace.cli.comparing import first_difference, kept, promises, warm_up
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.online import engine_of
-from outpace.cli.parts import labelled, profiled, sampling
+from outpace.cli.parts import Source, labelled, profiled, sampling
 from outpace.cli.prompts import Prompt
 from outpace.cli.running import Job, rate
 from outpace.core import OutpaceError, SamplingParams
@@ -37,16 +37,7 @@ if TYPE_CHECKING:
     from outpace.engine.engine import Engine
     from outpace.loading import Loaded
 
-DrafterSpec = Annotated[
-    str,
-    typer.Option(
-        "--drafter",
-        "-d",
-        metavar="SPEC",
-        help=o._SPEC,
-        rich_help_panel=o.MODEL,
-    ),
-]
+DrafterSpec = Annotated[str, o.model_option("--drafter", "-d", metavar="SPEC", help=o._SPEC)]
 Question = Annotated[str | None, typer.Option("--prompt", "-p", help="Prompt in place of the question.")]
 Once = Annotated[
     bool, typer.Option("--once", help="Print only the final state, for terminals that cannot be redrawn.")
@@ -57,11 +48,12 @@ Real = Annotated[
 ]
 
 AsGguf = Annotated[
-    bool,
-    typer.Option("--gguf", help="Run the embedded model through llama.cpp, as a GGUF file in q8_0."),
+    bool, typer.Option("--gguf", help="Run the embedded model through llama.cpp, as a GGUF file in q8_0.")
 ]
 
-DEMO_DRAFTER = "lookahead:window=4,ngram=4,guesses=4"  # on a CPU a wide forward costs more
+# On a CPU a wide forward costs more: the embedded model has a small window, others a drafter that copies.
+DEMO_DRAFTER = "lookahead:window=4,ngram=4,guesses=4"
+OTHERS_DRAFTER = "suffix"
 
 
 @app.command(epilog="Example: [bold]outpace demo --drafter lookahead:window=5,ngram=4[/bold]")
@@ -93,7 +85,7 @@ def demo(
     if prompt == "":
         raise OutpaceError("the prompt is empty; give --prompt TEXT, or leave it out for the demo's question")
     if profile is None:
-        drafter = drafter or DEMO_DRAFTER
+        drafter = drafter or (OTHERS_DRAFTER if real or gguf or model else DEMO_DRAFTER)
     if (real or gguf) and model is not None:
         raise OutpaceError(f"--{'real' if real else 'gguf'} names the model; leave --model out")
     if real and gguf:
@@ -105,13 +97,29 @@ def demo(
             model = str(nano_gguf())
     if real:
         model, prompt = "smollm2", prompt or REAL_PROMPT
-    loaded, spec = profiled(
-        drafter, profile, verifier, model, device, dtype, trust_remote_code, llamacpp=llamacpp
-    )
+    source = Source(model, device, dtype, trust_remote_code, llamacpp=llamacpp)
+    loaded, spec = profiled(source, drafter, profile, verifier)
     engines = (loaded.engine(), engine_of(loaded, spec, verifier, 1, adaptive, None))
     label = labelled(spec, engines[1])
-    equal, whole = run(loaded, engines, label, prompt or DEMO_PROMPT, params, once, chat=real)
-    finish(whole, equal)
+    console = screen.out()
+    text = prompt or DEMO_PROMPT
+    job = Job(0, Prompt(text), loaded.encode(text, chat=real))
+    console.print(heading(loaded, text, console))
+    with Interrupt() as interrupt:
+        with screen.busy("warming up ..."):
+            warm_up(engines, job, params, interrupt)
+        lanes = [
+            Lane(name, engine, job.ids, params)
+            for name, engine in zip(("plain", label), engines, strict=True)
+        ]
+        show(lanes, console, once, interrupt)
+    for lane in lanes:
+        lane.engine.remove(lane.sequence)
+    if interrupt.raised:
+        finish(False)
+    line, equal = verdict(loaded, job, lanes)
+    console.print(Text(line, style="bold green" if equal else "bold red"), soft_wrap=True)
+    finish(True, equal)
 
 
 DEMO_PROMPT = (
@@ -272,52 +280,14 @@ def show(lanes: Seq[Lane], console: Console, once: bool, interrupt: Interrupt) -
 def verdict(model: Loaded, job: Job, lanes: Seq[Lane]) -> tuple[str, bool]:
     """The last line, and whether the outputs are as promised: equal, except with some verifiers."""
     plain, other = (lane.sequence.generation() for lane in lanes)
-    different = first_difference(model, plain, other)
+    params = lanes[1].sequence.params
+    different = first_difference(model, job, plain, other, params.greedy)
     if different is None:
         ratio = rate(1, other.stats.seconds) * plain.stats.seconds
         return (
             f"equal: yes, {len(other.tokens)} tokens in {other.stats.steps} steps instead of "
             f"{plain.stats.steps}, {ratio:.2f} times as fast"
         ), True
-    from outpace.targets.drift import margin
-
-    if plain.stats.tokens and different.plain is not None and lanes[0].sequence.params.greedy:
-        text = [*job.ids, *plain.tokens[: different.index]]
-        different = replace(different, margin=margin(model.target, text))
-    if not promises(lanes[1].engine, lanes[1].sequence.params):
+    if not promises(lanes[1].engine, params):
         return f"equal: no, {different} ({kept(lanes[1].engine)})", True
     return f"equal: no, {different}", False
-
-
-def run(
-    model: Loaded,
-    engines: tuple[Engine, Engine],
-    label: str,
-    prompt: str,
-    params: SamplingParams,
-    once: bool,
-    chat: bool = False,
-) -> tuple[bool, bool]:
-    """Run the race; return whether the outputs are as promised, and whether it ran to its end.
-
-    Args:
-        chat: whether the prompt goes into the chat template.
-    """
-    console = screen.out()
-    job = Job(0, Prompt(prompt), model.encode(prompt, chat))
-    console.print(heading(model, prompt, console))
-    with Interrupt() as interrupt:
-        with screen.busy("warming up ..."):
-            warm_up(engines, job, params, interrupt)
-        lanes = [
-            Lane(name, engine, job.ids, params)
-            for name, engine in zip(("plain", label), engines, strict=True)
-        ]
-        show(lanes, console, once, interrupt)
-    for lane in lanes:
-        lane.engine.remove(lane.sequence)
-    if interrupt.raised:
-        return True, False
-    line, equal = verdict(model, job, lanes)
-    console.print(Text(line, style="bold green" if equal else "bold red"), soft_wrap=True)
-    return equal, True

@@ -13,10 +13,10 @@ import typer
 from outpace.cli import options as o
 from outpace.cli import prompts, screen
 from outpace.cli.app import app, finish, guarded
-from outpace.cli.comparing import compare_all, failed, report
+from outpace.cli.comparing import compare_all
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.online import check_online, engine_of, learning
-from outpace.cli.parts import labelled, profiled, sampling
+from outpace.cli.parts import Source, labelled, profiled, sampling
 from outpace.cli.place import note_traffic, place_of
 from outpace.cli.progress import bar
 from outpace.cli.running import (
@@ -35,23 +35,18 @@ from outpace.core import Generation, OutpaceError, SamplingParams
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
-    from outpace.loading import Loaded
     from outpace.sequence import Sequence
 
 PresencePenalty = Annotated[
     float,
-    typer.Option(
-        "--presence-penalty",
-        help="Subtracted once from the logit of each token in the output.",
-        rich_help_panel=o.SAMPLING,
+    o.sampling_option(
+        "--presence-penalty", help="Subtracted once from the logit of each token in the output."
     ),
 ]
 FrequencyPenalty = Annotated[
     float,
-    typer.Option(
-        "--frequency-penalty",
-        help="Subtracted from a token's logit once per occurrence in the output.",
-        rich_help_panel=o.SAMPLING,
+    o.sampling_option(
+        "--frequency-penalty", help="Subtracted from a token's logit once per occurrence in the output."
     ),
 ]
 Prompt = Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt.")]
@@ -74,35 +69,18 @@ Reference = Annotated[
 ]
 InTemplate = Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")]
 Batch = Annotated[int, typer.Option("--batch", help="Prompts decoded together.", min=1)]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option("--stop", help="Text that ends the output; repeatable.", rich_help_panel=o.SAMPLING),
-]
-IgnoreEos = Annotated[
-    bool, typer.Option("--ignore-eos", help="Continue after an end token.", rich_help_panel=o.SAMPLING)
-]
+Stop = Annotated[list[str] | None, o.sampling_option("--stop", help="Text that ends the output; repeatable.")]
+IgnoreEos = Annotated[bool, o.sampling_option("--ignore-eos", help="Continue after an end token.")]
 Logprobs = Annotated[
     int | None,
-    typer.Option(
-        "--logprobs",
-        help="With --json: log probabilities of each token and of N alternatives.",
-        rich_help_panel=o.OUTPUT,
-    ),
+    o.output_option("--logprobs", help="With --json: log probabilities of each token and of N alternatives."),
 ]
-Out = Annotated[
-    Path | None, typer.Option("--out", "-o", help="Write results to this file.", rich_help_panel=o.OUTPUT)
-]
+Out = Annotated[Path | None, o.output_option("--out", "-o", help="Write results to this file.")]
 Compare = Annotated[
-    bool,
-    typer.Option(
-        "--compare", help="Decode plainly too, in turns: equality and both speeds.", rich_help_panel=o.OUTPUT
-    ),
+    bool, o.output_option("--compare", help="Decode plainly too, in turns: equality and both speeds.")
 ]
 Repeats = Annotated[
-    int,
-    typer.Option(
-        "--repeats", help="With --compare: report medians of N runs.", min=1, rich_help_panel=o.OUTPUT
-    ),
+    int, o.output_option("--repeats", help="With --compare: report medians of N runs.", min=1)
 ]
 
 
@@ -159,14 +137,14 @@ def generate(
     place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
     found = prompts.read(prompt, file, reference or ())
     copied, together = any(one.references for one in found), min(batch, len(found))
-    loading = (drafter, profile, verifier, model, place, dtype, trust_remote_code)
+    source = Source(model, place, dtype, trust_remote_code, llamacpp=llamacpp, seq2seq=True)
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
-        loaded, spec = profiled(*loading, references=copied, at_once=(together,), llamacpp=llamacpp)
+        loaded, spec = profiled(source, drafter, profile, verifier, copied, (together,))
         jobs = prepare(found, loaded, chat)
         with learning(loaded, spec, online, online_options, online_out) as learner:
             engine = engine_of(loaded, spec, verifier, together, adaptive, learner)
             if compare:
-                ended = compare_plain(loaded, engine, labelled(spec, engine), jobs, params, repeats, writer)
+                ended = compare_all(loaded, engine, labelled(spec, engine), jobs, params, repeats, writer)
             elif prompts.is_list(file):
                 ended = generate_many(engine, jobs, params, batch, writer), True
             else:
@@ -246,19 +224,3 @@ def _titled(job: Job, generation: Generation) -> str:
     """A result as text, under the number of its prompt or line."""
     place = f"prompt {job.index + 1}" if job.prompt.line is None else f"line {job.prompt.line}"
     return f"== {place} ==\n{(generation.text or '').strip()}\n\n"
-
-
-def compare_plain(
-    model: Loaded,
-    engine: Engine,
-    label: str,
-    jobs: Seq[Job],
-    params: SamplingParams,
-    repeats: int,
-    writer: Writer,
-) -> tuple[bool, bool]:
-    """Compare an engine with plain decoding; return whether the run was complete and outputs are equal."""
-    found, whole = compare_all(model, (model.engine(), engine), jobs, params, repeats, writer)
-    if found and not writer.as_json:
-        report(found, label, writer)
-    return whole, not failed(found)

@@ -23,16 +23,11 @@ ShapeName = Annotated[
         show_default=False,
     ),
 ]
-ModelOut = Annotated[
-    Path,
-    typer.Option("--out", "-o", help="The model's folder.", rich_help_panel=o.OUTPUT, show_default=False),
-]
+ModelOut = Annotated[Path, o.output_option("--out", "-o", help="The model's folder.", show_default=False)]
 GrownDtype = Annotated[
     str,
-    typer.Option(
-        "--dtype",
-        help="float32 keeps every token; in bfloat16 and float16 near-ties may flip. Or float64.",
-        rich_help_panel=o.MODEL,
+    o.model_option(
+        "--dtype", help="float32 keeps every token; in bfloat16 and float16 near-ties may flip. Or float64."
     ),
 ]
 NoiseSeed = Annotated[int, typer.Option("--seed", help="Seed of noise that no output depends on.", min=0)]
@@ -54,25 +49,13 @@ def grow_model(
     For benchmarks: it has the steps and tokens of the small model and the step
     times of the large one. Ctrl-C leaves nothing behind.
     """
-    found = run(model, like, out, dtype, seed, trust_remote_code)
-    show(found, as_json, table)
-
-
-def run(
-    model: str | None, like: str, out: Path, dtype: str, seed: int, trust_remote_code: bool
-) -> dict[str, Any]:
-    """Grow a model into a folder and return its description.
-
-    Raises:
-        OutpaceError: no such model, shape or dtype, a model that cannot be grown to the shape, or a folder
-            that cannot be written.
-    """
     import torch
 
     from outpace.bench.lab.growth import Growth, vocabulary_note
     from outpace.bench.lab.growth_folder import check_folder, save
     from outpace.bench.lab.llama_shapes import load_shape
-    from outpace.loading import DTYPES, load_weights
+    from outpace.loading.placement import DTYPES
+    from outpace.loading.weights import load_weights
 
     began = time.perf_counter()
     shape = load_shape(like)
@@ -96,7 +79,8 @@ def run(
     }
     with progress.bar(len(growth.names), "tensors") as bar:
         shards = save(growth, tokenizer, out, found, report=bar.advance)
-    return {**found, "shards": shards, "seconds": time.perf_counter() - began, "out": str(out)}
+    more = {"shards": shards, "seconds": time.perf_counter() - began, "out": str(out)}
+    show({**found, **more}, as_json, table)
 
 
 def table(found: dict[str, Any]) -> Table:

@@ -2,256 +2,188 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-MODEL = "Model"
-SAMPLING = "Sampling"
-OUTPUT = "Output"
+# An option in one of the panels of --help.
+model_option = partial(typer.Option, rich_help_panel="Model")
+method_option = partial(typer.Option, rich_help_panel="Methods")
+data_option = partial(typer.Option, rich_help_panel="Data")
+sampling_option = partial(typer.Option, rich_help_panel="Sampling")
+output_option = partial(typer.Option, rich_help_panel="Output")
 
 ModelName = Annotated[
     str | None,
-    typer.Option(
+    model_option(
         "--model",
         "-m",
         help="Hub name or folder, smollm2 (see `make real`), or a .gguf file, which llama.cpp runs. "
         "Default: the embedded model.",
-        rich_help_panel=MODEL,
     ),
 ]
 VerifierName = Annotated[
     str,
-    typer.Option(
+    model_option(
         "--verifier",
         metavar="SPEC",
         help="match: the tokens of plain decoding; rejection, spectr, block, traversal: their "
         "distribution; lossy: typical, top_beta, bild, lenient, with options as in typical:epsilon=0.3.",
-        rich_help_panel=MODEL,
     ),
 ]
 Adaptive = Annotated[
     bool | None,
-    typer.Option(
+    model_option(
         "--adaptive/--no-adaptive",
         help="Let a governor decide, from measured times, how much each step drafts, or verify all that the "
         "drafter proposes. Default: a governor if the verifier is match.",
-        rich_help_panel=MODEL,
         show_default=False,
     ),
 ]
 Device = Annotated[
-    str | None,
-    typer.Option("--device", help="In torch's notation. Default: cuda if available.", rich_help_panel=MODEL),
+    str | None, model_option("--device", help="In torch's notation. Default: cuda if available.")
 ]
 DeviceMap = Annotated[
     str | None,
-    typer.Option(
+    model_option(
         "--device-map",
         metavar="MAP",
         help="Divide the layers among devices: auto, balanced, sequential, or JSON from module to device.",
-        rich_help_panel=MODEL,
     ),
 ]
 Parallel = Annotated[
     str | None,
-    typer.Option(
+    model_option(
         "--parallel",
         metavar="MODE",
         help="Under torchrun: draft (each process has the model, and verifies a share of a draft) or tensor "
         "(each has a part of every layer).",
-        rich_help_panel=MODEL,
     ),
 ]
 ParallelTimeout = Annotated[
     float,
-    typer.Option(
-        "--parallel-timeout",
-        help="With --parallel: seconds in which every process must answer.",
-        min=1,
-        rich_help_panel=MODEL,
+    model_option(
+        "--parallel-timeout", help="With --parallel: seconds in which every process must answer.", min=1
     ),
 ]
 Dtype = Annotated[
     str,
-    typer.Option(
+    model_option(
         "--dtype",
         help="auto (the model's own on a GPU, float32 on a CPU), float32, bfloat16, float16, float64.",
-        rich_help_panel=MODEL,
     ),
 ]
 Trust = Annotated[
-    bool,
-    typer.Option(
-        "--trust-remote-code", help="Run Python code that comes with the model.", rich_help_panel=MODEL
-    ),
+    bool, model_option("--trust-remote-code", help="Run Python code that comes with the model.")
 ]
 LlamaCpp = Annotated[
     str,
-    typer.Option(
+    model_option(
         "--llamacpp",
         metavar="OPTIONS",
         help="With a .gguf file: options, as in threads=4,n_gpu_layers=-1,type_v=q8_0 (docs/llamacpp.md).",
-        rich_help_panel=MODEL,
     ),
 ]
-MaxNewTokens = Annotated[
-    int,
-    typer.Option("--max-new-tokens", "-n", help="Maximum tokens to emit.", rich_help_panel=SAMPLING),
-]
-Temperature = Annotated[
-    float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=SAMPLING)
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Results as JSON.", rich_help_panel=OUTPUT)]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Let --out replace a file.", rich_help_panel=OUTPUT)
-]
+MaxNewTokens = Annotated[int, sampling_option("--max-new-tokens", "-n", help="Maximum tokens to emit.")]
+Temperature = Annotated[float, sampling_option("--temperature", "-t", help="0 is greedy.")]
+AsJson = Annotated[bool, output_option("--json", help="Results as JSON.")]
+Overwrite = Annotated[bool, output_option("--overwrite", help="Let --out replace a file.")]
 _SPEC = (
     "A drafter and its options, as in lookahead:window=7,ngram=5; nested drafters in parentheses, as in "
     "combined:(lookahead)+(prompt_lookup); see `outpace drafters`."
 )
-DATA = "Data"
-METHODS = "Methods"
 DefaultDrafterSpec = Annotated[
-    str,
-    typer.Option(
-        "--drafter",
-        "-d",
-        metavar="SPEC",
-        help=_SPEC,
-        show_default="lookahead",
-        rich_help_panel=MODEL,
-    ),
+    str, model_option("--drafter", "-d", metavar="SPEC", help=_SPEC, show_default="lookahead")
 ]
 OnlineLearning = Annotated[
     bool,
-    typer.Option(
+    model_option(
         "--online",
         help="Let a drafter with trained weights learn in the background from its mistakes: "
         "draft_model, or METHOD:path=FOLDER. No token changes.",
-        rich_help_panel=MODEL,
     ),
 ]
 OnlineOptions = Annotated[
     str,
-    typer.Option(
+    model_option(
         "--online-options",
         metavar="OPTIONS",
         help="With --online: options of learning, as in every=512,learning_rate=3e-5.",
-        rich_help_panel=MODEL,
     ),
 ]
 OnlineOut = Annotated[
     Path | None,
-    typer.Option(
-        "--online-out",
-        help="With --online: a new folder, to which the drafter is saved at the end.",
-        rich_help_panel=MODEL,
+    model_option(
+        "--online-out", help="With --online: a new folder, to which the drafter is saved at the end."
     ),
 ]
-TopK = Annotated[
-    int,
-    typer.Option("--top-k", help="Keep the k most probable tokens; 0 keeps all.", rich_help_panel=SAMPLING),
-]
+TopK = Annotated[int, sampling_option("--top-k", help="Keep the k most probable tokens; 0 keeps all.")]
 TopP = Annotated[
-    float,
-    typer.Option(
-        "--top-p", help="Keep the smallest set of tokens of this probability.", rich_help_panel=SAMPLING
-    ),
+    float, sampling_option("--top-p", help="Keep the smallest set of tokens of this probability.")
 ]
 MinP = Annotated[
-    float,
-    typer.Option(
-        "--min-p",
-        help="Drop tokens less probable than this times the most probable one.",
-        rich_help_panel=SAMPLING,
-    ),
+    float, sampling_option("--min-p", help="Drop tokens less probable than this times the most probable one.")
 ]
 RepetitionPenalty = Annotated[
     float,
-    typer.Option(
-        "--repetition-penalty",
-        help="Lowers the logits of tokens in prompt and output; 1 is off.",
-        rich_help_panel=SAMPLING,
+    sampling_option(
+        "--repetition-penalty", help="Lowers the logits of tokens in prompt and output; 1 is off."
     ),
 ]
 Seed = Annotated[
-    int | None,
-    typer.Option(
-        "--seed", help="Equal seeds give equal outputs. Default: a new one.", rich_help_panel=SAMPLING
-    ),
+    int | None, sampling_option("--seed", help="Equal seeds give equal outputs. Default: a new one.")
 ]
 ProfileFile = Annotated[
     Path | None,
-    typer.Option(
-        "--profile",
-        help="Profile written by `outpace tune`, whose drafter is used in place of --drafter.",
-        rich_help_panel=MODEL,
+    model_option(
+        "--profile", help="Profile written by `outpace tune`, whose drafter is used in place of --drafter."
     ),
 ]
 GrownLike = Annotated[
     str | None,
-    typer.Option(
-        "--like",
-        metavar="SHAPE",
-        help="Grow the model to this shape in memory; see `outpace grow`.",
-        rich_help_panel=MODEL,
+    model_option(
+        "--like", metavar="SHAPE", help="Grow the model to this shape in memory; see `outpace grow`."
     ),
 ]
 Suites = Annotated[
     str,
-    typer.Option(
+    data_option(
         "--suite",
         metavar="LIST",
         help="builtin, rewriting, retrieval, spec_bench, mt_bench, humaneval, gsm8k, speed_bench, "
         "file:PATH (a .jsonl of prompts, turns or token ids).",
-        rich_help_panel=DATA,
     ),
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(
-        "--data",
-        envvar="OUTPACEDATA",
-        help="Folder with public sets. Default: fetch them from the hub.",
-        rich_help_panel=DATA,
+    data_option(
+        "--data", envvar="OUTPACEDATA", help="Folder with public sets. Default: fetch them from the hub."
     ),
 ]
-Limit = Annotated[
-    int | None,
-    typer.Option("--limit", help="Maximum number of prompts per suite.", min=1, rich_help_panel=DATA),
-]
+Limit = Annotated[int | None, data_option("--limit", help="Maximum number of prompts per suite.", min=1)]
 Ends = Annotated[
     bool,
-    typer.Option(
-        "--eos",
-        help="End answers at the model's end tokens; by default all have the same length.",
-        rich_help_panel=SAMPLING,
+    sampling_option(
+        "--eos", help="End answers at the model's end tokens; by default all have the same length."
     ),
 ]
 JsonTo = Annotated[
     str | None,
-    typer.Option(
+    output_option(
         "--json",
         metavar="FILE",
         help="Write results as JSON; - is standard output, and tables then go to standard error.",
-        rich_help_panel=OUTPUT,
     ),
 ]
-Html = Annotated[
-    Path | None,
-    typer.Option("--html", help="Write a report with plots.", rich_help_panel=OUTPUT),
-]
+Html = Annotated[Path | None, output_option("--html", help="Write a report with plots.")]
 TrainingData = Annotated[
     str,
-    typer.Option(
+    data_option(
         "--data",
         help="A .jsonl file, a folder of them, or hub:name=openai/gsm8k,config=main,split=train.",
-        rich_help_panel=DATA,
         show_default=False,
     ),
 ]
-ChatPrompts = Annotated[
-    bool, typer.Option("--chat", help="Put prompts into the chat template.", rich_help_panel=DATA)
-]
+ChatPrompts = Annotated[bool, data_option("--chat", help="Put prompts into the chat template.")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,62 +12,83 @@ from outpace.core import OutpaceError, SamplingParams
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
-    from outpace.loading import Loaded, Place
+    from outpace.loading import Loaded
+    from outpace.loading.placement import Place
 
 DEFAULT_DRAFTER = "lookahead"
+_OF_DRAWS = ("top_k", "top_p", "min_p")  # without an effect on greedy decoding
 
 
 def sampling(**values: Any) -> SamplingParams:
-    """SamplingParams from command line options; errors name the option as the user wrote it."""
+    """SamplingParams from command line options; errors name the option as the user wrote it.
+
+    Raises:
+        OutpaceError: a value is invalid, or has no effect because decoding is greedy.
+    """
     try:
-        return SamplingParams(**values)
+        params = SamplingParams(**values)
     except OutpaceError as error:
         name, _, rest = str(error).partition(" ")
         raise OutpaceError(f"--{name.replace('_', '-')} {rest}" if name in values else str(error)) from None
+    for name in _OF_DRAWS:
+        if params.greedy and getattr(params, name) != getattr(SamplingParams, name):
+            raise OutpaceError(
+                f"--{name.replace('_', '-')} has no effect at temperature 0, which takes the most probable "
+                "token; give --temperature, or leave it out"
+            )
+    return params
 
 
-def parts(
-    drafter: str,
-    verifier: str,
-    model: str | None,
-    device: Place,
-    dtype: str,
-    trust_remote_code: bool,
-    references: bool = False,
-    like: str | None = None,
-    llamacpp: str = "",
-) -> Loaded:
-    """Load the model, after checking the drafter and the verifier."""
-    with screen.busy(f"loading {model or 'the embedded model'} ..."):
-        from outpace.loading import load, needs_of_name
-        from outpace.verify import load_verifier
+@dataclass(frozen=True)
+class Source:
+    """The options that name a model and say how it is loaded; ``seq2seq`` as for ``outpace.load``."""
 
-        check_drafter(drafter, references)
-        load_verifier(verifier)
-        if like is None:
-            if (needs := needs_of_name(model, dtype, device, trust_remote_code)) is not None:
-                screen.note(f"{model}: {needs}")
-            return load(model, dtype, device, trust_remote_code=trust_remote_code, llamacpp=llamacpp)
-        if not isinstance(device, str | None):
-            raise OutpaceError("--like grows a model on one device; leave --device-map and --parallel out")
-        if llamacpp:
-            raise OutpaceError("--llamacpp is for .gguf files, which --like does not grow; leave one out")
-        from outpace.bench.lab.grown import load_grown
+    model: str | None
+    place: Place
+    dtype: str
+    trust_remote_code: bool
+    like: str | None = None
+    llamacpp: str = ""
+    seq2seq: bool = False
 
-        return load_grown(model, like, dtype, device, trust_remote_code=trust_remote_code)
+    def load(self, drafter: str = "none", verifier: str = "match", references: bool = False) -> Loaded:
+        """Load the model, after checking the drafter and the verifier."""
+        with screen.busy(f"loading {self.model or 'the embedded model'} ..."):
+            from outpace.loading import load
+            from outpace.loading.weights import needs_of_name
+            from outpace.verify import load_verifier
+
+            check_drafter(drafter, references)
+            load_verifier(verifier)
+            trust = self.trust_remote_code
+            if self.like is None:
+                if (needs := needs_of_name(self.model, self.dtype, self.place, trust)) is not None:
+                    screen.note(f"{self.model}: {needs}")
+                return load(
+                    self.model,
+                    self.dtype,
+                    self.place,
+                    trust_remote_code=trust,
+                    llamacpp=self.llamacpp,
+                    seq2seq=self.seq2seq,
+                )
+            if not isinstance(self.place, str | None):
+                raise OutpaceError(
+                    "--like grows a model on one device; leave --device-map and --parallel out"
+                )
+            if self.llamacpp:
+                raise OutpaceError("--llamacpp is for .gguf files, which --like does not grow; leave one out")
+            from outpace.bench.lab.grown import load_grown
+
+            return load_grown(self.model, self.like, self.dtype, self.place, trust_remote_code=trust)
 
 
 def profiled(
+    source: Source,
     drafter: str,
     profile: Path | None,
     verifier: str,
-    model: str | None,
-    device: Place,
-    dtype: str,
-    trust_remote_code: bool,
     references: bool = False,
-    like: str | None = None,
-    llamacpp: str = "",
     at_once: Iterable[int] = (1,),
     remark: Callable[[str], None] = screen.note,
 ) -> tuple[Loaded, str]:
@@ -77,17 +98,15 @@ def profiled(
         at_once: numbers of prompts that will be decoded together.
         remark: called with a message if the profile was tuned for another number.
     """
-    loading = (verifier, model, device, dtype, trust_remote_code)
-    more: dict[str, Any] = {"like": like, "llamacpp": llamacpp}
     if profile is None:
         spec = drafter or DEFAULT_DRAFTER
-        return parts(spec, *loading, references, **more), spec
+        return source.load(spec, verifier, references), spec
     if drafter:
         raise OutpaceError("give --drafter or --profile, not both: the profile names its drafter")
     from outpace.engine.profile import load_profile, other_batch, read_profiles
 
     read_profiles(profile)  # reports errors in the file before the model loads
-    loaded = parts("none", *loading, **more)
+    loaded = source.load(verifier=verifier)
     known = load_profile(profile, loaded.target)
     check_drafter(known.drafter, references)
     if (told := other_batch(known, at_once)) is not None:
@@ -99,11 +118,10 @@ def check_drafter(spec: str, references: bool) -> None:
     """Refuse an unknown drafter, or one that ignores the given references."""
     from outpace.drafters import load_drafter
 
-    if references and not load_drafter(spec).reads_references:
+    if not load_drafter(spec).reads_references and references:
         raise OutpaceError(
             f"--drafter {spec} reads no references; use --drafter reference, or leave them out"
         )
-    load_drafter(spec)
 
 
 def labelled(drafter: str, engine: Engine) -> str:
@@ -115,3 +133,18 @@ def check_length(max_new_tokens: int) -> None:
     """Refuse answers too short to measure decoding after the first step."""
     if max_new_tokens < 2:
         raise OutpaceError("--max-new-tokens must be at least 2: the first token comes with the prompt")
+
+
+def numbers(option: str, text: str, least: int = 1) -> tuple[int, ...]:
+    """Parse a list of numbers.
+
+    Raises:
+        OutpaceError: they are not distinct numbers of at least ``least``.
+    """
+    try:
+        found = tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise OutpaceError(f"--{option} takes numbers, as in 2,4,8; not {text!r}") from None
+    if min(found) < least or len(set(found)) < len(found):
+        raise OutpaceError(f"--{option} takes distinct numbers of at least {least}; not {text!r}")
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from outpace.cli import screen
@@ -9,7 +10,7 @@ from outpace.core import OutpaceError, RanksLost
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
-    from outpace.loading import Place
+    from outpace.loading.placement import Place
 
 PARALLEL = ("draft", "tensor")
 
@@ -24,7 +25,7 @@ def spread_of(device: str | None, device_map: str | None) -> Place:
         return device
     if device is not None:
         raise OutpaceError("give --device or --device-map, not both")
-    from outpace.loading import Spread
+    from outpace.loading.placement import Spread
 
     return Spread.of(device_map)
 
@@ -52,7 +53,8 @@ def place_of(
         raise OutpaceError(f"--parallel must be {' or '.join(PARALLEL)}, not {parallel!r}")
     if device not in (None, "cpu", "cuda"):
         raise OutpaceError("with --parallel each process has the device of its number; leave --device out")
-    from outpace.loading import Shared, load
+    from outpace.loading import load
+    from outpace.loading.placement import Shared
     from outpace.targets.ranks import Ranks
 
     ranks = Ranks.of_launcher(timeout)
@@ -83,5 +85,5 @@ def note_traffic(engine: Engine) -> None:
             f"; {traffic.shared} of {steps} steps shared; {traffic.rows / steps:.1f} of "
             f"{traffic.whole / steps:.1f} rows per step here, {traffic.bytes / steps:.0f} bytes of tokens; "
         )
-        note += f"sharing pays from {least} rows on" if least < 1 << 30 else "sharing pays at no width here"
+        note += f"sharing pays from {least} rows on" if least < math.inf else "sharing pays at no width here"
     screen.note(note)

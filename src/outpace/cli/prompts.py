@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from outpace.bench.items import item_of
 from outpace.core import OutpaceError
 from outpace.files import read_line
 
@@ -75,8 +76,7 @@ def read_lines(text: str, name: str) -> list[Prompt]:
         if not line.strip():
             continue
         try:
-            value = read_line(line)
-            prompts.append(Prompt(_prompt(value), number, _references(value)))
+            prompts.append(_prompt(read_line(line), number))
         except OutpaceError as error:
             raise OutpaceError(f"{name}, line {number}: {error}: {_short(line)}") from None
     if not prompts:
@@ -84,30 +84,14 @@ def read_lines(text: str, name: str) -> list[Prompt]:
     return prompts
 
 
-def _prompt(value: object) -> str:
+def _prompt(value: object, number: int) -> Prompt:
     """The prompt in a line's value."""
-    if isinstance(value, dict):
-        for key in ("prompt", "question", "turns"):
-            if key in value:
-                value = value[key]
-                break
-        else:
-            raise OutpaceError('no "prompt", "question" or "turns"')
-        if isinstance(value, list) and key == "turns" and value:
-            value = value[0]
-    if not isinstance(value, str):
-        raise OutpaceError("the prompt is not a string")
-    if not value:
-        raise OutpaceError("the prompt is empty")
-    return value
-
-
-def _references(value: object) -> tuple[str, ...]:
-    """The references in a line's value."""
-    found = value.get("references", []) if isinstance(value, dict) else []
-    if not isinstance(found, list) or not all(isinstance(text, str) and text for text in found):
-        raise OutpaceError('"references" is not a list of non-empty strings')
-    return tuple(found)
+    if isinstance(value, dict) and "tokens" in value:
+        value = {name: part for name, part in value.items() if name != "tokens"}
+        if not value.keys() & {"prompt", "question", "turns"}:
+            raise OutpaceError('only `outpace bench` takes "tokens"; give a text as "prompt"')
+    item = item_of(value, "")
+    return Prompt(item.turns[0], number, item.references)
 
 
 def _reference(file: Path) -> str:

@@ -77,11 +77,12 @@ def run_one(
     show: Callable[[str], None] = lambda text: None,
     references: Seq[Seq[int]] = (),
 ) -> Generation:
-    """Decode one prompt, step by step, and pass text to ``show`` as it is emitted.
+    """Decode one text, step by step, and pass text to ``show`` as it is emitted.
 
     An interrupt ends it with the finish reason ``removed`` and the tokens decoded so far.
     """
-    sequence = engine.add(ids, params, references=references)
+    prompt, source = engine.target.parts(ids)
+    sequence = engine.add(prompt, params, references=references, source=source)
     try:
         while sequence.finish_reason is None and not interrupt.raised:
             engine.step()
@@ -117,7 +118,9 @@ def run_many(
         while not interrupt.raised:
             while waiting and len(running) < batch:
                 job = waiting.pop()
-                running.append((job, engine.add(job.ids, params, references=job.references)))
+                prompt, source = engine.target.parts(job.ids)
+                sequence = engine.add(prompt, params, references=job.references, source=source)
+                running.append((job, sequence))
             if not running:
                 return
             stepped(engine.step())

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -16,34 +14,22 @@ from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import benchmarks, finish, guarded
 from outpace.cli.interrupt import Interrupt
-from outpace.cli.parts import check_length, parts
+from outpace.cli.parts import Source, check_length, numbers
 from outpace.cli.progress import bar
-from outpace.cli.writer import STANDARD_OUTPUT, write_results
-from outpace.core import OutpaceError
+from outpace.cli.writer import STANDARD_OUTPUT, check_outputs, write_results
 
 if TYPE_CHECKING:
-    from outpace.bench.items import Suite
     from outpace.bench.lab.scaling import Scaling, Setting
-    from outpace.bench.run import Settings
-    from outpace.loading import Loaded
 
-Windows = Annotated[
-    str,
-    typer.Option("--windows", metavar="LIST", help="Window sizes W; G = W.", rich_help_panel=o.METHODS),
-]
-Ngrams = Annotated[str, typer.Option("--ngrams", metavar="LIST", help="N.", rich_help_panel=o.METHODS)]
+Windows = Annotated[str, o.method_option("--windows", metavar="LIST", help="Window sizes W; G = W.")]
+Ngrams = Annotated[str, o.method_option("--ngrams", metavar="LIST", help="N.")]
 FromText = Annotated[
     bool,
-    typer.Option(
-        "--from-text",
-        help="Fill the pool from prompt and output too, not only from the window.",
-        rich_help_panel=o.METHODS,
+    o.method_option(
+        "--from-text", help="Fill the pool from prompt and output too, not only from the window."
     ),
 ]
-ScalingBatch = Annotated[
-    int,
-    typer.Option("--batch", help="Prompts decoded together.", min=1, rich_help_panel=o.METHODS),
-]
+ScalingBatch = Annotated[int, o.method_option("--batch", help="Prompts decoded together.", min=1)]
 
 
 @benchmarks.command(
@@ -73,90 +59,58 @@ def scaling_law(
     """
     check_length(max_new_tokens)
     with screen.busy("reading the prompts ..."):
+        from outpace.bench.lab.roof import work_of
+        from outpace.bench.lab.scaling import measure_scaling
+        from outpace.bench.lab.scaling_page import as_json, page
+        from outpace.bench.machine import machine
         from outpace.bench.run import Settings
-        from outpace.bench.suites import load_suite
-        from outpace.cli.bench_run import check_outputs
+        from outpace.bench.subject import fitting
+        from outpace.bench.suites import load_together
 
         grid = grid_of(windows, ngrams)
         check_outputs(json_to, html)
-        prompts_of = load_suite(suite, data)
-    loaded = parts("none", "match", model, device, dtype, trust_remote_code)
-    settings = Settings(max_new_tokens)
-    finish(run(loaded, prompts_of, limit, settings, grid, from_text, batch, json_to, html))
-
-
-def grid_of(windows: str, ngrams: str) -> list[Setting]:
-    """All pairs of the two lists.
-
-    Raises:
-        OutpaceError: the lists are not numbers, or a number is too small.
-    """
-    from outpace.bench.lab.scaling import Setting
-
-    sizes = _numbers("ngrams", ngrams, 2)
-    return [Setting(window, size) for size in sizes for window in _numbers("windows", windows, 1)]
-
-
-def _numbers(option: str, text: str, least: int) -> list[int]:
-    try:
-        found = sorted({int(number) for number in text.split(",")})
-    except ValueError:
-        raise OutpaceError(f"--{option} takes numbers, as in 2,4,8; not {text!r}") from None
-    if found[0] < least:
-        raise OutpaceError(f"--{option} takes numbers of at least {least}; not {found[0]}")
-    return found
-
-
-def run(
-    model: Loaded,
-    suite: Suite,
-    limit: int | None,
-    settings: Settings,
-    grid: list[Setting],
-    from_text: bool,
-    batch: int,
-    to_json: str | None,
-    html: Path | None,
-) -> bool:
-    """Measure and write the results; return whether the run was complete.
-
-    Raises:
-        OutpaceError: no prompt fits, or the model's work per step is unknown.
-    """
-    from outpace.bench.lab.roof import work_of
-    from outpace.bench.lab.scaling import measure_scaling
-    from outpace.bench.lab.scaling_page import as_json, page
-    from outpace.bench.machine import machine
-    from outpace.bench.subject import fitting
-
-    work = work_of(model.target)
+        prompts = load_together(suite, data)
+    loaded = Source(model, device, dtype, trust_remote_code).load()
+    work = work_of(loaded.target)
     deepest = max(setting.depth for setting in grid)
-    fits = fitting(model, suite, settings.max_new_tokens + deepest).first(limit)
+    fits = fitting(loaded, prompts, max_new_tokens + deepest).first(limit)
     groups = -(-len(fits.items) // batch)
     with Interrupt() as interrupt, bar(groups, "groups of prompts") as progress:
         found = measure_scaling(
-            model,
+            loaded,
             work,
             fits,
-            settings,
+            Settings(max_new_tokens),
             grid,
             from_text,
             batch,
             lambda measured: progress.advance(f"{len(grid)} settings"),
             lambda: interrupt.raised,
         )
-    show_points(found, screen.err() if to_json == STANDARD_OUTPUT else screen.out())
+    show_points(found, screen.err() if json_to == STANDARD_OUTPUT else screen.out())
     command = shlex.join(["outpace", *sys.argv[1:]])
     facts = {
         "command": command,
-        "machine": machine(model.device),
-        "model": {"name": model.name, "dtype": model.dtype, "device": model.device},
-        "max_new_tokens": settings.max_new_tokens,
+        "machine": machine(loaded.device),
+        "model": {"name": loaded.name, "dtype": loaded.dtype, "device": loaded.device},
+        "max_new_tokens": max_new_tokens,
         "from_text": from_text,
     }
     text = json.dumps(as_json(found, facts))
-    write_results(text, to_json, lambda: page(found, str(model), command), html)
-    return found.whole
+    write_results(text, json_to, lambda: page(found, str(loaded), command), html)
+    finish(found.whole)
+
+
+def grid_of(windows: str, ngrams: str) -> list[Setting]:
+    """All pairs of the two lists.
+
+    Raises:
+        OutpaceError: the lists are not distinct numbers, or a number is too small.
+    """
+    from outpace.bench.lab.scaling import Setting
+
+    sizes, widths = sorted(numbers("ngrams", ngrams, least=2)), sorted(numbers("windows", windows))
+    return [Setting(window, size) for size in sizes for window in widths]
 
 
 def show_points(found: Scaling, console: Console) -> None:

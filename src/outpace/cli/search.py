@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence as Seq
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
@@ -13,41 +14,29 @@ from outpace.cli import options as o
 from outpace.cli import progress, screen
 from outpace.cli.app import app, finish, guarded, show
 from outpace.cli.interrupt import Interrupt
-from outpace.cli.parts import sampling
+from outpace.cli.parts import Source, sampling
 from outpace.cli.writer import check_out
-from outpace.core import OutpaceError, SamplingParams
+from outpace.core import OutpaceError
 
 if TYPE_CHECKING:
     from outpace.loading import Loaded
     from outpace.train.skipping import SkippedLayers
 
-_SEARCH = "Search"
+_search = partial(typer.Option, rich_help_panel="Search")
 
 LayersOut = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", help="Write the layers to this .json file.", rich_help_panel=o.OUTPUT),
+    Path | None, o.output_option("--out", "-o", help="Write the layers to this .json file.")
 ]
-Trials = Annotated[
-    int, typer.Option("--trials", help="Sets of layers to try.", min=1, rich_help_panel=_SEARCH)
-]
-DraftTokens = Annotated[
-    int,
-    typer.Option("--num-draft-tokens", help="Tokens per draft.", min=1, rich_help_panel=_SEARCH),
-]
+Trials = Annotated[int, _search("--trials", help="Sets of layers to try.", min=1)]
+DraftTokens = Annotated[int, _search("--num-draft-tokens", help="Tokens per draft.", min=1)]
 MeasureName = Annotated[
     str,
-    typer.Option(
-        "--measure",
-        help="counts: tokens per layers run, reproducible; seconds: measured on this machine.",
-        rich_help_panel=_SEARCH,
+    _search(
+        "--measure", help="counts: tokens per layers run, reproducible; seconds: measured on this machine."
     ),
 ]
-PromptCount = Annotated[
-    int, typer.Option("--prompts", help="Maximum number of prompts.", min=1, rich_help_panel=o.DATA)
-]
-SearchSeed = Annotated[
-    int, typer.Option("--seed", help="Seed of the search and of sampling.", min=0, rich_help_panel=_SEARCH)
-]
+PromptCount = Annotated[int, o.data_option("--prompts", help="Maximum number of prompts.", min=1)]
+SearchSeed = Annotated[int, _search("--seed", help="Seed of the search and of sampling.", min=0)]
 
 
 @app.command(
@@ -82,83 +71,40 @@ def search(
         if out.suffix != ".json":
             raise OutpaceError(f"--out must end in .json, which distinguishes files from layers; not {out}")
         check_out(out, overwrite)
-    with screen.busy(f"loading {model or 'the embedded model'} ..."):
+    with screen.busy("getting ready ..."):
         from outpace.cli.train_run import table
-        from outpace.loading import load
-
-        settings = Search(trials, num_speculative_tokens, measure, prompts, seed)
-        loaded = load(model, dtype, device, trust_remote_code=trust_remote_code)
-    found, whole = run(loaded, data, chat, params, settings, out)
-    show(found, as_json, table)
-    finish(whole)
-
-
-@dataclasses.dataclass(frozen=True)
-class Search:
-    """Options of a search.
-
-    Attributes:
-        trials: sets of layers to try.
-        num_speculative_tokens: tokens that ``self_speculative`` drafts.
-        measure: the measure of a set, "counts" or "seconds".
-        prompts: maximum number of prompts, the first of the data.
-        seed: seed of the search.
-    """
-
-    trials: int
-    num_speculative_tokens: int
-    measure: str
-    prompts: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        from outpace.train.skipping import Measure
-
-        if self.measure not in get_args(Measure):
-            raise OutpaceError(f"--measure must be counts or seconds, not {self.measure!r}")
-
-
-def run(
-    model: Loaded, source: str, chat: bool, params: SamplingParams, search: Search, out: Path | None
-) -> tuple[dict[str, Any], bool]:
-    """Search; return the best result so far, and whether the search ran to its end.
-
-    Raises:
-        KeyboardInterrupt: interrupted before anything was found.
-    """
-    from outpace.train.skipping import Measure, find_skipped_layers
-
-    prompts = _prompts(model, source, chat, search.prompts)
-    best: SkippedLayers | None = None
-    with Interrupt() as interrupt, progress.bar(search.trials, "trials") as bar:
+        from outpace.train.skipping import Measure, find_skipped_layers
+    if measure not in get_args(Measure):
+        raise OutpaceError(f"--measure must be counts or seconds, not {measure!r}")
+    loaded = Source(model, device, dtype, trust_remote_code).load()
+    given = _prompts(loaded, data, chat, prompts)
+    with Interrupt() as interrupt, progress.bar(trials, "trials") as bar:
 
         def report(number: int, found: SkippedLayers | None) -> None:
-            nonlocal best
-            best = found
             bar.advance("" if found is None else f"best so far: skip {_spelled(found)}")
 
         try:
             best = find_skipped_layers(
-                model.target,
-                prompts,
+                loaded.target,
+                given,
                 params,
-                num_speculative_tokens=search.num_speculative_tokens,
-                trials=search.trials,
-                measure=cast(Measure, search.measure),
-                seed=search.seed,
+                num_speculative_tokens=num_speculative_tokens,
+                trials=trials,
+                measure=cast(Measure, measure),
+                seed=seed,
                 report=report,
                 stop=lambda: interrupt.raised,
             )
         except OutpaceError:
-            if interrupt.raised and best is None:
+            if interrupt.raised:  # before anything was found
                 raise KeyboardInterrupt from None
             raise
     if out is not None:
         best.save(out)
     skip = str(out) if out is not None else _spelled(best)
-    drafter = f"self_speculative:skip={skip},num_speculative_tokens={search.num_speculative_tokens}"
-    found = {**dataclasses.asdict(best), "prompts": len(prompts), "drafter": drafter}
-    return found, not interrupt.raised
+    drafter = f"self_speculative:skip={skip},num_speculative_tokens={num_speculative_tokens}"
+    show({**asdict(best), "prompts": len(given), "drafter": drafter}, as_json, table)
+    finish(not interrupt.raised)
 
 
 def _spelled(found: SkippedLayers) -> str:
@@ -167,10 +113,9 @@ def _spelled(found: SkippedLayers) -> str:
 
 def _prompts(model: Loaded, source: str, chat: bool, most: int) -> Seq[Seq[int]]:
     """The first prompts of the data that leave room for an answer; a text without a prompt is one."""
-    from outpace.train import data, hub
+    from outpace.train import hub
 
-    read = hub.read if source.startswith(hub.PREFIX) else data.read
-    documents = read(source, model, chat)
+    documents = hub.read(source, model, chat)
     given = [document.tokens[: document.prompt] or document.tokens for document in documents]
     context = model.target.context
     fits = [prompt for prompt in given if context is None or len(prompt) < context]

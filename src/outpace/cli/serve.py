@@ -16,7 +16,7 @@ import typer
 from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, guarded
-from outpace.cli.parts import profiled
+from outpace.cli.parts import Source, profiled
 from outpace.cli.place import place_of
 from outpace.core import OutpaceError
 
@@ -48,8 +48,7 @@ KeysFile = Annotated[
     ),
 ]
 Origins = Annotated[
-    list[str] | None,
-    _server("--cors-origin", help="Allow requests from pages of this origin; repeatable."),
+    list[str] | None, _server("--cors-origin", help="Allow requests from pages of this origin; repeatable.")
 ]
 Drain = Annotated[float, _server("--drain", help="Seconds for requests to finish after SIGTERM.", min=0)]
 NoLog = Annotated[bool, _server("--no-access-log", help="Do not log requests.")]
@@ -64,11 +63,10 @@ Endpoint = Annotated[
 ]
 Others = Annotated[
     list[str] | None,
-    typer.Option(
+    o.model_option(
         "--also",
         metavar="NAME=SPEC",
         help="A further drafter, which requests select by its name; repeatable.",
-        rich_help_panel=o.MODEL,
     ),
 ]
 MaxRunning = Annotated[int, _limits("--max-running", help="Sequences decoded at once.", min=1)]
@@ -126,9 +124,10 @@ def serve(
     """Serve a model over HTTP with OpenAI's API."""
     began = time.monotonic()
     try:
+        from outpace.serve.admission import Limits
         from outpace.serve.door import Keys
+        from outpace.serve.engine import make_engine
         from outpace.serve.server import Options, Server, listen
-        from outpace.serve.service import Limits, make_engine
         from outpace.serve.telemetry import tracer_to
     except ModuleNotFoundError as error:
         raise OutpaceError(
@@ -145,17 +144,14 @@ def serve(
     address = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
 
     def load() -> tuple[Loaded, Engine]:
-        loading = (drafter, profile, "match", model, place, dtype, trust_remote_code)
-        loaded, spec = profiled(*loading, llamacpp=llamacpp)
+        source = Source(model, place, dtype, trust_remote_code, llamacpp=llamacpp)
+        loaded, spec = profiled(source, drafter, profile, "match")
         governed: Adaptive = "auto" if adaptive is None else adaptive
         rooms = _memory(memory, prefix_cache)
         return loaded, make_engine(loaded, spec, limits, others, adaptive=governed, **rooms)
 
-    def ready(service: Service) -> None:
-        _banner(service, address, len(keys), time.monotonic() - began)
-
     _log(not no_access_log)
-    _run(Server(options, load, ready), listener)
+    _run(Server(options, load, lambda service: _banner(service, address, len(keys), began)), listener)
 
 
 def _run(server: Server, listener: socket) -> None:
@@ -176,13 +172,13 @@ def _memory(memory: float, prefix_cache: int) -> dict[str, Any]:
     }
 
 
-def _banner(service: Service, address: str, keys: int, seconds: float) -> None:
+def _banner(service: Service, address: str, keys: int, began: float) -> None:
     screen.note(f"outpace serves {service.name} ({service.model.dtype} on {service.model.device})")
     screen.note(f"  API       {address}/v1")
     screen.note(f"  page      {address}/")
     screen.note(f"  drafters  {', '.join(service.drafters)}")
     screen.note(f"  keys      {keys or 'none: anyone may ask'}")
-    screen.note(f"  ready after {seconds:.1f} s; Ctrl-C ends it", style="dim")
+    screen.note(f"  ready after {time.monotonic() - began:.1f} s; Ctrl-C ends it", style="dim")
 
 
 def _others(given: list[str]) -> dict[str, str]:

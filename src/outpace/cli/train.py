@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,105 +12,76 @@ from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, guarded, show
 
-_TRAINING = "Training"
+_training = partial(typer.Option, rich_help_panel="Training")
 
 Method = Annotated[
     str,
     typer.Argument(metavar="METHOD", help="Method and options, as in medusa:heads=4.", show_default=False),
 ]
-DrafterOut = Annotated[
-    Path,
-    typer.Option("--out", "-o", help="The drafter's folder.", rich_help_panel=o.OUTPUT, show_default=False),
-]
+DrafterOut = Annotated[Path, o.output_option("--out", "-o", help="The drafter's folder.", show_default=False)]
 ObjectiveName = Annotated[
     str,
-    typer.Option(
-        "--objective",
-        help="ground_truth, forward_kl, reverse_kl, jensen_shannon, total_variation.",
-        rich_help_panel=_TRAINING,
-    ),
+    _training("--objective", help="ground_truth, forward_kl, reverse_kl, jensen_shannon, total_variation."),
 ]
 Tune = Annotated[
     str,
-    typer.Option(
+    _training(
         "--tune",
         metavar="SPEC",
         help="Train the model as well, as in lora:rank=8,alpha=16,warmup=0.25: its tokens change.",
-        rich_help_panel=_TRAINING,
     ),
 ]
 OnPolicy = Annotated[
     float,
-    typer.Option(
-        "--on-policy",
-        help="Share of forwards on a draft model's own answers, scored by the target.",
-        rich_help_panel=_TRAINING,
-    ),
+    _training("--on-policy", help="Share of forwards on a draft model's own answers, scored by the target."),
 ]
 DraftToTrain = Annotated[
     str | None,
-    typer.Option(
+    _training(
         "--draft",
         help="For draft_model: start from this folder or hub name. [default: from scratch]",
-        rich_help_panel=_TRAINING,
         show_default=False,
     ),
 ]
 BoostAfter = Annotated[
     str | None,
-    typer.Option(
+    _training(
         "--boost-after",
         help="Comma-separated folders of trained drafters: learn what they get wrong.",
-        rich_help_panel=_TRAINING,
         show_default=False,
     ),
 ]
-Distil = Annotated[
-    bool,
-    typer.Option("--distil", help="Replace all answers by the model's.", rich_help_panel=o.DATA),
-]
-RowLength = Annotated[
-    int,
-    typer.Option("--length", help="Tokens of a packed row.", min=2, rich_help_panel=o.DATA),
-]
+Distil = Annotated[bool, o.data_option("--distil", help="Replace all answers by the model's.")]
+RowLength = Annotated[int, o.data_option("--length", help="Tokens of a packed row.", min=2)]
 HeldOut = Annotated[
     float,
-    typer.Option(
+    o.data_option(
         "--held-out",
         help="Share of documents held out for the reported figures; half as many more are for calibration.",
-        rich_help_panel=o.DATA,
     ),
 ]
-Steps = Annotated[int, typer.Option("--steps", help="Updates of the weights.", rich_help_panel=_TRAINING)]
-BatchRows = Annotated[int, typer.Option("--rows", help="Rows per forward.", rich_help_panel=_TRAINING)]
-Accumulate = Annotated[
-    int, typer.Option("--accumulate", help="Forwards per update.", rich_help_panel=_TRAINING)
-]
-LearningRate = Annotated[
-    float, typer.Option("--learning-rate", help="The peak learning rate.", rich_help_panel=_TRAINING)
-]
+Steps = Annotated[int, _training("--steps", help="Updates of the weights.")]
+BatchRows = Annotated[int, _training("--rows", help="Rows per forward.")]
+Accumulate = Annotated[int, _training("--accumulate", help="Forwards per update.")]
+LearningRate = Annotated[float, _training("--learning-rate", help="The peak learning rate.")]
 EvaluateEvery = Annotated[
-    int,
-    typer.Option(
-        "--evaluate-every", help="Steps between measurements and checkpoints.", rich_help_panel=_TRAINING
-    ),
+    int, _training("--evaluate-every", help="Steps between measurements and checkpoints.")
 ]
 Patience = Annotated[
-    int,
-    typer.Option(
-        "--patience",
-        help="Stop after N measurements without a gain; 0 never stops.",
-        rich_help_panel=_TRAINING,
-    ),
+    int, _training("--patience", help="Stop after N measurements without a gain; 0 never stops.")
 ]
 TrainingSeed = Annotated[
-    int,
-    typer.Option(
-        "--seed", help="Seed of initial weights and the order of data.", min=0, rich_help_panel=_TRAINING
-    ),
+    int, _training("--seed", help="Seed of initial weights and the order of data.", min=0)
 ]
-Bf16 = Annotated[
-    bool, typer.Option("--bf16", help="Forwards of the drafter in bfloat16.", rich_help_panel=_TRAINING)
+Bf16 = Annotated[bool, _training("--bf16", help="Forwards of the drafter in bfloat16.")]
+
+KeptIn = Annotated[
+    Path | None,
+    o.data_option(
+        "--states",
+        help="Keep the model's hidden states in this folder: each row is then read once, for later runs too.",
+        show_default=False,
+    ),
 ]
 
 
@@ -138,6 +110,7 @@ def train_drafter(
     evaluate_every: EvaluateEvery = 100,
     patience: Patience = 0,
     held_out: HeldOut = 0.05,
+    states: KeptIn = None,
     max_new_tokens: o.MaxNewTokens = 256,
     temperature: o.Temperature = 0.0,
     seed: TrainingSeed = 0,
@@ -182,7 +155,7 @@ def train_drafter(
         corpus = texts.Corpus(data, chat, distil, max_new_tokens, temperature, length, held_out)
         earlier = [folder.strip() for folder in (boost_after or "").split(",") if folder.strip()]
         try:
-            found = train.run(method, loaded, corpus, settings, out, draft, earlier, tune)
+            found = train.run(method, loaded, corpus, settings, out, draft, earlier, tune, states)
         except KeyboardInterrupt:
             screen.note("repeat the command to resume from the last checkpoint and the answers so far")
             raise

@@ -22,7 +22,7 @@ ANSWERS, HELD_OUT = "answers", "held_out"
 """Names of answer files: to learn from, and to measure on if the texts are not the target's own."""
 
 _SHOWN = {ANSWERS: "prompts answered", HELD_OUT: "held-out prompts answered"}
-_TOGETHER = 64  # prompts per process between two writes
+_TOGETHER = 256  # prompts per process between two writes
 
 
 def answered(

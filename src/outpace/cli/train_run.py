@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.table import Table
 
 from outpace.cli import progress, screen
@@ -30,6 +31,7 @@ from outpace.train.loop import Training, train
 from outpace.train.lora import LoRA
 from outpace.train.metric import replay
 from outpace.train.processes import Processes
+from outpace.train.states import KeptStates
 
 
 def module_of(method: str, target: TargetModel, draft: str | None = None) -> Learned:
@@ -58,6 +60,7 @@ def run(
     draft: str | None = None,
     boost_after: Seq[str] = (),
     tune: str = "",
+    states: Path | None = None,
 ) -> dict[str, Any]:
     """Train, write the drafter and its provenance, and return the results.
 
@@ -65,23 +68,24 @@ def run(
         draft: a model to start from.
         boost_after: folders of drafters whose mistakes are to be learnt.
         tune: how the model itself is trained too, as in ``lora:rank=16``; empty leaves it unchanged.
+        states: folder that keeps the model's hidden states; None keeps none.
     """
     processes = Processes(model.target.hidden.device)
     _check_places(out, [draft, *boost_after])
     finished = provenance.read(out)
-    torch_seed(settings.seed)
+    torch.manual_seed(settings.seed % 2**63)  # of the initial weights
     module = module_of(method, model.target, draft)
     if tune:
         module = Joint(module, load("way to train a model", {"lora": LoRA}, tune))
     earlier = [load_earlier(folder, model.target) for folder in boost_after]
+    kept = None if states is None else KeptStates(states, model.target)
     texts = prepare(model, corpus, out, processes)
     if processes.first:
         module.accompany(out, model.tokenizer)
     with progress.bar(settings.steps, "steps") as bar:
         shown = _Shown(bar)
-        reached = train(
-            module, texts.learnt, texts.held_out, settings, out, shown, earlier, texts.calibration
-        )
+        rows = texts.learnt, texts.held_out
+        reached = train(module, *rows, settings, out, shown, earlier, texts.calibration, kept)
     tuned = {"tuned_model": str(out / TARGET)} if tune else {}
     if finished and not shown.step:
         screen.note(f"finished already; see {out / provenance.PROVENANCE}")
@@ -101,7 +105,7 @@ def run(
         "answering_seconds": answers.seconds(out),
     }
     if earlier:
-        feed = Feed(earlier[0], texts.held_out, settings.rows, settings.seed, earlier=earlier[1:])
+        feed = Feed(earlier[0], texts.held_out, settings.rows, settings.seed, earlier=earlier[1:], kept=kept)
         found["earlier_expected_length"] = replay(earlier, feed.each(texts.held_out)).expected_length
     facts = {
         "command": sys.argv,
@@ -174,13 +178,6 @@ def _check_places(out: Path, read: Seq[str | None]) -> None:
         raise OutpaceError(
             f"{out} contains a model already, and {there[0]} would be overwritten; give another --out"
         )
-
-
-def torch_seed(seed: int) -> None:
-    """Make the initial weights depend on the seed alone."""
-    import torch
-
-    torch.manual_seed(seed % 2**63)
 
 
 def table(found: Mapping[str, Any]) -> Table:

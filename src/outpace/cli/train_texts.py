@@ -75,8 +75,7 @@ def prepare(model: Loaded, corpus: Corpus, out: Path, processes: Processes) -> T
     context = model.target.context
     if context is not None and corpus.length > context:
         raise OutpaceError(f"the model's context is {context}; give --length {context} or less")
-    read = hub.read if corpus.source.startswith(hub.PREFIX) else data.read
-    documents = read(corpus.source, model, corpus.chat)
+    documents = hub.read(corpus.source, model, corpus.chat)
     given = [document for document in documents if not (corpus.distil or document.open)]
     asked = [document for document in documents if corpus.distil or document.open]
     answers = _answers(model, corpus, asked, out, processes) if asked else []

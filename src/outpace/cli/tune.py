@@ -11,60 +11,41 @@ import typer
 from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, finish, guarded
-from outpace.cli.parts import check_length, parts, sampling
+from outpace.cli.parts import Source, check_length, numbers, sampling
 
 TuneDrafters = Annotated[
     str,
-    typer.Option(
+    o.method_option(
         "--drafters",
         metavar="LIST",
         help="Drafters to try: a name tries options of several widths, a spec only that one.",
         show_default=False,
-        rich_help_panel=o.METHODS,
     ),
 ]
 Objective = Annotated[
     str,
-    typer.Option(
-        "--objective",
-        help="throughput: tokens per second of all prompts together; latency: of each prompt.",
-        rich_help_panel=o.METHODS,
+    o.method_option(
+        "--objective", help="throughput: tokens per second of all prompts together; latency: of each prompt."
     ),
 ]
-TuneSeed = Annotated[
-    int, typer.Option("--seed", help="Seed of the order of prompts.", min=0, rich_help_panel=o.SAMPLING)
-]
+TuneSeed = Annotated[int, o.sampling_option("--seed", help="Seed of the order of prompts.", min=0)]
 TuneBatches = Annotated[
     str,
-    typer.Option(
-        "--batch",
-        metavar="LIST",
-        help="Prompts decoded together; the best of several numbers is chosen.",
-        rich_help_panel=o.METHODS,
+    o.method_option(
+        "--batch", metavar="LIST", help="Prompts decoded together; the best of several numbers is chosen."
     ),
 ]
 Budget = Annotated[
-    float,
-    typer.Option(
-        "--budget",
-        help="Seconds for tuning, excluding loading and --verify.",
-        min=0.001,
-        rich_help_panel=o.METHODS,
-    ),
+    float, o.method_option("--budget", help="Seconds for tuning, excluding loading and --verify.", min=0.001)
 ]
 CheckChoice = Annotated[
     bool,
-    typer.Option(
-        "--verify",
-        help="Hold back some prompts, and measure the choice on them after the budget.",
-        rich_help_panel=o.METHODS,
+    o.method_option(
+        "--verify", help="Hold back some prompts, and measure the choice on them after the budget."
     ),
 ]
 ProfileOut = Annotated[
-    Path,
-    typer.Option(
-        "--out", "-o", help="Profile. Those of other models in it are kept.", rich_help_panel=o.OUTPUT
-    ),
+    Path, o.output_option("--out", "-o", help="Profile. Those of other models in it are kept.")
 ]
 
 
@@ -91,6 +72,7 @@ def tune_drafter(
     llamacpp: o.LlamaCpp = "",
     max_new_tokens: o.MaxNewTokens = 64,
     temperature: o.Temperature = 0.0,
+    top_p: o.TopP = 1.0,
     seed: TuneSeed = 0,
     eos: o.Ends = False,
     as_json: o.AsJson = False,
@@ -102,19 +84,18 @@ def tune_drafter(
     code 1 if outputs on the held-back prompts break the promise to equal plain
     decoding's.
     """
-    sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     check_length(max_new_tokens)
     with screen.busy("reading the prompts ..."):
         from outpace.bench.run import Settings
-        from outpace.cli import bench_run as runner
         from outpace.cli import tune_run as tune
 
-        settings = Settings(max_new_tokens, temperature, seed, ends=eos)
-        batches = runner.batch_sizes(batch)
+        settings = Settings(max_new_tokens, temperature, top_p, seed, ends=eos)
+        batches = numbers("batch", batch)
         chosen = tune.plan(
             suite, data, limit, drafters or tune.DRAFTERS, objective, batches, settings, budget, out, verify
         )
-    loaded = parts("none", "match", model, device, dtype, trust_remote_code, like=like, llamacpp=llamacpp)
+    loaded = Source(model, device, dtype, trust_remote_code, like, llamacpp).load()
     found = tune.run(chosen, loaded)
     if found is None:
         return finish(False)

@@ -21,8 +21,9 @@ from outpace.bench.rows import Row, number
 from outpace.bench.run import Settings
 from outpace.bench.runs import BASELINE
 from outpace.bench.speed import LEAST_GROUPS, Speed
+from outpace.bench.statistics import overlap
 from outpace.bench.subject import fitting
-from outpace.bench.suites import load_suite
+from outpace.bench.suites import load_together
 from outpace.bench.tuning import Goal, Tuned, Way, tune, verify
 from outpace.cli import screen
 from outpace.cli.interrupt import Interrupt
@@ -84,7 +85,7 @@ def plan(
     specs = tuple(spec for spec in split_drafters(drafters) if spec != BASELINE)
     for spec in specs:
         load_drafter(spec)
-    prompts = load_suite(suite, data)
+    prompts = load_together(suite, data)
     shuffled = list(prompts.items)
     random.Random(settings.seed).shuffle(shuffled)  # so that the first are like the others
     suited = replace(prompts, items=tuple(shuffled))
@@ -229,7 +230,9 @@ def as_json(found: Found, chosen: Plan) -> dict[str, Any]:
         "whole": found.whole,
         "expected": _figures(tuned.row),
         "verified": None if checked is None else _figures(checked),
-        "as_expected": None if checked is None else agrees(_speed(tuned.row), _speed(checked)),
+        "as_expected": None
+        if checked is None
+        else overlap(_speed(tuned.row).interval, _speed(checked).interval),
         "differences": [] if checked is None else [asdict(one) for one in checked.differences],
         "broken": found.broken,
         "candidates": [{"name": str(way), **_figures(row)} for way, row in _ranked(tuned)],
@@ -250,14 +253,6 @@ def _figures(row: Row) -> dict[str, Any]:
         "outputs": row.outputs,
         "failed": row.error,
     }
-
-
-def agrees(expected: Speed, verified: Speed) -> bool | None:
-    """True if the intervals of two speedups overlap; None if one has too few prompts for an interval."""
-    if expected.interval is None or verified.interval is None:
-        return None
-    (low, high), (other_low, other_high) = expected.interval, verified.interval
-    return low <= other_high and other_low <= high
 
 
 def _ranked(tuned: Tuned) -> list[tuple[Way, Row]]:
@@ -323,7 +318,7 @@ def _verified(checked: Row, expected: Speed, each: str, broken: bool) -> list[st
     said = [
         f"verified on {checked.prompts} other prompts: {speed.tokens_per_second:.1f} tokens/s{each}, "
         f"{_times(speed)}, {checked.outputs - checked.different} of {checked.outputs} outputs equal to plain "
-        f"decoding's; {verdict[agrees(expected, speed)]}"
+        f"decoding's; {verdict[overlap(expected.interval, speed.interval)]}"
     ]
     said += [f"  {described(one)}" for one in checked.differences]
     if checked.differences and not broken:

@@ -36,6 +36,21 @@ def check_out(file: Path, overwrite: bool) -> None:
         raise OutpaceError(f"cannot write {file}: {error.strerror or error}") from None
 
 
+def check_outputs(as_json: str | None, html: Path | None) -> None:
+    """Refuse files that cannot be written before anything is measured.
+
+    Raises:
+        OutpaceError: a file cannot be written, or the plots' library is missing.
+    """
+    if as_json is not None and as_json != STANDARD_OUTPUT:
+        check_out(Path(as_json), overwrite=True)
+    if html is not None:
+        check_out(html, overwrite=True)
+        from outpace.bench.html import check_installed
+
+        check_installed()
+
+
 def write_results(text: str, to_json: str | None, page: Callable[[], str], html: Path | None) -> None:
     """Write results as JSON to a file or standard output, then a report, whose failure does not affect them.
 

@@ -16,9 +16,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from outpace.core import Draft, OutpaceError
+from outpace.core import Draft
 from outpace.sampling import key
 from outpace.sequence import Sequence, Step
+from outpace.spec import check_choices, check_least
 from outpace.targets.base import TargetModel
 
 State = TypeVar("State")
@@ -44,15 +45,12 @@ class Drafter(ABC, Generic[State]):
             cls.name = re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower().strip("_")
 
     def check_least(self, **least: int) -> None:
-        """Check options against lower bounds, in ``__post_init__``; None passes.
+        """Check options against lower bounds, in ``__post_init__``, as ``outpace.spec.check_least``."""
+        check_least(self.name, self, **least)
 
-        Raises:
-            OutpaceError: an option is below its bound; the message names both.
-        """
-        for option, bound in least.items():
-            value = getattr(self, option)
-            if value is not None and value < bound:
-                raise OutpaceError(f"{self.name}: {option} must be at least {bound}, not {value}")
+    def check_choices(self, *names: str) -> None:
+        """Check ``Literal`` options, in ``__post_init__``, as ``outpace.spec.check_choices``."""
+        check_choices(self.name, self, *names)
 
     @property
     def probabilities(self) -> bool:
@@ -159,12 +157,12 @@ class Drafter(ABC, Generic[State]):
         draft states chances, only as many as pay, possibly none.
         """
 
-    @abstractmethod
     def observe(self, states: Seq[State], steps: Seq[Step]) -> None:
         """Learn from the outcome of a step; in steps without ``propose`` the drafts are empty.
 
-        Sequences that ended with the step are included.
+        Sequences that ended with the step are included. By default does nothing.
         """
+        del states, steps
 
     def revise(self, state: State, unchanged: int) -> bool:
         """Update the state to a text that changed by other means than the steps given to ``observe``.

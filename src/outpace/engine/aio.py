@@ -39,6 +39,7 @@ class Handle:
         self._accepted: asyncio.Future[None] = loop.create_future()
         self._joined = asyncio.Event()
         self._unread: deque[StreamedToken] = deque()
+        self._delivered = 0  # number of tokens, read ones included
         self._collects = collects  # only the result is read, so `max_unread` does not apply
         self._generation: Generation | None = None
         self._error: Exception | None = None
@@ -105,6 +106,7 @@ class Handle:
 
     def _deliver(self, news: _News) -> None:
         """Take the results of a step; called in the event loop."""
+        self._delivered += len(news.tokens)
         self._unread.extend(news.tokens)
         if news.joined or news.generation is not None or news.error is not None:
             self._joined.set()
@@ -156,12 +158,17 @@ class _News:
 
 @dataclass(eq=False)
 class _Running:
-    """A request in the engine."""
+    """A request in the engine.
+
+    Attributes:
+        sent: number of tokens on their way to the handle, or there.
+    """
 
     handle: weakref.ref[Handle]
     loop: asyncio.AbstractEventLoop
     sequence: Sequence
     reader: Reader
+    sent: int = 0
 
 
 class AsyncEngine:
@@ -389,7 +396,8 @@ class AsyncEngine:
             engine.remove(sequence)
             news.error = error
         handle = running.handle()
-        if handle is None or self._lags(handle, len(news.tokens)):
+        running.sent += len(news.tokens)
+        if handle is None or self._lags(handle, running.sent):
             engine.remove(sequence)
             news.error = OutpaceError(
                 f"more than {self._max_unread} tokens were left unread; read them faster, or raise max_unread"
@@ -404,9 +412,12 @@ class AsyncEngine:
         if news.tokens or news.joined or ended:
             self._news.append((running.loop, news))
 
-    def _lags(self, handle: Handle, new: int) -> bool:
+    def _lags(self, handle: Handle, sent: int) -> bool:
+        """True if too many of the tokens sent to a handle are unread, or not delivered to it yet."""
         most = self._max_unread
-        return most is not None and not handle._collects and len(handle._unread) + new > most
+        if most is None or handle._collects:
+            return False
+        return sent - handle._delivered + len(handle._unread) > most
 
     def _leave_queue(self) -> None:
         with self._lock:

@@ -6,11 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from outpace.cache import CacheFull
@@ -19,16 +17,15 @@ from outpace.core import (
     Draft,
     Generation,
     OutpaceError,
-    RanksLost,
     SamplingParams,
     StreamedToken,
-    out_of_memory,
 )
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
-from outpace.engine.drafting import Drafting, fail, groups
+from outpace.engine.batch import Batch
+from outpace.engine.drafting import Drafting, groups
 from outpace.engine.guards import Clock, Turn, whole_number
-from outpace.engine.memory import capacity_of
+from outpace.engine.memory import Memory
 from outpace.engine.observer import Observer
 from outpace.engine.parts import (
     Adaptive,
@@ -39,13 +36,12 @@ from outpace.engine.parts import (
     drafter_of,
     policy_of,
 )
-from outpace.engine.prefix import PrefixCache
 from outpace.engine.profile import save_costs
 from outpace.engine.reader import Reader
 from outpace.engine.request import Requests, one_each, params_of_each
 from outpace.engine.scheduler import Active, Scheduler
+from outpace.logits import Logits
 from outpace.policy.governor import Governor
-from outpace.sampling import Logits
 from outpace.sequence import KeyedDraw, Sequence, Step
 from outpace.targets import Output, Rows, Target, TargetModel
 from outpace.text import Tokenizer
@@ -129,26 +125,18 @@ class Engine:
         self._clock = Clock(clock)
         self._turn = Turn()
         self.target = self.drafter.attach(self.target)
-        self._memory = memory
-        self._prefixes: PrefixCache | None = None
-        self._new_cache(slots, length)
-        if prefix_cache is not None:
-            self._prefixes = PrefixCache(whole_number("prefix_cache", prefix_cache, 1), self._cache.row_bytes)
-            if not self._cache.copies_rows:
-                raise OutpaceError(
-                    f"the cache of {self.target.name} does not copy rows; leave prefix_cache out"
-                )
+        rows = Memory(self.target, memory, slots, length, prefix_cache)
         others = {name: drafter_of(given) for name, given in (drafters or {}).items()}
         check_company(self.drafter, others, self.verifier)
         self._draftings = self._make_draftings(others, adaptive)
-        self._shared = self._draftings[None].shared
         self.observer = observer
         watched = () if observer is None else observer.hidden_layers
         read = [layer for d in self._draftings.values() for layer in d.drafter.hidden_layers(d.shared)]
-        self._layers = tuple(dict.fromkeys((*read, *watched)))
+        layers = tuple(dict.fromkeys((*read, *watched)))
         most = None if max_running is None else whole_number("max_running", max_running, 1)
-        check_told(self.target, self.verifier, self._layers)
-        self._scheduler = Scheduler(self.target, self.prefill_chunk, most)
+        check_told(self.target, self.verifier, layers)
+        scheduler = Scheduler(self.target, self.prefill_chunk, most)
+        self._batch = Batch(self.target, rows, scheduler, self._draftings, layers, observer, self._clock)
         self._requests = Requests(
             self.target,
             self.verifier,
@@ -188,7 +176,8 @@ class Engine:
             prompts: token ids, each prompt at least one.
             params: for all prompts, or one per prompt. Default: greedy.
             references: for each prompt, the texts that its output may repeat, as token ids.
-            sources: for each prompt, the encoder-decoder model's source (see ``Seq2SeqTarget``).
+            sources: for each prompt, an encoder-decoder model's source (see ``Seq2SeqTarget``), or the images
+                in it (see ``MultimodalTarget``).
             errors: ``"raise"`` raises the error that ends a sequence, and removes the others; ``"return"``
                 decodes the others to their end, and returns the error in ``Generation.error``.
 
@@ -202,11 +191,11 @@ class Engine:
         given = one_each(sources, None, len(prompts), "sources")
         with self._turn.taken():
             sequences = [
-                self._requests.sequence(self._cache, prompt, own, references=copied, source=source)
+                self._requests.sequence(self._batch.cache, prompt, own, references=copied, source=source)
                 for prompt, own, copied, source in zip(prompts, chosen, texts, given, strict=True)
             ]
             for sequence in sequences:
-                self._scheduler.add(sequence)
+                self._batch.scheduler.add(sequence)
         try:
             while any(sequence.finish_reason is None for sequence in sequences):
                 self.step()
@@ -214,7 +203,7 @@ class Engine:
                     sequence.check()
         finally:
             with self._turn.taken():
-                self._leave(sequences)
+                self._batch.leave(sequences)
         return [sequence.generation() for sequence in sequences]
 
     def stream(
@@ -230,13 +219,13 @@ class Engine:
         """
         with self._turn.taken():
             sequence = self._requests.sequence(
-                self._cache, prompt, params, references=references, source=source
+                self._batch.cache, prompt, params, references=references, source=source
             )
         return self._stream(sequence)
 
     def _stream(self, sequence: Sequence) -> Iterator[StreamedToken]:
         with self._turn.taken():
-            self._scheduler.add(sequence)
+            self._batch.scheduler.add(sequence)
         reader = Reader(sequence)
         try:
             while True:
@@ -270,27 +259,28 @@ class Engine:
             references: texts that the output may repeat, as token ids.
             output: tokens emitted earlier, possibly after another prompt, from which decoding continues: the
                 next token is drawn at output index ``len(output)``. ``max_new_tokens`` includes them.
-            source: an encoder-decoder model's source, encoded now; see ``Seq2SeqTarget``.
+            source: an encoder-decoder model's source (see ``Seq2SeqTarget``) or the prompt's images (see
+                ``MultimodalTarget``), encoded now.
             priority: higher priorities join first, and are preempted last if memory is short.
             salt: prefix-cache rows are shared only among requests with the same salt, one per tenant.
         """
         with self._turn.taken():
             sequence = self._requests.sequence(
-                self._cache, prompt, params, criteria, references, output, source, priority, salt
+                self._batch.cache, prompt, params, criteria, references, output, source, priority, salt
             )
-            self._scheduler.add(sequence)
+            self._batch.scheduler.add(sequence)
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence, ended or not; no effect if it is not in the engine."""
         with self._turn.taken():
-            self._leave([sequence])
+            self._batch.leave([sequence])
 
     @property
     def sequences(self) -> list[Sequence]:
         """The sequences in the batch, and those waiting to join."""
         with self._turn.taken():
-            return self._everyone()
+            return self._batch.sequences
 
     @property
     def drafter_names(self) -> list[str]:
@@ -301,15 +291,12 @@ class Engine:
     def memory_use(self) -> float | None:
         """Reserved share of the memory for rows; None if it has no limit."""
         with self._turn.taken():
-            capacity = self._cache.capacity
-            return self._cache.reserved / capacity if capacity else None
-
-    def _everyone(self) -> list[Sequence]:
-        return [active.sequence for active in self._active] + self._scheduler.waiting
+            return self._batch.memory.use
 
     @property
-    def _active(self) -> list[Active]:
-        return self._scheduler.active
+    def room(self) -> tuple[int, int]:
+        """Slots and rows per slot that the cache was made with."""
+        return self._batch.memory.room
 
     def step(self) -> list[Sequence]:
         """Admit waiting sequences, feed a chunk of their prompts, and run one step for the others.
@@ -323,14 +310,12 @@ class Engine:
         """
         with self._turn.taken():
             try:
-                ahead = self._join()
-                self._scheduler.make_room(self._cache, self._release)
-                batch = self._scheduler.ready
+                ahead = self._batch.join()
+                self._batch.make_room()
+                batch = self._batch.scheduler.ready
                 return self._advance(batch, ahead) if batch else []
             except BaseException:
-                self._leave(self._everyone())
-                if len(self._cache):  # the error came between allocating a slot and recording its sequence
-                    self._new_cache(*self.room)
+                self._batch.clear()
                 raise
 
     def _advance(self, batch: list[Active], ahead: int) -> list[Sequence]:
@@ -343,18 +328,18 @@ class Engine:
         steps = {} if output is None else self._verify_each(trimmed, output, ahead)
         verified = self._clock()
         if output is not None:
-            self._cache.keep({a.slot: _rows_kept(step, ahead) for a, step in steps.items()})
+            self._batch.cache.keep({a.slot: _rows_kept(step, ahead) for a, step in steps.items()})
         kept = self._clock()
         rows = sum(len(draft) + 1 for draft, _ in trimmed.values())
         if output is not None and not ahead:
-            self._scheduler.pace.stepped(rows, kept - drafted)
+            self._batch.scheduler.pace.stepped(rows, kept - drafted)
         self._observe(steps)
         learnt = self._clock()
         for drafting, members in groups(steps).items():
             share = sum(len(steps[a].draft) + 1 for a in members) / rows
             seconds = share * (drafted - began + learnt - kept), share * (kept - drafted)
             drafting.learn({a: steps[a] for a in members}, seconds[0], None if ahead else seconds[1])
-        self._leave([sequence for sequence in took_part if sequence.finish_reason is not None])
+        self._batch.leave([sequence for sequence in took_part if sequence.finish_reason is not None])
         ended = self._clock()
         for sequence in took_part:
             stats = sequence.stats
@@ -377,11 +362,11 @@ class Engine:
     def _nodes_left(self, active: Active, draft: Draft) -> int:
         """The number of nodes of a draft to verify, within the room that the slot has or can reserve."""
         nodes, length = active.drafting.nodes(active, draft), len(active.sequence.tokens)
-        if length + nodes > self._cache.room(active.slot):
+        if length + nodes > self._batch.cache.room(active.slot):
             try:
-                self._cache.reserve(active.slot, length + nodes)
+                self._batch.cache.reserve(active.slot, length + nodes)
             except CacheFull:  # a draft preempts no sequence
-                nodes = self._cache.room(active.slot) - length
+                nodes = self._batch.cache.room(active.slot) - length
         return int(nodes)
 
     def _trim(self, proposals: Mapping[Active, Draft]) -> dict[Active, tuple[Draft, Seq[int]]]:
@@ -399,7 +384,7 @@ class Engine:
                 check_draft(draft, self.target)
             except Exception as error:
                 active.sequence.fail(error)
-        self._leave([a.sequence for a in proposals if a.sequence.error is not None])
+        self._batch.leave([a.sequence for a in proposals if a.sequence.error is not None])
         return trimmed
 
     def _forward(self, drafts: Mapping[Active, Draft], ahead: int) -> Output | None:
@@ -410,29 +395,7 @@ class Engine:
             if sequence.error is None:
                 asked = sequence.tree(draft.guesses, 0, active.drafting.top) if self.target.tells else None
                 feeds[active] = Rows.under(sequence.tokens[-1 - ahead :], draft, asked)
-        return self._feed(feeds, ahead)
-
-    def _feed(self, feeds: dict[Active, Rows], logits_from: int | None) -> Output | None:
-        """Run a forward of the target; return None if no sequence is left.
-
-        An error ends the sequences in it; if memory ran out, only the newest one, and the forward is repeated
-        for the others.
-        """
-        while feeds:
-            rows = {a.slot: own for a, own in feeds.items()}
-            try:
-                return self.target.forward(self._cache, rows, logits_from, self._layers)
-            except RanksLost:
-                raise
-            except Exception as error:
-                full = out_of_memory(error)
-                if full:
-                    error.__traceback__ = None  # its frames keep the forward's tensors alive
-                failed = [max(feeds, key=attrgetter("number"))] if full else list(feeds)
-                fail(failed, error)
-                self._leave([a.sequence for a in failed])
-                feeds = {a: own for a, own in feeds.items() if a not in failed}
-        return None
+        return self._batch.forward(feeds, ahead)
 
     def _verify_each(
         self, trimmed: Mapping[Active, tuple[Draft, Seq[int]]], output: Output, ahead: int
@@ -459,7 +422,7 @@ class Engine:
         if output.told:
             return {a: (output.told[a.slot], output.told[a.slot].own) for a in batch}
         assert output.logits is not None
-        rows, first = output.logits, {a: output.span(a.slot).start for a in batch}
+        rows, first = output.logits, {a: output.spans[a.slot].start for a in batch}
         own = self._own_tokens(rows, first, trimmed)
         return {a: (Logits(rows, first[a], 1 + len(trimmed[a][0])), own.get(a, {})) for a in batch}
 
@@ -513,15 +476,6 @@ class Engine:
 
     # -- memory ------------------------------------------------------------------------------------------
 
-    def _new_cache(self, slots: int, length: int) -> None:
-        """Replace the cache by a new one, within the memory limit."""
-        self.room = (slots, length)  # initial slots of the cache, and rows per slot
-        self._cache = self.target.new_cache(slots, length)
-        capacity = None if self._cache.static else capacity_of(self._memory, self._cache, self.target.device)
-        if capacity is not None:
-            del self._cache
-            self._cache = self.target.new_cache(slots, length, max(capacity, slots * length))
-
     def make_room(self, slots: int, length: int) -> None:
         """Replace the cache by a larger or smaller one; the drafters keep their data.
 
@@ -529,11 +483,11 @@ class Engine:
             OutpaceError: sequences are being decoded, whose rows are in the cache.
         """
         with self._turn.taken():
-            if self._active:
+            if self._batch.active:
                 raise OutpaceError(
                     "sequences are being decoded, and their rows lie in the cache; remove them first"
                 )
-            self._new_cache(slots, length)
+            self._batch.memory.renew(slots, length)
 
     # -- the governor ------------------------------------------------------------------------------------
 
@@ -548,126 +502,6 @@ class Engine:
         if not isinstance(self.governor, Governor):
             raise OutpaceError("nothing was measured: make the engine with adaptive=True")
         save_costs(path, self.target, self.governor.costs())
-
-    # -- joining and leaving -----------------------------------------------------------------------------
-
-    def _join(self) -> int:
-        """Admit sequences, and feed a chunk of their prompts.
-
-        The last token of a prompt is the first root. The first step's forward cannot include the rows before
-        it if a drafter reads hidden states, which it needs before it drafts.
-
-        Returns:
-            The number of rows per prompt that are left to the step.
-        """
-        if not self._scheduler.joining:
-            return 0
-        began = self._clock()
-        for active in self._scheduler.admit(self._cache):
-            active.drafting = self._draftings[active.sequence.params.drafts.drafter]
-            active.sequence.stats.lossy = self.verifier.lossy
-            if self._prefixes is not None and active.sequence.source is None and not self._layers:
-                sequence = active.sequence
-                try:
-                    sequence.stats.cached_tokens += self._prefixes.fill(
-                        self._cache, active.slot, sequence.tokens, sequence.salt
-                    )
-                except Exception as error:
-                    sequence.fail(error)
-        self._leave([a.sequence for a in self._active if a.sequence.error is not None])
-        chunk, ahead = self._scheduler.chunk(self._cache, rides=not self._layers)
-        if not chunk:
-            return 0
-        self._prefill({a: rows for a, rows in chunk.items() if rows})
-        read = [a for a in chunk if a.sequence.error is None and self._behind(a) == ahead]
-        self._start(read)
-        seconds = self._clock() - began
-        for active in chunk:
-            active.sequence.stats.seconds_prefill += seconds
-        self._leave([a.sequence for a in chunk if a.sequence.error is not None])
-        return ahead
-
-    def _behind(self, active: Active) -> int:
-        """The number of a sequence's rows that remain to be fed before its root."""
-        return len(active.sequence.tokens) - 1 - self._cache.length(active.slot)
-
-    def _prefill(self, chunk: Mapping[Active, int]) -> None:
-        """Feed the next rows of prompts, as many as ``chunk`` states for each."""
-        if not chunk:
-            return
-        began = self._clock()
-        feeds = {}
-        for active, rows in chunk.items():
-            start = self._cache.length(active.slot)
-            feeds[active] = Rows(active.sequence.tokens[start : start + rows])
-        output = self._feed(feeds, None)
-        if output is None:
-            return
-        fed = {a: chunk[a] for a in chunk if a.sequence.error is None}
-        self._cache.keep({a.slot: range(rows) for a, rows in fed.items()})
-        for active, rows in fed.items():
-            if self._layers:
-                active.hidden.append(output.hidden_of(active.slot, 0, rows))
-        self._scheduler.pace.chunked(sum(fed.values()), self._clock() - began)
-
-    def _start(self, joined: Seq[Active]) -> None:
-        """Start the drafter and the observer for sequences whose prompts are in the cache."""
-        hidden: dict[Active, dict[int, Tensor]] = {}
-        for active in joined:
-            active.ready = True
-            if active.hidden:
-                pieces, active.hidden = active.hidden, []
-                hidden[active] = {
-                    layer: torch.cat([rows[layer] for rows in pieces]) for layer in self._layers
-                }
-            try:
-                self._keep_rows(active)
-                active.state = active.drafting.drafter.start(active.sequence, active.drafting.shared)
-                active.started = True
-            except Exception as error:
-                active.sequence.fail(error)
-        read = [a for a in joined if a.started and a in hidden]
-        for drafting, members in groups(read).items():
-            try:
-                drafting.drafter.read([a.state for a in members], [hidden[a] for a in members])
-            except Exception as error:
-                fail(members, error)
-        if self.observer is not None:
-            for active in joined:
-                if active.started:
-                    self.observer.joined(active.sequence, hidden.get(active, {}))
-
-    def _keep_rows(self, active: Active) -> None:
-        """Store a sequence's rows in the prefix cache."""
-        if self._prefixes is not None and active.sequence.source is None:
-            sequence = active.sequence
-            self._prefixes.keep(self._cache, active.slot, sequence.tokens[:-1], sequence.salt)
-
-    def _leave(self, sequences: Seq[Sequence]) -> None:
-        for sequence in sequences:
-            active = next((a for a in self._active if a.sequence is sequence), None)
-            if active is not None:
-                self._release(active)
-            elif not self._scheduler.forget(sequence):
-                continue
-            if sequence.finish_reason is None:
-                sequence.finish_reason = "removed"
-
-    def _release(self, active: Active) -> None:
-        """Remove a sequence from the batch, and release its slot and its drafter's state."""
-        self._active.remove(active)
-        sequence = active.sequence
-        try:
-            if active.started and sequence.error is None:
-                self._keep_rows(active)
-            self._cache.free(active.slot)
-            if active.started:
-                active.drafting.drafter.stop(active.state)
-        except Exception as error:
-            sequence.fail(error)
-        if active.started and self.observer is not None:
-            self.observer.left(sequence)
-        sequence.place = None
 
 
 def _rows_kept(step: Step, ahead: int) -> list[int]:

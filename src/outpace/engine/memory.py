@@ -1,4 +1,4 @@
-"""Number of cache rows that fit into memory."""
+"""An engine's memory: the cache within a limit, and the rows of prefixes that requests share."""
 
 from __future__ import annotations
 
@@ -6,9 +6,70 @@ from typing import Any
 
 import torch
 
-from outpace.cache import Cache
+from outpace.cache import Cache, Slot
 from outpace.core import OutpaceError
+from outpace.engine.guards import whole_number
+from outpace.engine.prefix import PrefixCache
+from outpace.sequence import Sequence
+from outpace.targets.base import TargetModel
 from outpace.targets.hardware import free_bytes
+
+
+class Memory:
+    """An engine's cache, and its prefix cache.
+
+    Args:
+        target: whose rows they hold.
+        limit: maximum memory of the cache, see ``capacity_of``.
+        slots, length: initial slots of the cache, and rows per slot.
+        prefix_cache: bytes for the rows of shared prompt prefixes; None disables them.
+
+    Attributes:
+        room: slots and length that the cache was made with.
+
+    Raises:
+        OutpaceError: an argument is invalid, or the target's cache does not copy rows.
+    """
+
+    cache: Cache
+    room: tuple[int, int]
+
+    def __init__(
+        self, target: TargetModel, limit: Any, slots: int, length: int, prefix_cache: int | None
+    ) -> None:
+        self._target = target
+        self._limit = limit
+        self.renew(slots, length)
+        self.prefixes: PrefixCache | None = None
+        if prefix_cache is not None:
+            self.prefixes = PrefixCache(whole_number("prefix_cache", prefix_cache, 1), self.cache.row_bytes)
+            if not self.cache.copies_rows:
+                raise OutpaceError(f"the cache of {target.name} does not copy rows; leave prefix_cache out")
+
+    def renew(self, slots: int, length: int) -> None:
+        """Replace the cache by a new one, within the limit."""
+        self.room = (slots, length)
+        self.cache = self._target.new_cache(slots, length)
+        capacity = None if self.cache.static else capacity_of(self._limit, self.cache, self._target.device)
+        if capacity is not None:
+            del self.cache
+            self.cache = self._target.new_cache(slots, length, max(capacity, slots * length))
+
+    @property
+    def use(self) -> float | None:
+        """Reserved share of the capacity; None if it has no limit."""
+        return self.cache.reserved / self.cache.capacity if self.cache.capacity else None
+
+    def fill(self, slot: Slot, sequence: Sequence) -> None:
+        """Write what the prefix cache has of a sequence's rows into its empty slot."""
+        if self.prefixes is not None and sequence.source is None:
+            found = self.prefixes.fill(self.cache, slot, sequence.tokens, sequence.salt)
+            sequence.stats.cached_tokens += found
+
+    def keep(self, slot: Slot, sequence: Sequence) -> None:
+        """Store a sequence's rows in the prefix cache."""
+        if self.prefixes is not None and sequence.source is None:
+            self.prefixes.keep(self.cache, slot, sequence.tokens[:-1], sequence.salt)
 
 
 def capacity_of(memory: Any, cache: Cache, device: torch.device) -> int | None:

@@ -7,12 +7,12 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any, Literal
 
-from outpace.choosing import TOKENS_ONLY
 from outpace.core import Draft, OutpaceError
 from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
 from outpace.engine.profile import load_costs
+from outpace.logits import TOKENS_ONLY
 from outpace.policy.governor import Governor, Policy
 from outpace.targets.base import TargetModel
 from outpace.verify import Verifier

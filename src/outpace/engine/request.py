@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from outpace.cache import Cache
-from outpace.choosing import TOKENS_ONLY
-from outpace.core import ContextOverflow, OutpaceError, SamplingParams
+from outpace.core import ContextOverflow, OutpaceError, PromptStates, SamplingParams
 from outpace.engine.drafting import Drafting
 from outpace.engine.observer import Observer
+from outpace.logits import TOKENS_ONLY
 from outpace.policy.governor import Policy
 from outpace.sampling import Key
 from outpace.sequence import Sequence
@@ -76,6 +76,11 @@ class Requests:
         texts = reference_ids(references, target, drafting.drafter.reads_references)
         began = self.clock()
         encoded = target.encode(source)
+        if isinstance(encoded, PromptStates) and len(encoded.states) != len(tokens):
+            raise OutpaceError(
+                f"the source is of a prompt of {len(encoded.states)} tokens, and the prompt has "
+                f"{len(tokens)}; give the source's own input_ids as the prompt"
+            )
         sequence = Sequence(
             tokens,
             params,
@@ -90,6 +95,7 @@ class Requests:
             priority=priority,
             salt=salt,
         )
+        sequence.stats.lossy = self.verifier.lossy
         sequence.stats.seconds_prefill = self.clock() - began
         return sequence
 

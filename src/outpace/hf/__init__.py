@@ -56,19 +56,28 @@ def accelerate(
     - rows are processed one at a time: a logits processor gets input_ids [1, n], left pads included, and
       scores [1, vocabulary], a stopping criterion input_ids [1, n];
     - ``scores`` and ``logits`` of a row that has ended are zeros, and so are its rows in ``past_key_values``,
-      always a DynamicCache;
+      always a DynamicCache (or two in an EncoderDecoderCache);
     - generation ends at the model's context with a warning, where the stock loop continues; a prompt that
       fills the context is refused;
     - calls that cannot be decoded are refused with the remedy: beams, assistant_model,
       prompt_lookup_num_tokens, DoLa, contrastive search, inputs_embeds, a filled past_key_values,
-      output_attentions, output_hidden_states, guidance_scale, synced_gpus.
+      output_attentions, output_hidden_states, guidance_scale, synced_gpus, Whisper's
+      return_token_timestamps.
 
-    generate() has no argument for references, so the drafter ``reference`` copies from the prompt.
+    generate() has no argument for references, so the drafter ``reference`` copies from the prompt, or from an
+    encoder's input whose vocabulary is the decoder's.
+
+    Of a model of text and images (Llava, Qwen2-VL, SmolVLM) the prompt's images are read by the model itself;
+    its first images test it. Models whose images do more than become embeddings of the prompt are refused.
+
+    Of an encoder-decoder model (T5, BART, Marian, Whisper) the decoder is accelerated; generate() itself runs
+    the encoder. Whisper's long-form decoding, with time stamps, fallbacks and detection of silence, calls the
+    accelerated decoder for each window.
 
     Several threads may call generate() at the same time.
 
     Args:
-        model: a loaded decoder-only transformers model.
+        model: a loaded transformers model, decoder-only, with images or without, or encoder-decoder.
         drafter: a drafter or its spec string; "none" decodes plainly. By default "lookahead".
         verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection",
             "spectr", "block" or "traversal" (their distribution), or a lossy one.
@@ -149,10 +158,12 @@ def decode(
     if isinstance(drafter, str):
         load_drafter(drafter)
 
-    def custom_generate(model: Any, input_ids: Tensor, **prepared: Any) -> Any:
+    def custom_generate(
+        model: Any, input_ids: Tensor, inputs_tensor: Tensor | None = None, **prepared: Any
+    ) -> Any:
         # Engines for this call alone: keeping the callable must not keep a model alive.
         return Decoder(Engines(drafter, verifier, adaptive, exact=False, pack=False))(
-            model, input_ids, **prepared
+            model, input_ids, inputs_tensor=inputs_tensor, **prepared
         )
 
     return custom_generate
@@ -199,9 +210,10 @@ class Generate:
         try:
             # The streamer is passed along: transformers puts only the prompt into it.
             return method(model, **arguments)
-        finally:
+        except BaseException:
             if streamer is not None:
                 streamer.end()
+            raise
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickled like a bound method: a copy of the model is plain, and so is its generate().

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import (
     LogitsProcessorList,
@@ -15,7 +15,8 @@ from transformers.generation.logits_process import (
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from outpace.core import OutpaceError, UnsupportedModel
+from outpace.core import OutpaceError
+from outpace.targets.checks import is_multimodal
 
 # What generate() itself puts into model_kwargs for a text model. Anything other than these changes the
 # forward.
@@ -27,6 +28,21 @@ _KNOWN = {
     "logits_to_keep",
     "cache_position",
 }
+# Inputs of a model of images and text, which matter in the forward over the prompt alone.
+IMAGES = {
+    "mm_encoder_outputs",
+    "image_hidden_states",
+    "pixel_values",
+    "pixel_attention_mask",
+    "pixel_values_videos",
+    "image_sizes",
+    "image_grid_thw",
+    "video_grid_thw",
+    "second_per_grid_ts",
+    "mm_token_type_ids",
+}
+# What generate() itself puts into model_kwargs for an encoder-decoder model.
+_KNOWN_OF_SEQ2SEQ = _KNOWN | {"encoder_outputs", "decoder_attention_mask", "decoder_position_ids"}
 _BEAMS = {
     GenerationMode.BEAM_SEARCH,
     GenerationMode.BEAM_SAMPLE,
@@ -43,29 +59,18 @@ def refusal(what: str, remedy: str) -> OutpaceError:
     )
 
 
-def refuse_encoder(model: Any) -> None:
-    """Refuse an encoder-decoder model: only the engine decodes one.
-
-    Raises:
-        UnsupportedModel: the message names the remedy.
-    """
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        raise UnsupportedModel(
-            f"{type(model).__name__} ({model.config.model_type}) is an encoder-decoder model, whose "
-            "generate() is not replaced; use outpace.Engine(model, drafter).generate(prompts, sources=...)"
-        )
-
-
 def refuse_arguments(arguments: dict[str, Any]) -> None:
     """Refuse the arguments that generate() does not pass to a callable, so that only the wrapper sees them.
 
     Raises:
-        OutpaceError: there is an assistant model, or synced_gpus.
+        OutpaceError: there is an assistant model, synced_gpus, or return_token_timestamps.
     """
     if arguments.get("assistant_model") is not None:
         raise refusal("assistant_model", "name a drafter instead, in outpace.accelerate(model, drafter)")
     if arguments.get("synced_gpus"):
         raise refusal("synced_gpus", "pass synced_gpus=False and run one whole model in each process")
+    if arguments.get("return_token_timestamps"):  # refused before Whisper switches the model's attention
+        raise refusal("return_token_timestamps, which need attentions", "pass return_timestamps=True")
 
 
 def refuse_request(
@@ -84,7 +89,6 @@ def refuse_request(
     Raises:
         OutpaceError: the message names the remedy.
     """
-    refuse_encoder(model)
     _refuse_mode(config)
     _refuse_model(model)
     guided = any(isinstance(p, UnbatchedClassifierFreeGuidanceLogitsProcessor) for p in processors)
@@ -95,10 +99,15 @@ def refuse_request(
             raise refusal(name, "leave it out and run model(output.sequences) once for them")
     if model_kwargs.get("inputs_embeds") is not None:
         raise refusal("inputs_embeds", "pass the prompt as input_ids")
+    known, remedy = _KNOWN, "pass input_ids and attention_mask only"
+    if model.config.is_encoder_decoder:
+        known, remedy = _KNOWN_OF_SEQ2SEQ, "pass the encoder's input and attention_mask only"
+    elif is_multimodal(model.config):
+        known, remedy = _KNOWN | IMAGES, "pass input_ids, attention_mask and images only"
     for name, value in model_kwargs.items():
         # transformers passes an empty dict for a prompt without images.
-        if name not in _KNOWN and not (value is None or isinstance(value, bool) or value == {}):
-            raise refusal(f"the model argument {name}", "pass input_ids and attention_mask only")
+        if name not in known and not (value is None or isinstance(value, bool) or value == {}):
+            raise refusal(f"the model argument {name}", remedy)
     _refuse_cache(config, model_kwargs.get("past_key_values"))
 
 
@@ -134,7 +143,7 @@ def _refuse_cache(config: GenerationConfig, cache: Any) -> None:
     # A cache made for cache_implementation is transformers' own and still empty: it is left unused.
     if cache is None or config.cache_implementation is not None:
         return
-    if not isinstance(cache, DynamicCache):
+    if not isinstance(cache, DynamicCache | EncoderDecoderCache):
         kind = type(cache).__name__
         raise refusal(f"past_key_values of type {kind}", "pass none, or an empty DynamicCache")
     if cache.get_seq_length() > 0:

@@ -10,15 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig
+from transformers import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
-from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from outpace.core import ContextOverflow, OutpaceError, SamplingParams
-from outpace.hf.checks import left_pads, refuse_request
-from outpace.hf.engines import Engines, LayerRows, RowEngine
+from outpace.hf.caches import filled
+from outpace.hf.checks import refuse_request
+from outpace.hf.engines import Engines, RowEngine
 from outpace.hf.rows import Recording, Row, for_row, split_criteria, split_warpers
+from outpace.hf.sources import Sources, sources_of
 from outpace.sequence import Sequence
 from outpace.targets import TargetModel
 
@@ -33,22 +35,22 @@ class Request:
 
     Attributes:
         input_ids: [rows, length], left-padded.
-        pads: number of pads of each row.
         limit: maximum number of new tokens, at least 1, within the model's context.
         asked: the requested maximum, regardless of the context.
         stops: tokens that end a row.
         criteria: criteria that must be called for each token.
         pad: the token that pads rows that ended before others; None if no row does.
+        sources: what rows are decoded from besides tokens, and the pads before each.
     """
 
     config: GenerationConfig
     input_ids: Tensor
-    pads: list[int]
     limit: int
     asked: int
     stops: list[int]
     criteria: list[Any]
     pad: int | None
+    sources: Sources
 
 
 class Decoder:
@@ -56,7 +58,7 @@ class Decoder:
 
     Args:
         engines: lends an engine.
-        streamer: receives new tokens, [rows] each time. The caller passes the prompt and calls end().
+        streamer: receives new tokens, [rows] each time, and the end. The caller passes the prompt.
     """
 
     def __init__(self, engines: Engines, streamer: Any = None) -> None:
@@ -70,9 +72,13 @@ class Decoder:
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
+        inputs_tensor: Tensor | None = None,
         **model_kwargs: Any,
-    ) -> GenerateDecoderOnlyOutput | Tensor:
+    ) -> GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput | Tensor:
         """Decode; called by generate().
+
+        Args:
+            inputs_tensor: the model's main input; an encoder's, if there is one.
 
         Raises:
             OutpaceError: the request is not supported; the message names the remedy.
@@ -82,7 +88,9 @@ class Decoder:
         # Marks a caller's own cache; set by newer transformers and always by `Generate`.
         wanted = generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", False)
         target = self._engines.target(model)
-        request = _request(target, input_ids, stopping_criteria, generation_config, model_kwargs)
+        request = _request(
+            target, model, input_ids, stopping_criteria, generation_config, inputs_tensor, model_kwargs
+        )
         rows = _rows(request, logits_processor)
         with self._engines.lend(target) as engine:
             width = input_ids.shape[1] + min(request.limit, _ROOM) + _DRAFT
@@ -91,14 +99,18 @@ class Decoder:
             length = _new_tokens(rows, sequences)
             if engine.kept is not None:
                 kept = [engine.kept[sequence] for sequence in sequences]
-                cache = _fill(cache, kept, request.pads, input_ids.shape[1] + length - 1, model)
+                width = input_ids.shape[1] + length - 1
+                sources = request.sources
+                cache = filled(cache, kept, sources.pads, width, sources.seen, model)
         if length == request.limit < request.asked:
             _log.warning(
                 "generation ended at the model's context of %d tokens; transformers would go past it",
-                input_ids.shape[1] - min(request.pads) + length,
+                input_ids.shape[1] - min(request.sources.pads) + length,
             )
         tokens = _columns(sequences, 0, length, request.pad)
         text = torch.cat([input_ids, torch.tensor(tokens, device=input_ids.device).T], dim=1)
+        if self._streamer is not None:
+            self._streamer.end()
         if not generation_config.return_dict_in_generate:
             return text
         found: dict[str, Any] = {
@@ -107,12 +119,15 @@ class Decoder:
             "logits": _stack([row.record.logits for row in rows], length),
             "past_key_values": cache,
         }
+        if model.config.is_encoder_decoder:
+            return GenerateEncoderDecoderOutput(**found)
         return GenerateDecoderOnlyOutput(**found)
 
     def _decode(self, engine: RowEngine, rows: list[Row], request: Request) -> list[Sequence]:
         """Decode all rows to their end, and stream each column of new tokens once every row has it."""
         sequences = [
-            engine.add(row.prompt, row.params, row.ends if row.needs_criteria else None) for row in rows
+            engine.add(row.prompt, row.params, row.ends if row.needs_criteria else None, source=source)
+            for row, source in zip(rows, request.sources.each, strict=True)
         ]
         sent = 0
         try:
@@ -134,12 +149,15 @@ class Decoder:
 
 def _request(
     target: TargetModel,
+    model: Any,
     input_ids: Tensor,
     criteria: StoppingCriteriaList,
     config: GenerationConfig,
+    inputs: Tensor | None,
     model_kwargs: dict[str, Any],
 ) -> Request:
-    pads = left_pads(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
+    sources = sources_of(target, model, input_ids, inputs, model_kwargs)
+    pads = sources.pads
     longest, stops, others = split_criteria(criteria)
     length = input_ids.shape[1]
     # As in transformers' loop, which checks the length only after the first token.
@@ -158,13 +176,13 @@ def _request(
     return Request(
         config=config,
         input_ids=input_ids,
-        pads=pads,
         limit=min(asked, room),
         asked=asked,
         # transformers accepts end tokens that the model does not have; they are never emitted.
         stops=[token for token in stops if 0 <= token < target.vocabulary],
         criteria=others,
         pad=None if pad is None else int(pad),
+        sources=sources,
     )
 
 
@@ -196,7 +214,7 @@ def _rows(request: Request, processors: LogitsProcessorList) -> list[Row]:
             **sampling,
         )
         own = [for_row(processor, place, count) for processor in rest]
-        ids, pads = request.input_ids[place], request.pads[place]
+        ids, pads = request.input_ids[place], request.sources.pads[place]
         rows.append(Row(ids, pads, params, own, request.criteria, request.limit, record, lockstep))
     return rows
 
@@ -229,26 +247,3 @@ def _stack(records: Seq[list[Tensor] | None], length: int) -> tuple[Tensor, ...]
             column.append(record[step] if step < len(record) else torch.zeros_like(record[0]))
         steps.append(torch.cat(column))
     return tuple(steps)
-
-
-def _fill(cache: Any, kept: list[list[LayerRows]], pads: list[int], columns: int, model: Any) -> Any:
-    """A DynamicCache of the committed rows, [rows, heads, columns, size], zeros at pads and after the end.
-
-    Args:
-        cache: empty; filled in place if it is a plain DynamicCache.
-        kept: per row of the batch, keys and values of each layer, [1, heads, n, size].
-        columns: length of the prompt with pads and the output, minus the last token, which was never fed.
-    """
-    if type(cache) is not DynamicCache or getattr(cache, "offloading", False):
-        cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    for layer in range(len(kept[0])):
-        states = []
-        for which in (0, 1):
-            _, heads, _, size = kept[0][layer][which].shape
-            state = kept[0][layer][which].new_zeros((len(kept), heads, columns, size))
-            for row, (front, layers) in enumerate(zip(pads, kept, strict=True)):
-                own = layers[layer][which][0, :, : columns - front]
-                state[row, :, front : front + own.shape[1]] = own
-            states.append(state)
-        cache.update(states[0], states[1], layer)
-    return cache

@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outpace.cache import KVCache, Slot
+from outpace.cache import Cache, KVCache, Slot
 from outpace.drafters.base import Drafter
 from outpace.engine.engine import Engine
 from outpace.engine.parts import Adaptive
-from outpace.hf.checks import refuse_encoder
 from outpace.policy.governor import Governor
 from outpace.sequence import Sequence
 from outpace.targets import Target, TargetModel
 from outpace.targets.packed import written
+from outpace.targets.seq2seq import Seq2SeqCache
 from outpace.verify import Verifier
 
 LayerRows = tuple[Tensor, Tensor]
+
+
+class Kept(NamedTuple):
+    """Committed rows of a sequence that ended, per layer keys and values, [1, heads, n, size].
+
+    Attributes:
+        own: a row per token except the last.
+        cross: the rows of an encoder-decoder model's source; otherwise empty.
+    """
+
+    own: list[LayerRows]
+    cross: list[LayerRows]
+
 
 # The state in which each model passed its target's self-test, so that decode() need not repeat it.
 _passed: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
@@ -42,38 +55,37 @@ def _state(model: Any) -> tuple[Any, ...]:
 class RowEngine(Engine):
     """An engine with a cache per call, which can keep the rows of sequences that end."""
 
-    kept: dict[Sequence, list[LayerRows]] | None = None
+    kept: dict[Sequence, Kept] | None = None
 
     def open(self, slots: int, length: int, keep: bool) -> None:
         """Make the cache, with ``slots`` slots of ``length`` rows, drafts included.
 
         Args:
-            keep: copy the rows of each sequence that leaves into ``kept``: per layer keys and values,
-                [1, heads, rows, size], a row per token except the last.
+            keep: copy the rows of each sequence that leaves into ``kept``.
         """
         self.make_room(slots, length)
         self.kept = {} if keep else None
+        self._batch.leaving = None if self.kept is None else partial(_keep, self.kept)
 
     def close(self) -> None:
         """Free the cache, as transformers does after each call, and release the engine to any thread."""
         self.make_room(1, 1)
-        self.kept = None
+        self.kept = self._batch.leaving = None
         self._turn.release()
 
-    def _leave(self, sequences: Seq[Sequence]) -> None:
-        if self.kept is not None:
-            for active in self._active:
-                if active.sequence in sequences:
-                    self.kept[active.sequence] = self._committed(active.sequence, active.slot)
-        super()._leave(sequences)
 
-    def _committed(self, sequence: Sequence, slot: Slot) -> list[LayerRows]:
-        # Drop the row of an accepted guess that ended the sequence: without a draft it would have none.
-        seen = len(sequence.tokens) - 1
-        cache = self._cache
-        assert isinstance(cache, KVCache)  # that of a CausalTarget
-        layers = [cache.rows(layer, slot) for layer in range(len(cache.layers))]
-        return [(keys[:, :, :seen], values[:, :, :seen]) for keys, values in layers]
+def _keep(kept: dict[Sequence, Kept], sequence: Sequence, cache: Cache, slot: Slot) -> None:
+    """Copy the committed rows of a sequence into ``kept``."""
+    # Drop the row of an accepted guess that ended the sequence: without a draft it would have none.
+    seen = len(sequence.tokens) - 1
+    assert isinstance(cache, KVCache)  # that of a transformers model
+    own = [(keys[:, :, :seen], values[:, :, :seen]) for keys, values in _layers(cache, slot)]
+    cross = _layers(cache.sources, cache.beside[slot]) if isinstance(cache, Seq2SeqCache) else []
+    kept[sequence] = Kept(own, cross)
+
+
+def _layers(cache: KVCache, slot: Slot) -> list[LayerRows]:
+    return [cache.rows(layer, slot) for layer in range(len(cache.layers))]
 
 
 class Engines:
@@ -112,7 +124,6 @@ class Engines:
         Raises:
             UnsupportedModel: drafts cannot be verified with it; the message names the reason.
         """
-        refuse_encoder(model)
         with self._lock:
             state = _state(model)
             if self._target is None or self._made_for != state:

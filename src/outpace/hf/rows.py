@@ -190,7 +190,35 @@ def for_row(processor: Any, row: int, rows: int) -> LogitsProcessor:
         mine.generated_ngrams = [processor.generated_ngrams[row * processor.batch_size // rows]]
         mine.batch_size = 1
         return mine  # type: ignore[no-any-return]
+    if isinstance(processor, stock.WhisperNoSpeechDetection):
+        return _NoSpeech(processor, row, rows)
     if isinstance(processor, stock.SynthIDTextWatermarkLogitsProcessor):
         mine.state = None
         return mine  # type: ignore[no-any-return]
     return processor  # type: ignore[no-any-return]
+
+
+class _NoSpeech:
+    """Whisper's detector of silence for one row.
+
+    Whisper reads the probabilities of all rows from the detector itself, which at the first token either runs
+    the model over the whole batch or takes them from the scores.
+    """
+
+    def __init__(self, detector: Any, row: int, rows: int) -> None:
+        self._detector = detector
+        self._row = row
+        self._whole = detector.start_of_trans_offset > 1
+        if not self._whole:
+            detector._no_speech_prob = [0.0] * rows
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if self._whole:
+            if self._row == 0:
+                self._detector(input_ids, scores)
+            return scores
+        if input_ids.shape[1] == self._detector.begin_index:
+            mine = copy.copy(self._detector)
+            mine(input_ids, scores)
+            self._detector._no_speech_prob[self._row] = mine.no_speech_prob[0]
+        return scores

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ class Batch:
             between documents.
         counted: [B, T], true if the token is to be learnt: the target's own text, not a prompt's.
         hidden: layer -> [B, T, hidden size], for the layers that the module reads.
-        logits: the target's logits, [B, T, vocabulary]: ``logits[:, t]`` predicts ``tokens[:, t + 1]``.
+        scores: the target's logits, [B, T, vocabulary], or a function that computes them.
         sampled: whether the text after the prompts is the drafter's own (on-policy), not the target's.
 
     Hidden states and logits have no autograd graph; a method that also trains the target runs it itself.
@@ -31,8 +32,13 @@ class Batch:
     documents: Tensor
     counted: Tensor
     hidden: Mapping[int, Tensor]
-    logits: Tensor
+    scores: Tensor | Callable[[], Tensor]
     sampled: bool = False
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """The target's logits, [B, T, vocabulary]: ``logits[:, t]`` predicts ``tokens[:, t + 1]``."""
+        return self.scores if isinstance(self.scores, Tensor) else self.scores()
 
     @property
     def labels(self) -> Tensor:

@@ -18,6 +18,8 @@ from typing_extensions import Self
 
 from outpace.core import OutpaceError
 
+_DEVIATION = 0.02  # of a matrix's initial entries
+
 # New rows' keys and values, each [B, heads, width, size] -> those of all rows that are attended to.
 Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -216,15 +218,11 @@ def itself(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return keys, values
 
 
-def initialise(module: nn.Module, deviation: float = 0.02) -> None:
-    """Initialise weights: normal, biases 0, norms 1; smaller for projections that end a residual branch.
-
-    Args:
-        deviation: the standard deviation of a matrix's entries.
-    """
+def initialise(module: nn.Module) -> None:
+    """Initialise weights: normal, biases 0, norms 1; smaller for projections that end a residual branch."""
     for name, weight in module.named_parameters():
         if weight.dim() < 2:
             nn.init.zeros_(weight) if name.endswith("bias") else nn.init.ones_(weight)
         else:
             branch = name.endswith(("o_proj.weight", "down_proj.weight"))
-            nn.init.normal_(weight, std=deviation / math.sqrt(2) if branch else deviation)
+            nn.init.normal_(weight, std=_DEVIATION / math.sqrt(2) if branch else _DEVIATION)

@@ -15,12 +15,14 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from typing_extensions import Self
 
 from outpace.core import OutpaceError
 from outpace.learned.batch import Batch
 from outpace.learned.folder import CONFIG, FORMAT, WEIGHTS, read_config, read_weights, write_folder
 from outpace.learned.hidden_layers import check_layers
-from outpace.learned.losses import Losses, Objective, accepted_at, accepted_of_chain, measure
+from outpace.learned.losses import Losses, Objective, accepted_of_chain, measure
 from outpace.targets.base import TargetModel
 
 L = TypeVar("L", bound="Learned")
@@ -36,7 +38,7 @@ __all__ = [
     "Learned",
     "Losses",
     "Objective",
-    "accepted_at",
+    "PartialHead",
     "accepted_of_chain",
     "head_weights",
     "measure",
@@ -69,6 +71,38 @@ def head_weights(target: TargetModel) -> tuple[Tensor, Tensor] | None:
     columns = target.head(units) - bias
     linear = torch.allclose(target.head(-4 * units) - bias, -4 * columns, rtol=1e-4, atol=1e-4)
     return (columns.T, bias) if linear else None
+
+
+class PartialHead:
+    """The target's head restricted to some ids, without the cost of the others if it is a matrix.
+
+    Args:
+        ids: [n]; None for all of them.
+    """
+
+    def __init__(self, target: TargetModel, ids: Tensor | None) -> None:
+        self._target = target
+        self._ids = ids
+        whole = None if ids is None else head_weights(target)
+        self._own = None if whole is None else (whole[0][ids], whole[1][ids])
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Logits [..., n] of inputs of the head, [..., hidden size]. Gradients reach the inputs."""
+        if self._own is None:
+            return self.among(self._target.head(states))
+        matrix, bias = (part.to(states.dtype) for part in self._own)
+        return functional.linear(states, matrix, bias)
+
+    def among(self, logits: Tensor) -> Tensor:
+        """The ids' logits, [..., n], among all of them, [..., vocabulary]."""
+        return logits if self._ids is None else logits[..., self._ids]
+
+    @torch.no_grad()
+    def of(self, batch: Batch, where: Tensor) -> Tensor:
+        """The target's own logits, [places, n], at the places of a mask [B, T]."""
+        if self._own is None or isinstance(batch.scores, Tensor) or -1 not in batch.hidden:
+            return self.among(batch.logits[where])
+        return self(batch.hidden[-1][where])
 
 
 class Learned(nn.Module, ABC):
@@ -151,6 +185,14 @@ class Learned(nn.Module, ABC):
         return {}
 
     # -- how it is trained -------------------------------------------------------------------------------
+
+    def suit(self, counts: Tensor) -> None:
+        """Adapt to the texts before the first step. By default does nothing.
+
+        Args:
+            counts: how often each of the target's tokens is to be learnt, [vocabulary].
+        """
+        del counts
 
     def at_step(self, step: int, steps: int) -> None:
         """Prepare for update ``step`` of ``steps``, counted from 0. By default does nothing."""
@@ -247,10 +289,18 @@ class Learned(nn.Module, ABC):
             made = cls(cls._config(described), Fit(**described["target"]))
         except _DAMAGE as error:
             raise OutpaceError(f"{folder}: {CONFIG} is not one of {cls.method}: {error!r}") from error
-        made.bind(target)
-        made.take(read_weights(folder), str(folder))
-        made.requires_grad_(False).eval()
-        return made.to(device=target.hidden.device, dtype=target.hidden.dtype)
+        return made.drafting(target, read_weights(folder), str(folder))
+
+    def drafting(self, target: TargetModel, tensors: Mapping[str, Tensor], where: str) -> Self:
+        """Bind the module to its target, take weights, and freeze it, in the target's dtype and device.
+
+        Raises:
+            OutpaceError: as ``bind`` and ``take``.
+        """
+        self.bind(target)
+        self.take(tensors, where)
+        self.requires_grad_(False).eval()
+        return self.to(device=target.hidden.device, dtype=target.hidden.dtype)
 
     @classmethod
     def config_of(cls, given: Any) -> Any:

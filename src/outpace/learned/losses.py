@@ -55,7 +55,7 @@ def measure(
 
 
 def accepted_of_chain(batch: Batch, guesses: Tensor) -> Tensor:
-    """The number of accepted tokens of a chain drafted at each place of a text.
+    """The number of accepted tokens, from the first on, of a chain drafted at each place of a text.
 
     Args:
         guesses: [B, T, D]: at place t, the tokens guessed for t + 1, t + 2, ...
@@ -63,19 +63,10 @@ def accepted_of_chain(batch: Batch, guesses: Tensor) -> Tensor:
     Returns:
         [B, T], from 0 to D.
     """
-    return accepted_at(batch, guesses[..., None])
-
-
-def accepted_at(batch: Batch, guesses: Tensor) -> Tensor:
-    """The number of leading depths accepted, with R guesses per depth: [B, T, D, R] -> [B, T].
-
-    ``guesses[:, t, d]`` are guesses of the token at place t + d + 1.
-    """
-    right = torch.zeros_like(guesses[..., 0], dtype=torch.bool)
+    right = torch.zeros_like(guesses, dtype=torch.bool)
     width = batch.tokens.shape[1]
     for depth in range(min(guesses.shape[2], width - 1)):
         stop = width - depth - 1
         same = batch.documents[:, depth + 1 :] == batch.documents[:, :stop]
-        equal = (guesses[:, :stop, depth] == batch.tokens[:, depth + 1 :, None]).any(dim=-1)
-        right[:, :stop, depth] = equal & same
+        right[:, :stop, depth] = same & (guesses[:, :stop, depth] == batch.tokens[:, depth + 1 :])
     return right.cumprod(dim=-1).sum(dim=-1)

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, first_line
 from outpace.learned.folder import write_folder
 
 # SafeAILab's name of the one layer, and that of speculators.
@@ -44,7 +44,7 @@ def find(given: str | Path, method: str = "eagle") -> Path:
     try:
         return Path(snapshot_download(str(given), allow_patterns=["config.json", "*.safetensors"]))
     except (OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        reason = first_line(error).rstrip(".")
         raise OutpaceError(
             f"{method}: there is no folder {given}, and the hub has none of that name ({reason}); train one "
             f"with: outpace train {method} --model MODEL --data FILE --out {given}; or fetch one, with a "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 _MEMORY = 16.0  # time constant of the decay, in steps
+_UNTRIED = 4.0  # the same for nodes that were not drafted, so that a few failures do not keep drafts narrow
 _PRIOR = 0.1  # weight, in steps, of the assumed acceptance of nodes never tried
 _REACH = 2  # number of widths above the widest tried one that may be tried next
 
@@ -36,13 +37,14 @@ class Acceptance:
             drafted: number of nodes of each sequence's draft.
             paths: the accepted nodes of each draft.
         """
-        last, share, keep = len(self._interval), 1 / len(paths), 1 - 1 / _MEMORY
+        last, share = len(self._interval), 1 / len(paths)
         longest = max(drafted)
         low = 0
         for place, high in enumerate(self.widths):
             tried = low < planned
             if not tried and not self._tries[place]:
                 break  # wider intervals have not been tried either
+            keep = 1 - 1 / (_MEMORY if tried else _UNTRIED)
             self._tries[place] = self._tries[place] * keep + tried
             self._hits[place] *= keep
             # A forward is as wide as the longest draft of the batch.

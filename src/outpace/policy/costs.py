@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 _KEPT = 9  # latest measurements kept per width
 _LIFE = 512  # measurements of a curve after which a width without a new one is dropped
-_HOPE = 0.5  # share of the interpolated rise that an untried width between measured ones is assumed to cost
+_HOPE = 0.5  # share of the interpolated or extrapolated rise that an untried width is assumed to cost
 _SWEEP = 64  # measurements between two sweeps for widths to drop
 _SLOPE = 0.1  # assumed cost of doubling the narrowest width's rows, as a share of its seconds
 
@@ -148,14 +148,16 @@ class Curve:
     def _beyond(self, rows: float) -> float:
         """Extrapolate beyond the widest or narrowest known width, by the mean slope of the curve.
 
-        Widths within a factor of 2 do not determine the slope; the default one is used instead.
+        Widths within a factor of 2 do not determine the slope; the default one is used instead. Beyond the
+        widest only a share of the slope is assumed: on processors a second row often costs a jump and the
+        next ones little, which is found only by trying.
         """
         first, last = self._rows[0], self._rows[-1]
         slope = self.slope * self._seconds[0] / max(1.0, first)
         if last > first and last >= 2 * first:
             slope = (self._seconds[-1] - self._seconds[0]) / (last - first)
         if rows > last:
-            return self._seconds[-1] + slope * (rows - last)
+            return self._seconds[-1] + _HOPE * slope * (rows - last)
         return max(self._seconds[0] / 2, self._seconds[0] - slope * (first - rows))
 
     def _smooth(self) -> None:

@@ -11,9 +11,9 @@ extended to trees, with measured instead of assumed quantities.
 
 Acceptance is measured only while drafting, and texts change. Drafting therefore has an account, in units of
 plain steps: it is credited with a hundredth of all time and with what drafting gains, up to a limit, and
-debited with what drafting loses. While drafts do not pay, they continue until the account is empty, and are
-tried again once it can pay for a trial. So drafts resume in the easy parts of a text, and a text that never
-pays costs a hundredth of the time.
+debited with what drafting loses, down to 0. While drafts do not pay, they continue until the account is
+empty, and are tried again once it can pay for a trial. So drafts resume in the easy parts of a text, and a
+text that never pays costs a hundredth of the time.
 
 The policy is independent of models, engines and clocks: the engine requests a plan and reports the outcome.
 """
@@ -258,7 +258,7 @@ class Governor:
             gained += self._gained(outcome, batch)
         octave = batch.bit_length()
         account = self._accounts.get(octave, _SAVINGS) + gained
-        self._accounts[octave] = max(-_SAVINGS, min(_SAVINGS, account))
+        self._accounts[octave] = max(0.0, min(_SAVINGS, account))
 
     def _gained(self, outcome: Outcome, batch: int) -> float:
         """Plain steps saved by a drafted step, by the measured costs of such steps.

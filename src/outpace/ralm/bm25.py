@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, load_extra
 
 Words = NDArray[np.int64]
 Scores = NDArray[np.float32]
@@ -50,7 +50,7 @@ class BM25Retriever:
         if not self._ids:
             raise OutpaceError("BM25 needs documents with words in them")
         self._count = len(corpus)
-        self._index: Any = _bm25s().BM25(k1=k1, b=b, method="lucene")
+        self._index: Any = load_extra("bm25s", "BM25Retriever", "ralm").BM25(k1=k1, b=b, method="lucene")
         # A copy: bm25s may add a word of its own that has no column.
         self._index.index((corpus, dict(self._ids)), show_progress=False)
 
@@ -88,11 +88,3 @@ def _best(scores: Scores, count: int) -> list[int]:
         candidates = np.flatnonzero(scores >= np.partition(scores, -count)[-count])
     best: list[int] = candidates[np.argsort(-scores[candidates], kind="stable")[:count]].tolist()
     return best
-
-
-def _bm25s() -> Any:
-    try:
-        import bm25s
-    except ImportError as error:
-        raise OutpaceError("BM25Retriever needs bm25s: pip install 'outpace[ralm]'") from error
-    return bm25s

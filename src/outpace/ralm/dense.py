@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, load_extra
 
 Vector = NDArray[np.float32]
 
@@ -48,7 +48,7 @@ class DenseRetriever:
         self._encode = encode
         self._candidates = min(candidates, count)
         if index is None:
-            index = _faiss().IndexFlatIP(size)
+            index = load_extra("faiss", "DenseRetriever", "ralm").IndexFlatIP(size)
             index.add(self._vectors)
         if (index.ntotal, index.d) != (count, size):
             raise OutpaceError(
@@ -84,11 +84,3 @@ class DenseRetriever:
         scores = self.scores(query, documents)
         ranked = sorted(zip(scores, documents, strict=True), key=lambda pair: -pair[0])
         return [document for _, document in ranked[:count]]
-
-
-def _faiss() -> Any:
-    try:
-        import faiss
-    except ImportError as error:
-        raise OutpaceError("DenseRetriever needs faiss: pip install 'outpace[ralm]'") from error
-    return faiss

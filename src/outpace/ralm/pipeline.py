@@ -26,6 +26,7 @@ from outpace.ralm.answer import Answer
 from outpace.ralm.pace import Pace
 from outpace.ralm.retriever import LocalCache, Retriever
 from outpace.ralm.stats import RalmGeneration, RalmStats
+from outpace.spec import check_least
 
 Query = TypeVar("Query")
 
@@ -48,10 +49,7 @@ class Speculation:
     asynchronous: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (("stride", 0), ("max_stride", 0), ("prefetch", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise OutpaceError(f"speculation: {name} must be at least {least}, not {value}")
+        check_least("speculation", self, stride=0, max_stride=0, prefetch=1)
 
 
 @dataclass(frozen=True)

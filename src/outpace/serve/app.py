@@ -170,7 +170,7 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "owned_by": "outpace",
         "max_model_len": service.defaults.context,
         "drafters": service.drafters,
-        "max_running": service.limits.running,
+        "max_running": service.admission.limits.running,
     }
 
 

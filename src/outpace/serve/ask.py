@@ -135,6 +135,17 @@ def speculation(given: str | bool | wire.Speculate | None) -> Speculation:
     return Speculation(given.drafter, given.num_speculative_tokens, given.memory)
 
 
+def turns_of(
+    messages: Seq[wire.AnthropicTurn | wire.ResponseMessage], system: str | None
+) -> list[dict[str, str]]:
+    """Messages of text alone in the format of chat templates, after the system's if there is one."""
+    turns = [] if system is None else [{"role": "system", "content": system}]
+    for one in messages:
+        role = "system" if one.role == "developer" else one.role
+        turns.append({"role": role, "content": plain_text(one.content)})
+    return turns
+
+
 def plain_text(content: str | Seq[wire.TextPart | wire.RefusalPart] | None) -> str:
     """A message's content as one text."""
     if content is None or isinstance(content, str):

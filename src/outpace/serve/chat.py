@@ -16,7 +16,8 @@ from outpace.serve import wire
 from outpace.serve.ask import Ask, openai_params, plain_text
 from outpace.serve.errors import Refused
 from outpace.serve.grammar import tool_schema
-from outpace.serve.service import Event, Run, Service
+from outpace.serve.runs import Event, Run
+from outpace.serve.service import Service
 from outpace.serve.shapes import FINISH, entries_of, new_id
 from outpace.serve.writer import Writer, check, salted
 

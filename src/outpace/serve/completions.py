@@ -12,7 +12,8 @@ from outpace.core import TokenLogprobs
 from outpace.serve import wire
 from outpace.serve.ask import Ask, openai_params
 from outpace.serve.errors import Refused
-from outpace.serve.service import Event, Run, Service
+from outpace.serve.runs import Event, Run
+from outpace.serve.service import Service
 from outpace.serve.shapes import FINISH, entries_of, finite
 from outpace.serve.writer import Writer, check, salted
 

@@ -139,12 +139,9 @@ class Forced(SequenceDrafter[Sequence]):
             if isinstance(processor, Grammar):
                 tokens = processor.forced()
                 draft = chain(tokens[: state.within_reach(len(tokens))])
-                return Draft(draft.tokens, draft.parents, chances=_chances(draft.tokens))
+                chances = [_CHANCE**depth for depth in range(1, len(draft) + 1)]
+                return Draft(draft.tokens, draft.parents, chances=chances)
         return Draft()
-
-
-def _chances(tokens: Seq[int]) -> list[float]:
-    return [_CHANCE ** (depth + 1) for depth in range(len(tokens))]
 
 
 def tool_schema(functions: Seq[Any]) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from starlette.responses import Response
 
 from outpace.core import Generation
 from outpace.serve import wire
-from outpace.serve.ask import Ask, plain_text
+from outpace.serve.ask import Ask, plain_text, turns_of
 from outpace.serve.errors import Refused
-from outpace.serve.service import Run, Service
+from outpace.serve.runs import Run
+from outpace.serve.service import Service
 from outpace.serve.shapes import Stream, answer, event, extras, new_id
 
 _TYPES = {
@@ -54,10 +55,8 @@ def error_body(refused: Refused) -> dict[str, Any]:
 
 
 def _prompt(service: Service, body: wire.Messages | wire.CountTokens) -> list[int]:
-    turns = [{"role": one.role, "content": plain_text(one.content)} for one in body.messages]
-    if body.system is not None:
-        turns.insert(0, {"role": "system", "content": plain_text(body.system)})
-    return service.conversation(turns)
+    system = None if body.system is None else plain_text(body.system)
+    return service.conversation(turns_of(body.messages, system))
 
 
 def _head(service: Service, body: wire.Messages) -> dict[str, Any]:

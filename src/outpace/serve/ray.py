@@ -18,9 +18,11 @@ from ray.serve import Application
 
 from outpace.core import OutpaceError
 from outpace.loading import Loaded, load
+from outpace.serve.admission import Limits
 from outpace.serve.app import make_app
 from outpace.serve.door import Keys
-from outpace.serve.service import Limits, Service, make_engine
+from outpace.serve.engine import make_engine
+from outpace.serve.service import Service
 
 
 class Config(BaseModel):

@@ -10,9 +10,10 @@ from starlette.responses import Response
 
 from outpace.core import Generation
 from outpace.serve import wire
-from outpace.serve.ask import Ask, plain_text
+from outpace.serve.ask import Ask, turns_of
 from outpace.serve.errors import Refused
-from outpace.serve.service import Run, Service
+from outpace.serve.runs import Run
+from outpace.serve.service import Service
 from outpace.serve.shapes import Stream, answer, event, extras, new_id, usage
 
 
@@ -29,21 +30,10 @@ async def responses(service: Service, body: wire.Responses, salt: str | None) ->
 
 
 def _ask(service: Service, body: wire.Responses, salt: str | None) -> Ask:
-    given = body.input
-    turns = (
-        [{"role": "user", "content": given}]
-        if isinstance(given, str)
-        else [
-            {
-                "role": "system" if one.role == "developer" else one.role,
-                "content": plain_text(one.content),
-            }
-            for one in given
-        ]
-    )
-    if body.instructions is not None:
-        turns.insert(0, {"role": "system", "content": body.instructions})
-    prompt = service.conversation(turns)
+    asked = body.input
+    if isinstance(asked, str):
+        asked = [wire.ResponseMessage(role="user", content=asked)]
+    prompt = service.conversation(turns_of(asked, body.instructions))
     room = service.defaults.room([prompt], body.max_output_tokens)
     return Ask([prompt], service.defaults.params(body, max_new_tokens=room), schema=_schema(body), salt=salt)
 

@@ -16,9 +16,10 @@ from fastapi import FastAPI
 from outpace.core import OutpaceError
 from outpace.engine.engine import Engine
 from outpace.loading import Loaded
+from outpace.serve.admission import Limits
 from outpace.serve.app import make_app
 from outpace.serve.door import Keys
-from outpace.serve.service import Limits, Service
+from outpace.serve.service import Service
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer

@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from outpace.core import Generation, TokenLogprobs
 from outpace.serve.errors import Refused
-from outpace.serve.service import Run, Service
+from outpace.serve.runs import Run
+from outpace.serve.service import Service
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
 _log = logging.getLogger("outpace.serve")
@@ -53,7 +54,7 @@ class Stream(EventSourceResponse):
         chunks: AsyncIterator[bytes],
         error: Callable[[Refused], bytes] = lambda refused: event(refused.body()),
     ) -> None:
-        limits = run.service.limits
+        limits = run.admission.limits
         self._run = run
         super().__init__(
             _guarded(chunks, error), headers=_HEADERS, ping=limits.ping, send_timeout=limits.send, sep="\n"

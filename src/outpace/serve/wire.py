@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 
 def _whole(value: Any) -> Any:
-    """JSON has one kind of number: 3.0 is an integer too."""
+    """Convert a float without a fraction to an integer, since JSON has one type of number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -20,13 +20,13 @@ Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
 class Wire(BaseModel):
-    """A JSON object of known fields, whose types are not converted."""
+    """A JSON object; unknown fields are refused, and types are not converted."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
 
 class Error(Wire):
-    """OpenAI's error."""
+    """An error in OpenAI's format."""
 
     message: str
     type: str
@@ -35,7 +35,7 @@ class Error(Wire):
 
 
 class Failure(Wire):
-    """The body of a response that is an error."""
+    """The body of an error response."""
 
     error: Error
 
@@ -46,7 +46,7 @@ class AnthropicError(Wire):
 
 
 class AnthropicFailure(Wire):
-    """The body of an error, as Anthropic's."""
+    """The body of an error response in Anthropic's format."""
 
     type: Literal["error"]
     error: AnthropicError
@@ -59,7 +59,7 @@ class StreamOptions(Wire):
 
 
 class Speculate(Wire):
-    """The request's drafter, its largest draft, and whether others may draft from its output."""
+    """The request's drafter, maximum draft size, and whether others may draft from its output."""
 
     drafter: str | None = None
     num_speculative_tokens: Count | None = None
@@ -79,8 +79,19 @@ class Sampled(Wire):
     speculation_metrics: bool = False
 
 
-class OpenAI(Sampled):
-    """Fields that chat and completions share."""
+class Labelled(Sampled):
+    """Fields of OpenAI's requests that have no effect on the text."""
+
+    user: str | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class OpenAI(Labelled):
+    """Common fields of chat and completions."""
 
     n: Annotated[Int, Field(ge=1, le=128)] | None = 1
     max_tokens: Count | None = None
@@ -100,14 +111,7 @@ class OpenAI(Sampled):
     cache_salt: str | None = None
     # outpace's own
     trace: bool = False
-    # Without an effect on the text
-    user: str | None = None
-    store: bool | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+    prompt_cache_retention: str | None = None  # without an effect on the text
 
 
 class Completions(OpenAI):
@@ -123,7 +127,7 @@ class Completions(OpenAI):
 class TextPart(Wire):
     type: Literal["text", "input_text", "output_text"]
     text: str
-    # Sent back by clients as they got it, or meant for a cache that is automatic here
+    # Returned by clients as received, or for a cache, which is automatic here
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
     cache_control: dict[str, Any] | None = None
@@ -247,7 +251,7 @@ class CountTokens(Wire):
 
 
 class Messages(Sampled):
-    """``POST /v1/messages``, as Anthropic's."""
+    """``POST /v1/messages`` of Anthropic's API."""
 
     messages: Annotated[list[AnthropicTurn], Field(min_length=1)]
     system: str | list[TextPart] | None = None
@@ -278,17 +282,11 @@ class ResponseText(Wire):
     verbosity: Literal["medium"] | None = None
 
 
-class Responses(Sampled):
-    """``POST /v1/responses``, nothing of which is stored."""
+class Responses(Labelled):
+    """``POST /v1/responses``; nothing is stored."""
 
     input: str | Annotated[list[ResponseMessage], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Most | None = None
     text: ResponseText | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    user: str | None = None
     truncation: Literal["disabled"] | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None

@@ -12,7 +12,8 @@ from starlette.responses import Response
 from outpace.core import TokenLogprobs
 from outpace.serve import wire
 from outpace.serve.errors import Refused
-from outpace.serve.service import Event, Run, Service
+from outpace.serve.runs import Event, Run
+from outpace.serve.service import Service
 from outpace.serve.shapes import Stream, Words, answer, event, extras, new_id, usage
 
 

@@ -8,18 +8,29 @@ from typing import Any
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.base import Output, Rows, TargetModel
 from outpace.targets.causal import CausalTarget
+from outpace.targets.checks import is_multimodal
 from outpace.targets.contrastive import ContrastiveTarget
+from outpace.targets.multimodal import MultimodalTarget
 from outpace.targets.seq2seq import Seq2SeqTarget
 
-__all__ = ["CausalTarget", "ContrastiveTarget", "Output", "Rows", "Seq2SeqTarget", "Target", "TargetModel"]
+__all__ = [
+    "CausalTarget",
+    "ContrastiveTarget",
+    "MultimodalTarget",
+    "Output",
+    "Rows",
+    "Seq2SeqTarget",
+    "Target",
+    "TargetModel",
+]
 
 
 def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as the class it picks
     """A target for a model.
 
     Args:
-        model: a decoder-only or an encoder-decoder transformers model; the path of a GGUF file, which
-            llama.cpp runs; or a target, which is returned.
+        model: a transformers model, decoder-only (with images or without) or encoder-decoder; the path of a
+            GGUF file, which llama.cpp runs; or a target, which is returned.
         options: options of the chosen class; see ``CausalTarget``, ``Seq2SeqTarget``, ``LlamaCppOptions``.
 
     Raises:
@@ -46,6 +57,8 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
             if options.pop(name, False) not in (False, "auto"):
                 raise OutpaceError(f"{name} is for decoder-only models: leave it out")
         return Seq2SeqTarget(model, **options)
+    if is_multimodal(config):
+        return MultimodalTarget(model, **options)
     return CausalTarget(model, **options)
 
 

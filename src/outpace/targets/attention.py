@@ -1,16 +1,16 @@
 """Attention whose result for a row does not depend on other rows, columns and sequences.
 
-The heads that share keys are packed into rows, so no keys are copied (transformers repeats all keys and
-values for each group of heads once a masked step has more than one row).
+Heads that share keys are packed into rows, so no keys are copied (transformers repeats all keys and values
+for each group of heads in a masked step of more than one row).
 
 A row attends to the same keys in a tree and in plain decoding, but in other columns. Two rules make its
 result the same to the last bit:
 
-- The columns far before a row, 0 .. ``_far(position) - 1``, contain the same keys in both. They go through
-  torch's flash kernel, whose bits for a row depend only on those columns, with a multiple of 4 rows.
-- The nearer ones, some of which a tree masks, are weighted and summed in float64, and only the result is
-  rounded to the model's dtype. The order of summation then affects one of about 10^8 results in float32,
-  hardly ever one in bfloat16.
+- The columns far before a row, 0 .. ``_far(position) - 1``, contain the same keys in both. torch's flash
+  kernel computes them; with a multiple of 4 rows, its bits for a row depend only on those columns.
+- The nearer columns, some of which a tree masks, are weighted and summed in float64, and only the result is
+  rounded to the model's dtype. The order of summation then affects about one of 10^8 results in float32,
+  and hardly any in bfloat16.
 
 The two are merged through the logarithm of the far part's sum of exponentials.
 """
@@ -30,8 +30,8 @@ EXACT = "outpace_exact"
 
 _BLOCK = 128  # the number of far columns is a multiple of this
 _DEEPEST = 64  # maximum depth of a tree's nodes below its first row
-_ROWS = 4  # kernels treat a row alike in any multiple of this
-_COLUMNS = 16  # and with this many columns or more
+_ROWS = 4  # a row's bits are the same in any multiple of this number of rows
+_COLUMNS = 16  # and with at least this number of columns
 
 
 class _Part(NamedTuple):
@@ -127,7 +127,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, part: _Part, scale: float
 
 
 def _parts(mask: Tensor | None, query: Tensor, key: Tensor, groups: int) -> list[_Part]:
-    """The parts of a forward. Those of a mask are kept beside it, for the layers that share it."""
+    """The parts of a forward; they are stored with the mask, for all layers that share it."""
     width, columns = query.shape[2], key.shape[2]
     if mask is None and width == 1:
         return [_Part(slice(None), None, _far(columns - 1), None)]
@@ -142,9 +142,9 @@ def _parts(mask: Tensor | None, query: Tensor, key: Tensor, groups: int) -> list
 
 
 def _split(mask: Tensor, groups: int) -> list[_Part]:
-    """Sort rows by their far columns. ``mask``: [B, 1, width, columns], boolean."""
+    """Group rows by their far columns. ``mask``: [B, 1, width, columns], boolean."""
     seen = mask[:, 0].sum(dim=-1)
-    # Columns that a row sees before the first that it does not see.
+    # Number of columns before the first that a row does not attend to.
     whole = torch.where(mask[:, 0].all(dim=-1), mask.shape[-1], mask[:, 0].to(torch.uint8).argmin(dim=-1))
     far = [
         [_far(count - 1) if _far(count - 1) <= first else 0 for count, first in zip(*both, strict=True)]
@@ -163,7 +163,7 @@ def _split(mask: Tensor, groups: int) -> list[_Part]:
 
 
 def _bias(mask: Tensor, groups: int) -> Tensor:
-    """[b, 1, n, columns], boolean -> [b, 1, groups * n and padding, columns], to add to scores."""
+    """Convert a mask [b, 1, n, columns] to a bias [b, 1, groups * n + padding, columns] of scores."""
     bias = torch.zeros(mask.shape, dtype=torch.float32).masked_fill_(~mask, -torch.inf)
     bias = bias.repeat(1, 1, groups, 1)
     return nn.functional.pad(bias, (0, 0, 0, -bias.shape[2] % _ROWS))

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from outpace.cache import Cache, Slot
-from outpace.choosing import Told, Tree
+from outpace.choosing import Tree
 from outpace.core import Draft, OutpaceError, Source, UnsupportedModel
+from outpace.logits import Told
 from outpace.targets.hardware import hardware
 
 
@@ -92,10 +93,6 @@ class Output:
     spans: Mapping[Slot, slice]
     hidden: Mapping[Slot, Mapping[int, Tensor]] = field(default_factory=dict)
     told: Mapping[Slot, Told] = field(default_factory=dict)
-
-    def span(self, slot: Slot) -> slice:
-        """Range of a slot's rows in ``logits``."""
-        return self.spans[slot]
 
     def logits_of(self, slot: Slot) -> Tensor:
         """Logits of a slot's requested rows, [n, vocabulary].
@@ -191,7 +188,8 @@ class TargetModel(ABC):
         vocabulary: number of token ids.
         context: maximum number of positions; None for no limit.
         eos_token_ids: tokens that end a sequence.
-        start: initial tokens of an encoder-decoder model's prompt, if its config has them.
+        start: initial tokens of an encoder-decoder model's prompt, if its config has them, with the token
+            that it forces after the first.
         model: the underlying transformers model; None if there is none.
         device: device of its input tokens; the CPU by default.
         extra: number of ids beyond the vocabulary that it accepts; see ``with_embeddings``.
@@ -343,6 +341,20 @@ class TargetModel(ABC):
         if source is not None:
             raise OutpaceError("this model has no encoder and takes no source; put the text into the prompt")
         return None
+
+    def parts(self, tokens: Sequence[int]) -> tuple[list[int], list[int] | None]:
+        """The prompt and the source of a request for a text, given as token ids.
+
+        Without an encoder the text is the prompt. Otherwise it is the source, and the prompt is ``start``.
+
+        Raises:
+            OutpaceError: the config of a model with an encoder does not say what its decoder starts with.
+        """
+        if not self.has_encoder:
+            return list(tokens), None
+        if not self.start:
+            raise OutpaceError(f"{self.name} has no decoder_start_token_id in its config; set it there")
+        return list(self.start), list(tokens)
 
     def open(self, cache: Cache, source: Source | None = None, rows: int = 0) -> Slot:
         """Take a slot of the cache into use for a sequence, with its source if the model has an encoder.

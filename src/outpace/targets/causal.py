@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import copy
 import inspect
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Cache as ModelCache
 from transformers import PreTrainedModel
 
-from outpace.cache import Cache, FixedRows, KVCache, LayerShape, RowShape, Slot, Window, power_of_two
+from outpace.cache import Cache, KVCache, Slot, StaticCache, Window
 from outpace.core import OutpaceError, Source, UnsupportedModel
 from outpace.targets.attention import EXACT
 from outpace.targets.base import (
@@ -31,95 +28,14 @@ from outpace.targets.base import (
     own_cache,
 )
 from outpace.targets.checks import context_of, end_tokens, family, refuse_by_config, why_not_exact
-from outpace.targets.graphs import MOST_ROWS, WIDEST, Inputs, Made, Runner, runner_for
+from outpace.targets.fixed import FixedInputs, FixedShapes, width_of
+from outpace.targets.graphs import Made, Runner, runner_for
+from outpace.targets.inputs import CacheAdapter, Probe, device_of, inputs_of, padded, rows_of
 from outpace.targets.layers import exchange, keep_layers
 from outpace.targets.masks import TREE, Mask, MaskMaker, placed
 from outpace.targets.packed import Packer, Weights, packing_wanted, tail_step, unproven
 from outpace.targets.self_test import agree, bit_test, self_test
 from outpace.targets.tree_attention import takes_no_tree
-from outpace.tree import depths
-
-_NOTHING = Rows(())
-_MOST_SHAPES = 256
-# Shape of a forward -> its inputs, and the function that runs it.
-_Known = dict[tuple[Any, ...], tuple[Inputs, Callable[[], Made]]]
-
-
-class CacheAdapter(ModelCache):
-    """A window of a KVCache as transformers' cache.
-
-    Args:
-        places: layer of the model -> layer of the cache. (Layers that share another's keys have no entry.)
-    """
-
-    def __init__(self, window: Window | FixedRows, places: dict[int, int]) -> None:
-        super().__init__(layers=[])
-        self._window = window
-        self._places = places
-        self._columns = window.columns
-        self._width = window.width
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        return self._window.append(self._places[layer_idx], key_states, value_states)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self._columns - self._width
-
-    def get_mask_sizes(self, query_length: Any, layer_idx: int) -> tuple[int, int]:
-        return self._columns, 0
-
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        return -1
-
-    # The name of get_max_length before transformers 5.23.
-    get_max_cache_shape = get_max_length
-
-    @property
-    def is_initialized(self) -> bool:
-        return True
-
-
-class Probe(CacheAdapter):
-    """Recorder of each layer's rows, which it returns unchanged: a first token without a cache.
-
-    Attributes:
-        rows: layer of the model -> its keys and values, each [1, heads, width, size].
-    """
-
-    def __init__(self) -> None:
-        ModelCache.__init__(self, layers=[])
-        self._columns = self._width = 1
-        self.rows: dict[int, tuple[Tensor, Tensor]] = {}
-
-    @property
-    def shapes(self) -> dict[int, LayerShape]:
-        """Layer of the model -> shape of its rows."""
-        shapes = {}
-        for layer, pair in sorted(self.rows.items()):
-            keys, values = (RowShape(s.shape[1], s.shape[3], s.dtype, s.device) for s in pair)
-            shapes[layer] = LayerShape(keys, values)
-        return shapes
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        self.rows[layer_idx] = (key_states, value_states)
-        return key_states, value_states
-
-
-class _Fixed:
-    """State of a target's forwards of fixed shapes.
-
-    Attributes:
-        of: cache -> shape -> inputs, and the function that runs such a forward; dropped with the cache.
-        model: the compiled model; None if not requested or not compiled yet.
-    """
-
-    def __init__(self) -> None:
-        self.of: weakref.WeakKeyDictionary[KVCache, _Known] = weakref.WeakKeyDictionary()
-        self.model: Any = None
 
 
 class CausalTarget(TargetModel):
@@ -156,6 +72,7 @@ class CausalTarget(TargetModel):
 
     _is_part = False  # some layers of another target
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
+    _fixed: FixedShapes | None = None
 
     def __init__(
         self,
@@ -182,11 +99,9 @@ class CausalTarget(TargetModel):
         self._choose(check, exact, pack)
         if not static and (runner is not None or compiled is not None):
             raise OutpaceError("runner and compiled are for forwards of fixed shapes: give static=True too")
-        self._compiled = compiled
-        self._fixed = _Fixed()
         if static:
             devices = {shape.keys.device for shape in self._layers} | {w.device for w in model.parameters()}
-            self._runner = runner or runner_for(self.device, devices)
+            self._fixed = FixedShapes(runner or runner_for(self.device, devices), compiled)
         if check:
             self_test(self, model, self._embedded, self._plain)
 
@@ -232,7 +147,7 @@ class CausalTarget(TargetModel):
         if self._is_part:
             raise OutpaceError("the model's weights were written to; make its target and engine anew")
         self._take(bool(self.packed), self.bit_exact)
-        self._fixed = _Fixed()
+        self._fixed = self._fixed and self._fixed.anew()
 
     @property
     def _embedded(self) -> int:
@@ -246,7 +161,8 @@ class CausalTarget(TargetModel):
         return ", ".join([super().identity, *layouts, *(["bit-exact"] if self.bit_exact else [])])
 
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> KVCache:
-        return KVCache(self._layers, slots, length, self.static, capacity)
+        kind = StaticCache if self.static else KVCache
+        return kind(self._layers, slots, length, capacity)
 
     def forward(
         self,
@@ -255,8 +171,7 @@ class CausalTarget(TargetModel):
         logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
-        states = self._given(feeds) if self.extra else None
-        return self.run(cache, feeds, logits_from, hidden_layers, states)
+        return self.run(cache, feeds, logits_from, hidden_layers, self._given(cache, feeds))
 
     @torch.inference_mode()
     def run(
@@ -278,10 +193,16 @@ class CausalTarget(TargetModel):
         if self._weights.changed:
             self._renew()
         own, widths = own_cache(self, cache, KVCache), {slot: len(row.tokens) for slot, row in feeds.items()}
-        width = self._fixed_width(own, max(widths.values())) if logits_from is not None else 0
-        windows = own.begin(widths, width, self.row_step)
-        if width:
-            return self._pass_fixed(own, windows[0], feeds, logits_from or 0, hidden_layers, states)
+        if self._fixed is not None and isinstance(own, StaticCache) and logits_from is not None:
+            width = width_of(own, max(widths.values()))
+            if width:
+                window = own.begin_fixed(widths, width)
+                rows, layers = rows_of(window, feeds), tuple(hidden_layers)
+                run = self._forward_fixed
+                made = self._fixed.run(run, own, window, rows, self.hidden, layers, states)
+                logits = made.logits[:, logits_from:]
+                return Output.of(window.slots, feeds, logits, logits_from, made.hidden)
+        windows = own.begin(widths, self.row_step)
         return Output.join([self._pass(one, feeds, logits_from, hidden_layers, states) for one in windows])
 
     def _pass(
@@ -299,12 +220,12 @@ class CausalTarget(TargetModel):
         both = torch.from_numpy(np.array([tokens, positions]))
         ids, places = both.to(self.device, non_blocking=True).unbind()
         wanted = 0 if logits_from is None else max(window.width - logits_from, 0)
-        given = {"input_ids": ids} if states is None else {"inputs_embeds": _padded(window, states)}
+        given = {"input_ids": ids} if states is None else {"inputs_embeds": padded(window, states)}
         made = self._made(
             self._step,
             given,
             self._masks(rows, window, positions, self.device),
-            places,
+            self._rotated(window, places),
             CacheAdapter(window, self._places),
             wanted,
             hidden_layers,
@@ -312,6 +233,10 @@ class CausalTarget(TargetModel):
         return Output.of(
             window.slots, feeds, made.logits[:, -wanted:] if wanted else None, logits_from, made.hidden
         )
+
+    def _rotated(self, window: Window, positions: Tensor) -> Tensor:
+        """The positions that the model is given, from those in the text, [B, width]."""
+        return positions
 
     def _made(
         self,
@@ -338,47 +263,15 @@ class CausalTarget(TargetModel):
         )
         return Made(output.logits, {layer: output.hidden_states[layer] for layer in hidden_layers})
 
-    # -- fixed shapes ------------------------------------------------------------------------------------
-
-    def _fixed_width(self, cache: KVCache, width: int) -> int:
-        """Width of a forward of fixed shapes; 0 if that does not pay."""
-        width = power_of_two(width)
-        pays = width <= WIDEST and power_of_two(len(cache)) * width <= MOST_ROWS
-        return width if self.static and pays else 0
-
-    def _pass_fixed(
-        self,
-        cache: KVCache,
-        window: Window,
-        feeds: Mapping[Slot, Rows],
-        logits_from: int,
-        hidden_layers: Sequence[int],
-        states: Mapping[Slot, Tensor] | None,
-    ) -> Output:
-        """Run a forward of fixed shapes over one window: capture a new shape, replay a known one."""
-        rows, layers = rows_of(window, feeds), tuple(hidden_layers)
-        nodes = power_of_two(window.width + max(len(row.fed) for row in rows))
-        shape = (window.stop, window.width, window.columns, nodes, layers, states is not None)
-        known = self._fixed.of.setdefault(cache, {})
-        if shape in known:
-            inputs, run = known[shape]
-            inputs.fill(rows, window, states)
-        else:
-            inputs = Inputs(window, nodes, self.hidden, states is not None)
-            inputs.fill(rows, window, states)
-            run = self._runner.capture(partial(self._forward_fixed, inputs, layers))
-            known[shape] = inputs, run
-        made = run()
-        return Output.of(window.slots, feeds, made.logits[:, logits_from:], logits_from, made.hidden)
-
-    def _forward_fixed(self, inputs: Inputs, hidden_layers: Sequence[int]) -> Made:
+    def _forward_fixed(self, inputs: FixedInputs, hidden_layers: Sequence[int]) -> Made:
         """Run the forward from the data in the inputs, without any data from the host."""
         rows = inputs.rows
         at = placed(inputs.numbers, rows.width)
         rows.rows = torch.where(at.trees.real, at.rows, rows.scratch)
         given = {"input_ids": at.tokens} if inputs.states is None else {"inputs_embeds": inputs.states}
+        assert self._fixed is not None
         return self._made(
-            self._fixed_model(),
+            self._fixed.compiled(self._step),
             given,
             self._masks.of(at.trees, rows.columns),
             at.trees.positions,
@@ -387,24 +280,10 @@ class CausalTarget(TargetModel):
             hidden_layers,
         )
 
-    def _fixed_model(self) -> Any:
-        if self._compiled is None:
-            return self._step
-        if self._fixed.model is None:
-            compiled: Any = torch.compile(self._step, dynamic=False, **self._compiled)
-
-            def run(**given: Any) -> Any:
-                # Beyond its limit the compiler would not compile further shapes, and only warn.
-                with torch._dynamo.config.patch(recompile_limit=_MOST_SHAPES):
-                    return compiled(**given)
-
-            self._fixed.model = run
-        return self._fixed.model
-
     def _twin(self) -> CausalTarget:
         """Make a copy whose model or embeddings can be replaced."""
         found = copy.copy(self)
-        found._fixed = _Fixed()
+        found._fixed = self._fixed and self._fixed.anew()
         return found
 
     @property
@@ -447,9 +326,9 @@ class CausalTarget(TargetModel):
         return found
 
     @torch.inference_mode()
-    def _given(self, feeds: Mapping[Slot, Rows]) -> dict[Slot, Tensor] | None:
-        """Inputs of the first layer by slot, [rows, hidden size]; None if no id is beyond the vocabulary."""
-        if all(token < self.vocabulary for row in feeds.values() for token in row.tokens):
+    def _given(self, cache: Cache, feeds: Mapping[Slot, Rows]) -> dict[Slot, Tensor] | None:
+        """Inputs of the first layer by slot, [rows, hidden size]; None if all are the tokens' embeddings."""
+        if not self.extra or all(token < self.vocabulary for row in feeds.values() for token in row.tokens):
             return None
         ids = torch.tensor([token for row in feeds.values() for token in row.tokens], device=self.device)
         past = ids >= self.vocabulary
@@ -545,14 +424,6 @@ class CausalTarget(TargetModel):
         return logits[0]
 
 
-def device_of(embeddings: Any) -> torch.device:
-    """Device of a model's inputs."""
-    device: torch.device = embeddings.weight.device
-    if device.type == "meta":  # offloaded: accelerate's hook brings the weights to this device
-        device = torch.device(embeddings._hf_hook.execution_device)
-    return device
-
-
 def scale_of(config: Any) -> Callable[[Tensor], Tensor]:
     """The function that a family applies to the logits of its head: a factor, and a soft cap."""
     # Cohere multiplies, Granite divides.
@@ -564,35 +435,3 @@ def scale_of(config: Any) -> Callable[[Tensor], Tensor]:
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     return scale
-
-
-def rows_of(window: Window, feeds: Mapping[Slot, Rows]) -> list[Rows]:
-    """Feeds of a window's slots, in its order; empty for those without one."""
-    return [_NOTHING if slot is None else feeds.get(slot, _NOTHING) for slot in window.slots]
-
-
-def inputs_of(rows: Sequence[Rows], window: Window) -> tuple[list[list[int]], list[list[int]]]:
-    """Token ids and positions of a window's rows, each [B][width]."""
-    tokens = [[*row.tokens, *[0] * (window.width - len(row.tokens))] for row in rows]
-    positions = [
-        positions_of(row, offset, window.width) for row, offset in zip(rows, window.offsets, strict=True)
-    ]
-    return tokens, positions
-
-
-def _padded(window: Window, states: Mapping[Slot, Tensor]) -> Tensor:
-    """Rows of slots, [n, size], as one tensor [B, width, size] in the window's order, padded with zeros."""
-    some = next(iter(states.values()))
-    padded = some.new_zeros((len(window.slots), window.width, some.shape[-1]))
-    for place, slot in enumerate(window.slots):
-        if slot is not None and slot in states:
-            padded[place, : len(states[slot])] = states[slot]
-    return padded
-
-
-def positions_of(row: Rows, offset: int, width: int) -> list[int]:
-    """Position of each row: committed length + depth. Padding repeats the last one, a legal position."""
-    size, fed = len(row.tokens), len(row.fed)
-    places = range(size) if row.parents is None else depths(row.tree)[fed:]
-    positions = [offset - fed + depth for depth in places]
-    return positions + [positions[-1] if positions else 0] * (width - size)

@@ -30,6 +30,11 @@ def family(model: Any) -> str:
     return f"{type(model).__name__} ({model.config.model_type})"
 
 
+def is_multimodal(config: Any) -> bool:
+    """True if a model's config contains that of a language model, whose prompts it may fill with images."""
+    return hasattr(config, "get_text_config") and config.get_text_config(decoder=True) is not config
+
+
 def refuse_by_config(model: Any, seq2seq: bool = False) -> None:
     """Refuse models known to be unsupported before any forward.
 
@@ -63,7 +68,8 @@ def refuse_by_config(model: Any, seq2seq: bool = False) -> None:
         )
     if getattr(model.config, "alibi", False):
         raise UnsupportedModel(f"{name} uses ALiBi, which counts columns: a tree's are not its positions")
-    if _per_tensor_activations(getattr(model.config, "quantization_config", None)):
+    configured = _per_tensor_activations(getattr(model.config, "quantization_config", None))
+    if configured or any(_scaled_per_tensor(weight) for weight in model.parameters()):
         raise UnsupportedModel(
             f"{name} scales its activations per tensor as it runs, so that each row changes the others; "
             "quantise activations per token (per row), or statically"
@@ -131,6 +137,15 @@ def _unknown_window(config: Any) -> str | None:
     options: dict[str, Any] = vars(config)
     windows = [name for name, value in options.items() if re.search("window_(size|len)", name) and value]
     return windows[0] if windows else None
+
+
+def _scaled_per_tensor(weight: Any) -> bool:
+    """True if a weight of torchao's scales its layer's input per tensor as it runs.
+
+    ``quantize_`` leaves no trace in the model's config.
+    """
+    dynamic = getattr(weight, "act_quant_scale", None) is None
+    return dynamic and "PerTensor" in repr(getattr(weight, "act_quant_kwargs", ""))
 
 
 def _per_tensor_activations(quantization: Any) -> bool:

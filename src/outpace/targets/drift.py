@@ -112,6 +112,12 @@ def margin(target: TargetModel, text: Seq[int], source: Any = None) -> float:
     return float(best - second)
 
 
+def margin_of(target: TargetModel, asked: Seq[int], output: Seq[int]) -> float:
+    """``margin`` after the first tokens of an output for a text, given as token ids."""
+    prompt, source = target.parts(asked)
+    return margin(target, [*prompt, *output], source)
+
+
 def negative_log_likelihood(
     target: TargetModel, prompt: Seq[int], output: Seq[int], source: Any = None
 ) -> float:

@@ -1,4 +1,4 @@
-"""Forwards of fixed shapes, which a GPU replays as graphs: inputs and outputs have fixed addresses.
+"""Runners of forwards of fixed shapes, which a GPU replays as graphs: their tensors have fixed addresses.
 
 A step of a large model is some hundred short kernels, and launching them one by one takes longer than
 running them. So a forward of one shape is captured once (``torch.cuda.CUDAGraph``, as transformers'
@@ -9,21 +9,13 @@ written into one buffer, from which all else is made on the device.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from outpace.cache import FixedRows, Slot, Window
 from outpace.core import OutpaceError
-from outpace.targets.base import HiddenStates, Rows
-from outpace.targets.masks import packed
-
-# Forwards with more rows are bound by arithmetic, so that a graph gains nothing.
-MOST_ROWS = 512
-# Wider ones are chunks of prompts.
-WIDEST = 128
 
 
 class Made(NamedTuple):
@@ -107,37 +99,3 @@ def runner_for(device: torch.device, devices: set[torch.device]) -> Runner:
         devices: devices of its weights and its layers' rows.
     """
     return CudaGraphs(device) if device.type == "cuda" and devices == {device} else Eager()
-
-
-class Inputs:
-    """Inputs of the forwards of one shape over one cache, at fixed addresses.
-
-    Args:
-        window: the window of the first such forward.
-        nodes: maximum number of rows of a tree, including those fed before.
-        size: hidden size, if rows are given as inputs of the first layer; otherwise 0.
-
-    Attributes:
-        rows: the rows of the cache that are written and read.
-        numbers: the array of ``masks.packed`` for a forward's rows, on the device.
-        states: inputs of the first layer, [B, width, size]; None if the inputs are tokens.
-    """
-
-    def __init__(self, window: Window, nodes: int, like: HiddenStates, given: bool) -> None:
-        self.width, self.nodes = window.width, nodes
-        self.rows = FixedRows(window, like.device)
-        self.numbers = torch.zeros(
-            (window.stop, 3 + self.width + nodes), dtype=torch.long, device=like.device
-        )
-        shape = window.stop, window.width, like.size
-        self.states = torch.zeros(shape, dtype=like.dtype, device=like.device) if given else None
-
-    def fill(self, rows: Sequence[Rows], window: Window, states: Mapping[Slot, Tensor] | None) -> None:
-        """Write a forward's rows, and the states given for them, [n, size] by slot."""
-        numbers = torch.from_numpy(packed(rows, window.offsets, self.width, self.nodes))
-        # Memory that is not pinned has been read when this returns, and nothing waits for the device.
-        self.numbers.copy_(numbers, non_blocking=True)
-        if self.states is not None:
-            for place, slot in enumerate(window.slots):
-                if slot is not None and states is not None and slot in states:
-                    self.states[place, : len(states[slot])] = states[slot]

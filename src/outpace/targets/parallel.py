@@ -26,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outpace.cache import Cache, Slot
-from outpace.choosing import TOKENS_ONLY, Told, Tree
+from outpace.choosing import Tree, told_columns
 from outpace.core import OutpaceError, UnsupportedModel
+from outpace.logits import TOKENS_ONLY, Told
 from outpace.targets.around import WrappedCache, WrappedTarget
 from outpace.targets.base import Output, Rows, TargetModel, own_cache
 from outpace.tree import children, path_to
@@ -187,7 +188,7 @@ class ParallelTarget(WrappedTarget):
 
     Attributes:
         least: minimum number of rows of a forward, over all sequences, for its drafts to be shared; every
-            rank runs narrower ones in full, and the first one's tokens are used.
+            rank runs narrower ones in full, and the first one's tokens are used. ``math.inf`` shares none.
         traffic: totals of rows fed and bytes exchanged.
 
     Args:
@@ -208,7 +209,7 @@ class ParallelTarget(WrappedTarget):
             )
         self.wrap(inner)
         self.peers = peers
-        self.least = 2
+        self.least: float = 2
         self.traffic = Traffic()
 
     @property
@@ -279,7 +280,7 @@ class ParallelTarget(WrappedTarget):
         for slot, tree in trees.items():
             part = fed[slot]
             logits = output.logits_of(slot)[part.head - first :]
-            columns = Told.columns(logits, tree, part.nodes, plain)
+            columns = told_columns(logits, tree, part.nodes, plain)
             table = np.full((1 + len(tree.draft), columns.shape[1]), _UNTOLD, np.int32)
             table[[0, *(node + 1 for node in part.nodes)]] = columns
             tables[slot] = table

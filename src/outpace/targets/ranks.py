@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from outpace.core import OutpaceError, RanksLost
+from outpace.core import OutpaceError, RanksLost, first_line
 
 _LOADING = 3600.0  # seconds that ranks may take until they are ready
 _BUFFER = 8192  # bytes that one broadcast carries; a longer message takes two
@@ -253,8 +253,3 @@ def _by_peers(error: Exception) -> bool:
         isinstance(error, RuntimeError)
         and any(word in text for word in ("gloo", "nccl", "connection", "timed out"))
     )
-
-
-def first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -1,8 +1,8 @@
-"""Stock encoder-decoder transformers models: the decoder is the target, the encoder's answer its source.
+"""Stock encoder-decoder transformers models: the decoder is the target, the encoder's output its source.
 
-As with decoder-only models nothing is patched: the decoder gets a 4-D mask, its positions in whichever of
-three ways it takes (``positions.py``), and cache objects of ours. The encoder runs once for each source, by
-itself. Cross-attention keys and values are made once for each slot and move with it.
+As with decoder-only models nothing is patched: the decoder gets a 4-D mask, its positions in one of three
+ways (``positions.py``), and outpace's cache objects. The encoder runs once per source, without padding.
+Cross-attention keys and values are computed once per slot and move with it.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from transformers.modeling_outputs import BaseModelOutput
 from outpace.cache import Cache, KVCache, LayerShape, Slot, Window
 from outpace.core import ContextOverflow, OutpaceError, Source, UnsupportedModel
 from outpace.targets.base import Output, Rows, TargetModel, own_cache
-from outpace.targets.causal import CacheAdapter, Probe, device_of, inputs_of, rows_of
 from outpace.targets.checks import context_of, end_tokens, family, refuse_by_config
+from outpace.targets.inputs import CacheAdapter, Probe, device_of, inputs_of, rows_of
 from outpace.targets.masks import MaskMaker
-from outpace.targets.positions import placement_of
+from outpace.targets.positions import ByBias, placement_of
 from outpace.targets.self_test import self_test
 
 _TEXT, _FEATURES = "input_ids", "input_features"
-_TEST_LENGTHS = (7, 4)  # of the self-test's two sources
+_TEST_LENGTHS = (7, 4)  # lengths of the self-test's two sources
 
 
 class Seq2SeqCache(KVCache):
-    """The decoder's rows, and beside them what each slot attends to in its source.
+    """The decoder's rows, and for each slot the keys and values of its source.
 
-    ``sources`` is a cache of its own whose slots are taken and given back together with these; its rows are
-    cross-attention keys and values. Both keep all their slots in one lane, so that a slot has the same place
-    in both, and a window of one is a view of the other. ``capacity`` counts the decoder's rows.
+    ``sources`` is a separate cache, whose slots are allocated and freed together with these; its rows are
+    cross-attention keys and values. Both have all slots in one lane, so that a slot has the same place in
+    both. ``capacity`` counts the decoder's rows.
 
     Args:
-        layers: shape of the rows of each of the decoder's layers.
-        cross: likewise, of its cross-attention.
+        layers: shape of each decoder layer's rows.
+        cross: shape of each decoder layer's rows of cross-attention.
     """
 
-    # Rows follow from the source too, so those of another sequence with the same tokens are not its own.
+    # Rows depend on the source too, so those of another sequence with the same tokens may differ.
     copies_rows = False
 
     def __init__(
@@ -73,7 +73,7 @@ class Seq2SeqCache(KVCache):
 
 
 class _Cross(ModelCache):
-    """Shows views of cross-attention keys and values to a model as a cache that is full already."""
+    """Views of cross-attention keys and values as a filled transformers cache."""
 
     class Layer:
         def __init__(self, keys: Tensor, values: Tensor) -> None:
@@ -90,15 +90,15 @@ class _Cross(ModelCache):
 class Seq2SeqTarget(TargetModel):
     """An encoder-decoder transformers model.
 
-    A request's source is a list of token ids or, where the encoder reads features (Whisper), a tensor of them
-    without a batch axis. Every token of it counts: pads do not belong in it. The request's prompt is what the
-    decoder starts with: ``start``, and whatever is forced after it.
+    A request's source is a list of token ids or, if the encoder reads features (Whisper), a tensor of
+    features without a batch axis. It must not contain padding. The request's prompt is the decoder's initial
+    tokens: ``start``, and any forced tokens.
 
-    Construction runs a few forwards, as with ``CausalTarget``. The model is used as it is and left as it is.
+    Construction runs a few forwards, as with ``CausalTarget``. The model is unchanged.
 
     Args:
-        model: loaded, in evaluation mode, on one device or spread over several.
-        check: run the self-test. Turn it off only for a model it has passed on.
+        model: a loaded model in evaluation mode, on one device or spread over several.
+        check: run the self-test. Disable it only for a model that has passed it.
 
     Raises:
         UnsupportedModel: named by family, with the reason.
@@ -136,11 +136,11 @@ class Seq2SeqTarget(TargetModel):
         """Run the encoder over a source.
 
         Args:
-            source: token ids; a tensor of features [bins, frames]; or a Source, which is taken as it is.
+            source: token ids; a tensor of features [bins, frames]; or a Source, which is returned unchanged.
 
         Raises:
-            ContextOverflow: more tokens than the encoder has positions for.
-            OutpaceError: no source, or one that this encoder cannot read.
+            ContextOverflow: the source has more tokens than the encoder has positions.
+            OutpaceError: there is no source, or the encoder cannot read it.
         """
         name = family(self.model)
         if source is None:
@@ -152,16 +152,30 @@ class Seq2SeqTarget(TargetModel):
                 found = list(source.states.shape)
                 raise OutpaceError(f"{name} takes encoded sources [length, {self._size}], not {found}")
             return source
-        if self.model.main_input_name == _FEATURES:
+        if self.reads_features:
             return Source(self._read(self._features(source)))
         ids = self._ids(source)
         states = self._read(torch.tensor([ids], device=device_of(self._encoder.get_input_embeddings())))
-        return Source(states, tuple(ids) if self._one_vocabulary() else ())
+        return self.source(states, ids)
+
+    @property
+    def reads_features(self) -> bool:
+        """True if the encoder reads features; the decoder then attends to all of its output."""
+        return bool(self.model.main_input_name == _FEATURES)
+
+    @property
+    def relative(self) -> bool:
+        """True if the decoder's positions are relative: pads before a text, masked, do not shift them."""
+        return isinstance(self._placement, ByBias)
+
+    def source(self, states: Tensor, tokens: Sequence[int]) -> Source:
+        """The encoder's output [length, size] for these tokens as a source."""
+        return Source(states, tuple(tokens) if self._one_vocabulary() else ())
 
     def _one_vocabulary(self) -> bool:
-        """Tell whether encoder and decoder share their token ids."""
+        """True if encoder and decoder share their token ids."""
         sizes = {len(part.get_input_embeddings().weight) for part in (self._encoder, self._decoder)}
-        # Some of Marian's models have two vocabularies, and a config that says so; they may be of one size.
+        # Some Marian models have two vocabularies, possibly of one size; their config says so.
         return len(sizes) == 1 and bool(getattr(self.model.config, "share_encoder_decoder_embeddings", True))
 
     def _ids(self, source: Any) -> list[int]:
@@ -185,7 +199,7 @@ class Seq2SeqTarget(TargetModel):
         return ids
 
     def _features(self, source: Any) -> Tensor:
-        """Features with a batch axis."""
+        """Check features, [bins, frames], and add a batch axis."""
         if not isinstance(source, Tensor) or source.dim() != 2 or not source.is_floating_point():
             known = isinstance(source, Tensor)
             found = f"{source.dtype} {list(source.shape)}" if known else f"a {type(source).__name__}"
@@ -195,7 +209,7 @@ class Seq2SeqTarget(TargetModel):
         return source[None].to(self.device, self.model.dtype)
 
     def _read(self, given: Tensor) -> Tensor:
-        """The encoder's answer [length, size] to one source with a batch axis."""
+        """The encoder's output [length, size] for one source with a batch axis."""
         try:
             states: Tensor = self._encoder(**{self.model.main_input_name: given})[0]
         except ValueError as error:
@@ -204,18 +218,18 @@ class Seq2SeqTarget(TargetModel):
 
     @torch.inference_mode()
     def open(self, cache: Cache, source: Source | None = None, rows: int = 0) -> Slot:
-        """Take a slot, and write the source's cross-attention keys and values beside it.
+        """Allocate a slot, and write the source's cross-attention keys and values.
 
         Raises:
-            OutpaceError: no source; or one of another length than those in use, for an encoder of features,
-                whose decoders mask no part of a source.
+            OutpaceError: there is no source; or its length differs from those in use, for an encoder of
+                features, whose decoder does not mask parts of a source.
         """
         own = own_cache(self, cache, Seq2SeqCache)
         if source is None:
             raise OutpaceError(f"{family(self.model)} is an encoder-decoder model: a slot needs a source")
         length = len(source.states)
         others = {own.sources.length(other) for other in own.beside.values()} - {length}
-        if self.model.main_input_name == _FEATURES and others:
+        if self.reads_features and others:
             raise OutpaceError(
                 f"{family(self.model)} masks no part of a source: decode sources of one length together, "
                 f"not {length} beside {max(others)}"
@@ -230,7 +244,7 @@ class Seq2SeqTarget(TargetModel):
         return slot
 
     def _start_of(self, states: Tensor) -> tuple[Probe, Probe, Tensor]:
-        """A first token decoded from a source: rows of self-attention and of cross-attention, logits."""
+        """Decode a first token from a source: rows of self-attention and of cross-attention, and logits."""
         own, cross = Probe(), Probe()
         token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
         with self._placement.during(token):
@@ -276,12 +290,12 @@ class Seq2SeqTarget(TargetModel):
         return Output.of(window.slots, feeds, logits, logits_from, hidden)
 
     def _attended(self, cache: Seq2SeqCache, window: Window) -> dict[str, Any]:
-        """Arguments with which the model attends to the sources of a window's slots."""
+        """Arguments of the model for a window's rows and the sources of its slots."""
         own = [cache.sources.length(cache.beside[slot]) for slot in window.slots if slot is not None]
         if not all(own):
             raise OutpaceError("a slot has no source: take slots of this target with open(cache, source)")
         count, lengths, longest = len(own), torch.tensor(own, device=self.device), max(own)
-        # Nobody reads these states, since their keys and values are there; only their shape counts.
+        # Only the shape of these states is used, since their keys and values are in the cache.
         states = torch.zeros((), dtype=self.model.dtype, device=self.device).expand(
             count, longest, self._size
         )
@@ -299,7 +313,7 @@ class Seq2SeqTarget(TargetModel):
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """Find the shape of each layer's rows, and the vocabulary."""
+        """Determine the shape of each layer's rows, and the vocabulary."""
         name, config = family(self.model), self._encoder.config
         self._size: int = config.hidden_size
         states = torch.zeros((1, 1, self._size), dtype=self.model.dtype, device=self.device)
@@ -308,7 +322,7 @@ class Seq2SeqTarget(TargetModel):
         except UnsupportedModel:
             raise
         except Exception as error:
-            # What fails without us is not the family's fault.
+            # An error without outpace's inputs is raised as is.
             self._plain(Source(states[0]), [0])
             raise UnsupportedModel(
                 f"{name} does not take a 4-D mask, an encoder's states and a cache object: {error!r}"
@@ -334,14 +348,19 @@ class Seq2SeqTarget(TargetModel):
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn((_TEST_LENGTHS[0], self._size), generator=generator)
         noise = noise.to(self.device, self.model.dtype)
-        other = noise.flip(0) if self.model.main_input_name == _FEATURES else noise[: _TEST_LENGTHS[1]]
+        other = noise.flip(0) if self.reads_features else noise[: _TEST_LENGTHS[1]]
         return Source(noise), Source(other)
 
 
 def _start(model: PreTrainedModel) -> tuple[int, ...]:
-    """The token that the decoder starts with: the generation config's, or the config's where it has none."""
-    for config in (model.generation_config, model.config):
-        token = getattr(config, "decoder_start_token_id", None)
-        if token is not None:
-            return (int(token),)
-    return ()
+    """The tokens that the decoder starts with: the first, and the one that is forced after it, if any.
+
+    From the generation config, or from the config where it has none.
+    """
+    names = ("decoder_start_token_id", "forced_bos_token_id")
+    found = [
+        next((token for config in configs if (token := getattr(config, name, None)) is not None), None)
+        for name in names
+        for configs in [(model.generation_config, model.config)]
+    ]
+    return tuple(int(token) for token in found if token is not None) if found[0] is not None else ()

@@ -1,8 +1,8 @@
 """Attention over committed columns and a tree, as Triton kernels.
 
-The rows of the heads that share keys are packed into blocks, so no keys are copied. Columns are cut into
-stretches that run side by side (split-KV, as in FlashDecoding); a second kernel merges these by their sums of
-exponentials. Lengths and trees are read on the device.
+The rows of the heads that share keys are packed into blocks, so no keys are copied. Columns are split into
+stretches that run in parallel (split-KV, as in FlashDecoding); a second kernel merges their results by their
+sums of exponentials. Lengths and trees are read on the device.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_COLUMNS = 32  # at a time
-_ROWS = (16, 64)  # of a block, least and most
-_PROGRAMS = 256  # that keep a GPU busy; there are more stretches where there are fewer blocks of rows
-_STRETCHES = 16  # at most
+_COLUMNS = 32  # columns per iteration
+_ROWS = (16, 64)  # minimum and maximum rows of a block
+_PROGRAMS = 256  # number of programs that occupies a GPU; fewer blocks of rows get more stretches
+_STRETCHES = 16  # maximum number of stretches
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -28,7 +28,7 @@ def _stretch(
     D: tl.constexpr, BD: tl.constexpr, DV: tl.constexpr, BV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, GROUPS: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """One block of rows over one stretch of columns: weighted values, largest score, sum of exponentials."""
+    """Attend from a block of rows to a stretch of columns: weighted values, top score, sum of exp."""
     bh, block, stretch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     b, h = bh // heads, bh % heads
     packed = block * BM + tl.arange(0, BM)
@@ -37,7 +37,7 @@ def _stretch(
     mask = Mask + (b * width + row) * (2 + words)
     base = tl.load(Mask + b * width * (2 + words))
     low = tl.load(mask + 1, mask=real, other=base)
-    # Columns from the first that any row of the block sees to the tree's last, in stretches of whole tiles.
+    # From the first column that any row of the block attends to, to the tree's last; in whole tiles.
     first = tl.min(low, 0) // BN * BN
     last = tl.minimum(base + 64 * words, columns)
     step = tl.cdiv(tl.cdiv(last - first, tl.num_programs(2)), BN) * BN
@@ -85,7 +85,7 @@ def _merge(
     DV: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, STRETCHES: tl.constexpr,
     GROUPS: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Merge the stretches of one block of rows. A row that saw nothing becomes zeros."""
+    """Merge the stretches of a block of rows; a row that attends to no column becomes zeros."""
     bh, block = tl.program_id(0), tl.program_id(1)
     b, h = bh // heads, bh % heads
     own, wide = tl.arange(0, BM), tl.arange(0, BV)
@@ -120,7 +120,7 @@ def tree_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """As ``tree_attention.reference``, for float16, bfloat16 and float32; ``mask`` is compact."""
+    """Compute ``tree_attention.reference`` in float16, bfloat16 or float32; ``mask`` is compact."""
     batch, heads, width, size = query.shape
     kv, columns, wide = key.shape[1], key.shape[2], value.shape[3]
     groups = heads // kv

@@ -181,7 +181,7 @@ def batch_of(
         documents=documents.to(device),
         counted=counted.to(device),
         hidden={layer: _stacked(records, layer, width).to(device) for layer in layers},
-        logits=logits.to(device) if learn else torch.zeros(1, device=device).expand(*size, vocabulary),
+        scores=logits.to(device) if learn else torch.zeros(1, device=device).expand(*size, vocabulary),
     )
 
 

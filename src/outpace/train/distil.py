@@ -6,7 +6,6 @@ decoded by the engine, greedily by default, where the paper takes the best of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -20,33 +19,26 @@ def answer(
     target: TargetModel,
     documents: Seq[Document],
     params: SamplingParams,
-    together: int = 16,
-    drafter: str = "prompt_lookup",
-    report: Callable[[int], None] = lambda done: None,
+    together: int = 32,
 ) -> list[Document]:
     """Let the target answer each document's prompt; a text without a prompt is a prompt as a whole.
 
     Args:
-        together: prompts decoded at once.
-        drafter: speeds up decoding; the tokens are the same with any.
-        report: called with the number of prompts answered since the last call.
+        together: prompts decoded at once; as one ends, another begins.
 
     Raises:
         OutpaceError: the parameters contain stop strings, for which the engine has no tokenizer here.
     """
     if params.stop:
         raise OutpaceError("answers can stop only at tokens: give stop_token_ids instead of stop")
-    engine = Engine(target, drafter)
-    found: list[Document] = []
-    for start in range(0, len(documents), together):
-        batch = documents[start : start + together]
-        prompts = [document.tokens[: document.prompt] or document.tokens for document in batch]
-        own = [
-            params if params.seed is None else replace(params, seed=(params.seed + start + place) % 2**64)
-            for place in range(len(batch))
-        ]
-        for prompt, generation in zip(prompts, engine.generate(prompts, own), strict=True):
-            if generation.tokens:
-                found.append(Document((*prompt, *generation.tokens), len(prompt)))
-        report(len(batch))
-    return found
+    engine = Engine(target, "prompt_lookup", max_running=together)
+    prompts = [document.tokens[: document.prompt] or document.tokens for document in documents]
+    own = [
+        params if params.seed is None else replace(params, seed=(params.seed + place) % 2**64)
+        for place in range(len(prompts))
+    ]
+    return [
+        Document((*prompt, *generation.tokens), len(prompt))
+        for prompt, generation in zip(prompts, engine.generate(prompts, own), strict=True)
+        if generation.tokens
+    ]

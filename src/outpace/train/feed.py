@@ -14,6 +14,7 @@ from outpace.train.boosting import all_layers, still_wrong
 from outpace.train.data import Document
 from outpace.train.on_policy import is_on_policy, own_text
 from outpace.train.reading import read_batch
+from outpace.train.states import KeptStates
 
 Row = Seq[Document]
 
@@ -31,6 +32,7 @@ class Feed:
         seed: of the order of the rows, and of text written by the module.
         on_policy: the fraction of forwards, in [0, 1], that read text written by the module.
         earlier: drafters; only their mistakes are learnt.
+        kept: where the states of unchanged rows are kept.
         process, processes: the index of this process and the number of processes.
     """
 
@@ -42,6 +44,7 @@ class Feed:
     earlier: Seq[Learned] = ()
     process: int = 0
     processes: int = 1
+    kept: KeptStates | None = None
     _order: _Order = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,16 +58,16 @@ class Feed:
         sampled = is_on_policy(forward, self.on_policy)
         if sampled:
             rows = own_text(self.module, rows, key(self.seed, forward, self.process))
-        batch = replace(self._read(rows), sampled=sampled)
+        batch = replace(self._read(rows, None if sampled else self.kept), sampled=sampled)
         return still_wrong(batch, self.earlier) if self.earlier else batch
 
     def each(self, rows: Seq[Row]) -> Iterator[Batch]:
         """Unchanged rows in order, with all places counted."""
         for start in range(0, len(rows), self.together):
-            yield self._read(rows[start : start + self.together])
+            yield self._read(rows[start : start + self.together], self.kept)
 
-    def _read(self, rows: Seq[Row]) -> Batch:
-        return read_batch(self.module.target, rows, all_layers([self.module, *self.earlier]))
+    def _read(self, rows: Seq[Row], kept: KeptStates | None) -> Batch:
+        return read_batch(self.module.target, rows, all_layers([self.module, *self.earlier]), kept)
 
 
 class _Order:

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, first_line, load_extra
 from outpace.spec import load
+from outpace.train import data
 from outpace.train.data import Document, Encoder, parse
 
 PREFIX = "hub:"
@@ -34,12 +35,14 @@ def read(source: str, encoder: Encoder, chat: bool = False) -> list[Document]:
     """Read the documents of a data set; a row has the form of a line of JSONL (``outpace.train.data.read``).
 
     Args:
-        source: starts with ``hub:``.
+        source: as in ``HubData``; without ``hub:`` at its start it is read by ``outpace.train.data.read``.
 
     Raises:
         OutpaceError: ``datasets`` is missing, or cannot find, reach or read the data set; the split is empty;
             or a row, which the message names, cannot be read.
     """
+    if not source.startswith(PREFIX):
+        return data.read(source, encoder, chat)
     wanted = load("data source", {PREFIX.rstrip(":"): HubData}, source)
     found: list[Document] = []
     for number, row in enumerate(_rows(wanted)):
@@ -54,21 +57,15 @@ def read(source: str, encoder: Encoder, chat: bool = False) -> list[Document]:
 
 
 def _rows(wanted: HubData) -> Iterable[dict[str, Any]]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise OutpaceError(
-            "data from the hub needs datasets: pip install 'outpace[train]'; or give a .jsonl file"
-        ) from error
+    datasets = load_extra("datasets", "data other than a .jsonl file", "train")
     try:
         rows: Iterable[dict[str, Any]] = datasets.load_dataset(
             wanted.name, wanted.config, split=wanted.split, revision=wanted.revision
         )
     except Exception as error:  # the library, the hub and the formats may raise anything
-        text = str(error).strip() or type(error).__name__
         raise OutpaceError(
             f"cannot load the data set {wanted.name} (config {wanted.config}, split {wanted.split}): "
-            f"{text.splitlines()[0]}. Without a network only the local cache is available; or give a folder "
+            f"{first_line(error)}. Without a network only the local cache is available; or give a folder "
             "as its name"
         ) from error
     return rows

@@ -84,6 +84,9 @@ class Joint(Learned):
         """The updates by their names in the target's model."""
         return dict(zip(self._updates.names, self.updates, strict=True))
 
+    def suit(self, counts: Tensor) -> None:
+        self.module.suit(counts)
+
     def at_step(self, step: int, steps: int) -> None:
         self._alone = step < round(self.lora.warmup * steps)
         self.module.at_step(step, steps)
@@ -109,7 +112,7 @@ class Joint(Learned):
             target.embed(batch.tokens), batch.positions, batch.seen, self.module.hidden_layers, self.weights
         )
         assert output.logits is not None
-        return replace(batch, hidden=output.hidden, logits=output.logits.detach()), output.logits
+        return replace(batch, hidden=output.hidden, scores=output.logits.detach()), output.logits
 
     def _own(self, batch: Batch, logits: Tensor) -> Losses:
         """The target's own loss: its logits now, against the original ones or the text, by the objective."""

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from outpace.core import OutpaceError
 from outpace.learned.learned import Learned
 from outpace.sampling import key
+from outpace.spec import check_least
 from outpace.targets.base import TargetModel
 from outpace.train.boosting import fingerprint
 from outpace.train.checkpoint import Checkpoints
@@ -25,6 +27,7 @@ from outpace.train.metric import evaluate
 from outpace.train.objectives import objective
 from outpace.train.on_policy import is_on_policy
 from outpace.train.processes import Processes
+from outpace.train.states import KeptStates
 from outpace.train.update import means, update
 
 
@@ -64,11 +67,9 @@ class Training:
     on_policy: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "rows", "accumulate", "evaluate_every"):
-            if getattr(self, name) < 1:
-                raise OutpaceError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.patience < 0 or not 0 < self.learning_rate < math.inf or not 0 <= self.warmup < 1:
-            raise OutpaceError("patience must be at least 0, learning_rate above 0, warmup in [0, 1)")
+        check_least("training", self, steps=1, rows=1, accumulate=1, evaluate_every=1, patience=0)
+        if not 0 < self.learning_rate < math.inf or not 0 <= self.warmup < 1:
+            raise OutpaceError("training: learning_rate must be above 0, and warmup in [0, 1)")
         if not 0 <= self.on_policy <= 1:
             raise OutpaceError(f"on_policy must be a fraction from 0 to 1, not {self.on_policy}")
         objective(self.objective)
@@ -112,6 +113,7 @@ def train(
     report: Callable[[Mapping[str, Any]], None] = lambda entry: None,
     earlier: Seq[Learned] = (),
     calibration: Seq[Row] = (),
+    kept: KeptStates | None = None,
 ) -> Progress:
     """Train a module on packed rows and write the weights with the best held-out expected length to ``out``.
 
@@ -128,6 +130,7 @@ def train(
             and the expected length is that of all of them together.
         calibration: rows on which a module measures the accuracies it drafts by, such as that of each head;
             neither learnt nor held out. Required by modules with heads.
+        kept: where the target's states are kept, so that it is run once per row.
 
     Raises:
         OutpaceError: accelerate is missing, the checkpoint belongs to other data or settings, the settings do
@@ -137,6 +140,7 @@ def train(
     goal = objective(settings.objective)
     processes = Processes(module.target.hidden.device)
     accelerator = _accelerator(module.target, settings)
+    module.suit(_learnt(rows, module.target.vocabulary))
     groups = [{"params": weights, "relative": rate} for rate, weights in module.groups()]
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
     # Module and optimizer are on the target's device already. In a single process accelerate would move them
@@ -148,7 +152,7 @@ def train(
     began, began_cpu = time.perf_counter() - progress.seconds, time.process_time() - progress.cpu_seconds
     log = Log(out / LOG, progress.step, report, processes.first)
     shared = settings.rows, settings.seed, settings.on_policy, earlier, processes.index, processes.count
-    feed = Feed(module, rows, *shared)
+    feed = Feed(module, rows, *shared, kept)
     if progress.step == 0:
         # Measured and saved before the first step: a trained module may not improve any further.
         log.write(_measure(feed, held_out, calibration, settings, progress, processes))
@@ -208,6 +212,12 @@ def _check(
             f"{module.method}: a text has {longest} tokens, more than the drafter's context of "
             f"{module.context}; pack shorter rows"
         )
+
+
+def _learnt(rows: Seq[Row], vocabulary: int) -> Tensor:
+    """How often each token is to be learnt, [vocabulary]."""
+    tokens = [token for row in rows for document in row for token in document.tokens[document.prompt :]]
+    return torch.tensor(tokens, dtype=torch.long).bincount(minlength=vocabulary)
 
 
 def _accelerator(target: TargetModel, settings: Training) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from outpace.core import OutpaceError
 from outpace.drafters.support.shapes import numbers
+from outpace.spec import check_least
 from outpace.targets.adapters import import_peft, without_advice
 
 _PREFIX = "base_model.model."  # before the model's own names, in peft's files
@@ -44,10 +45,9 @@ class LoRA:
     warmup: float = 0.25
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or self.alpha <= 0 or self.rate <= 0:
-            raise OutpaceError("lora: rank must be at least 1, alpha and rate above 0")
-        if self.weight < 0 or not 0 <= self.warmup < 1:
-            raise OutpaceError("lora: weight must be at least 0, and warmup in [0, 1)")
+        check_least("lora", self, rank=1, weight=0)
+        if self.alpha <= 0 or self.rate <= 0 or not 0 <= self.warmup < 1:
+            raise OutpaceError("lora: alpha and rate must be above 0, and warmup in [0, 1)")
 
     def modules(self, model: Any) -> list[str]:
         """The names of the linear modules to update: all but the head, or those of the chosen layers.

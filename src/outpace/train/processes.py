@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, load_extra
 
 T = TypeVar("T")
 
@@ -28,11 +28,7 @@ class Processes:
     """
 
     def __init__(self, device: torch.device) -> None:
-        try:
-            from accelerate import PartialState
-        except ImportError as error:
-            raise OutpaceError("training needs accelerate: pip install 'outpace[train]'") from error
-        self._state = PartialState(cpu=device.type == "cpu")
+        self._state = load_extra("accelerate", "training", "train").PartialState(cpu=device.type == "cpu")
         self.index = int(self._state.process_index)
         self.count = int(self._state.num_processes)
         own = self._state.device

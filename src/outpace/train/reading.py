@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import partial
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from outpace.learned.learned import Batch
 from outpace.targets.base import Rows, TargetModel
 from outpace.train.data import Document
+from outpace.train.states import KeptStates, States
 
 
-def read_batch(target: TargetModel, rows: Seq[Seq[Document]], layers: Seq[int]) -> Batch:
+def read_batch(
+    target: TargetModel, rows: Seq[Seq[Document]], layers: Seq[int], kept: KeptStates | None = None
+) -> Batch:
     """Run the target over packed rows and return a batch.
 
     The documents of a row are branches of one tree, each a chain from position 0, so the target's tree mask
@@ -21,33 +27,66 @@ def read_batch(target: TargetModel, rows: Seq[Seq[Document]], layers: Seq[int]) 
     Args:
         rows: [B] rows of documents; shorter rows are padded.
         layers: the layers whose hidden states the batch contains.
+        kept: where states are kept. Each row is then run by itself, so that its states do not depend on the
+            others, and logits are computed from them if they are needed.
     """
     width = max(sum(len(document.tokens) for document in row) for row in rows)
-    fed, tokens, positions, documents, counted = [], [], [], [], []
+    tokens, positions, documents, counted = [], [], [], []
     for row in rows:
-        parents: list[int] = []
-        for document in row:
-            first = len(parents)
-            parents += [-1, *range(first, first + len(document.tokens) - 1)]
         text = [token for document in row for token in document.tokens]
-        fed.append(Rows(text, parents))
         gap = width - len(text)
         tokens.append(text + [0] * gap)
         positions.append([place for d in row for place in range(len(d.tokens))] + [0] * gap)
         documents.append([at for at, d in enumerate(row) for _ in d.tokens] + [-1] * gap)
         counted.append([place >= d.prompt for d in row for place in range(len(d.tokens))] + [False] * gap)
-    cache = target.new_cache(len(rows), width)
-    slots = [cache.allocate() for _ in rows]
-    output = target.forward(cache, dict(zip(slots, fed, strict=True)), hidden_layers=layers)
-    logits = pad_sequence([output.logits_of(slot) for slot in slots], batch_first=True)
-    states = [output.hidden_of(slot, 0, len(row.tokens)) for slot, row in zip(slots, fed, strict=True)]
-    device = logits.device
+    scores: Tensor | Callable[[], Tensor]
+    if kept is None:
+        states, logits = _run(target, rows, layers, scored=True)
+        scores = pad_sequence(logits, batch_first=True)
+    else:
+        wanted = tuple(sorted({*layers, -1}))
+        states = [kept.of(row, wanted, partial(_alone, target, row, wanted)) for row in rows]
+        device = target.hidden.device
+        last = pad_sequence([own[-1] for own in states], batch_first=True).to(device)
+
+        def scores() -> Tensor:
+            with torch.no_grad():
+                return target.head(last)
+
+    device = target.hidden.device
     # Copies, made out of inference mode, so that a module may be trained on them.
     return Batch(
         tokens=torch.tensor(tokens, device=device),
         positions=torch.tensor(positions, device=device),
         documents=torch.tensor(documents, device=device),
         counted=torch.tensor(counted, device=device),
-        hidden={layer: pad_sequence([own[layer] for own in states], batch_first=True) for layer in layers},
-        logits=logits,
+        hidden={
+            layer: pad_sequence([own[layer] for own in states], batch_first=True).to(device)
+            for layer in (layers if kept is None else wanted)
+        },
+        scores=scores,
     )
+
+
+def _alone(target: TargetModel, row: Seq[Document], layers: Seq[int]) -> States:
+    (states,), _ = _run(target, [row], layers)
+    return states
+
+
+def _run(
+    target: TargetModel, rows: Seq[Seq[Document]], layers: Seq[int], scored: bool = False
+) -> tuple[list[States], list[Tensor]]:
+    """The states of each row, and its logits if it is to be scored."""
+    fed = []
+    for row in rows:
+        parents: list[int] = []
+        for document in row:
+            first = len(parents)
+            parents += [-1, *range(first, first + len(document.tokens) - 1)]
+        fed.append(Rows([token for document in row for token in document.tokens], parents))
+    cache = target.new_cache(len(rows), max(len(row.tokens) for row in fed))
+    slots = [cache.allocate() for _ in rows]
+    feeds = dict(zip(slots, fed, strict=True))
+    output = target.forward(cache, feeds, logits_from=0 if scored else None, hidden_layers=layers)
+    states = [dict(output.hidden_of(slot, 0, len(row.tokens))) for slot, row in feeds.items()]
+    return states, [output.logits_of(slot) for slot in slots] if scored else []

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from outpace.core import Generation, OutpaceError, SamplingParams
+from outpace.core import Generation, OutpaceError, SamplingParams, load_extra
 from outpace.drafters.layers.self_speculative import SelfSpeculative
 from outpace.engine.engine import Engine
 from outpace.targets import Target
@@ -79,7 +79,7 @@ def find_skipped_layers(
         OutpaceError: optuna is missing, an argument is invalid, or no trial finished.
         UnsupportedModel: the target is not a plain stack of layers.
     """
-    optuna = _optuna()
+    optuna = load_extra("optuna", "the search for layers to skip", "search")
     if not prompts or trials < 1 or measure not in get_args(Measure):
         raise OutpaceError(
             "the search needs prompts, trials of at least 1, and measure 'counts' or 'seconds'"
@@ -162,13 +162,3 @@ def _judge(found: Seq[Generation], skip: tuple[int, ...], layers: int, measure: 
         drafted = sum(generation.stats.drafted for generation in found)
         cost = steps + drafted * (layers - len(skip)) / layers
     return SkippedLayers(skip, layers, tokens / cost, tokens / steps, 1)
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise OutpaceError(
-            "the search for layers to skip needs optuna: pip install 'outpace[search]'"
-        ) from error
-    return optuna

@@ -15,6 +15,7 @@ from torch import Tensor
 from outpace.core import OutpaceError
 from outpace.learned.learned import Batch, Learned
 from outpace.sampling import key
+from outpace.spec import check_choices, check_least
 from outpace.train.buffer import Record, batch_of
 from outpace.train.metric import Replay
 from outpace.train.objectives import objective
@@ -58,25 +59,15 @@ class Learning:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("length", 8),
-            ("every", 1),
-            ("updates", 1),
-            ("rows", 1),
-            ("held_back", 2),
-            ("measured", 1),
-            ("tokens", 2 * self.length),
-        ):
-            if getattr(self, name) < least:
-                raise OutpaceError(f"online: {name} must be at least {least}, not {getattr(self, name)}")
+        check_least("online", self, length=8, every=1, updates=1, rows=1, held_back=2, measured=1)
+        check_least("online", self, tokens=2 * self.length)
         if 2 * self.measured * self.held_back > self.tokens:
             raise OutpaceError(
                 f"online: a buffer of tokens={self.tokens} does not hold measured={self.measured} of output "
                 f"at one in held_back={self.held_back}; it must be at least "
                 f"{2 * self.measured * self.held_back}"
             )
-        if self.places not in ("rejected", "all"):
-            raise OutpaceError(f"online: places must be 'rejected' or 'all', not {self.places!r}")
+        check_choices("online", self, "places")
         if not 0 < self.learning_rate < math.inf:
             raise OutpaceError(f"online: learning_rate must be above 0, not {self.learning_rate}")
         objective(self.objective)

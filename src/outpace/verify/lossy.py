@@ -3,12 +3,14 @@
 Each but ``lenient`` is a rule on the target's distribution at a node. If no child is the target's own draw,
 the child with the highest target probability among those that the rule allows is accepted; if the rule allows
 none, the target's own draw is emitted. So every token that is not drafted is the one that plain decoding
-draws there.
+draws there. The rules return log probabilities of the tokens that may be accepted, minus infinity for the
+others, shape [vocabulary].
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -17,7 +19,8 @@ import torch
 from torch import Tensor
 
 from outpace.core import Draft, OutpaceError, Verdict
-from outpace.sampling import Logits
+from outpace.logits import Logits
+from outpace.spec import check_least
 from outpace.verify.base import Draw, Verifier
 from outpace.verify.match import match
 from outpace.verify.rejection import rejection, try_in_turn
@@ -28,9 +31,6 @@ def typical(q: Tensor, epsilon: float, delta: float) -> Tensor:
 
     Args:
         q: the target's distribution, shape [vocabulary].
-
-    Returns:
-        log q for tokens that may be accepted, minus infinity for the others, shape [vocabulary].
     """
     entropy = float(torch.special.entr(q).sum())
     return q.log().masked_fill(q <= min(epsilon, delta * math.exp(-entropy)), -torch.inf)
@@ -42,9 +42,6 @@ def top_beta(logprobs: Tensor, beta: int, tau: float) -> Tensor:
     Args:
         logprobs: the target's log probabilities, shape [vocabulary].
         tau: the maximum gap, in nats.
-
-    Returns:
-        Log probabilities of tokens that may be accepted, minus infinity for the others, shape [vocabulary].
     """
     best = logprobs.topk(min(beta, len(logprobs))).values
     outside = (logprobs < best[-1]) | (best[0] - logprobs > tau)
@@ -59,15 +56,27 @@ def bild(logprobs: Tensor, threshold: float) -> Tensor:
     Args:
         logprobs: the target's log probabilities, shape [vocabulary].
         threshold: the highest cross-entropy that is not rolled back, in nats.
-
-    Returns:
-        Log probabilities of tokens that may be accepted, minus infinity for the others, shape [vocabulary].
     """
     return logprobs.masked_fill(-logprobs > threshold, -torch.inf)
 
 
 @dataclass(frozen=True)
-class Typical(Verifier):
+class Relaxed(Verifier):
+    """Base of lossy verifiers with a rule on the target's distribution at a node."""
+
+    coupled: ClassVar[bool] = True
+    lossy: ClassVar[bool] = True
+
+    @abstractmethod
+    def allowed(self, logits: Logits, draw: Draw, node: int) -> Tensor:
+        """Scores [vocabulary] of tokens that may be accepted after ``node``; minus infinity for others."""
+
+    def verify(self, logits: Logits, draft: Draft, draw: Draw) -> Verdict:
+        return match(logits, draft, draw, partial(self.allowed, logits, draw))
+
+
+@dataclass(frozen=True)
+class Typical(Relaxed):
     """Lossy: accepts drafted tokens that are probable, or typical of an uncertain target. Exact if greedy.
 
     Attributes:
@@ -83,8 +92,6 @@ class Typical(Verifier):
         "Cai et al. 2024, Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads "
         "(arXiv 2401.10774), section 2.3.1"
     )
-    coupled: ClassVar[bool] = True
-    lossy: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.epsilon <= 1:
@@ -92,15 +99,12 @@ class Typical(Verifier):
         if not 0 < self.delta < math.inf:
             raise OutpaceError(f"typical: delta must be a finite number above 0, not {self.delta}")
 
-    def verify(self, logits: Logits, draft: Draft, draw: Draw) -> Verdict:
-        def allowed(node: int) -> Tensor:
-            return typical(draw.distribution(logits, node), self.epsilon, self.delta)
-
-        return match(logits, draft, draw, allowed)
+    def allowed(self, logits: Logits, draw: Draw, node: int) -> Tensor:
+        return typical(draw.distribution(logits, node), self.epsilon, self.delta)
 
 
 @dataclass(frozen=True)
-class TopBeta(Verifier):
+class TopBeta(Relaxed):
     """Lossy: accepts drafted tokens that are among the target's most probable ones.
 
     Attributes:
@@ -116,24 +120,18 @@ class TopBeta(Verifier):
         "Xia et al. 2023, Speculative Decoding: Exploiting Speculative Execution for Accelerating Seq2seq "
         "Generation (arXiv 2203.16487)"
     )
-    coupled: ClassVar[bool] = True
-    lossy: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.beta < 1:
-            raise OutpaceError(f"top_beta: beta must be at least 1, not {self.beta}")
+        check_least("top_beta", self, beta=1)
         if not self.tau >= 0:
             raise OutpaceError(f"top_beta: tau must be at least 0, not {self.tau}")
 
-    def verify(self, logits: Logits, draft: Draft, draw: Draw) -> Verdict:
-        def allowed(node: int) -> Tensor:
-            return top_beta(draw.logprobs(logits, node), self.beta, self.tau)
-
-        return match(logits, draft, draw, allowed)
+    def allowed(self, logits: Logits, draw: Draw, node: int) -> Tensor:
+        return top_beta(draw.logprobs(logits, node), self.beta, self.tau)
 
 
 @dataclass(frozen=True)
-class BiLD(Verifier):
+class BiLD(Relaxed):
     """Lossy: accepts drafted tokens up to the first one that is too unlikely under the target.
 
     The paper's fallback policy, which stops drafting if the small model is unsure, is the draft model's
@@ -147,18 +145,13 @@ class BiLD(Verifier):
 
     name: ClassVar[str] = "bild"
     paper: ClassVar[str] = "Kim et al. 2023, Speculative Decoding with Big Little Decoder (arXiv 2302.07863)"
-    coupled: ClassVar[bool] = True
-    lossy: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.threshold >= 0:
             raise OutpaceError(f"bild: threshold must be at least 0, not {self.threshold}")
 
-    def verify(self, logits: Logits, draft: Draft, draw: Draw) -> Verdict:
-        def allowed(node: int) -> Tensor:
-            return bild(draw.logprobs(logits, node), self.threshold)
-
-        return match(logits, draft, draw, allowed)
+    def allowed(self, logits: Logits, draw: Draw, node: int) -> Tensor:
+        return bild(draw.logprobs(logits, node), self.threshold)
 
 
 @dataclass(frozen=True)

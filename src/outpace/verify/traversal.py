@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from outpace.core import Draft, Verdict
-from outpace.sampling import Logits
+from outpace.logits import Logits
 from outpace.tree import children, path_to
 from outpace.verify.base import Draw, Verifier, likelihood_ratio, proposal
 from outpace.verify.block import standing

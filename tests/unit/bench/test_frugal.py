@@ -13,7 +13,7 @@ from outpace.bench.ours import Ours
 from outpace.bench.run import Settings, measure
 from outpace.bench.runs import Request
 from outpace.bench.tuning import Frugal
-from outpace.cache import _Lane
+from outpace.cache.lanes import Lane
 from outpace.loading import Loaded
 
 SPECS = [
@@ -54,19 +54,19 @@ def test_room_is_made_before_the_seconds_begin_and_given_back(
     assert method._engine.room == (1, 1)
     rooms = []
     grown: list[Any] = []
-    right, resize = Ours.run, _Lane.resize
+    right, resize = Ours.run, Lane.resize
 
     def spied(self: Ours, asked: Request) -> Any:
         rooms.append(self._engine.room)
         return right(self, asked)
 
-    def growing(self: _Lane, places: int, room: int) -> None:
+    def growing(self: Lane, places: int, room: int) -> None:
         if (places, room) != (self.places, self.room):
             grown.append((places, room))
         resize(self, places, room)
 
     monkeypatch.setattr(Ours, "run", spied)
-    monkeypatch.setattr(_Lane, "resize", growing)
+    monkeypatch.setattr(Lane, "resize", growing)
     asked = request(model, ("abc", "xyz", "def"), 0)
     for _ in range(2):
         method.run(asked)

@@ -198,6 +198,16 @@ def test_what_a_verifier_promises(model: Loaded) -> None:
     assert promised("none", "typical", 0.0) == (True, False)
 
 
+def test_a_tiny_top_p_keeps_the_greedy_token(model: Loaded) -> None:
+    greedy, whole = request(model, TEXTS[:1]), request(model, TEXTS[:1], temperature=1.0)
+    cut = request(model, TEXTS[:1], temperature=1.0, top_p=1e-6)
+    for method in (
+        Ours(model.target, "prompt_lookup", temperature=1.0),
+        stock(model, "plain", temperature=1.0),
+    ):
+        assert method.run(cut).outputs == method.run(greedy).outputs != method.run(whole).outputs
+
+
 def test_references_reach_the_drafter_that_reads_them(model: Loaded) -> None:
     asked = request(model)
     answer = plain(model, asked)[0]

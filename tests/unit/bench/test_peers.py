@@ -54,7 +54,7 @@ class LLM:
         return [function(self)]
     def generate(self, prompts, params, use_tqdm):
         asked = params.options
-        assert asked["ignore_eos"] and asked["temperature"] == 0.0
+        assert asked["ignore_eos"] and asked["temperature"] == 0.0 and asked["top_p"] == 1.0
         stop = asked["stop_token_ids"] or []
         if prompts[0]["prompt_token_ids"] == [666]:
             sys.exit("the engine died")

@@ -20,3 +20,14 @@ def test_the_same_file_makes_the_same_picture(tmp_path: Path) -> None:
     assert b"<svg" in one and b"<dc:date>" not in one
     with pytest.raises(SystemExit, match="has no speed of magic"):
         draw["picture"](RESULT, ["magic"], tmp_path / "some.svg")
+
+
+def test_a_panel_per_category_and_short_names(tmp_path: Path) -> None:
+    draw = runpy.run_path(str(ROOT / "benchmarks" / "picture.py"))
+    rows = {("s", "m", 1): {"peer": False, "categories": {"qa": {"speedup": 2.0, "interval": [1.0, 3.0]}}}}
+    found = draw["by_category"](rows, "s")
+    assert [*found] == [("qa", "m", 1)]
+    assert found["qa", "m", 1]["speedup"] == 2.0 and found["qa", "m", 1]["speedup_interval"] == [1.0, 3.0]
+    assert draw["by_category"](rows, "other") == {}
+    assert draw["label"]("lookahead:window=4,ngram=3,guesses=2") == "lookahead 4, 3, 2"
+    assert draw["label"]("combined:(suffix)+(jacobi)") == "suffix + jacobi"

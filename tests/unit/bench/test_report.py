@@ -410,6 +410,9 @@ def test_comparison(record: Record, tmp_path: Path) -> None:
         "source of some: here and there",
         "environment of vllm: {'torch': '1'} and {'torch': '2'}",
     ]
+    for value, told_apart in ((1.0, []), (0.9, ["settings top_p: 1.0 and 0.9"])):
+        new = {**one, "settings": {**one["settings"], "top_p": value}}  # the first file does not have it
+        assert compare(one, new, (rows, rows)).differing == told_apart
     told = json.loads(json.dumps(comparison_json(found)))
     assert told["rows"][2]["overlap"] is False and told["agreeing"] == 1
 

@@ -11,6 +11,7 @@ from outpace.bench.lab.roof import Limits, Roof, Work
 from outpace.bench.rows import Row, rows_of
 from outpace.bench.run import Measured, Settings, Trace
 from outpace.bench.runs import Run
+from unit.bench.told import Told
 
 ITEMS = (Item("p", "x", ("one",)), Item("q", "x", ("two",)), Item("r", "y", ("three",)))
 
@@ -30,12 +31,12 @@ def measured(
         settings or Settings(4),
         groups,
         [[[[9] * 10]] for _ in groups],
-        [Trace("none", False, True, False, "match", plain), Trace("a", False, True, False, "match", other)],
+        [Trace(Told("none", []), plain), Trace(Told("a", []), other)],
     )
 
 
 def rows(found: Measured, roof: Roof | None = None) -> list[Row]:
-    return rows_of(found, lambda text: float(len(text)), roof)
+    return rows_of(found, lambda asked, output: float(len(asked) + len(output)), roof)
 
 
 TOKENS = [1, 2, 3, 4]

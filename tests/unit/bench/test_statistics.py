@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap
 
-from outpace.bench.statistics import interval, quartiles, ratio, repeated_4grams
+from outpace.bench.statistics import interval, overlap, quartiles, ratio, repeated_4grams
 
 
 def test_quartiles() -> None:
@@ -49,3 +49,9 @@ def test_repeated_4grams() -> None:
 
 def test_a_ratio_to_nothing_is_nothing() -> None:
     assert ratio(3, 2) == 1.5 and ratio(3, 0) == 0
+
+
+def test_intervals_that_meet_overlap() -> None:
+    assert overlap((1.4, 1.6), (1.6, 1.8)) is overlap((1.6, 1.8), (1.4, 1.6)) is True
+    assert overlap((1.4, 1.6), (1.7, 1.9)) is overlap((1.7, 1.9), (1.4, 1.6)) is False
+    assert overlap((1.4, 1.6), None) is overlap(None, (1.4, 1.6)) is None

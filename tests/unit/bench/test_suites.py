@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from outpace.bench import public
-from outpace.bench.suites import COPYING, load_suite
+from outpace.bench.suites import COPYING, load_suite, load_together
 from outpace.core import OutpaceError
 
 
@@ -58,6 +58,16 @@ def test_a_limit_takes_from_each_category_in_turn() -> None:
     assert suite.first(60) == suite.first(None) == suite.first(100) == suite
     kept = [item.id for item in suite.first(20).items]
     assert kept == [item.id for item in suite.items if item.id in kept]
+
+
+def test_several_suites_as_one_take_turns() -> None:
+    both = load_together("rewriting, retrieval")
+    assert both.name == "rewriting,retrieval"
+    assert [item.category for item in both.items[:4]] == ["rewriting", "retrieval"] * 2
+    assert len({item.id for item in both.items}) == len(both.items) == 40
+    assert load_together("builtin") == load_suite("builtin")
+    with pytest.raises(OutpaceError, match="a suite twice"):
+        load_together("builtin, builtin")
 
 
 def test_an_unknown_suite() -> None:

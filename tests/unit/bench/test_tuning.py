@@ -279,7 +279,7 @@ def test_verifying_tells_a_broken_promise_from_a_near_tie(
 ) -> None:
     """The first token of every output is another one than plain decoding's."""
     made_up(monkeypatch, ONE, wrong=SPECS[1])
-    monkeypatch.setattr(tuning, "margin", lambda target, text: apart)
+    monkeypatch.setattr(tuning, "margin_of", lambda target, asked, output: apart)
     checked = verify(SUBJECT, Way(SPECS[1], 1), suite(3), Goal(), SETTINGS, lambda: False)
     assert checked is not None and checked.breaks_promise(dtype) == broken
     assert [(one.item, one.index, one.plain, one.other, one.margin) for one in checked.differences] == [

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outpace.bench.runs import Request, Run
+from outpace.bench.runs import Method, Request, Run
 
 
-class Told:
+class Told(Method):
     """A method whose answers and seconds are given; it notes what it was asked, in a shared log."""
 
     peer = False
-    lossy = False
-    adaptive = False
-    promised = True
-    lone = False
     verifier = "match"
 
     def __init__(
@@ -24,7 +20,7 @@ class Told:
         answer: Callable[[list[int]], list[int]] = lambda prompt: [len(prompt), 1, 2, 3],
         seconds: float = 1.0,
     ) -> None:
-        self.name = name
+        super().__init__(name, promised=True)
         self.begun: list[bool] = []
         self._log = log
         self._answer = answer
@@ -32,9 +28,6 @@ class Told:
 
     def begin(self, anew: bool = False) -> None:
         self.begun.append(anew)
-
-    def close(self) -> None:
-        pass
 
     def run(self, request: Request) -> Run:
         self._log.append((self.name, request))

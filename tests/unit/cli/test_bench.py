@@ -264,6 +264,7 @@ def test_ctrl_c_leaves_the_prompts_that_all_have_decoded(
         (["--max-new-tokens", "1"], "--max-new-tokens must be at least 2"),
         (["--max-new-tokens", "200"], "no prompt of"),
         (["--temperature", "-1"], "--temperature must be"),
+        (["--top-p", "0.9"], "--top-p has no effect at temperature 0"),
         (["--json", "/no/such/folder/file.json"], "no such folder: /no/such/folder"),
         (["--html", "."], "cannot write .: a folder"),
     ],

@@ -368,7 +368,7 @@ def test_demo_in_a_pipe(run: Run, folder: Path, drafter: str) -> None:
 def test_demo_on_the_embedded_model_by_default(
     run: Run, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
-    monkeypatch.setattr("outpace.loading.nano_path", lambda: folder)
+    monkeypatch.setattr("outpace.loading.weights.nano_path", lambda: folder)
     result = run("demo", "--once", "--prompt", "ab", "-n", 4)
     assert result.exit_code == 0 and result.stdout.startswith("tiny, float32 on cpu")
 
@@ -416,6 +416,9 @@ def test_chat_goes_on_after_a_message_that_does_not_fit(run: Run, folder: Path) 
         (["-p", "x", "--temperature", "nan"], "--temperature must be a finite number of at least 0, not nan"),
         (["-p", "x", "--temperature", "inf"], "--temperature must be"),
         (["-p", "x", "--top-p", "0"], "--top-p must be above 0"),
+        (["-p", "x", "--top-p", "0.9"], "--top-p has no effect at temperature 0"),
+        (["-p", "x", "--top-k", "5"], "--top-k has no effect at temperature 0"),
+        (["-p", "x", "--min-p", "0.1"], "--min-p has no effect at temperature 0"),
         (["-p", "x", "--seed", "-1"], "--seed must be"),
         (["-p", "x", "--stop", ""], "--stop must be"),
         (["-p", "x", "--batch", "0"], "Invalid value for '--batch'"),
@@ -461,10 +464,11 @@ def test_a_prompt_that_is_no_text_is_refused(run: Run, folder: Path, command: tu
     [
         ("{oops", "not JSON"),
         (r'{"prompt": "a \ud800 b"}', r"'\ud800' is an unpaired surrogate"),
-        ('{"text": "x"}', 'no "prompt", "question" or "turns"'),
-        ('{"turns": []}', "the prompt is not a string"),
-        ("17", "the prompt is not a string"),
-        ('{"prompt": ""}', "the prompt is empty"),
+        ('{"text": "x"}', 'no "prompt", "question", "turns"'),
+        ('{"turns": []}', '"turns" is empty'),
+        ('{"tokens": [1, 2]}', 'only `outpace bench` takes "tokens"'),
+        ("17", "neither a string nor an object"),
+        ('{"prompt": ""}', 'no "prompt"'),
     ],
 )
 def test_a_bad_line_is_named_before_anything_is_decoded(
@@ -494,9 +498,9 @@ def test_families_that_cannot_be_verified(run: Run, folder: Path, tmp_path: Path
     # transformers has a decoder of BART's to load alone, and none of T5's.
     for known in (T5Config(), BartConfig()):
         known.save_pretrained(tmp_path / "both")
-        result = run("generate", "-m", tmp_path / "both", "-p", "x")
+        result = run("chat", "-m", tmp_path / "both")
         refused(result, f"({known.model_type}) is an encoder-decoder model")
-        assert "outpace.Engine(model, drafter)" in " ".join(result.stderr.split())
+        assert "outpace.accelerate(model, drafter)" in " ".join(result.stderr.split())
 
 
 # -- Ctrl-C ----------------------------------------------------------------------------------------------

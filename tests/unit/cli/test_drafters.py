@@ -16,7 +16,8 @@ import outpace
 from outpace.cli import app
 from outpace.drafters import DRAFTERS
 from outpace.loading import load
-from outpace.serve.service import Limits, make_engine
+from outpace.serve.admission import Limits
+from outpace.serve.engine import make_engine
 
 
 @pytest.fixture

@@ -13,10 +13,8 @@ from typer.testing import CliRunner
 
 from outpace.bench import tuning
 from outpace.bench.runs import Request, Run
-from outpace.bench.speed import Speed
 from outpace.bench.tuning import Frugal
 from outpace.cli import app
-from outpace.cli.tune_run import agrees
 from outpace.core import OutpaceError
 from outpace.engine.profile import Profile, load_profile, save_profile
 from outpace.loading import Loaded
@@ -132,7 +130,7 @@ def unequal(monkeypatch: pytest.MonkeyPatch, model: Loaded, apart: float) -> Non
         return found
 
     monkeypatch.setattr(Frugal, "run", wrong)
-    monkeypatch.setattr(tuning, "margin", lambda target, text: apart)
+    monkeypatch.setattr(tuning, "margin_of", lambda target, asked, output: apart)
 
 
 @pytest.mark.parametrize(
@@ -337,12 +335,3 @@ def test_another_file_is_not_replaced(folder: Path, prompts: Path, tmp_path: Pat
     result = tuned(folder, prompts, other)
     assert result.exit_code == 2 and "a TOML file without profiles" in " ".join(result.stderr.split())
     assert other.read_text() == 'title = "mine"\n'
-
-
-def test_intervals_that_meet_agree() -> None:
-    def speed(middle: float, interval: tuple[float, float] | None) -> Speed:
-        return Speed(9, 9, 1.0, (1.0, 1.0, 1.0), middle, interval, middle, None, None, 0.0)
-
-    assert agrees(speed(1.5, (1.4, 1.6)), speed(1.7, (1.6, 1.8)))
-    assert agrees(speed(1.5, (1.4, 1.6)), speed(1.8, (1.7, 1.9))) is False
-    assert agrees(speed(1.5, (1.4, 1.6)), speed(1.45, None)) is None

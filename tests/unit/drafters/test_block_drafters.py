@@ -55,7 +55,7 @@ def test_a_sequence_that_leaves_gives_its_slot_back(name: str) -> None:
     engine.remove(first)
     engine.step()
     engine.remove(second)
-    assert len(engine._shared.cache._cache) == 0
+    assert len(engine._draftings[None].shared.cache._cache) == 0
 
 
 @pytest.mark.parametrize("changed", [[], [4], [4, 4, 4], [4, 8, 4, 8, 1, 2, 3]])
@@ -66,13 +66,13 @@ def test_a_text_that_was_changed_is_read_from_there(kept: int, changed: list[int
     sequence = engine.add(PROMPTS[2], SAMPLED)
     while len(sequence.tokens) < 12:
         engine.step()
-    state = engine._active[0].state
+    state = engine._batch.active[0].state
     drafter.propose([state])
     del sequence.tokens[kept:]
     sequence.tokens += changed
     assert drafter.revise(state, kept)
     (found,) = drafter.propose([state])
-    (fresh,) = drafter.propose([drafter.start(sequence, engine._shared)])
+    (fresh,) = drafter.propose([drafter.start(sequence, engine._draftings[None].shared)])
     assert len(found) == 4 and same(found, fresh)
 
 
@@ -103,7 +103,7 @@ def test_nothing_is_drafted_that_could_not_be_taken(name: str) -> None:
     engine = Engine(TARGET, drafter, adaptive=False)
     sequence = engine.add(PROMPTS[1], SAMPLED)
     engine.step()
-    state = engine._active[0].state
+    state = engine._batch.active[0].state
     for sequence.budget, room, expected in ((3, 9, 3), (None, 3, 2), (2, 2, 1), (None, 1, 0), (None, 9, 4)):
         sequence.limit = sequence.output_length + room
         assert len(drafter.propose([state])[0]) == expected
@@ -170,7 +170,7 @@ def test_layers_that_the_target_has_not_are_refused(tmp_path: Path) -> None:
         ({"layers": 1}, "config.json is not one of dflash"),
         ({"intermediate_size": -8}, "config.json is not one of dflash: RuntimeError.*negative"),
         ({"intermediate_size": 8}, r"tensor 'layers.0.mlp.gate_proj.weight' has shape \[88, 32\]"),
-        ({"tokens": 0}, "tokens must be at least 1"),
+        ({"tokens": 0}, "dflash: tokens must be at least 1"),
     ],
 )
 def test_a_damaged_config_is_refused(change: dict[str, Any], match: str, tmp_path: Path) -> None:

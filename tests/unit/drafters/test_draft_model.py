@@ -126,7 +126,7 @@ def test_slots_follow_the_sequences_that_leave() -> None:
     plain = Engine(target).generate(PROMPTS, params)
     found = engine.generate(PROMPTS, params)
     assert [g.tokens for g in found] == [g.tokens for g in plain]
-    assert len(engine._shared.runner.cache) == 0
+    assert len(engine._draftings[None].shared.runner.cache) == 0
 
 
 def test_states_may_come_in_any_order_and_not_all_at_once() -> None:
@@ -248,7 +248,7 @@ def test_a_model_is_loaded_from_a_path(tmp_path: Path) -> None:
     drafter = load_drafter(f"draft_model:model={tmp_path},num_speculative_tokens=3")
     target = outpace.Target(model.double())
     engine = Engine(target, drafter, adaptive=False)
-    loaded = engine._shared.model
+    loaded = engine._draftings[None].shared.model
     assert loaded.model.dtype == torch.float64
     found = engine.generate(PROMPTS, LONG)
     assert all(g.stats.accepted == g.stats.drafted for g in found)
@@ -258,13 +258,13 @@ def test_engines_share_a_model_that_is_named_while_they_need_it(tmp_path: Path) 
     tiny_llama(vocabulary=40).save_pretrained(tmp_path)
     target = CausalTarget(tiny_llama(vocabulary=40))
     first, second = (Engine(target, DraftModel(str(tmp_path), count), adaptive=False) for count in (2, 3))
-    assert first._shared.model is second._shared.model
-    assert first._shared.runner.cache is not second._shared.runner.cache
+    assert first._draftings[None].shared.model is second._draftings[None].shared.model
+    assert first._draftings[None].shared.runner.cache is not second._draftings[None].shared.runner.cache
     other = Engine(
         CausalTarget(tiny_llama(vocabulary=40, dtype=torch.float32)), DraftModel(tmp_path), adaptive=False
     )
-    assert other._shared.model.model.dtype == torch.float32
-    gone = weakref.ref(first._shared.model)
+    assert other._draftings[None].shared.model.model.dtype == torch.float32
+    gone = weakref.ref(first._draftings[None].shared.model)
     del first, second, other
     gc.collect()
     assert gone() is None
@@ -278,4 +278,4 @@ def test_a_path_without_a_model_is_named(tmp_path: Path) -> None:
 def test_the_embedded_draft_model_is_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tiny_llama(vocabulary=32).save_pretrained(tmp_path)
     monkeypatch.setattr(draft_model, "nano_draft_path", lambda: tmp_path)
-    assert Engine(ToyTarget(), "draft_model")._shared.model.vocabulary == 32
+    assert Engine(ToyTarget(), "draft_model")._draftings[None].shared.model.vocabulary == 32

@@ -138,7 +138,7 @@ def test_the_draft_cache_holds_the_rows_of_the_text(options: dict[str, Any], par
         engine.step()
         if len(sequences) == 2:
             sequences.append(engine.add(PROMPTS[2], params))
-        for active in engine._active:
+        for active in engine._batch.active:
             state, text = active.state, active.sequence.tokens
             runner = state.shared.runner
             runner.rewind(state.track, text)  # as the next proposal will
@@ -152,7 +152,7 @@ def test_the_draft_cache_holds_the_rows_of_the_text(options: dict[str, Any], par
                 pairs = zip(cache.rows(layer, slot), runner.cache.rows(layer, state.track.slot), strict=True)
                 for fresh, kept in pairs:
                     torch.testing.assert_close(kept, fresh, atol=1e-12, rtol=0)
-    assert len(engine._shared.runner.cache) == 0
+    assert len(engine._draftings[None].shared.runner.cache) == 0
 
 
 def test_without_replacement_siblings_differ_and_with_it_they_need_not() -> None:

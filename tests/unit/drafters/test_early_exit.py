@@ -256,7 +256,7 @@ def test_the_metric_counts_the_chain_that_would_stand() -> None:
         documents=torch.zeros_like(tokens),
         counted=torch.ones_like(tokens, dtype=torch.bool),
         hidden={1: rows},
-        logits=rows,
+        scores=rows,
     )
     assert adapter.accepted(batch).tolist() == [[2, 1, 0, 1, 0]]
 
@@ -272,8 +272,8 @@ def test_it_drafts_alone_and_for_stacks_only() -> None:
         ({"adapter": "wide"}, "adapter must be 'feed_forward'"),
         ({"adapter": "attention", "width": 2.0}, "adapter=attention has no option width"),
         ({"heads": 2}, "adapter=feed_forward has no option heads"),
-        ({"width": 0.0}, "width above 0"),
-        ({"adapter": "attention", "heads": 0}, "heads and num_speculative_tokens must be at least 1"),
+        ({"width": 0.0}, "width must be above 0"),
+        ({"adapter": "attention", "heads": 0}, "heads must be at least 1, not 0"),
     ):
         with pytest.raises(OutpaceError, match=match):
             AdapterConfig(**wrong)  # type: ignore[arg-type]

@@ -95,10 +95,10 @@ def test_a_smaller_budget_drafts_the_likeliest_nodes(name: str) -> None:
     whole = made.tree()
     for budget in (*range(1, len(whole) + 1), len(whole) + 3, None):
         sequence.budget = budget
-        (draft,) = drafter.propose([engine._active[0].state])
+        (draft,) = drafter.propose([engine._batch.active[0].state])
         assert sorted(depths(draft.parents)) == sorted(depths(whole[:budget])), budget
     sequence.limit = sequence.output_length + 2
-    assert set(depths(drafter.propose([engine._active[0].state])[0].parents)) == {0}
+    assert set(depths(drafter.propose([engine._batch.active[0].state])[0].parents)) == {0}
 
 
 def test_heads_of_their_own_begin_as_the_targets() -> None:

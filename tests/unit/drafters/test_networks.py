@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -298,3 +300,73 @@ def test_look_ahead_rows_stand_where_a_token_counts_that_they_guess() -> None:
     batch = read_batch(TARGET, [[Document((*TEXT, 8, 1, 4), 5)]], ())
     for _ in range(8):
         assert module.loss(batch, ground_truth).places.tolist() == [3]
+
+
+@pytest.mark.parametrize("own_head", [False, True])
+@pytest.mark.parametrize("version", [1, 3])
+def test_eagle_drafts_the_tokens_that_are_learnt_most_often(version: int, own_head: bool) -> None:
+    config = EagleConfig(version=version, draft_vocabulary=4, own_head=own_head and version == 3)
+    module = made(EagleModule, config)
+    assert module.drafted is not None and module.drafted.tolist() == [0, 1, 2, 3]
+    counts = torch.zeros(TARGET.vocabulary, dtype=torch.long)
+    counts[[50, 7, 31]] = torch.tensor([2, 9, 2])
+    states = torch.randn(3, TARGET.hidden.size, dtype=torch.double)
+    module.drafted_logits(states)
+    module.suit(counts)
+    ids = [0, 7, 31, 50]  # of those that never occur the first
+    assert module.drafted.tolist() == ids and module.t2d.nonzero().flatten().tolist() == ids
+    normed = states if version == 1 else norm(states, module.norm.weight)
+    torch.testing.assert_close(module.drafted_logits(states), TARGET.head(normed)[:, ids])
+    full = module.logits(states)
+    assert full[:, ids].isfinite().all() and full.isinf().sum() == 3 * (TARGET.vocabulary - len(ids))
+
+
+def test_eagle_learns_the_targets_logits_of_the_tokens_that_it_drafts() -> None:
+    module = made(EagleModule, EagleConfig(layers=(1, -1), draft_vocabulary=40, own_head=False, steps=3))
+    counts = torch.zeros(TARGET.vocabulary, dtype=torch.long)
+    counts[TEXT] = 1
+    module.suit(counts)
+    batch = read_batch(TARGET, [[Document(tuple(TEXT), 2)]], module.hidden_layers)
+    seen = []
+
+    def record(draft: Tensor, target: Tensor, labels: Tensor) -> Tensor:
+        seen.append((target, labels))
+        return draft.sum(dim=-1)
+
+    module.loss(batch, record)
+    assert module.drafted is not None
+    for depth, (target, labels) in enumerate(seen):
+        first = max(2, depth + 2)  # of the tokens learnt at this depth
+        expected = batch.logits[0, first - 1 : len(TEXT) - 1][:, module.drafted]
+        torch.testing.assert_close(target, expected)
+        assert module.drafted[labels].tolist() == TEXT[first:]
+
+
+def test_eagle_computes_each_row_that_drafts_a_learnt_token_at_some_depth() -> None:
+    """The next token of a row may be the prompt's, and a later one the answer's first."""
+    module = made(EagleModule, EagleConfig(layers=(1, -1)))
+    every = read_batch(TARGET, [[Document((*TEXT, 8, 1, 4))]], module.hidden_layers)
+    some = torch.tensor([[False, False, False, False, True, False, False, True]])
+    batch = replace(every, counted=some)
+    pairs = zip(module.unroll(batch, 4), module.unroll(every, 4), strict=True)
+    for depth, (own, expected) in enumerate(pairs):
+        where = batch.ahead(depth + 2)[:, :-1]
+        assert where.any()
+        torch.testing.assert_close(own[where], expected[where])
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_eagle_learns_nothing_from_a_text_without_a_learnt_token(version: int) -> None:
+    module = made(EagleModule, EagleConfig(version=version, steps=3))
+    batch = read_batch(TARGET, [[Document(tuple(TEXT), len(TEXT))]], module.hidden_layers)
+    losses = module.loss(batch, ground_truth)
+    assert losses.total == 0 and losses.places.tolist() == [0, 0, 0]
+    assert module.accepted(batch).sum() == 0
+
+
+def test_a_trained_eagle_keeps_its_tokens_and_its_head(tmp_path: Path) -> None:
+    made(EagleModule, EagleConfig(layers=(1, -1), draft_vocabulary=4)).save(tmp_path)
+    module = EagleModule.of(tmp_path, TARGET)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    module.suit(torch.arange(TARGET.vocabulary))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())

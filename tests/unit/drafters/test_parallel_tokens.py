@@ -19,7 +19,7 @@ from outpace.drafters.combined.combined import Combined
 from outpace.drafters.support.draws import Noise
 from outpace.engine.engine import Engine
 from outpace.learned.learned import Batch
-from outpace.sampling import Logits
+from outpace.logits import Logits
 from outpace.sequence import Sequence, Step
 from outpace.targets import CausalTarget, Output, Rows, TargetModel
 from outpace.testing import ToyTarget, check_drafter
@@ -252,7 +252,7 @@ def test_rows_in_training_are_those_of_decoding() -> None:
         documents=torch.tensor([[0, 0, 1, 1, 1, 1]]),
         counted=torch.ones_like(tokens, dtype=torch.bool),
         hidden={},
-        logits=torch.zeros(1, 6, 40),
+        scores=torch.zeros(1, 6, 40),
     )
     found = made.rows(batch, torch.tensor([[3, 1, 4]]))[0]
     more = target.with_embeddings(made.embeddings)

@@ -106,10 +106,10 @@ def test_nothing_of_a_draft_stays_in_the_cache() -> None:
     engine = Engine(target, SelfSpeculative("1", 6), adaptive=False)
     sequence = engine.add([3, 9, 2, 7], LONG)
     engine.step()
-    (active,) = engine._active
+    (active,) = engine._batch.active
     (draft,) = engine.drafter.propose([active.state])
     assert len(draft) == 6
-    cache = engine._cache
+    cache = engine._batch.cache
     assert isinstance(cache, KVCache)
     length = cache.length(active.slot)
     assert length == len(sequence.tokens) - 1

@@ -105,7 +105,7 @@ def learnt_from(made: Learned, batch: Batch) -> list[dict[int, tuple[Tensor, int
     numbers = ROW * torch.arange(rows)[:, None] + torch.arange(width)
     logits = numbers[..., None].double().expand(-1, -1, TARGET.vocabulary)
     with torch.random.fork_rng():
-        made.loss(replace(batch, logits=logits), record)
+        made.loss(replace(batch, scores=logits), record)
     return found
 
 

@@ -336,7 +336,7 @@ def test_costs_of_another_target_are_refused(tmp_path: Path) -> None:
 
 def test_lookahead_is_whole_or_not_at_all_but_for_its_guesses() -> None:
     drafter = Lookahead(window=4, ngram=3, guesses=2)
-    assert drafter.widths == (7, 9, 11)
+    assert drafter.widths == (9, 11)
     assert drafter.ramp == 4
     assert Lookahead(window=0, ngram=3, guesses=2).widths == (2, 4)
     assert load_drafter("jacobi").widths is None

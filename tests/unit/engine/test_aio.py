@@ -6,6 +6,7 @@ import asyncio
 import gc
 import random
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -65,7 +66,7 @@ async def read(handle: Handle) -> list[StreamedToken]:
 
 def is_empty(engine: Engine) -> bool:
     engine._turn.release()  # its thread has ended
-    return not engine.sequences and len(engine._cache) == 0
+    return not engine.sequences and len(engine._batch.cache) == 0
 
 
 def test_tokens_text_and_result_are_those_of_the_engine() -> None:
@@ -183,6 +184,20 @@ def test_a_reader_that_falls_behind_is_ended_and_nobody_else() -> None:
                     seen.append(token.token)
             assert 0 < len(seen) <= 9
             assert seen == alone(PROMPTS[0], GREEDY)[: len(seen)]
+
+    run(main)
+
+
+def test_tokens_that_the_event_loop_has_not_delivered_yet_are_unread_too() -> None:
+    async def main() -> None:
+        async with AsyncEngine(make, max_unread=8) as engine:
+            slow = await engine.add(PROMPTS[0], GREEDY)
+            while engine.running or engine.waiting:
+                time.sleep(0.001)  # the loop delivers nothing meanwhile
+            tokens = await slow.read()
+            assert 0 < len(tokens) <= 9
+            with pytest.raises(OutpaceError, match="unread"):
+                await slow.read()
 
     run(main)
 

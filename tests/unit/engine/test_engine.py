@@ -359,7 +359,7 @@ def test_an_error_while_joining_leaks_no_slot(
     target: outpace.targets.TargetModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(target, LOOKAHEAD, slots=4, adaptive=False)
-    allocate, calls = engine._cache.allocate, 0
+    allocate, calls = engine._batch.cache.allocate, 0
 
     def fail_at_the_third(rows: int = 0) -> Slot:
         nonlocal calls
@@ -368,14 +368,14 @@ def test_an_error_while_joining_leaks_no_slot(
             raise MemoryError("no room")
         return allocate(rows)
 
-    monkeypatch.setattr(engine._cache, "allocate", fail_at_the_third)
+    monkeypatch.setattr(engine._batch.cache, "allocate", fail_at_the_third)
     waiting = [engine.add(prompt, SamplingParams(max_new_tokens=8)) for prompt in PROMPTS]
     while engine.sequences:
         engine.step()
     assert [sequence.finish_reason for sequence in waiting] == ["length", "length", "error"]
     assert isinstance(waiting[2].error, MemoryError)
     assert [s.output for s in waiting[:2]] == [stock(prompt, 8) for prompt in PROMPTS[:2]]
-    assert len(engine._cache) == 0
+    assert len(engine._batch.cache) == 0
     for _ in range(2):
         found = engine.generate(PROMPTS, SamplingParams(max_new_tokens=8))
         assert [g.tokens for g in found] == [stock(prompt, 8) for prompt in PROMPTS]

@@ -68,7 +68,7 @@ def check(engine: Engine, sequences: Seq[Sequence], params: SamplingParams, kind
         else:
             assert (sequence.output, sequence.error) == (tokens, None)
         assert sequence.place is None
-    assert len(engine._cache) == 0
+    assert len(engine._batch.cache) == 0
     assert [found.tokens for found in engine.generate(PROMPTS, params)] == expected
 
 
@@ -165,7 +165,7 @@ class Spoilt(ToyTarget):
             return output
         self.done = True
         logits = output.logits.clone()
-        logits[output.span(slot), 7] = math.nan
+        logits[output.spans[slot], 7] = math.nan
         return replace(output, logits=logits)
 
 
@@ -238,7 +238,7 @@ def test_a_drafter_that_fails_for_one(method: str, params: SamplingParams) -> No
     assert isinstance(sequences[BAD].error, OutpaceError if method == "ids" else Broken)
     for sequence, tokens in zip(sequences, plain(params), strict=True):
         assert sequence.output == tokens[: len(sequence.output)]
-    assert len(engine._cache) == 0
+    assert len(engine._batch.cache) == 0
 
 
 def test_a_drafter_that_cannot_stop() -> None:
@@ -293,7 +293,7 @@ def test_a_failed_forward_ends_those_in_it() -> None:
     target.error = Broken("a forward's own")
     assert engine.step() == sequences
     assert [s.error for s in sequences] == [target.error] * 4
-    assert not engine.sequences and len(engine._cache) == 0
+    assert not engine.sequences and len(engine._batch.cache) == 0
     target.error = None
     assert [g.tokens for g in engine.generate(PROMPTS, PARAMS[0])] == plain(PARAMS[0])
 
@@ -323,7 +323,7 @@ def test_an_interrupt_empties_the_engine() -> None:
         while engine.sequences:
             engine.step()
     assert {s.finish_reason for s in sequences} == {"removed"}
-    assert len(engine._cache) == 0
+    assert len(engine._batch.cache) == 0
     assert [g.tokens for g in engine.generate(PROMPTS, PARAMS[0])] == plain(PARAMS[0])
 
 

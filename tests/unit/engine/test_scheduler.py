@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outpace import cache
+from outpace.cache import kv
 from outpace.core import OutpaceError, SamplingParams
 from outpace.engine import scheduler
 from outpace.engine.engine import Engine
@@ -85,7 +85,7 @@ def test_a_long_prompt_joins_in_chunks(drafter: Any) -> None:
 def test_several_prompts_share_a_chunk() -> None:
     target = Widths(context=None)
     engine = Engine(target, prefill_chunk=64)
-    engine._scheduler.pace.rows = lambda: 32  # type: ignore[method-assign]
+    engine._batch.scheduler.pace.rows = lambda: 32  # type: ignore[method-assign]
     engine.add(PROMPTS[0], replace(SAMPLED, max_new_tokens=40))
     engine.step()
     target.seen.clear()
@@ -140,8 +140,8 @@ def test_requests_wait_for_memory_and_may_be_passed_eight_times() -> None:
     later = [engine.add(text(9, place), params) for place in range(20)]
     while engine.sequences:
         engine.step()
-        order += [a.sequence for a in engine._scheduler.active if a.sequence not in order]
-        assert engine._cache.reserved <= 1024
+        order += [a.sequence for a in engine._batch.scheduler.active if a.sequence not in order]
+        assert engine._batch.cache.reserved <= 1024
     assert order.index(big) == 3 + 8
     for sequence in [big, *later]:
         assert sequence.output == alone(tuple(sequence.prompt), params)
@@ -182,7 +182,7 @@ def test_what_never_fits_is_refused() -> None:
 def test_a_sequence_goes_on_with_the_same_tokens(
     drafter: Any, prefix_cache: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "_LEAST_ROOM", 64)
+    monkeypatch.setattr(kv, "_LEAST_ROOM", 64)
     monkeypatch.setattr(scheduler, "_ANSWER", 16)
     monkeypatch.setattr(scheduler, "_DRAFT", 8)
     target = ToyTarget(context=None)
@@ -190,24 +190,24 @@ def test_a_sequence_goes_on_with_the_same_tokens(
     requests = [(text(20, place), replace(SAMPLED, max_new_tokens=60, seed=place)) for place in range(3)]
     sequences = [engine.add(*request) for request in requests]
     gone: list[Sequence] = []
-    release = engine._release
+    release = engine._batch.release
 
     def note(active: Any) -> None:
         if active.sequence.finish_reason is None:
             gone.append(active.sequence)
         release(active)
 
-    engine._release = note  # type: ignore[method-assign]
+    engine._batch.release = note  # type: ignore[method-assign]
     while engine.sequences:
         engine.step()
-        assert engine._cache.reserved <= 150
+        assert engine._batch.cache.reserved <= 150
     assert gone and sequences[0] not in gone
     assert any(sequence.stats.cached_tokens for sequence in gone) == (prefix_cache is not None)
     for sequence, (prompt, params) in zip(sequences, requests, strict=True):
         assert sequence.output == alone(tuple(prompt), params)
         assert sequence.stats.tokens == 60
         assert not sequence.stats.cached_tokens or (sequence in gone and prefix_cache)
-    assert len(engine._cache) == 0
+    assert len(engine._batch.cache) == 0
 
 
 # -- memory ------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_batches_in_which_all_differs() -> None:
             engine.step()
         if kind == "cancelled":
             engine.remove(sequences[-1])
-        assert engine._cache.reserved <= 1600
+        assert engine._batch.cache.reserved <= 1600
     while engine.sequences:
         engine.step()
     for sequence, kind in zip(sequences, chosen, strict=True):
@@ -98,7 +98,7 @@ def test_batches_in_which_all_differs() -> None:
             assert sequence.output == expected
     assert {"error", "length", "removed"} <= {sequence.finish_reason for sequence in sequences}
     assert any(sequence.stats.cached_tokens for sequence in sequences)
-    assert len(engine._cache) == 0
+    assert len(engine._batch.cache) == 0
 
 
 def test_each_drafter_has_its_own_record() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outpace import cache
+from outpace.cache import kv
 from outpace.core import SamplingParams, Speculation
 from outpace.engine import scheduler
 from outpace.engine.aio import AsyncEngine
@@ -116,7 +116,7 @@ async def serve(inner: Engine, requests: int, tasks: int) -> dict[str, int]:
 def test_every_completed_text_is_that_of_plain_decoding(
     requests: int, tasks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "_LEAST_ROOM", 64)
+    monkeypatch.setattr(kv, "_LEAST_ROOM", 64)
     monkeypatch.setattr(scheduler, "_ANSWER", 16)
     monkeypatch.setattr(scheduler, "_DRAFT", 8)
     target = Watched(context=None)
@@ -132,7 +132,7 @@ def test_every_completed_text_is_that_of_plain_decoding(
         prefix_cache=400 * row,
     )
     preempted: list[Sequence] = []  # in the middle of their output
-    make_room = engine._scheduler.make_room
+    make_room = engine._batch.scheduler.make_room
 
     def watch(cache: Any, give_way: Any) -> None:
         def shed(active: Any) -> None:
@@ -141,7 +141,7 @@ def test_every_completed_text_is_that_of_plain_decoding(
 
         make_room(cache, shed)
 
-    monkeypatch.setattr(engine._scheduler, "make_room", watch)
+    monkeypatch.setattr(engine._batch.scheduler, "make_room", watch)
     counts = asyncio.run(serve(engine, requests, tasks))
     assert min(counts.values()) > 0
     assert counts["completed"] + counts["cancelled"] + counts["failed"] == requests
@@ -149,4 +149,4 @@ def test_every_completed_text_is_that_of_plain_decoding(
     resumed = [one for one in preempted if one.finish_reason == "length"]
     assert any(one.params.frequency_penalty for one in resumed)
     engine._turn.release()  # its thread has ended
-    assert not engine.sequences and len(engine._cache) == 0
+    assert not engine.sequences and len(engine._batch.cache) == 0

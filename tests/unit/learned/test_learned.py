@@ -20,7 +20,6 @@ from outpace.learned.learned import (
     Learned,
     Losses,
     Objective,
-    accepted_at,
     accepted_of_chain,
     head_weights,
     measure,
@@ -129,7 +128,7 @@ def batch(tokens: list[list[int]], documents: list[list[int]], counted: list[lis
         documents=torch.tensor(documents),
         counted=torch.tensor(counted).bool(),
         hidden={},
-        logits=torch.zeros(*rows.shape, 10),
+        scores=torch.zeros(*rows.shape, 10),
     )
 
 
@@ -146,8 +145,6 @@ def test_a_draft_stands_as_far_as_it_is_right() -> None:
     packed = batch([[1, 2, 3, 4, 5]], [[0, 0, 0, 0, 1]], [[1] * 5])
     guesses = torch.tensor([[[2, 3, 9], [3, 9, 5], [4, 5, 0], [5, 0, 0], [0, 0, 0]]])
     assert accepted_of_chain(packed, guesses).tolist() == [[2, 1, 1, 0, 0]]
-    ranked = torch.stack([guesses, torch.full_like(guesses, 4)], dim=-1)
-    assert accepted_at(packed, ranked).tolist() == [[3, 2, 1, 0, 0]]
 
 
 def test_losses_are_means_by_depth() -> None:

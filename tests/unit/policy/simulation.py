@@ -33,6 +33,11 @@ def stepped(rows: int) -> float:
     return 4e-3 + 2.4e-3 * ((rows - 1) // 8)
 
 
+def jump(rows: int) -> float:
+    """A matrix-vector kernel for one row, a slower matrix kernel for several: the second row costs most."""
+    return 72e-3 if rows == 1 else 95e-3 + 2.5e-3 * max(0, rows - 8)
+
+
 # Milliseconds of a step of outpace-nano, float32, on two cores, by rows: one recording, interpolated.
 RECORDED = ((1, 3.1), (2, 3.6), (3, 3.9), (5, 4.5), (9, 5.7), (17, 7.4), (33, 11.8), (65, 20.6), (129, 39.0))
 
@@ -49,6 +54,7 @@ CURVES: dict[str, Seconds] = {
     "linear": linear,
     "steep": steep,
     "stepped": stepped,
+    "jump": jump,
     "recorded": recorded,
 }
 

@@ -49,11 +49,11 @@ def test_an_unknown_curve_knows_nothing() -> None:
     assert math.isnan(Curve().at(3))
 
 
-def test_between_widths_a_line_and_beyond_them_the_mean_slope() -> None:
+def test_between_widths_a_line_and_beyond_them_half_the_mean_slope() -> None:
     made = curve({1: 1.0, 9: 3.0, 17: 4.0})
     assert made.at(9) == 3.0
-    assert made.at(33) == pytest.approx(4.0 + 16 * 3 / 16)
     # What was never tried gets half of the line's rise off.
+    assert made.at(33) == pytest.approx(4.0 + 0.5 * 16 * 3 / 16)
     assert made.at(5) == pytest.approx(1.0 + 0.5 * 1.0)
     assert curve({1: 1.0, 5: 2.0, 9: 3.0}).at(5) == 2.0
 
@@ -66,7 +66,7 @@ def test_short_of_the_narrowest_width_the_slope_goes_on() -> None:
 
 def test_widths_alike_say_nothing_of_the_slope() -> None:
     made = curve({14: 1.0, 15: 1.0, 16: 1.0})
-    assert made.at(140) == pytest.approx(1.0 + made.slope * (140 - 16) / 14)
+    assert made.at(140) == pytest.approx(1.0 + 0.5 * made.slope * (140 - 16) / 14)
 
 
 def test_wider_never_counts_as_cheaper() -> None:

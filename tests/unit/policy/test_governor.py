@@ -21,6 +21,7 @@ from unit.policy.simulation import (
     Text,
     constant,
     flat,
+    jump,
     linear,
     recorded,
     simulate,
@@ -196,7 +197,7 @@ def test_and_for_another_batch() -> None:
 def test_a_trial_that_finds_nothing_to_draft_turns_nothing_on() -> None:
     """A dear drafter, and all that is known is the chance that nodes are taken to have at first."""
     noted = plans(Governor(), Machine(flat, draft=(0.3 * 20e-3, 0.0)), Text(constant(0.9), found=0.0), 400)
-    assert sum(map(bool, noted[:100])) <= 5 / 0.3 + 3  # what the account holds at first
+    assert sum(map(bool, noted[:100])) <= 5 / 0.3 + 4  # what the account holds at first
     assert sum(map(bool, noted[100:])) < 0.05 * 300
 
 
@@ -350,6 +351,24 @@ def test_what_was_right_far_down_is_forgotten() -> None:
     for _ in range(300):
         acceptance.observe(1, [1], [[]])
     assert acceptance.expected()[-1][1] < 0.01
+
+
+def test_nodes_that_failed_once_are_tried_again_when_those_before_them_are_right() -> None:
+    acceptance = Acceptance(WIDTHS)
+    acceptance.observe(4, [4], [[0]])
+    for _ in range(12):
+        acceptance.observe(2, [2], [[0, 1]])
+    (_, two, _), _, (width, four, _) = acceptance.expected()[1:4]
+    assert width == 4
+    assert four - two > 1.2  # of two nodes
+
+
+def test_a_dear_second_row_does_not_keep_drafts_narrow() -> None:
+    for seed in range(5):
+        text = Text(constant(0.85), found=0.7)
+        whole = simulate(Governor(), Machine(jump, draft=(100e-6, 0.0)), text, 128, seed=seed)
+        fixed = simulate(Pinned(8), Machine(jump, draft=(100e-6, 0.0)), text, 128, seed=seed)
+        assert whole < 1.3 * fixed
 
 
 def test_a_batch_counts_its_mean_acceptance_and_its_longest_draft() -> None:

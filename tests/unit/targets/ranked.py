@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 import outpace
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
-from outpace.loading import sharding
+from outpace.loading.shared import sharding
 from outpace.targets.causal import CausalTarget
 from outpace.targets.led import LedTarget, follow
 from outpace.targets.parallel import ParallelTarget

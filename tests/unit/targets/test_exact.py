@@ -19,16 +19,8 @@ from outpace.core import SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows, Target
 from outpace.targets.attention import exact_attention
-from outpace.targets.packed import (
-    KERNELS,
-    HalfFBGEMM,
-    Linear,
-    Packer,
-    Stock,
-    Trial,
-    best_kernel,
-    row_step,
-)
+from outpace.targets.kernels import KERNELS, HalfFBGEMM, Stock, Trial, best_kernel, row_step
+from outpace.targets.packed import Linear, Packer
 
 HALF = HalfFBGEMM()
 
@@ -41,7 +33,7 @@ def half_is_here() -> bool:
 def available(dtype: torch.dtype) -> list[Any]:
     """Kernels that this machine has for a dtype."""
     found = best_kernel(dtype, torch.get_num_threads()).found
-    names = {name for name, what in found.items() if "not to be had" not in what}
+    names = {name for name, what in found.items() if "not available" not in what}
     return [kernel for kernel in KERNELS if kernel.name in names]
 
 
@@ -195,7 +187,7 @@ def test_a_single_row_whose_sum_is_split_is_found_out_in_a_half_dtype() -> None:
 def test_of_two_kernels_that_are_about_as_fast_the_first_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {"as it is": 1.0, "oneDNN": 0.6, "FBGEMM float16": 0.5}
     monkeypatch.setattr(
-        "outpace.targets.packed._race", lambda calls, _: {one: [seconds[one.name]] for one in calls}
+        "outpace.targets.kernels._race", lambda calls, _: {one: [seconds[one.name]] for one in calls}
     )
     trial = best_kernel.__wrapped__  # not what was found before
     names = [kernel.name for kernel in available(torch.bfloat16)]

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from outpace.core import OutpaceError
-from outpace.targets import llama_library
+from outpace.targets.llamacpp import library as llama_library
 
 # The function behind the cache: the library that other tests use stays.
 load = llama_library.library.__wrapped__

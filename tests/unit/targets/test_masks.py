@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outpace.cache import KVCache, LayerShape, RowShape, Window
+from outpace.cache import KVCache, LayerShape, RowShape, StaticCache, Window
 from outpace.core import UnsupportedModel
-from outpace.targets import causal
+from outpace.targets import inputs
 from outpace.targets.base import Rows
 from outpace.targets.masks import MaskMaker, compact, dense, packed, placed, placed_on, tree_masks
 from outpace.targets.tree_attention import visible
@@ -29,11 +29,15 @@ def config(implementation: str = "sdpa", **options: Any) -> SimpleNamespace:
 
 def window_of(lengths: list[int], widths: list[int], static: int = 0) -> Window:
     """The window of a forward over sequences of these committed lengths."""
-    cache = KVCache([LayerShape(SHAPE, SHAPE)], len(lengths), static or 64, static=static > 0)
+    layers = [LayerShape(SHAPE, SHAPE)]
+    cache = StaticCache(layers, len(lengths), static) if static else KVCache(layers, len(lengths), 64)
     slots = [cache.allocate() for _ in lengths]
     for slot, length in zip(slots, lengths, strict=True):
         cache._seats[slot].length = length
-    (window,) = cache.begin(dict(zip(slots, widths, strict=True)), pad_to=1 if static else 0)
+    fed = dict(zip(slots, widths, strict=True))
+    if isinstance(cache, StaticCache):
+        return cache.begin_fixed(fed, 1)
+    (window,) = cache.begin(fed)
     return window
 
 
@@ -42,7 +46,7 @@ def test_masks_made_on_a_device_are_those_made_on_the_cpu() -> None:
     rows = [Rows([1, 2, 3, 4], [-1, 0, 0, 2]), Rows([5, 6], [0, 2], fed=[-1, 0]), Rows(()), Rows([7, 8, 9])]
     for lengths in ([9, 4, 2, 1], [3, 2, 0, 20]):
         window = window_of(lengths, [len(row.tokens) for row in rows], static=40)
-        positions = [causal.positions_of(row, o, window.width) for row, o in zip(rows, lengths, strict=True)]
+        positions = [inputs.positions_of(row, o, window.width) for row, o in zip(rows, lengths, strict=True)]
         for sliding in (None, 1, 3, 12, 100):
             expected = tree_masks(rows, window, positions, sliding)
             found = dense(placed_on(rows, window, CPU).trees, window.columns, sliding)
@@ -61,7 +65,7 @@ def test_rows_are_placed_on_a_device_as_on_the_host(seed: int, sliding: int | No
         rows.append(Rows(list(range(1, len(tree) - fed + 1)), tree[fed:], fed=tree[:fed]))
         lengths.append(rng.randint(fed, 12))
     window = window_of(lengths, [len(row.tokens) for row in rows], static=30)
-    positions = [causal.positions_of(row, o, window.width) for row, o in zip(rows, lengths, strict=True)]
+    positions = [inputs.positions_of(row, o, window.width) for row, o in zip(rows, lengths, strict=True)]
     found = placed(torch.from_numpy(packed(rows, window.offsets, window.width, 16)), window.width)
     real, at = found.trees.real, found.trees.positions
     expected = tree_masks(rows, window, positions, sliding)

@@ -259,16 +259,6 @@ def test_features_of_two_lengths_are_not_decoded_together() -> None:
     assert other.finish_reason == "error" and "9 beside 12" in str(other.error)
 
 
-def through_decode(model: Any) -> Any:
-    return model.generate(torch.tensor([[4, 5]]), custom_generate=outpace.decode())
-
-
-@pytest.mark.parametrize("call", [outpace.accelerate, through_decode])
-def test_generate_is_refused(call: Callable[[Any], Any]) -> None:
-    with pytest.raises(UnsupportedModel, match=r"bart.*outpace\.Engine"):
-        call(SEQ2SEQ_FAMILIES["bart"].build())
-
-
 @pytest.mark.parametrize(
     "drafter",
     [lambda m: DraftModel(m), lambda m: Cascade(DraftModel(m), PromptLookup())],

@@ -222,7 +222,7 @@ def test_a_tensor_that_does_not_fit_is_named(folders: dict[str, Path], tmp_path:
     ("options", "match"),
     [
         ({"rank": 0}, "rank must be at least 1"),
-        ({"rate": 0.0}, "rate above 0"),
+        ({"rate": 0.0}, "rate must be above 0"),
         ({"warmup": 1.0}, r"warmup in \[0, 1\)"),
         ({"weight": -1.0}, "weight must be at least 0"),
         ({"layers": "1+5"}, r"no linear modules in layers \[5\]"),

@@ -335,8 +335,8 @@ def test_settings_that_make_no_sense_are_refused() -> None:
     for changes, match in (
         ({"steps": 0}, "steps"),
         ({"objective": "none"}, "there are: ground_truth"),
-        ({"learning_rate": math.nan}, "learning_rate above 0"),
-        ({"learning_rate": math.inf}, "learning_rate above 0"),
+        ({"learning_rate": math.nan}, "learning_rate must be above 0"),
+        ({"learning_rate": math.inf}, "learning_rate must be above 0"),
     ):
         with pytest.raises(OutpaceError, match=match):
             replace(SETTINGS, **changes)  # type: ignore[arg-type]

@@ -14,15 +14,18 @@ from torch import Tensor
 
 from drafts import always, fixed, sampled, table, trees
 from enumeration import (
+    EXACT,
     Model,
     Text,
     difference,
+    error,
     expected_length,
     output_distribution,
     plain_distribution,
 )
 from outpace.core import Draft, SamplingParams
-from outpace.sampling import Key, Logits
+from outpace.logits import Logits
+from outpace.sampling import Key
 from outpace.sequence import KeyedDraw, Sequence
 from outpace.tree import chain
 from outpace.verify import BiLD, Lenient, TopBeta, Typical, Verifier
@@ -30,7 +33,6 @@ from outpace.verify.lossy import bild, top_beta, typical
 from outpace.verify.match import match
 from outpace.verify.rejection import rejection
 
-EXACT = 1e-12
 NO = -math.inf
 # Each verifier beside its rule in plain numbers: may this token stand in this distribution?
 Rule = Callable[[list[float], int], bool]
@@ -103,8 +105,7 @@ def test_the_output_follows_the_rule(
 def test_more_is_accepted_than_by_match_and_the_output_moves(verifier: Verifier) -> None:
     target, draft = always(0.4, 0.35, 0.25, 0), fixed(chain([1, 1, 1]))
     assert expected_length(verifier.verify, target, draft) > expected_length(match, target, draft)
-    found = output_distribution(verifier.verify, target, draft, 4)
-    assert difference(found, plain_distribution(target, 4)) > 0.01
+    assert error(verifier.verify, target, draft, 4) > 0.01
 
 
 @pytest.mark.parametrize("verifier", [Typical(1.0, 1e9), TopBeta(1, 0.0), BiLD(0.0)], ids=str)
@@ -115,8 +116,7 @@ def test_at_its_strictest_it_is_match_of_the_target_that_is_certain(
 ) -> None:
     scores = table(seed)
     target = lambda text: torch.eye(4, dtype=torch.float64)[scores(text).argmax()]  # noqa: E731
-    found = output_distribution(verifier.verify, target, fixed(draft), 4)
-    assert difference(found, plain_distribution(target, 4)) < EXACT
+    assert error(verifier.verify, target, fixed(draft), 4) < EXACT
 
 
 def test_a_draw_that_is_drafted_stands_even_beside_a_likelier_guess() -> None:
@@ -149,8 +149,7 @@ def test_lenience_by_its_formula(lenience: float, parents: list[int]) -> None:
 
 def test_without_lenience_it_is_speculative_sampling() -> None:
     target, drafts = table(3), sampled(table(103), [-1, -1, 0], replacement=False)
-    found = output_distribution(Lenient(1.0).verify, target, drafts, 3)
-    assert difference(found, plain_distribution(target, 3)) < EXACT
+    assert error(Lenient(1.0).verify, target, drafts, 3) < EXACT
 
 
 @pytest.mark.parametrize(("lenience", "path"), [(1.0, []), (0.7, []), (0.6, [0]), (0.2, [0, 1])])

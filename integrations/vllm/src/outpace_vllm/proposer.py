@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import Drafter, PromptLookup, Reference, Retrieval, Suffix, load_drafter
-from outpace.sampling import Key, Logits
+from outpace.logits import Logits
+from outpace.sampling import Key
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.targets.pretrained import load_tokenizer

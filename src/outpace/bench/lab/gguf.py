@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,10 +20,10 @@ from torch.nn import functional
 
 from outpace._version import __version__
 from outpace.bench.lab.llama_shapes import Shape
-from outpace.core import OutpaceError, UnsupportedModel
+from outpace.core import OutpaceError, UnsupportedModel, load_extra
 from outpace.embedded import cache_path
 from outpace.files import beside
-from outpace.loading import load_weights
+from outpace.loading.weights import load_weights
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 _FILE_TYPES = {"float32": 0, "float16": 1, "q4_0": 2, "q8_0": 7, "bfloat16": 32}  # llama.cpp's numbers
@@ -47,7 +46,7 @@ def write_gguf(model: Any, path: Path, dtype: str = "float32", tokenizer: Any = 
         UnsupportedModel: another family, biases, or scaled rotary embeddings; for a quantised dtype, a hidden
             size that is not a multiple of 32. OutpaceError: the package gguf is missing, or an unknown dtype.
     """
-    gguf = _package()
+    gguf = load_extra("gguf", "writing a GGUF file", "gguf")
     if dtype not in _DTYPES:
         raise OutpaceError(f"GGUF is not written in {dtype!r} here; there are: {', '.join(_DTYPES)}")
     _check(model.config)
@@ -86,13 +85,6 @@ def interleaved(weight: Tensor, heads: int) -> Tensor:
     """
     halves = weight.view(heads, 2, -1, weight.shape[-1])
     return halves.transpose(1, 2).reshape(weight.shape)
-
-
-def _package() -> ModuleType:
-    try:
-        return import_module("gguf")
-    except ImportError as error:
-        raise OutpaceError("GGUF files need the package gguf: pip install 'outpace[gguf]'") from error
 
 
 def _check(config: Any) -> None:

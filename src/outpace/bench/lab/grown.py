@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from outpace.bench.lab.growth import grow
 from outpace.bench.lab.llama_shapes import load_shape
-from outpace.loading import Loaded, device_of, dtype_of, load_weights, made
+from outpace.loading import Loaded
+from outpace.loading.loaded import made
+from outpace.loading.placement import device_of, dtype_of
+from outpace.loading.weights import load_weights
 
 
 @dataclass(frozen=True)

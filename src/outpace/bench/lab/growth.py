@@ -230,7 +230,6 @@ def grow(
     shape: Shape,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
-    seed: int = 0,
 ) -> Any:
     """Build a model of a larger shape that emits the same tokens as a small one, directly on a device.
 
@@ -243,13 +242,12 @@ def grow(
         model: a loaded transformers model of the family llama.
         shape: see ``outpace.bench.lab.llama_shapes``; vocabulary and context stay the model's.
         device, dtype: device and dtype of the grown model; None is the model's.
-        seed: seed of the noise in weights without effect on the output.
 
     Raises:
         UnsupportedModel, OutpaceError: as ``check_growth``.
     """
     place = torch.device(device) if device is not None else model.device
-    growth = Growth(model, shape, dtype, seed)
+    growth = Growth(model, shape, dtype)
     with torch.device("meta"):
         grown = growth.model_class(growth.config)
     tensors = {name: growth.tensor(name, place) for name in growth.names}

@@ -90,7 +90,7 @@ class Decoder:
             asked["prompts"][0],
             temp=asked["temperature"],
             top_k=0,
-            top_p=1.0,
+            top_p=asked["top_p"],
             min_p=0.0,
             repeat_penalty=1.0,
             reset=True,

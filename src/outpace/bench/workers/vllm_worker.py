@@ -101,6 +101,7 @@ class Decoder:
         return self._vllm.SamplingParams(
             max_tokens=asked["max_new_tokens"],
             temperature=asked["temperature"],
+            top_p=asked["top_p"],
             seed=asked["seed"] if asked["temperature"] else None,
             ignore_eos=True,
             stop_token_ids=self._eos if asked["ends"] else None,

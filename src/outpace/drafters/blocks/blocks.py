@@ -6,7 +6,6 @@ after the anchor.
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -18,14 +17,14 @@ from torch import Tensor, nn
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
-from outpace.drafters.support.draws import Draws, Noise, check_noise
-from outpace.drafters.support.growth import Growth, grow
+from outpace.drafters.support.draws import Draws, Noise
+from outpace.drafters.support.growth import Growth, grow_whole
 from outpace.drafters.support.layer_cache import Feed, LayerCache, Slot
 from outpace.drafters.support.shapes import Growing, shape_of
-from outpace.drafters.support.vocabulary import Vocabulary
 from outpace.learned.layers import Layer, LayerConfig, Rotary, initialise
 from outpace.learned.learned import Batch, Learned, Losses, Objective, accepted_of_chain, measure
 from outpace.sequence import Sequence
+from outpace.spec import check_least
 from outpace.targets.base import TargetModel
 
 
@@ -41,17 +40,17 @@ class BlockConfig(LayerConfig):
             costs more.
     """
 
+    method: ClassVar[str]  # the drafter's name, for messages
+
     tokens: int = 7
     depth: int = 2
     anchors: int = 64
     decay: float = 4.0
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "depth", "anchors"):
-            if getattr(self, name) < 1:
-                raise OutpaceError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_least(self.method, self, tokens=1, depth=1, anchors=1)
         if not self.decay > 0:
-            raise OutpaceError(f"decay must be above 0, not {self.decay}")
+            raise OutpaceError(f"{self.method}: decay must be above 0, not {self.decay}")
 
 
 class BlockModule(Learned):
@@ -140,26 +139,12 @@ def sees_before(batch: Batch, anchors: Tensor, width: int, own: bool) -> Tensor:
     return ((places < ends) & same).repeat_interleave(width, dim=1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BlockShared(Growth):
     """Data that an engine's sequences share."""
 
     module: Any  # a BlockModule
     cache: LayerCache
-
-    @classmethod
-    def of(cls, method: str, module: BlockModule, noise: Noise) -> BlockShared:
-        """Build the shared data of a module that drafts chains."""
-        config, weight = module.config, next(module.parameters())
-        return cls(
-            vocabulary=Vocabulary(),
-            shape=shape_of(config.tokens, method=method),
-            draws=Draws(noise),
-            least=-math.inf,
-            by_path=True,
-            module=module,
-            cache=LayerCache(config, config.depth, weight.dtype, weight.device),
-        )
 
 
 @dataclass
@@ -201,11 +186,18 @@ class BlockDrafter(Drafter[BlockState]):
     probabilities: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_noise(self.name, self.draws)
+        self.check_choices("draws")
         self.check_least(num_speculative_tokens=1)
 
     def prepare(self, target: TargetModel) -> BlockShared:
-        return BlockShared.of(self.name, self.kind.of(self.path, target), self.draws)
+        module = self.kind.of(self.path, target)
+        config, weight = module.config, next(module.parameters())
+        return BlockShared(
+            shape=shape_of(config.tokens, method=self.name),
+            draws=Draws(self.draws),
+            module=module,
+            cache=LayerCache(config, config.depth, weight.dtype, weight.device),
+        )
 
     def start(self, sequence: Sequence, shared: BlockShared) -> BlockState:
         return BlockState(sequence, shared, shared.cache.open())
@@ -225,7 +217,11 @@ class BlockDrafter(Drafter[BlockState]):
     def propose(self, states: Seq[BlockState]) -> list[Draft]:
         active = [state for state in states if begin_block(state, self.num_speculative_tokens)]
         if active:
-            grow_block(active, self.fill(active))
+            # A place's logits do not depend on the tokens drawn before it.
+            rows = {id(state): own for state, own in zip(active, self.fill(active), strict=True)}
+            grow_whole(
+                active, lambda states: torch.stack([rows[id(state)][state.tree.depth] for state in states])
+            )
         return [state.tree.finish() for state in states]
 
 
@@ -264,16 +260,3 @@ def begin_block(state: BlockState, most: int | None) -> bool:
     depth = shape.depth if most is None else min(most, shape.depth)
     state.tree = Growing(state.sequence.within_reach(depth), shape)
     return state.tree.layers > 0
-
-
-def grow_block(states: Seq[BlockState], logits: Tensor) -> None:
-    """Draft the chains of some sequences.
-
-    Args:
-        logits: [n, tokens, vocabulary]; a place's logits do not depend on the tokens drawn before it.
-    """
-    active = list(enumerate(states))
-    while active:
-        rows = [logits[place, state.tree.depth] for place, state in active]
-        grow([state for _, state in active], torch.stack(rows))
-        active = [(place, state) for place, state in active if state.tree.front]

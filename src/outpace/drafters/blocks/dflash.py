@@ -52,6 +52,8 @@ class DFlashConfig(BlockConfig):
             default a low, a middle and a high one.
     """
 
+    method: ClassVar[str] = "dflash"
+
     layers: tuple[int, ...] = ()
 
 

@@ -13,7 +13,6 @@ own noise. Without trained embeddings the mean of the target's embeddings is use
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -24,12 +23,12 @@ from torch import Tensor, nn
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.blocks.blocks import draw_places
-from outpace.drafters.support.draws import Draws, Noise, check_noise
+from outpace.drafters.support.draws import Draws, Noise
 from outpace.drafters.support.growth import Growth, grow
 from outpace.drafters.support.shapes import Growing, shape_of
-from outpace.drafters.support.vocabulary import Vocabulary
 from outpace.learned.learned import Batch, Fit, Learned, Losses, Objective, accepted_of_chain, measure
 from outpace.sequence import Sequence, Step
+from outpace.spec import check_least
 from outpace.targets.base import TargetModel
 
 _PLACES = 16  # places of a text per forward when all places get look-ahead rows
@@ -48,8 +47,7 @@ class LookAheadConfig:
     places: int = 16
 
     def __post_init__(self) -> None:
-        if self.num_speculative_tokens < 1 or self.places < 1:
-            raise OutpaceError("parallel_tokens: num_speculative_tokens and places must be at least 1")
+        check_least("parallel_tokens", self, num_speculative_tokens=1, places=1)
 
 
 class LookAhead(Learned):
@@ -184,9 +182,7 @@ class ParallelTokens(SequenceDrafter[Ahead]):
 
     def __post_init__(self) -> None:
         self.check_least(num_speculative_tokens=1)
-        if self.behind not in ("all", "root"):
-            raise OutpaceError(f"parallel_tokens: behind must be 'all' or 'root', not {self.behind!r}")
-        check_noise("parallel_tokens", self.draws)
+        self.check_choices("behind", "draws")
 
     @property
     def _count(self) -> int:
@@ -215,8 +211,7 @@ class ParallelTokens(SequenceDrafter[Ahead]):
         if target.extra < (count := self._count):
             raise OutpaceError("parallel_tokens drafts in the target's own steps; use it by itself")
         shape = shape_of(count, method="parallel_tokens")
-        draws = Draws(self.draws)
-        return Growth(Vocabulary(), shape, draws, least=-math.inf, by_path=True), target.vocabulary
+        return Growth(shape=shape, draws=Draws(self.draws)), target.vocabulary
 
     def start(self, sequence: Sequence, shared: tuple[Growth, int]) -> Ahead:
         return Ahead(sequence, *shared)

@@ -34,7 +34,6 @@ from outpace.drafters.blocks.blocks import (
 from outpace.drafters.support.layer_cache import Feed
 from outpace.learned.layers import itself
 from outpace.learned.learned import Batch, Fit
-from outpace.sequence import Step
 from outpace.targets.base import TargetModel
 
 _CHUNK = 512  # tokens of a text in one forward
@@ -43,6 +42,8 @@ _CHUNK = 512  # tokens of a text in one forward
 @dataclass(frozen=True, kw_only=True)
 class SpecDrafterConfig(BlockConfig):
     """A Spec-Drafter's size, and how it is trained. Its hidden size may differ from the target's."""
+
+    method: ClassVar[str] = "spec_drafter"
 
 
 class SpecDrafterModule(BlockModule):
@@ -103,9 +104,6 @@ class SpecDrafter(BlockDrafter):
         state.rows = min(state.rows, unchanged)
         state.shared.cache.truncate(state.slot, state.rows)
         return True
-
-    def observe(self, states: Seq[BlockState], steps: Seq[Step]) -> None:
-        """Do nothing: the text is read when the next block is filled."""
 
     def fill(self, active: Seq[BlockState]) -> Tensor:
         while behind := [state for state in active if len(state.sequence.tokens) - state.rows > _CHUNK]:

@@ -1,7 +1,8 @@
 """Prompt lookup decoding (Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding).
 
-The tokens that followed earlier occurrences of the last few tokens, in the prompt or the output, are drafted.
-This needs no model and no training, and works where answers quote their prompt or themselves.
+The tokens that followed earlier occurrences of the last few tokens, in the prompt or the output, are drafted;
+or those in the source of an encoder-decoder model, if its encoder and decoder share a vocabulary. This needs
+no model and no training, and works where answers quote their prompt or themselves.
 
 Differences from the original, which takes the first match of one length and drafts the same number of tokens
 after weak and strong matches: several matches are followed at once and merged into a tree, each guess is
@@ -27,10 +28,29 @@ Context = tuple[int, list[Match]]  # a node's depth, and the matches that suppor
 
 @dataclass
 class PromptLookupState:
-    """A sequence, and the n-gram index of its text."""
+    """A sequence, and the n-gram index of its text.
+
+    Attributes:
+        text: the sequence's own tokens, or a copy of them after its source's.
+        front: number of tokens of the source at the beginning of the text.
+    """
 
     sequence: Sequence
     index: NgramIndex
+    text: list[int]
+    front: int
+
+    def update(self) -> None:
+        """Index the tokens that the sequence has got since the last call."""
+        if self.front:
+            self.text += self.sequence.tokens[len(self.text) - self.front :]
+        self.index.update()
+
+    def revise(self, unchanged: int) -> None:
+        """Index the sequence again from its token at ``unchanged`` on."""
+        if self.front:
+            self.text[self.front + unchanged :] = self.sequence.tokens[unchanged:]
+        self.index.revise(self.front + unchanged)
 
 
 @dataclass(frozen=True)
@@ -65,19 +85,21 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
         return self.branches > 1
 
     def start(self, sequence: Sequence, shared: Any) -> PromptLookupState:
-        index = NgramIndex(sequence.tokens, self.max_ngram, self.min_ngram)
+        source = () if sequence.source is None else sequence.source.tokens
+        text = [*source, *sequence.tokens] if source else sequence.tokens
+        index = NgramIndex(text, self.max_ngram, self.min_ngram)
         index.update()  # index the prompt now, so that it does not count as time of the first draft
-        return PromptLookupState(sequence, index)
+        return PromptLookupState(sequence, index, text, len(source))
 
     def draft(self, state: PromptLookupState) -> Draft:
         stops, budget = state.sequence.stop_tokens, state.sequence.budget
         most = self.num_speculative_tokens if budget is None else min(self.num_speculative_tokens, budget)
-        state.index.update()  # not after each step: while nothing is drafted, the index is not needed
+        state.update()  # not after each step: while nothing is drafted, the index is not needed
         root = (-1, state.index.matches(self.branches))
         return best_first(root, partial(self._children, state.index), most, stops)
 
     def revise(self, state: PromptLookupState, unchanged: int) -> bool:
-        state.index.revise(unchanged)
+        state.revise(unchanged)
         return True
 
     def _children(

@@ -20,11 +20,10 @@ from torch import Tensor
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.eagle.eagle_module import EagleModule
-from outpace.drafters.support.draws import Draws, Noise, check_confidence, check_noise, log_confidence
+from outpace.drafters.support.draws import Draws, Noise, check_confidence, log_confidence
 from outpace.drafters.support.growth import Growth, grow
 from outpace.drafters.support.layer_cache import Feed, LayerCache, Slot
 from outpace.drafters.support.shapes import Growing, Shape, shape_of
-from outpace.drafters.support.vocabulary import Vocabulary
 from outpace.embedded import nano_drafter_path
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
@@ -33,7 +32,7 @@ from outpace.tree import ancestor_mask
 _CHUNK = 512  # rows of a prompt in one forward
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EagleShared(Growth):
     """Data that an engine's sequences share."""
 
@@ -98,7 +97,7 @@ class Eagle(Drafter[EagleState]):
 
     def __post_init__(self) -> None:
         shape = self._shape(1 if self.num_speculative_tokens is None else self.num_speculative_tokens)
-        check_noise("eagle", self.draws)
+        self.check_choices("draws")
         check_confidence("eagle", self.min_confidence)
         if shape.weighs and self.draws == "independent":
             raise OutpaceError(
@@ -120,11 +119,9 @@ class Eagle(Drafter[EagleState]):
         weight = module.fc.weight
         weigh = shape.weighs or self.min_confidence > 0
         return EagleShared(
-            vocabulary=Vocabulary(),
             shape=shape,
             draws=Draws(self.draws, weigh=weigh, independent=not shape.weighs),
             least=log_confidence(self.min_confidence),
-            by_path=True,
             module=module,
             cache=LayerCache(module.config, module.config.depth, weight.dtype, weight.device),
         )

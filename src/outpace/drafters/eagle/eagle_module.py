@@ -28,10 +28,12 @@ from outpace.learned.learned import (
     Learned,
     Losses,
     Objective,
+    PartialHead,
     accepted_of_chain,
     head_weights,
     measure,
 )
+from outpace.spec import check_least
 from outpace.targets.base import TargetModel
 
 # Layer of the drafter -> the function that stores its keys and values.
@@ -48,7 +50,8 @@ class EagleConfig(LayerConfig):
         version: 1 predicts the input of the target's head; 3 fuses several layers and predicts only tokens.
         layers: the target's layers whose states EAGLE-3 reads, numbered as in ``Output.hidden``; by default a
             low, a middle and a high one. EAGLE-1 reads the input of the head.
-        draft_vocabulary: number of the target's ids that are drafted, the first ones; 0 is all.
+        draft_vocabulary: number of the target's ids that are drafted, those most frequent in the training
+            text; 0 is all.
         depth: number of decoder layers.
         norm_before_residual: whether the residual branch starts from the normalised feature.
         norm_before_fc: whether EAGLE-3 normalises the target's concatenated states before fusing them.
@@ -80,11 +83,7 @@ class EagleConfig(LayerConfig):
             raise OutpaceError(
                 f"eagle: version must be 1 or 3, not {self.version}; for EAGLE-2 use either with expand"
             )
-        for name in ("steps", "draft_vocabulary"):
-            if getattr(self, name) < 0:
-                raise OutpaceError(f"eagle: {name} must be at least 0, not {getattr(self, name)}")
-        if self.depth < 1:
-            raise OutpaceError(f"eagle: depth must be at least 1, not {self.depth}")
+        check_least("eagle", self, steps=0, draft_vocabulary=0, depth=1)
         if self.norm_before_fc and self.fc_norm:
             raise OutpaceError("eagle: norm_before_fc and fc_norm exclude each other; give one")
         for name in published.NORMS:
@@ -168,18 +167,34 @@ class EagleModule(Learned):
             self.register_buffer("d2t", torch.zeros(config.draft_vocabulary, dtype=torch.long))
             self.register_buffer("t2d", torch.arange(fit.vocabulary) < config.draft_vocabulary)
         self._rotary = Rotary(config)
+        self._partial: PartialHead | None = None
+        self._untrained = False
         initialise(self)
 
     @classmethod
     def new(cls, config: EagleConfig, target: TargetModel) -> Self:
         made = super().new(config.made_for(target), target)
-        if made.config.own_head:
-            made._begin_with_the_head()
+        made._untrained = True
+        made._begin_with_the_head()
         return made
 
     @torch.no_grad()
+    def suit(self, counts: Tensor) -> None:
+        """Draft the most frequent tokens, of equally frequent ones the first; trained weights keep theirs."""
+        if self.drafted is None or not self._untrained:
+            return
+        self._untrained = False
+        ids = counts.argsort(descending=True, stable=True)[: len(self.d2t)].sort().values.to(self.d2t.device)
+        self.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
+        self.t2d.zero_().index_fill_(0, ids, True)
+        self._partial = None
+        self._begin_with_the_head()
+
+    @torch.no_grad()
     def _begin_with_the_head(self) -> None:
-        """Initialise its own head from the target's, if that is a matrix."""
+        """Initialise its own head, if it has one, from the target's, if that is a matrix."""
+        if not self.config.own_head:
+            return
         found = head_weights(self.target)
         if found is not None:
             matrix, _ = found
@@ -238,8 +253,14 @@ class EagleModule(Learned):
         if self.config.own_head:
             rows: Tensor = self.lm_head(states)
             return rows
-        rows = self.target.head(states)
-        return rows if self.drafted is None else rows[..., self.drafted]
+        return self.targets_head(states)
+
+    @property
+    def targets_head(self) -> PartialHead:
+        """The target's head, over the ids that are drafted."""
+        if self._partial is None:
+            self._partial = PartialHead(self.target, self.drafted)
+        return self._partial
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits over the target's ids, [..., vocabulary]; minus infinity for ids that are not drafted."""
@@ -259,33 +280,40 @@ class EagleModule(Learned):
         s + j, it reads token s + 1 + j and its own output of depth j - 1 (at depth 0 the target's feature),
         and its output predicts token s + 2 + j. As in decoding it attends to the rows that read the target's
         features of places 0 to s, columns 0 to T - 2 of the mask, and to its own rows of depths 1 to j,
-        column s of each further block of T - 1 columns.
+        column s of each further block of columns. Beyond depth 0 only rows that draft a learnt token at some
+        depth are computed; the outputs of the others are zeros.
         """
         width = batch.tokens.shape[1] - 1
-        tokens = F.pad(batch.tokens, (0, steps))
-        base = batch.seen[:, None, :-1, :-1]
-        itself = torch.eye(width, dtype=torch.bool, device=tokens.device).expand_as(base)
-        rows: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in range(self.config.depth)}
+        learnt = torch.stack([batch.ahead(depth + 2) for depth in range(steps)]).any(dim=0)[:, :-1]
+        # The learnt rows of each text come first; texts with fewer of them than the longest are padded with
+        # rows that are not learnt.
+        most = max(1, int(learnt.sum(dim=1).max()))
+        rows = learnt.byte().argsort(dim=1, descending=True, stable=True)[:, :most]
+        kept: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in range(self.config.depth)}
 
         def stores(layer: int) -> Store:
             def store(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-                rows[layer].append((keys, values))
-                every = list(zip(*rows[layer], strict=True))
+                kept[layer].append((keys, values))
+                every = list(zip(*kept[layer], strict=True))
                 return torch.cat(every[0], dim=2), torch.cat(every[1], dim=2)
 
             return store
 
-        states = self.features({layer: states[:, :-1] for layer, states in batch.hidden.items()})
-        for depth in range(steps):
+        features = self.features({layer: states[:, :-1] for layer, states in batch.hidden.items()})
+        seen, positions = batch.seen[:, None, :-1, :-1], batch.positions[:, :-1]
+        whole = self.advance(batch.tokens[:, 1:], features, positions, seen, stores)
+        yield whole
+        tokens = F.pad(batch.tokens, (0, steps))
+        places = rows[..., None].expand(-1, -1, whole.shape[-1])
+        base = seen.gather(2, rows[:, None, :, None].expand(-1, 1, -1, width))
+        itself = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device)
+        itself = itself.expand(len(rows), 1, -1, -1)
+        states = whole.gather(1, places)
+        for depth in range(1, steps):
             mask = torch.cat([base] + [itself] * depth, dim=-1)
-            states = self.advance(
-                tokens[:, depth + 1 : depth + 1 + width],
-                states,
-                batch.positions[:, :-1] + depth,
-                mask,
-                stores,
-            )
-            yield states
+            read = tokens.gather(1, rows + 1 + depth)
+            states = self.advance(read, states, positions.gather(1, rows) + depth, mask, stores)
+            yield torch.zeros_like(whole, dtype=states.dtype).scatter(1, places, states)
 
     def loss(self, batch: Batch, objective: Objective) -> Losses:
         """The objective over all depths; for EAGLE-1 also a regression on the features (section 4.2)."""
@@ -316,11 +344,11 @@ class EagleModule(Learned):
             labels = batch.tokens.roll(-ahead, dims=1)[:, : width - 1]
             if drafted is not None:
                 where &= self.t2d[labels]
-            target = batch.logits.roll(1 - ahead, dims=1)[:, : width - 1][where]
+            source = F.pad(where, (ahead - 1, 2 - ahead))
             chosen = labels[where]
             if drafted is not None:
-                target, chosen = target[:, drafted], (self.t2d.cumsum(dim=0) - 1)[chosen]
-            yield self.drafted_logits(states[where]), target, chosen
+                chosen = (self.t2d.cumsum(dim=0) - 1)[chosen]
+            yield self.drafted_logits(states[where]), self.targets_head.of(batch, source), chosen
 
     def _regression(self, batch: Batch, outputs: list[Tensor]) -> Tensor:
         """The smooth L1 loss between outputs and the features that they replace (row s: place s + 1 + j)."""
@@ -334,12 +362,17 @@ class EagleModule(Learned):
 
     @torch.no_grad()
     def accepted(self, batch: Batch) -> Tensor:
-        """Number of accepted tokens of a chain of ``config.tokens`` tokens, at each place."""
+        """Number of accepted tokens of a chain of ``config.tokens`` tokens, at each place.
+
+        It is 0 where the next token is not counted.
+        """
         begins = batch.documents[:, 1:] != batch.documents[:, :-1]
+        where = batch.ahead(2)[:, :-1] & ~begins
         guesses = torch.full((*batch.tokens.shape, self.config.tokens), -1, device=batch.tokens.device)
         for depth, states in enumerate(self.unroll(batch, self.config.tokens)):
             # The row that reads the feature of place s drafts for the root at place s + 1.
-            guesses[:, 1:, depth] = self.logits(states).argmax(dim=-1).masked_fill(begins, -1)
+            best = self.drafted_logits(states[where]).argmax(dim=-1)
+            guesses[:, 1:, depth][where] = best if self.drafted is None else self.drafted[best]
         return accepted_of_chain(batch, guesses)
 
     # -- on disk -----------------------------------------------------------------------------------------
@@ -371,11 +404,9 @@ class EagleModule(Learned):
         made = cls(config.sized(fit.hidden_size), fit)
         if made.drafted is None and not tensors.get("d2t", torch.zeros(1)).any():
             tensors = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
-        made.bind(target)
-        made.take(tensors, str(folder))
+        made = made.drafting(target, tensors, str(folder))
         made._check_map(str(folder))
-        made.requires_grad_(False).eval()
-        return made.to(device=target.hidden.device, dtype=target.hidden.dtype)
+        return made
 
     def _check_map(self, where: str) -> None:
         drafted = self.drafted

@@ -7,7 +7,6 @@ each rank at each depth was right (Cai et al. 2024, Medusa, arXiv 2401.10774, se
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -21,10 +20,9 @@ from torch import Tensor, nn
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.support.best_first import best_first
-from outpace.drafters.support.draws import Draws, Noise, check_noise
-from outpace.drafters.support.growth import Growth, grow
+from outpace.drafters.support.draws import Draws, Noise
+from outpace.drafters.support.growth import Growth, grow_whole
 from outpace.drafters.support.shapes import Growing, Static
-from outpace.drafters.support.vocabulary import Vocabulary
 from outpace.learned.learned import Batch, Fit, Learned, Losses, Objective, measure
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
@@ -157,16 +155,11 @@ def best_tree(accuracies: Seq[Seq[float]], max_nodes: int) -> list[int]:
     return list(best_first(0, children_of, max_nodes, ()).parents) or [-1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HeadGrowth(Growth):
     """Data that an engine's sequences share: the heads, and the tree of their guesses."""
 
     heads: Heads
-
-    @classmethod
-    def of(cls, heads: Heads, parents: Seq[int], noise: Noise) -> HeadGrowth:
-        """Growth of the tree with these parents, likeliest nodes first."""
-        return cls(Vocabulary(), Static(parents), Draws(noise), -math.inf, by_path=True, heads=heads)
 
 
 @dataclass
@@ -213,7 +206,7 @@ class HeadDrafter(Drafter[HeadState]):
     probabilities: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_noise(self.name, self.draws)
+        self.check_choices("draws")
 
     def heads(self, target: TargetModel) -> Heads:
         """The heads, bound to the target."""
@@ -225,7 +218,7 @@ class HeadDrafter(Drafter[HeadState]):
 
     def prepare(self, target: TargetModel) -> HeadGrowth:
         heads = self.heads(target)
-        return HeadGrowth.of(heads, self.parents(heads), self.draws)
+        return HeadGrowth(shape=Static(self.parents(heads)), draws=Draws(self.draws), heads=heads)
 
     def hidden_layers(self, shared: HeadGrowth) -> tuple[int, ...]:
         return shared.heads.hidden_layers
@@ -242,10 +235,7 @@ class HeadDrafter(Drafter[HeadState]):
         """Draft for a batch, one depth at a time for all sequences."""
         for state in states:
             state.begin()
-        active = [state for state in states if state.tree.layers > 0]
-        while active:
-            grow(active, _rows(active))
-            active = [state for state in active if state.tree.front]
+        grow_whole(states, _rows)
         return [state.tree.finish() for state in states]
 
     def observe(self, states: Seq[HeadState], steps: Seq[Step]) -> None:

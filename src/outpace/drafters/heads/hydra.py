@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from outpace.core import OutpaceError
 from outpace.drafters.heads.heads import RANKS, HeadDrafter, Heads, Residual
 from outpace.learned.learned import Fit
+from outpace.spec import check_least
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ class HydraConfig:
     max_nodes: int = 32
 
     def __post_init__(self) -> None:
-        if min(self.heads, self.layers, self.max_nodes) < 1:
-            raise OutpaceError("hydra: heads, layers and max_nodes must each be at least 1")
+        check_least("hydra", self, heads=1, layers=1, max_nodes=1)
 
 
 class HydraHeads(Heads):

@@ -30,6 +30,7 @@ from outpace.embedded import nano_drafter_path
 from outpace.learned import published_medusa
 from outpace.learned.learned import Fit, head_weights
 from outpace.learned.published import find
+from outpace.spec import check_least
 from outpace.targets.base import TargetModel
 
 
@@ -53,8 +54,7 @@ class MedusaConfig:
     max_nodes: int = 32
 
     def __post_init__(self) -> None:
-        if min(self.heads, self.layers, self.max_nodes) < 1:
-            raise OutpaceError("medusa: heads, layers and max_nodes must each be at least 1")
+        check_least("medusa", self, heads=1, layers=1, max_nodes=1)
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,9 @@ class BlockwiseConfig:
     width: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.heads < 1 or self.width <= 0:
-            raise OutpaceError("blockwise: heads must be at least 1, and width above 0")
+        check_least("blockwise", self, heads=1)
+        if self.width <= 0:
+            raise OutpaceError(f"blockwise: width must be above 0, not {self.width}")
 
 
 class StateHeads(Heads):
@@ -125,10 +126,7 @@ class MedusaHeads(StateHeads):
         vocabulary, size = projection.shape
         fit = Fit(vocabulary, size, str(described.get("base_model_name_or_path") or "the target"))
         made = cls(MedusaConfig(heads, layers, own_head=True), fit)
-        made.bind(target)
-        made.take({**tensors, "accuracies": made.accuracies}, str(place))
-        made.requires_grad_(False).eval()
-        return made.to(device=target.hidden.device, dtype=target.hidden.dtype)
+        return made.drafting(target, {**tensors, "accuracies": made.accuracies}, str(place))
 
     @torch.no_grad()
     def _begin_with_the_head(self) -> None:

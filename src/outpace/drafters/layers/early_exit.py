@@ -27,11 +27,10 @@ from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.layers.exit_adapter import Adapter, AdapterConfig
 from outpace.drafters.layers.within import Within, draft_chains, place_of
-from outpace.drafters.support.draws import Draws, Noise, check_confidence, check_noise, log_confidence
+from outpace.drafters.support.draws import Draws, Noise, check_confidence, log_confidence
 from outpace.drafters.support.growth import Growth
 from outpace.drafters.support.layer_cache import Feed, LayerCache, Slot
 from outpace.drafters.support.shapes import shape_of
-from outpace.drafters.support.vocabulary import Vocabulary
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.targets.split import SplitTarget
@@ -130,7 +129,7 @@ class EarlyExit(Drafter[ExitState]):
 
     def __post_init__(self) -> None:
         self.check_least(layers=1, num_speculative_tokens=1)
-        check_noise("early_exit", self.draws)
+        self.check_choices("draws")
         if self.min_confidence is not None:
             check_confidence("early_exit", self.min_confidence)
 
@@ -159,7 +158,6 @@ class EarlyExit(Drafter[ExitState]):
         )
         least = own.min_confidence if self.min_confidence is None else self.min_confidence
         return ExitShared(
-            vocabulary=Vocabulary(),
             shape=shape_of(tokens, method="early_exit"),
             draws=Draws(self.draws, weigh=least > 0),
             least=log_confidence(least),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from outpace.core import OutpaceError
 from outpace.drafters.support.draws import check_confidence
 from outpace.learned.layers import Attention, LayerConfig, Rotary, Store, itself
 from outpace.learned.learned import Batch, Fit, Learned, Losses, Objective, accepted_of_chain, measure
+from outpace.spec import check_choices, check_least
 from outpace.targets.base import TargetModel
 
 Kind = Literal["feed_forward", "attention"]
@@ -41,18 +42,13 @@ class AdapterConfig:
     min_confidence: float = 0.6
 
     def __post_init__(self) -> None:
-        if self.adapter not in get_args(Kind):
-            raise OutpaceError(
-                f"early_exit: adapter must be 'feed_forward' or 'attention', not {self.adapter!r}"
-            )
+        check_choices("early_exit", self, "adapter")
+        check_least("early_exit", self, layers=1, heads=1, num_speculative_tokens=1)
         other = "width" if self.adapter == "attention" else "heads"
         if getattr(self, other) is not None:
             raise OutpaceError(f"early_exit: adapter={self.adapter} has no option {other}; leave it out")
-        size = self.heads if self.adapter == "attention" else self.width
-        if min(self.layers, self.num_speculative_tokens) < 1 or (size is not None and size <= 0):
-            raise OutpaceError(
-                "early_exit: layers, heads and num_speculative_tokens must be at least 1, and width above 0"
-            )
+        if self.width is not None and self.width <= 0:
+            raise OutpaceError(f"early_exit: width must be above 0, not {self.width}")
         check_confidence("early_exit", self.min_confidence)
 
 
@@ -136,14 +132,11 @@ class Adapter(Learned):
 
     @torch.no_grad()
     def accepted(self, batch: Batch) -> Tensor:
-        # While a chain is right, its rows are those of the text, so one guess per place suffices.
-        # guesses[:, t, ahead] is the guess made at place t + ahead, of the token at place t + ahead + 1.
+        # While a chain is right, its rows are those of the text: its guess of depth d is that of place t + d.
         rows = self.logits(batch).float()
         best = rows.argmax(dim=-1)
         sure = rows.max(dim=-1).values - rows.logsumexp(dim=-1)
         best[sure.exp() < self.config.min_confidence] = -1
         depth = self.config.num_speculative_tokens
-        guesses = torch.full((*best.shape, depth), -1, dtype=best.dtype, device=best.device)
-        for ahead in range(min(depth, best.shape[1])):
-            guesses[:, : best.shape[1] - ahead, ahead] = best[:, ahead:]
-        return accepted_of_chain(batch, guesses)
+        padded = nn.functional.pad(best, (0, depth - 1), value=-1)
+        return accepted_of_chain(batch, padded.unfold(1, depth, 1))

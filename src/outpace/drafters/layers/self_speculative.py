@@ -21,11 +21,10 @@ from typing import ClassVar
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.layers.within import Within, draft_chains, feed, place_of
-from outpace.drafters.support.draws import Draws, Noise, check_confidence, check_noise, log_confidence
+from outpace.drafters.support.draws import Draws, Noise, check_confidence, log_confidence
 from outpace.drafters.support.growth import Growth
 from outpace.drafters.support.shapes import shape_of
-from outpace.drafters.support.vocabulary import Vocabulary
-from outpace.sequence import Sequence, Step
+from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 
 
@@ -61,7 +60,7 @@ class SelfSpeculative(Drafter[Within]):
 
     def __post_init__(self) -> None:
         self.check_least(num_speculative_tokens=1)
-        check_noise("self_speculative", self.draws)
+        self.check_choices("draws")
         check_confidence("self_speculative", self.min_confidence)
 
     def skipped(self, layers: int) -> tuple[int, ...]:
@@ -86,7 +85,6 @@ class SelfSpeculative(Drafter[Within]):
     def prepare(self, target: TargetModel) -> SelfShared:
         skipped = self.skipped(target.layers)
         return SelfShared(
-            vocabulary=Vocabulary(),
             shape=shape_of(self.num_speculative_tokens, method="self_speculative"),
             draws=Draws(self.draws, weigh=self.min_confidence > 0),
             least=log_confidence(self.min_confidence),
@@ -104,9 +102,6 @@ class SelfSpeculative(Drafter[Within]):
         assert isinstance(shared, SelfShared)
         with states[0].place.cache.provisional():
             return draft_chains(states, lambda active: feed(shared.part, active))
-
-    def observe(self, states: Seq[Within], steps: Seq[Step]) -> None:
-        pass
 
 
 def _read(text: str, layers: int) -> list[int]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outpace.cache import Place
 from outpace.core import Draft, OutpaceError
-from outpace.drafters.support.growth import Growth, grow
+from outpace.drafters.support.growth import Growth, grow_whole
 from outpace.drafters.support.shapes import Growing
 from outpace.sequence import Sequence
 from outpace.targets.base import Rows, TargetModel
@@ -58,10 +58,7 @@ def draft_chains(states: Seq[Within], step: Callable[[list[Any]], Tensor]) -> li
     """
     for state in states:
         state.tree = Growing(layers_of(state), state.shared.shape)
-    active = [state for state in states if state.tree.layers > 0]
-    while active:
-        grow(active, step(active))
-        active = [state for state in active if state.tree.front]
+    grow_whole(states, step)
     return [state.tree.finish() for state in states]
 
 

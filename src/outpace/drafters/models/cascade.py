@@ -22,7 +22,7 @@ from outpace.drafters.base import Drafter
 from outpace.drafters.models.provisional import Decoder, Provisional
 from outpace.drafters.models.staged import verify
 from outpace.drafters.support.runner import Feed, Runner, Track
-from outpace.sampling import Logits
+from outpace.logits import Logits
 from outpace.sequence import Sequence, Step
 from outpace.targets import TargetModel
 from outpace.tree import chain, trim
@@ -121,9 +121,6 @@ class Cascade(Drafter[CascadeState]):
             self._round(active)
             active = [state for state in active if state.text.finish_reason is None]
         return [_draft(state) for state in states]
-
-    def observe(self, states: Seq[CascadeState], steps: Seq[Step]) -> None:
-        """Do nothing: the next step reads the outcome from the text."""
 
     def _begin(self, state: CascadeState) -> bool:
         """Update the text to the committed one; return False if there is nothing to draft."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, get_args, get_type_hints
+from typing import Any, ClassVar, Literal
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
@@ -94,11 +94,7 @@ class DraftModel(Drafter[Drafting]):
 
     def __post_init__(self) -> None:
         shape = self._shape()
-        for name in ("draws", "confidence", "vocabulary"):
-            choices = get_args(get_type_hints(DraftModel)[name])
-            if getattr(self, name) not in choices:
-                wanted = " or ".join(map(repr, choices))
-                raise OutpaceError(f"draft_model: {name} must be {wanted}, not {getattr(self, name)!r}")
+        self.check_choices("draws", "confidence", "vocabulary")
         check_confidence("draft_model", self.min_confidence)
         if self.replacement and self.draws != "independent":
             raise OutpaceError(
@@ -171,9 +167,14 @@ class DraftModel(Drafter[Drafting]):
         draws = Draws(self.draws, self.replacement, weigh, independent=not shape.weighs)
         if vocabulary.text and self.draws == "coupled":
             draws = replace(draws, noise="greedy")
-        least = log_confidence(self.min_confidence)
-        runner = Runner(model, vocabulary.late)
-        return Shared(vocabulary, shape, draws, least, self.confidence == "path", runner)
+        return Shared(
+            shape=shape,
+            draws=draws,
+            vocabulary=vocabulary,
+            least=log_confidence(self.min_confidence),
+            by_path=self.confidence == "path",
+            runner=Runner(model, vocabulary.late),
+        )
 
     def start(self, sequence: Sequence, shared: Shared) -> Drafting:
         return Drafting(sequence, shared, shared.runner.open(), shared.vocabulary.reader(sequence))

@@ -23,6 +23,7 @@ from outpace.learned.learned import (
     accepted_of_chain,
     measure,
 )
+from outpace.spec import check_least
 from outpace.targets import Target, TargetModel
 from outpace.targets.pretrained import load_tokenizer, read_model
 
@@ -38,10 +39,7 @@ class ChainConfig:
     num_speculative_tokens: int = 4
 
     def __post_init__(self) -> None:
-        if self.num_speculative_tokens < 1:
-            raise OutpaceError(
-                f"num_speculative_tokens must be at least 1, not {self.num_speculative_tokens}"
-            )
+        check_least("draft_model", self, num_speculative_tokens=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +70,7 @@ class DraftConfig(LayerConfig, ChainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.depth < 1:
-            raise OutpaceError(f"depth must be at least 1, not {self.depth}")
+        check_least("draft_model", self, depth=1)
 
 
 class DraftModule(Learned):

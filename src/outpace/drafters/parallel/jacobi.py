@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from outpace.core import Draft, OutpaceError
+from outpace.core import Draft
 from outpace.drafters.base import Filler, SequenceDrafter
 from outpace.sequence import Sequence, Step
 from outpace.tree import chain
@@ -51,8 +51,7 @@ class Jacobi(SequenceDrafter[JacobiState]):
 
     def __post_init__(self) -> None:
         self.check_least(num_speculative_tokens=1)
-        if self.refill not in ("draw", "argmax"):
-            raise OutpaceError(f"jacobi: refill must be 'draw' or 'argmax', not {self.refill!r}")
+        self.check_choices("refill")
 
     def start(self, sequence: Sequence, shared: Any) -> JacobiState:
         state = JacobiState(Filler(sequence, self.seed))

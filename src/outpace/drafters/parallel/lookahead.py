@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, ClassVar, Literal
 
-from outpace.core import Draft, OutpaceError
+from outpace.core import Draft
 from outpace.drafters.base import Filler, SequenceDrafter
 from outpace.drafters.parallel.ngram_pool import NgramPool
 from outpace.sequence import Sequence, Step
@@ -72,10 +72,7 @@ class Lookahead(SequenceDrafter[LookaheadState]):
 
     def __post_init__(self) -> None:
         self.check_least(window=0, ngram=2, guesses=0)
-        if self.refill not in ("draw", "argmax"):
-            raise OutpaceError(f"lookahead: refill must be 'draw' or 'argmax', not {self.refill!r}")
-        if self.moves_by not in ("one", "accepted"):
-            raise OutpaceError(f"lookahead: moves_by must be 'one' or 'accepted', not {self.moves_by!r}")
+        self.check_choices("refill", "moves_by")
 
     @property
     def trees(self) -> bool:
@@ -83,10 +80,14 @@ class Lookahead(SequenceDrafter[LookaheadState]):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Nodes of the full window, since a cut column yields no n-gram, plus 0, 1, ... G guesses."""
+        """Nodes of the full window, since a cut column yields no n-gram, plus 1, ... G guesses.
+
+        The window alone is a width only if there are no guesses: it costs most of the rows, and what its
+        n-grams gain shows only where they are verified.
+        """
         length = self.ngram - 1
         cells = self.window * length - 1 if self.window else 0
-        return tuple(w for g in range(self.guesses + 1) if (w := cells + g * length)) or (1,)
+        return tuple(cells + g * length for g in range(1, self.guesses + 1)) or (max(cells, 1),)
 
     @property
     def ramp(self) -> int:

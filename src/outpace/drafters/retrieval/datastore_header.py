@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from outpace.core import OutpaceError
 
@@ -109,7 +109,8 @@ def read_header(opened: BinaryIO, file: Path) -> Header:
     text = start[_FRONT.size : _FRONT.size + length]
     if zlib.crc32(text) != checksum:
         raise OutpaceError(f"{file} is damaged: its header does not match its checksum; {_REBUILD}")
-    header = _parse(json.loads(text))
+    values = json.loads(text)
+    header = Header(**values | {"shards": tuple(Shard(*shard) for shard in values["shards"])})
     size = os.fstat(opened.fileno()).st_size
     if size != header.file_bytes:
         what = "truncated" if size < header.file_bytes else "damaged"
@@ -118,7 +119,3 @@ def read_header(opened: BinaryIO, file: Path) -> Header:
             f"or {_REBUILD}"
         )
     return header
-
-
-def _parse(values: dict[str, Any]) -> Header:
-    return Header(**values | {"shards": tuple(Shard(*shard) for shard in values["shards"])})

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.core import OutpaceError
+from outpace.core import load_extra
 
 Bytes = NDArray[np.uint8]
 
@@ -71,12 +71,7 @@ def sort_suffixes(text: Bytes) -> Iterator[NDArray[np.uint32]]:
     Raises:
         OutpaceError: pydivsufsort is not installed.
     """
-    try:
-        from pydivsufsort import divsufsort
-    except ImportError as error:
-        raise OutpaceError(
-            f"building a datastore needs pydivsufsort ({error}): pip install 'outpace[datastore]'"
-        ) from error
+    divsufsort = load_extra("pydivsufsort", "building a datastore", "datastore").divsufsort
     width = text.shape[1]
     if not len(text):
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor
 
@@ -14,13 +14,6 @@ from outpace.sampling import Stream, noisy_argmax, noisy_top, warp
 from outpace.sequence import Sequence
 
 Noise = Literal["coupled", "independent", "greedy"]
-
-
-def check_noise(method: str, draws: str) -> None:
-    """Refuse an unknown value of the option ``draws`` of a method."""
-    if draws not in get_args(Noise):
-        wanted = " or ".join(map(repr, get_args(Noise)))
-        raise OutpaceError(f"{method}: draws must be {wanted}, not {draws!r}")
 
 
 def check_confidence(method: str, min_confidence: float) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
@@ -17,7 +19,7 @@ from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Growth:
     """Rules by which the trees of one engine's sequences grow.
 
@@ -26,11 +28,11 @@ class Growth:
         by_path: whether that confidence is the whole path's, not the token's.
     """
 
-    vocabulary: Vocabulary
     shape: Shape
     draws: Draws
-    least: float
-    by_path: bool
+    vocabulary: Vocabulary = field(default_factory=Vocabulary)
+    least: float = -math.inf
+    by_path: bool = True
 
     def ends(self, sequence: Sequence) -> frozenset[int]:
         """Tokens after which nothing is drafted."""
@@ -55,7 +57,10 @@ class Grows(Protocol):
     def shared(self) -> Growth: ...
 
 
-@dataclass(frozen=True)
+G = TypeVar("G", bound=Grows)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shared(Growth):
     """Data that an engine's sequences share: the draft model with its cache, and the rules of its trees."""
 
@@ -79,6 +84,18 @@ class Drafting:
     reader: Reader
     text: Seq[int] = ()
     tree: Growing = field(init=False)
+
+
+def grow_whole(states: Seq[G], rows: Callable[[list[G]], Tensor]) -> None:
+    """Grow every tree to its end.
+
+    Args:
+        rows: returns the logits [n, vocabulary] after the nodes of the front of each given tree.
+    """
+    active = [state for state in states if state.tree.layers > 0]
+    while active:
+        grow(active, rows(active))
+        active = [state for state in active if state.tree.front]
 
 
 def grow(active: Seq[Grows], rows: Tensor) -> None:

@@ -1,22 +1,21 @@
 """Rows of many texts in llama.cpp's unified cache: each path of a draft is a sequence of its own.
 
-A cell of that cache may belong to many sequences, and a row sees the cells of its first sequence at positions
-up to its own. So a *lane*, a sequence's number, is taken for each leaf of a draft: it has the text's cells
-and those of the nodes on the way to the leaf. A node that several leaves hang below is one row in all their
-lanes, at position committed rows + depth. Rows that are rejected leave their lanes, which frees the cells;
+A cell of that cache may belong to many sequences, and a row attends to the cells of its first sequence at
+positions up to its own. So each leaf of a draft uses a *lane*, a sequence number: it contains the text's
+cells and those of the nodes on the path to the leaf. A node above several leaves is one row in all their
+lanes, at position committed rows + depth. Rejected rows are removed from their lanes, which frees the cells;
 accepted ones are shared with the text's own lane.
 
-The order of cells. llama.cpp adds up attention in the order in which cells lie, and rounding goes by it. So
-that a text's rows always lie in the order of their positions, as in plain decoding, no cell is ever free
-below one that is in use: of the rows of a forward those behind the first rejected one are copied down, and
-the rows of a text that has ended stay where they are, in a sequence of their own, until cells run short and
-all texts are written anew. (A drafter's tree that is kept whole, and cut back later, leaves gaps: a draft's
-rounding changes no token.)
+The order of cells. llama.cpp sums attention in the order of the cells, which determines the rounding. To keep
+a text's rows in the order of their positions, as in plain decoding, no cell below one in use is ever free: of
+the rows of a forward, those after the first rejected one are copied down, and the rows of a text that has
+ended stay in place, in a separate sequence, until cells run short and all texts are rewritten. (A drafter's
+tree that is kept whole and cut back later leaves gaps; that changes only the rounding of drafts, and no
+token.)
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,22 +25,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outpace.cache import Cache, CacheFull, Slot
+from outpace.cache.base import first_room, next_slot
 from outpace.core import OutpaceError
 from outpace.targets.base import Rows
-from outpace.targets.llama_library import LlamaContext
+from outpace.targets.llamacpp.library import LlamaContext
 from outpace.tree import depths, is_chain, path_to
 
-_ENDED = 1  # the sequence that has the rows of texts that have ended
+_ENDED = 1  # the sequence of the rows of texts that have ended
 
 
 @dataclass(eq=False)
 class _Lane:
-    """A sequence of llama.cpp's.
+    """A sequence of llama.cpp.
 
     Attributes:
-        number: llama.cpp's.
-        rows: rows of the text's stem that it has, from the first on.
-        path: nodes of the text's tree that it has behind the whole stem.
+        number: its number in llama.cpp.
+        rows: number of the first rows of the text's stem that it contains.
+        path: nodes of the text's tree that it contains after the whole stem.
     """
 
     number: int
@@ -54,11 +54,11 @@ class _Text:
     """The rows of one slot.
 
     Attributes:
-        need: rows reserved.
-        stem: committed rows that are a chain.
-        tree: parents of the rows behind the stem, which are a tree; -1 is the stem's last row.
-        fed: number of last nodes of the tree that the open forward fed; the others were kept whole.
-        lanes: the first has the text; the others are taken as drafts branch.
+        need: number of reserved rows.
+        stem: number of committed rows that form a chain.
+        tree: parents of the rows after the stem, which form a tree; -1 is the stem's last row.
+        fed: number of the tree's last nodes, which the open forward fed; the others were kept before.
+        lanes: the first contains the text; the others are added when drafts branch.
     """
 
     need: int
@@ -74,24 +74,24 @@ class _Text:
 
 @dataclass(frozen=True)
 class Places:
-    """Places of the rows that a slot feeds: their positions, and the lanes that each is in."""
+    """Positions of the rows that a slot feeds, and the lanes that contain each of them."""
 
     positions: list[int]
     lanes: list[list[int]]
 
 
 class LlamaCache(Cache):
-    """Rows in a context of llama.cpp, which is replaced by a larger one when they need more cells.
+    """Rows in a context of llama.cpp, which is replaced by a larger one when more cells are needed.
 
     Args:
         make: called with a number of cells; returns a context with at least that many.
-        slots: sequences to make room for at once.
-        length: rows to make room for in each.
-        row_bytes: of one row.
-        capacity: rows that may be reserved in all; None for no limit.
+        slots: number of slots to make room for.
+        length: rows per slot to make room for.
+        row_bytes: bytes per row.
+        capacity: maximum total number of reserved rows; None for no limit.
 
     Raises:
-        OutpaceError: the capacity is less than ``slots * length``, or there is no memory for as many rows.
+        OutpaceError: the capacity is less than ``slots * length``, or memory is too small for these rows.
     """
 
     copies_rows = True
@@ -104,21 +104,16 @@ class LlamaCache(Cache):
         row_bytes: int,
         capacity: int | None = None,
     ) -> None:
-        first = max(slots, 1) * max(length, 1)
-        if capacity is not None and first > capacity:
-            raise OutpaceError(
-                f"{slots} slots of {length} rows are more than the capacity of {capacity} rows; make "
-                "the cache with fewer slots, less length or more capacity"
-            )
+        places, self._length = first_room(slots, length, capacity)
         self.capacity = capacity
-        self.context = make(first)
-        self._make, self._length, self._row_bytes = make, max(length, 1), row_bytes
-        # Half of the sequences are for texts, so that about as many are left for the leaves of drafts.
+        self.context = make(places * self._length)
+        self._make, self._row_bytes = make, row_bytes
+        # Half of the sequences are for texts, which leaves about as many for the leaves of drafts.
         self.max_slots = self.context.sequences // 2
         self._free = list(range(self.context.sequences - 1, _ENDED, -1))
         self._ended = 0  # cells of texts that have ended
         self._texts: dict[Slot, _Text] = {}
-        self._order: list[Slot] = []  # of the slots in the last forward
+        self._order: list[Slot] = []  # order of the slots in the last forward
 
     # -- memory ------------------------------------------------------------------------------------------
 
@@ -172,7 +167,7 @@ class LlamaCache(Cache):
             self._append(text, data, 0, text.stem)
 
     def _append(self, text: _Text, data: NDArray[np.uint8], start: int, stop: int) -> None:
-        """Commit copied rows ``start`` .. ``stop - 1``, which go in behind the text's others."""
+        """Commit copied rows ``start`` .. ``stop - 1``, after the text's others."""
         if start < stop:
             self.context.write(data, text.lanes[0].number, start, stop)
         text.stem = text.lanes[0].rows = stop
@@ -192,8 +187,7 @@ class LlamaCache(Cache):
             raise CacheFull(f"llama.cpp's cache holds {self.max_slots} texts here; wait for others to end")
         need = rows or self._length
         self._make_room(need)
-        used = {slot.number for slot in self._texts}
-        slot = Slot(next(number for number in itertools.count() if number not in used))
+        slot = next_slot(self._texts)
         self._texts[slot] = _Text(need, [self._lane()])
         return slot
 
@@ -223,7 +217,7 @@ class LlamaCache(Cache):
     # -- lanes -------------------------------------------------------------------------------------------
 
     def _lane(self, busy: Collection[_Lane] = ()) -> _Lane:
-        """A lane that no text has, or that one keeps for later drafts and is not ``busy``."""
+        """A free lane, or one that a text keeps for later drafts and that is not ``busy``."""
         if not self._free:
             spare = [
                 (text, lane)
@@ -246,7 +240,7 @@ class LlamaCache(Cache):
         self._free.append(lane.number)
 
     def _cut(self, lane: _Lane, rows: int, path: Sequence[int] = ()) -> None:
-        """Leave a lane ``rows`` rows of the stem and the first nodes of its path, which are ``path``."""
+        """Reduce a lane to ``rows`` rows of the stem and the first nodes of its path, ``path``."""
         keep = rows + len(path)
         if keep < lane.rows + len(lane.path):
             self.context.remove(lane.number, keep)
@@ -255,10 +249,10 @@ class LlamaCache(Cache):
     # -- the forward -------------------------------------------------------------------------------------
 
     def begin(self, feeds: Mapping[Slot, Rows]) -> list[Places]:
-        """Open a forward: where the rows of each slot go.
+        """Open a forward; returns the places of each slot's rows.
 
         Raises:
-            CacheFull: no room for them. OutpaceError: more branches than llama.cpp keeps.
+            CacheFull: there is no room for them. OutpaceError: more branches than llama.cpp supports.
         """
         for slot, row in feeds.items():
             self.reserve(slot, self._text(slot).length + len(row.tokens))
@@ -286,9 +280,9 @@ class LlamaCache(Cache):
         return Places([text.stem + depth for depth in depths(parents)[before:]], members[before:])
 
     def _hang(self, text: _Text, fed: Sequence[int]) -> None:
-        """Let the text's tree be the one that a forward goes on with: its last rows, with these parents."""
+        """Make the text's last rows, with these parents, the tree that a forward continues."""
         if text.tree:
-            step = len(text.tree) - len(fed)  # rows of the tree that are a chain, and now belong to the stem
+            step = len(text.tree) - len(fed)  # first rows of the tree, a chain that joins the stem
             if step < 0 or not is_chain(text.tree[:step]) or any(p < step - 1 for p in text.tree[step:]):
                 raise ValueError("rows go in behind a chain, or go on with the tree that was kept")
             self._raise_stem(text, step)
@@ -311,9 +305,9 @@ class LlamaCache(Cache):
                 lane.rows, lane.path = text.stem, [node - step for node in lane.path[step:]]
 
     def _assigned(self, text: _Text, paths: list[list[int]], before: int) -> list[tuple[_Lane, list[int]]]:
-        """A lane for each path of a tree, with the text and the nodes before ``before`` on that path."""
+        """A lane for each path of a tree, containing the text and the path's nodes before ``before``."""
         left, found = list(paths), []
-        for lane in text.lanes:  # one that has a path goes on with it
+        for lane in text.lanes:  # a lane with a path continues it
             if lane.path or lane is text.lanes[0]:
                 path = next(path for path in left if path[: len(lane.path)] == lane.path)
                 left.remove(path)
@@ -360,7 +354,7 @@ class LlamaCache(Cache):
                 raise ValueError(f"the rows kept are neither a path nor all of those fed: {kept}")
 
     def _commit(self, opened: Mapping[Slot, _Text], paths: Mapping[Slot, Sequence[int]]) -> bool:
-        """Commit a path of each text, without a gap between cells. False if not all are paths."""
+        """Commit a path of each text, without gaps between cells; return False if not all are paths."""
         kept = {slot: list(paths.get(slot, ())) for slot in self._order if slot in opened}
         if not all(_is_path(opened[slot].tree, path) for slot, path in kept.items()):
             return False
@@ -381,13 +375,13 @@ class LlamaCache(Cache):
         return True
 
     def abandon(self) -> None:
-        """Close a forward that failed: nothing that was fed stays."""
+        """Close a failed forward; none of its rows stays."""
         for text in self._texts.values():
             if text.fed:
                 self._shed(text)
 
     def _shed(self, text: _Text) -> None:
-        """Take the rows of the open forward out of a tree that was kept."""
+        """Remove the rows of the open forward from a tree that was kept."""
         held = len(text.tree) - text.fed
         for lane in text.lanes:
             self.context.remove(lane.number, text.stem + sum(node < held for node in lane.path))
@@ -397,7 +391,7 @@ class LlamaCache(Cache):
             self._settle(text, list(range(held)))
 
     def _settle(self, text: _Text, path: list[int]) -> None:
-        """Commit a path of the text's tree, and undo the rest of it."""
+        """Commit a path of the text's tree, and remove the rest."""
         own = text.lanes[0]
         winner = next(lane for lane in text.lanes if lane.path[: len(path)] == path)
         shared = _common(own.path, path)
@@ -405,7 +399,7 @@ class LlamaCache(Cache):
         self.context.share(winner.number, own.number, text.stem + shared, text.stem + len(path))
         for lane in text.lanes[1:]:
             common = _common(lane.path, path)
-            # The accepted rows that a lane has stay in it: the next draft may branch again.
+            # A lane keeps its accepted rows, since the next draft may branch again.
             self._cut(lane, min(lane.rows, text.stem), path[:common])
             lane.rows, lane.path = lane.rows + common, []
         text.stem += len(path)
@@ -444,7 +438,7 @@ class LlamaCache(Cache):
     # -- copies ------------------------------------------------------------------------------------------
 
     def read_rows(self, slot: Slot, start: int, stop: int) -> tuple[int, int, NDArray[np.uint8]]:
-        """The positions, and the rows as llama.cpp writes them."""
+        """The range of positions, and the rows in llama.cpp's format."""
         text = self._text(slot)
         if not 0 <= start <= stop <= text.stem:
             raise ValueError(f"rows {start} to {stop} of {text.stem}")
@@ -461,12 +455,12 @@ class LlamaCache(Cache):
 
 
 def _is_path(parents: Sequence[int], nodes: Sequence[int]) -> bool:
-    """True if nodes lead down from the root, each the child of the one before."""
+    """True if these nodes are a path from the root, each the child of the one before."""
     return all(parents[node] == above for above, node in zip([-1, *nodes], nodes, strict=False))
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """The number of first entries that two lists share."""
+    """Length of the common prefix of two lists."""
     return next(
         (place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other),
         min(len(first), len(second)),

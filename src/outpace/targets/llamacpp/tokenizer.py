@@ -1,4 +1,4 @@
-"""The tokenizer and the chat template of a GGUF file, with the names that transformers' tokenizers have."""
+"""The tokenizer and the chat template of a GGUF file, with the interface of transformers' tokenizers."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from outpace.core import OutpaceError
-from outpace.targets.llama_library import LlamaModel, library
+from outpace.targets.llamacpp.library import LlamaModel, library
 
 _NO_VOCABULARY = 0  # a file of weights alone
 _NO_TOKEN = -1
 
 
 class LlamaTokenizer:
-    """What is used of a tokenizer here: text to ids and back, the vocabulary, special tokens, chats.
+    """The part of a tokenizer's interface used here: encoding, decoding, vocabulary, special tokens, chats.
 
-    llama.cpp does the work, so text becomes the tokens that it becomes in llama.cpp. As in transformers,
-    special tokens that a text spells are read as such.
+    llama.cpp tokenises, so the tokens are the same as in llama.cpp. As in transformers, special tokens
+    written out in a text are recognised.
 
     Attributes:
-        has_text: the file has a vocabulary; without one it takes and returns token ids alone.
-        end_tokens: those that end a sequence: of a text, a turn or a message.
-        chat_template: in Jinja; None where the file has none.
+        has_text: the file has a vocabulary; without one the model is used with token ids only.
+        end_tokens: tokens that end a text, a turn or a message.
+        chat_template: a Jinja template; None if the file has none.
     """
 
     def __init__(self, model: LlamaModel) -> None:
@@ -43,7 +43,7 @@ class LlamaTokenizer:
 
     @property
     def vocabulary(self) -> Any:
-        """llama.cpp's vocabulary, a pointer."""
+        """Pointer to llama.cpp's vocabulary."""
         return self._model.vocabulary
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class LlamaTokenizer:
         """Ids of a text, or of each of several, as ``input_ids``.
 
         Args:
-            add_special_tokens: with those that the file says begin and end a text.
+            add_special_tokens: add the tokens that begin and end a text according to the file.
         """
         self.need_text()
         if isinstance(text, str):
@@ -82,7 +82,7 @@ class LlamaTokenizer:
         return list(tokens[:count])
 
     def decode(self, token_ids: int | Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of tokens; a character of which bytes are missing becomes U+FFFD."""
+        """The text of tokens; an incomplete character becomes U+FFFD."""
         self.need_text()
         lib = library()
         ids = [token_ids] if isinstance(token_ids, int) else [int(token) for token in token_ids]
@@ -97,7 +97,7 @@ class LlamaTokenizer:
             room = -count
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
-        """Tokens as the file writes them."""
+        """The tokens' spellings in the file."""
         lib = library()
         return [lib.llama_vocab_get_text(self.vocabulary, token).decode(errors="replace") for token in ids]
 
@@ -112,24 +112,24 @@ class LlamaTokenizer:
 
     @cached_property
     def all_special_ids(self) -> list[int]:
-        """Tokens that are no text."""
+        """Ids of control tokens."""
         lib = library()
         every = range(self._size) if self.has_text else ()
         return [token for token in every if lib.llama_vocab_is_control(self.vocabulary, token)]
 
     @property
     def all_special_tokens(self) -> list[str]:
-        """Likewise, as the file writes them."""
+        """Spellings of the control tokens in the file."""
         return self.convert_ids_to_tokens(self.all_special_ids)
 
     @property
     def bos_token_id(self) -> int | None:
-        """The token that begins a text; None where there is none."""
+        """The token that begins a text; None if there is none."""
         return self._one(library().llama_vocab_bos(self.vocabulary))
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token that ends a text; None where there is none."""
+        """The token that ends a text; None if there is none."""
         return self._one(library().llama_vocab_eos(self.vocabulary))
 
     @staticmethod
@@ -139,7 +139,7 @@ class LlamaTokenizer:
     def apply_chat_template(
         self, conversation: Sequence[Mapping[str, Any]], tokenize: bool = True, **options: Any
     ) -> Any:
-        """A conversation in the file's chat template, as text, or as ids with ``tokenize``."""
+        """A conversation in the file's chat template, as token ids, or as text without ``tokenize``."""
         if self.chat_template is None:
             raise OutpaceError(f"{self._model.path} has no chat template")
         names = {"bos_token": self.bos_token_id, "eos_token": self.eos_token_id}

@@ -1,4 +1,4 @@
-"""llama.cpp as a library: loaded when a GGUF file is named, its log in Python's, its failures as errors.
+"""llama.cpp as a library: loaded on first use, with its log in Python's and its failures as errors.
 
 llama-cpp-python's low-level module is used; its ``Llama`` class is not.
 """
@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 from outpace.core import OutpaceError, UnsupportedModel
 
 LEAST_VERSION = (0, 3, 36)
-ROWS = 512  # of one decode; a forward of more is several
+ROWS = 512  # maximum rows of a decode; a larger forward consists of several
 _REMEDY = "pip install --upgrade 'outpace[llamacpp]' (it compiles llama.cpp, which takes about ten minutes)"
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 _DAMAGED = re.compile("corrupted|incomplete|failed to read|file bounds|unexpectedly reached end|tensor data")
 _UNKNOWN = re.compile("unknown (?:model )?architecture: '([^']*)'")
 
 _log = logging.getLogger("outpace.llamacpp")
-_log.addHandler(logging.NullHandler())  # nothing on the terminal unless the program asks for it
-# ggml's levels: debug, info, warning, error; another goes on with the line before. It remarks on much.
+_log.addHandler(logging.NullHandler())  # nothing on the terminal unless the program configures it
+# ggml's levels: debug, info, warning, error; any other continues the line before. Its info is verbose.
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.ERROR}
 
 
@@ -37,8 +37,8 @@ class _Log:
     """llama.cpp's log, line by line.
 
     Attributes:
-        errors: the last ones.
-        callback: what the library calls; kept for as long as it may.
+        errors: the latest errors.
+        callback: the function that the library calls; this reference keeps it alive.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ def last_error() -> str:
 
 
 def check_file(path: Path) -> None:
-    """Refuse what is no GGUF file, or one part of a split one, before llama.cpp reads it.
+    """Refuse a path that is not a GGUF file or the first part of a complete split one.
 
     Raises:
         OutpaceError: the message gives the reason and the remedy.
@@ -122,11 +122,11 @@ def check_file(path: Path) -> None:
 
 
 class LlamaModel:
-    """A model in llama.cpp, freed when no one uses it.
+    """A model in llama.cpp, freed with the last reference to it.
 
     Attributes:
-        pointer: llama.cpp's.
-        vocabulary: llama.cpp's vocabulary, a pointer.
+        pointer: pointer to llama.cpp's model.
+        vocabulary: pointer to llama.cpp's vocabulary.
 
     Raises:
         OutpaceError: the file cannot be loaded. UnsupportedModel: llama.cpp does not know its architecture.
@@ -150,7 +150,7 @@ class LlamaModel:
         self.vocabulary = lib.llama_model_get_vocab(self.pointer)
 
     def text(self, key: str) -> str | None:
-        """A value of the file's metadata, as text; None where there is none."""
+        """A value of the file's metadata, as text; None if there is none."""
         lib = library()
         size = lib.llama_model_meta_val_str(self.pointer, key.encode(), ctypes.create_string_buffer(1), 1)
         if size < 0:
@@ -161,14 +161,14 @@ class LlamaModel:
 
     @property
     def description(self) -> str:
-        """Architecture, size and quantisation, as llama.cpp says them: "llama 0.1B Q8_0"."""
+        """Architecture, size and quantisation in llama.cpp's words: "llama 0.1B Q8_0"."""
         buffer = ctypes.create_string_buffer(128)
         library().llama_model_desc(self.pointer, buffer, len(buffer))
         return buffer.value.decode(errors="replace")
 
 
 def _refusal(path: Path, errors: list[str]) -> OutpaceError:
-    """llama.cpp's reason why a file does not load, as one line."""
+    """The error for a file that does not load, from llama.cpp's log."""
     told = "; ".join(errors)
     if unknown := _UNKNOWN.search(told):
         version = library().__version__
@@ -183,20 +183,20 @@ def _refusal(path: Path, errors: list[str]) -> OutpaceError:
 
 
 class LlamaContext:
-    """Cells for rows, sequences over them, and the arrays of a batch.
+    """A context of llama.cpp: cells for rows, sequences over them, and the arrays of a batch.
 
     Args:
-        cells: rows that there is room for, at least.
+        cells: minimum number of rows to make room for.
         options: fields of llama.cpp's context parameters.
-        least: rows that a decode has at least; it is padded with a row of sequence 0.
+        least: minimum number of rows of a decode; it is padded with a row of sequence 0.
 
     Attributes:
-        cells: rows that there is room for.
-        sequences: their number. 0 is kept for padding and for moving rows, 1 for rows of
-            texts that have ended.
+        cells: number of rows that there is room for.
+        sequences: number of sequences. 0 is reserved for padding and for copying rows, 1 for rows of texts
+            that have ended.
 
     Raises:
-        OutpaceError: not enough memory for the cells, or an option does not fit the model.
+        OutpaceError: memory is too small for the cells, or an option does not fit the model.
     """
 
     def __init__(self, model: LlamaModel, cells: int, options: dict[str, Any], least: int = 1) -> None:
@@ -231,7 +231,7 @@ class LlamaContext:
         self._arrays()
 
     def _arrays(self) -> None:
-        """A batch whose arrays are numpy's."""
+        """Make a batch that shares its memory with numpy arrays."""
         self.tokens, self.positions, self.counts = (np.zeros(ROWS, np.int32) for _ in range(3))
         self.wanted = np.zeros(ROWS, np.int8)
         self.members = np.zeros((ROWS, self.sequences), np.int32)
@@ -256,11 +256,11 @@ class LlamaContext:
         """Decode the first rows of the batch's arrays.
 
         Returns:
-            Logits of the rows wanted, [n, vocabulary], in llama.cpp's memory until the next decode; None
-            where none were.
+            Logits of the requested rows, [n, vocabulary], in llama.cpp's memory, valid until the next decode;
+            None if none were requested.
 
         Raises:
-            OutpaceError: llama.cpp refuses.
+            OutpaceError: llama.cpp fails.
         """
         padded = max(rows, self.least)
         if padded > rows:
@@ -280,14 +280,14 @@ class LlamaContext:
             return None
         return np.ctypeslib.as_array(self._lib.llama_get_logits(self._context), (count, self._vocabulary))
 
-    # -- rows of sequences: nothing is moved but what read and write copy --------------------------------
+    # -- rows of sequences, which only read and write copy -----------------------------------------------
 
     def remove(self, sequence: int, start: int, stop: int = -1) -> None:
-        """Take positions start .. stop - 1 out of a sequence, by default all from ``start`` on."""
+        """Remove positions start .. stop - 1 from a sequence, by default all from ``start`` on."""
         self._lib.llama_memory_seq_rm(self._memory, sequence, start, stop)
 
     def share(self, source: int, sequence: int, start: int, stop: int) -> None:
-        """Let a sequence have another one's positions start .. stop - 1, the very cells."""
+        """Add another sequence's positions start .. stop - 1 to a sequence; both then share the cells."""
         if start < stop:
             self._lib.llama_memory_seq_cp(self._memory, source, sequence, start, stop)
 
@@ -296,7 +296,7 @@ class LlamaContext:
         self._lib.llama_memory_clear(self._memory, False)
 
     def read(self, sequence: int, start: int, stop: int) -> NDArray[np.uint8]:
-        """A copy of a sequence's rows, for ``write``."""
+        """Copy a sequence's rows, for ``write``."""
         self.share(sequence, 0, start, stop)
         data = np.empty(self._lib.llama_state_seq_get_size(self._context, 0), np.uint8)
         self._lib.llama_state_seq_get_data(self._context, _bytes(data), data.size, 0)
@@ -304,7 +304,7 @@ class LlamaContext:
         return data
 
     def write(self, data: NDArray[np.uint8], sequence: int, start: int, stop: int) -> None:
-        """Put rows that ``read`` copied into a sequence, at their own positions."""
+        """Write rows copied by ``read`` into a sequence, at their positions."""
         found = self._lib.llama_state_seq_set_data(self._context, _bytes(data), data.size, 0)
         if not found:
             raise OutpaceError(f"llama.cpp cannot put {stop - start} rows back: {last_error()}")

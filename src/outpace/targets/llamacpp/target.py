@@ -1,7 +1,7 @@
-"""Models in GGUF files, which llama.cpp runs: a tree of tokens in one decode.
+"""The target of a GGUF file: llama.cpp runs a tree of tokens in one decode.
 
-``llama_cache.py`` describes how a tree is mapped to llama.cpp's sequences. Tokens are drawn by the engine,
-not by llama.cpp's samplers, so seeds work as for other targets.
+``cache.py`` describes how a tree is mapped to llama.cpp's sequences. Tokens are drawn by the engine, not by
+llama.cpp's samplers, so seeds work as for other targets.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from outpace.cache import Cache, Slot
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.base import Output, Rows, TargetModel, own_cache
 from outpace.targets.hardware import processor
-from outpace.targets.llama_cache import LlamaCache
-from outpace.targets.llama_library import ROWS, LlamaContext, LlamaModel, check_file, library
-from outpace.targets.llama_tokenizer import LlamaTokenizer
+from outpace.targets.llamacpp.cache import LlamaCache
+from outpace.targets.llamacpp.library import ROWS, LlamaContext, LlamaModel, check_file, library
+from outpace.targets.llamacpp.tokenizer import LlamaTokenizer
 from outpace.targets.self_test import difference, logits_by_shape
 
 KvType = Literal["float32", "float16", "bfloat16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
-_GGML = {  # ggml's numbers
+_GGML = {  # ggml's numbers of dtypes
     "float32": 0, "float16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bfloat16": 30,
 }  # fmt: skip
-_FLOAT32_FILE = "0"  # general.file_type, of llama.cpp's enum
-_NEAR_TIE = 1e-4  # of the spread of a row's logits: what float32 rounding stays below
-_MISTAKE = 0.25  # of that spread: what no rounding explains
+_FLOAT32_FILE = "0"  # general.file_type in the metadata of a float32 file
+_NEAR_TIE = 1e-4  # upper bound of float32 rounding, relative to the spread of a row's logits
+_MISTAKE = 0.25  # difference relative to that spread that rounding cannot explain
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,17 @@ class LlamaCppOptions:
     """Options of a model that llama.cpp runs.
 
     Attributes:
-        n_gpu_layers: layers on the GPU, -1 for all; 0 runs all of it on the CPU.
-        threads: llama.cpp's threads; None for as many as torch uses.
+        n_gpu_layers: number of layers on the GPU, -1 for all; 0 runs the model on the CPU.
+        threads: number of llama.cpp's threads; None for torch's number.
         flash_attn: llama.cpp's flash attention; None for off in a float32 file, otherwise on. Without it
             the sums of a row depend on the other rows in the cache, and in a quantised model even a
             difference in the last bit of a sum soon grows.
         type_k, type_v: dtypes of keys and values; None for float32 in a float32 file, otherwise bfloat16 for
-            keys and float16 for values: on a CPU llama.cpp's flash attention adds up in one order for any
-            number of rows and threads unless both are float16 or both float32, and of the other pairs
-            measured this is the fastest. Quantised values need flash_attn.
-        exact: pad steps of one row to two, so that a row has the same bits as among others. "auto" pads if a
-            single row would differ by more than float32 rounding, and padding fixes it.
+            keys and float16 for values. On a CPU llama.cpp's flash attention sums in one order for any number
+            of rows and threads, unless both are float16 or both float32; of the other pairs measured this is
+            the fastest. Quantised values need flash_attn.
+        exact: pad steps of one row to two, so that a row has the same bits as in larger steps. "auto" pads if
+            a single row would differ by more than float32 rounding and padding fixes it.
         check: run the self-test.
     """
 
@@ -76,16 +76,16 @@ class LlamaCppOptions:
 class LlamaCppTarget(TargetModel):
     """A model in a GGUF file.
 
-    Construction runs a few short forwards: a tree must give the logits of its paths, as with other targets.
+    Construction runs a few short forwards, to test that a tree has the logits of its paths.
 
     Args:
         path: the file; the first part of a split one.
         options: fields of ``LlamaCppOptions``.
 
     Attributes:
-        tokenizer: the file's.
-        options: as given.
-        row_bytes: bytes of the keys and values of one row.
+        tokenizer: the file's tokenizer.
+        options: the given options.
+        row_bytes: bytes of the keys and values of a row.
 
     Raises:
         OutpaceError: llama-cpp-python is missing or too old, or the file cannot be loaded; the message gives
@@ -120,12 +120,12 @@ class LlamaCppTarget(TargetModel):
 
     @property
     def file_type(self) -> str:
-        """Quantisation of the weights, as llama.cpp names it: "Q8_0"."""
+        """Quantisation of the weights by llama.cpp's name, for example "Q8_0"."""
         return self._weights.description.split(maxsplit=2)[-1].removeprefix("all ")
 
     @property
     def threads(self) -> int:
-        """Threads of a forward."""
+        """Number of threads of a forward."""
         return self.options.threads or torch.get_num_threads()
 
     @property
@@ -212,7 +212,7 @@ class LlamaCppTarget(TargetModel):
     # -- the self-test -----------------------------------------------------------------------------------
 
     def _measured_row_bytes(self) -> int:
-        """Bytes of a row, as its copy has them: architectures have keys and values of many shapes."""
+        """Bytes of a row, from the sizes of copies: shapes of keys and values depend on the architecture."""
         cache = LlamaCache(self._context, 1, 64, 0)
         slot = cache.allocate()
         self.forward(cache, {slot: Rows([0] * 17)}, logits_from=None)
@@ -237,7 +237,7 @@ class LlamaCppTarget(TargetModel):
             self._least = 2
             padded = self._off()
             if padded > worst / 2:
-                self._least = 1  # it mends nothing: other kernels for other numbers of rows
+                self._least = 1  # it does not help: kernels differ for more numbers of rows
             worst = min(worst, padded)
         if not self._order_of_sums():
             self.inexact = (
@@ -246,22 +246,22 @@ class LlamaCppTarget(TargetModel):
             self.bit_exact = not worst
 
     def _off(self) -> float:
-        """The largest difference between rows alone and in other shapes, as a share of their spread."""
+        """The largest difference between rows alone and among others, relative to their spread."""
         plain, others = logits_by_shape(self)
         if all(torch.equal(plain, other) for other in others):
             return 0.0
         return max(difference(plain, other) for other in others)
 
     def _order_of_sums(self) -> str:
-        """Reason why attention adds up in one order in one forward and in another in the next; or empty."""
+        """The reason why forwards may sum attention in different orders; empty if they do not."""
         if self.options.n_gpu_layers:
-            return "kernels of GPUs add up in other orders for other numbers of rows"
+            return "kernels of GPUs sum in other orders for other numbers of rows"
         if not self._flash:
-            return "without flash attention sums go by where all rows lie in the cache"
+            return "without flash attention sums depend on the places of all rows in the cache"
         if int(library().llama_model_n_swa(self._weights.pointer)):
-            return "cells that have left a sliding window are used again, out of order"
+            return "cells outside a sliding window are reused, out of order"
         if self._types[0] == self._types[1] and self._types[0] in ("float16", "float32"):
-            return "with keys and values of this type sums go by the numbers of rows and threads"
+            return "with keys and values of this type sums depend on the numbers of rows and threads"
         return ""
 
 
@@ -272,7 +272,7 @@ def _decode(
     lanes: Sequence[Sequence[int]],
     wanted: Sequence[bool],
 ) -> Tensor | None:
-    """Logits of the rows wanted, [n, vocabulary], good until the next decode; None where there are none."""
+    """Logits of the requested rows, [n, vocabulary], valid until the next decode; None if there are none."""
     rows = len(tokens)
     context.tokens[:rows] = tokens
     context.positions[:rows] = positions
@@ -285,7 +285,7 @@ def _decode(
 
 
 def _refuse_state(model: LlamaModel) -> None:
-    """Refuse models that a draft cannot be undone in, and those that are no decoder alone.
+    """Refuse models in which a draft cannot be undone, and those that are not decoder-only.
 
     Raises:
         UnsupportedModel: the message names the reason.

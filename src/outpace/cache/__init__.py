@@ -1,0 +1,20 @@
+"""Keys and values of many sequences: the protocol, and caches of tensors."""
+
+from outpace.cache.base import Cache, CacheFull, Place, Slot
+from outpace.cache.kv import KVCache
+from outpace.cache.lanes import LayerShape, RowShape, Window
+from outpace.cache.static import FixedRows, FixedWindow, StaticCache
+
+__all__ = [
+    "Cache",
+    "CacheFull",
+    "FixedRows",
+    "FixedWindow",
+    "KVCache",
+    "LayerShape",
+    "Place",
+    "RowShape",
+    "Slot",
+    "StaticCache",
+    "Window",
+]

@@ -1,0 +1,217 @@
+"""The batch of an engine: how sequences join it, share a forward and leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from operator import attrgetter
+
+import torch
+from torch import Tensor
+
+from outpace.cache import Cache, Slot
+from outpace.core import RanksLost, out_of_memory
+from outpace.engine.drafting import Drafting, fail, groups
+from outpace.engine.memory import Memory
+from outpace.engine.observer import Observer
+from outpace.engine.scheduler import Active, Scheduler
+from outpace.sequence import Sequence
+from outpace.targets.base import Output, Rows, TargetModel
+
+
+class Batch:
+    """The sequences that an engine decodes together, and those that wait to join them.
+
+    Args:
+        target, observer, clock: the engine's.
+        memory: the cache for their rows, and the prefixes that they share.
+        scheduler: decides who joins, how much of a prompt is fed, and who is preempted.
+        draftings: the engine's drafters, by the names that requests use.
+        layers: the target's layers whose hidden states the drafters and the observer read.
+
+    Attributes:
+        leaving: called with each sequence that leaves the batch, the cache and its slot, while its rows are
+            still there.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        memory: Memory,
+        scheduler: Scheduler,
+        draftings: Mapping[str | None, Drafting],
+        layers: tuple[int, ...],
+        observer: Observer | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.memory = memory
+        self.scheduler = scheduler
+        self._target = target
+        self._draftings = draftings
+        self._layers = layers
+        self._observer = observer
+        self._clock = clock
+        self.leaving: Callable[[Sequence, Cache, Slot], None] | None = None
+
+    @property
+    def cache(self) -> Cache:
+        return self.memory.cache
+
+    @property
+    def active(self) -> list[Active]:
+        """The sequences in the batch."""
+        return self.scheduler.active
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """The sequences in the batch, and those waiting to join."""
+        return [active.sequence for active in self.active] + self.scheduler.waiting
+
+    # -- joining -----------------------------------------------------------------------------------------
+
+    def join(self) -> int:
+        """Admit sequences, and feed a chunk of their prompts.
+
+        The last token of a prompt is the first root. The first step's forward cannot include the rows before
+        it if a drafter reads hidden states, which it needs before it drafts.
+
+        Returns:
+            The number of rows per prompt that are left to the step.
+        """
+        if not self.scheduler.joining:
+            return 0
+        began = self._clock()
+        for active in self.scheduler.admit(self.cache):
+            active.drafting = self._draftings[active.sequence.params.drafts.drafter]
+            if not self._layers:
+                try:
+                    self.memory.fill(active.slot, active.sequence)
+                except Exception as error:
+                    active.sequence.fail(error)
+        self.leave([a.sequence for a in self.active if a.sequence.error is not None])
+        chunk, ahead = self.scheduler.chunk(self.cache, rides=not self._layers)
+        if not chunk:
+            return 0
+        self._prefill({a: rows for a, rows in chunk.items() if rows})
+        read = [a for a in chunk if a.sequence.error is None and self._behind(a) == ahead]
+        self._start(read)
+        seconds = self._clock() - began
+        for active in chunk:
+            active.sequence.stats.seconds_prefill += seconds
+        self.leave([a.sequence for a in chunk if a.sequence.error is not None])
+        return ahead
+
+    def _behind(self, active: Active) -> int:
+        """The number of a sequence's rows that remain to be fed before its root."""
+        return len(active.sequence.tokens) - 1 - self.cache.length(active.slot)
+
+    def _prefill(self, chunk: Mapping[Active, int]) -> None:
+        """Feed the next rows of prompts, as many as ``chunk`` states for each."""
+        if not chunk:
+            return
+        began = self._clock()
+        feeds = {}
+        for active, rows in chunk.items():
+            start = self.cache.length(active.slot)
+            feeds[active] = Rows(active.sequence.tokens[start : start + rows])
+        output = self.forward(feeds, None)
+        if output is None:
+            return
+        fed = {a: chunk[a] for a in chunk if a.sequence.error is None}
+        self.cache.keep({a.slot: range(rows) for a, rows in fed.items()})
+        for active, rows in fed.items():
+            if self._layers:
+                active.hidden.append(output.hidden_of(active.slot, 0, rows))
+        self.scheduler.pace.chunked(sum(fed.values()), self._clock() - began)
+
+    def _start(self, joined: Seq[Active]) -> None:
+        """Start the drafter and the observer for sequences whose prompts are in the cache."""
+        hidden: dict[Active, dict[int, Tensor]] = {}
+        for active in joined:
+            active.ready = True
+            if active.hidden:
+                pieces, active.hidden = active.hidden, []
+                hidden[active] = {
+                    layer: torch.cat([rows[layer] for rows in pieces]) for layer in self._layers
+                }
+            try:
+                self.memory.keep(active.slot, active.sequence)
+                active.state = active.drafting.drafter.start(active.sequence, active.drafting.shared)
+                active.started = True
+            except Exception as error:
+                active.sequence.fail(error)
+        read = [a for a in joined if a.started and a in hidden]
+        for drafting, members in groups(read).items():
+            try:
+                drafting.drafter.read([a.state for a in members], [hidden[a] for a in members])
+            except Exception as error:
+                fail(members, error)
+        if self._observer is not None:
+            for active in joined:
+                if active.started:
+                    self._observer.joined(active.sequence, hidden.get(active, {}))
+
+    # -- a forward ---------------------------------------------------------------------------------------
+
+    def forward(self, feeds: dict[Active, Rows], logits_from: int | None) -> Output | None:
+        """Run a forward of the target; return None if no sequence is left.
+
+        An error ends the sequences in it; if memory ran out, only the newest one, and the forward is repeated
+        for the others.
+        """
+        while feeds:
+            rows = {a.slot: own for a, own in feeds.items()}
+            try:
+                return self._target.forward(self.cache, rows, logits_from, self._layers)
+            except RanksLost:
+                raise
+            except Exception as error:
+                full = out_of_memory(error)
+                if full:
+                    error.__traceback__ = None  # its frames keep the forward's tensors alive
+                failed = [max(feeds, key=attrgetter("number"))] if full else list(feeds)
+                fail(failed, error)
+                self.leave([a.sequence for a in failed])
+                feeds = {a: own for a, own in feeds.items() if a not in failed}
+        return None
+
+    # -- leaving -----------------------------------------------------------------------------------------
+
+    def make_room(self) -> None:
+        """Reserve rows for the roots; sequences of the lowest rank are preempted if there are too few."""
+        self.scheduler.make_room(self.cache, self.release)
+
+    def leave(self, sequences: Seq[Sequence]) -> None:
+        """Remove sequences, ended or not; no effect on those that are not here."""
+        for sequence in sequences:
+            active = next((a for a in self.active if a.sequence is sequence), None)
+            if active is not None:
+                if self.leaving is not None:
+                    self.leaving(sequence, self.cache, active.slot)
+                self.release(active)
+            elif not self.scheduler.forget(sequence):
+                continue
+            if sequence.finish_reason is None:
+                sequence.finish_reason = "removed"
+
+    def release(self, active: Active) -> None:
+        """Remove a sequence from the batch, and release its slot and its drafter's state."""
+        self.active.remove(active)
+        sequence = active.sequence
+        try:
+            if active.started and sequence.error is None:
+                self.memory.keep(active.slot, sequence)
+            self.cache.free(active.slot)
+            if active.started:
+                active.drafting.drafter.stop(active.state)
+        except Exception as error:
+            sequence.fail(error)
+        if active.started and self._observer is not None:
+            self._observer.left(sequence)
+        sequence.place = None
+
+    def clear(self) -> None:
+        """Remove every sequence after an error that may have left cache and tokens in disagreement."""
+        self.leave(self.sequences)
+        if len(self.cache):  # the error came between allocating a slot and recording its sequence
+            self.memory.renew(*self.memory.room)

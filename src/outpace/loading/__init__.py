@@ -1,0 +1,74 @@
+"""A model, its tokenizer and its chat template by name, for the command line and the server."""
+
+from __future__ import annotations
+
+from outpace.core import OutpaceError
+from outpace.loading.loaded import Loaded, load_here
+from outpace.loading.placement import Place, Shared, Spread, check_needs
+from outpace.loading.shared import load_shared
+from outpace.loading.weights import needs_of_name, shown_name
+from outpace.spec import load as load_spec
+from outpace.targets import is_gguf
+
+__all__ = ["Loaded", "load"]
+
+
+def load(
+    name: str | None = None,
+    dtype: str = "auto",
+    device: Place = None,
+    *,
+    trust_remote_code: bool = False,
+    llamacpp: str = "",
+    seq2seq: bool = False,
+) -> Loaded:
+    """Load a model for decoding.
+
+    With several processes, all of them call this. It returns in the first; the others serve the first until
+    it ends, and then exit (``SystemExit``).
+
+    Args:
+        name: a hub name, a folder, or a .gguf file, which llama.cpp runs (its weights keep their types);
+            None is the embedded model, "smollm2" the public model that `make real` fetches. The low-rank
+            updates in a folder written by peft are merged into the model that they update.
+        dtype: one of ``DTYPES``, or "auto": the model's own on a GPU, float32 on a CPU.
+        device: in torch's notation; None is cuda if available; or several devices or processes.
+        trust_remote_code: run Python code that comes with the model.
+        llamacpp: options of a .gguf file, fields of ``LlamaCppOptions``, as in "threads=4,n_gpu_layers=-1".
+        seq2seq: load an encoder-decoder model of text too (T5, BART, Marian), which is otherwise refused:
+            ``loaded.target.parts(loaded.tokens(text))`` is the prompt and the source for its engine.
+
+    Raises:
+        OutpaceError: the model cannot be loaded; the message gives the reason and the remedy.
+        UnsupportedModel: it is not a language model of a kind that is asked for, or fails the target's
+            self-test.
+        RanksLost: one of several processes has failed.
+    """
+    if name is not None and is_gguf(name):
+        return _load_gguf(name, dtype, device, trust_remote_code, llamacpp)
+    if llamacpp:
+        raise OutpaceError(f"--llamacpp is for .gguf files, and {shown_name(name)} is none; leave it out")
+    check_needs(name, needs_of_name(name, dtype, device, trust_remote_code), device)
+    if isinstance(device, Shared):
+        return load_shared(name, dtype, device, trust_remote_code)
+    return load_here(name, dtype, device, trust_remote_code, seq2seq)
+
+
+def _load_gguf(name: str, dtype: str, device: Place, trust: bool, options: str) -> Loaded:
+    """A GGUF file as a loaded model: with the tokenizer and the chat template in it."""
+    place = "--device-map" if isinstance(device, Spread) else "--device"
+    for given, option, remedy in (
+        (dtype != "auto", "--dtype", "weights have the types they have in the file"),
+        (device not in (None, "cpu"), place, "say --llamacpp n_gpu_layers=-1 for all layers on the GPU"),
+        (trust, "--trust-remote-code", "a GGUF file holds no code"),
+    ):
+        if given:
+            raise OutpaceError(f"{option} is for transformers models, and {name} is a GGUF file: {remedy}")
+    from outpace.targets.llamacpp import LlamaCppOptions, LlamaCppTarget
+
+    chosen = load_spec(
+        "option of a GGUF file", {"llamacpp": LlamaCppOptions}, f"llamacpp:{options}".rstrip(":")
+    )
+    target = LlamaCppTarget(name, **vars(chosen))
+    target.tokenizer.need_text()
+    return Loaded(name, target, target.tokenizer, target.file_type.lower(), "cpu", str(target.path))

@@ -1,0 +1,164 @@
+"""A loaded model: a target with its tokenizer and its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outpace.core import ContextOverflow, OutpaceError, first_line
+from outpace.drafters.base import Drafter
+from outpace.engine.engine import Engine
+from outpace.engine.observer import Observer
+from outpace.engine.parts import Adaptive
+from outpace.files import check_text
+from outpace.loading.placement import Spread, device_of, dtype_of
+from outpace.loading.weights import load_weights, source_of
+from outpace.policy.governor import Governor
+from outpace.targets import Target, TargetModel
+from outpace.verify import Verifier
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that passed the target's self-test, with its tokenizer and chat template.
+
+    Attributes:
+        name: the hub name or folder as the user gave it, for messages and reports.
+        target: the model as the engine's target.
+        tokenizer: transformers' tokenizer.
+        dtype, device: in torch's notation, e.g. "bfloat16" and "cuda:0".
+        source: the folder or hub name from which another process can load the model; "" if there is none.
+        costs: measured costs from a profile, the initial costs of governors.
+    """
+
+    name: str
+    target: TargetModel
+    tokenizer: Any
+    dtype: str
+    device: str
+    source: str = ""
+    costs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.dtype} on {self.device}"
+
+    def engine(
+        self,
+        drafter: Drafter[Any] | str | None = None,
+        verifier: Verifier | str = "match",
+        slots: int = 1,
+        adaptive: Adaptive = "auto",
+        observer: Observer | None = None,
+        **more: Any,
+    ) -> Engine:
+        """A new engine on this model; the arguments are those of ``Engine``."""
+        parts = self.target, drafter, verifier, self.tokenizer
+        engine = Engine(*parts, adaptive=adaptive, observer=observer, slots=slots, **more)
+        if self.costs and isinstance(engine.governor, Governor):
+            engine.governor.begin_with(self.costs)
+        return engine
+
+    @property
+    def has_template(self) -> bool:
+        """True if there is a chat template."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+    def tokens(self, text: str) -> list[int]:
+        """Token ids of a text of any length, with the tokenizer's special tokens at its ends.
+
+        Raises:
+            OutpaceError: the text contains an unpaired surrogate.
+        """
+        check_text(text)
+        return list(self.tokenizer(text).input_ids)
+
+    def plain_tokens(self, text: str) -> list[int]:
+        """Token ids of a part of a text: without special tokens at its ends.
+
+        Raises:
+            OutpaceError: as ``tokens``.
+        """
+        check_text(text)
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def encode(self, text: str, chat: bool = False) -> list[int]:
+        """Token ids of a prompt.
+
+        Args:
+            chat: whether the text is a user's turn, to be put into the chat template.
+
+        Raises:
+            OutpaceError: the prompt has no tokens or exceeds the context, or there is no chat template.
+        """
+        ids = self.encode_chat([{"role": "user", "content": text}]) if chat else self.tokens(text)
+        if not ids:
+            raise OutpaceError("the prompt is empty: it has no tokens")
+        context = None if self.target.has_encoder else self.target.context
+        if context is not None and len(ids) > context:
+            raise ContextOverflow(
+                f"the prompt has {len(ids)} tokens, the model's context {context}; shorten the prompt"
+            )
+        return ids
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> list[int]:
+        """Token ids of a conversation of any length, up to where the answer begins.
+
+        Args:
+            messages, options: as for ``render``.
+
+        Raises:
+            OutpaceError: as ``render`` and ``tokens``.
+        """
+        return self.plain_tokens(self.render(messages, **options))
+
+    def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
+        """A conversation in the model's chat template, up to where the answer begins.
+
+        Args:
+            messages: dicts with "role" and "content".
+            options: passed to the template, such as ``tools`` or ``add_generation_prompt=False``.
+
+        Raises:
+            OutpaceError: there is no chat template, or it rejects the messages.
+        """
+        if not self.has_template:
+            raise OutpaceError(f"{self.name} has no chat template; leave --chat out")
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, **{"add_generation_prompt": True, **options}
+            )
+        except Exception as error:  # a template may raise anything
+            raise OutpaceError(f"the chat template of {self.name} failed: {first_line(error)}") from error
+        return text
+
+
+def load_here(
+    name: str | None,
+    dtype: str,
+    place: str | Spread | None,
+    trust_remote_code: bool,
+    seq2seq: bool = False,
+) -> Loaded:
+    """A transformers model on the devices of this process; the arguments are those of ``outpace.load``."""
+    if isinstance(place, Spread):
+        chosen = dtype_of(dtype, place.devices[0])
+        parts = load_weights(name, chosen, trust_remote_code, seq2seq, device_map=place.layers)
+        shown, model, tokenizer = parts
+    else:
+        device = device_of(place)
+        parts = load_weights(name, dtype_of(dtype, device), trust_remote_code, seq2seq)
+        shown, model, tokenizer = parts
+        model = model.to(device)
+    return made(shown, model, tokenizer, source_of(name))
+
+
+def made(name: str, model: Any, tokenizer: Any, source: str = "", **options: Any) -> Loaded:
+    """Wrap a transformers model that is in memory.
+
+    Args:
+        name, tokenizer, source: fields of ``Loaded``.
+        options: options of its target.
+    """
+    dtype = str(model.dtype).removeprefix("torch.")
+    return Loaded(name, Target(model, **options), tokenizer, dtype, str(model.device), source)

@@ -1,0 +1,243 @@
+"""A transformers model or tokenizer by name: from the hub, a folder, or the embedded one.
+
+Weights are read from safetensors only.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.utils import logging as hub_logging
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+)
+
+from outpace.core import OutpaceError, UnsupportedModel, first_line
+from outpace.embedded import nano_path, smollm2_path
+from outpace.loading.placement import Place, devices_of, dtype_of
+from outpace.targets import adapters, is_gguf
+from outpace.targets.needs import Needs, is_large, needs_of
+from outpace.targets.pretrained import refuse_incomplete
+
+
+def needs_of_name(
+    name: str | None, dtype: str, device: Place, trust_remote_code: bool = False
+) -> Needs | None:
+    """Memory that a model will need; None for models of less than about a billion parameters.
+
+    Raises:
+        OutpaceError: there is no such model.
+    """
+    if name is None or is_gguf(name) or (Path(name).expanduser() / adapters.ADAPTER).is_file():
+        return None
+    source = source_of(name)
+    try:
+        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        if getattr(config, "is_encoder_decoder", False) or not is_large(config):
+            return None
+        chosen = dtype_of(dtype, devices_of(device)[0])
+        own = getattr(config, "dtype", None) or torch.float32
+        return needs_of(config, chosen if isinstance(chosen, torch.dtype) else own, trust_remote_code)
+    except OutpaceError:
+        raise
+    except Exception as error:
+        raise OutpaceError(_explain(error, source, name)) from error
+
+
+def load_weights(
+    name: str | None,
+    dtype: torch.dtype | str,
+    trust_remote_code: bool,
+    seq2seq: bool = False,
+    **more: Any,
+) -> tuple[str, Any, Any]:
+    """Load a transformers model, onto the CPU unless ``more`` places it elsewhere.
+
+    Args:
+        seq2seq: as for ``outpace.load``.
+        more: arguments of ``from_pretrained``: where the weights go instead.
+
+    Returns:
+        Its name for messages, the model, and its tokenizer.
+
+    Raises:
+        OutpaceError, UnsupportedModel: as ``outpace.load``.
+    """
+    _silence()
+    return shown_name(name), *_parts(name, dtype, trust_remote_code, seq2seq, **more)
+
+
+def _parts(
+    name: str | None, dtype: torch.dtype | str, trust_remote_code: bool, seq2seq: bool, **more: Any
+) -> tuple[Any, Any]:
+    """Load a model and its tokenizer. Updates in a folder written by peft are merged into their model."""
+    folder = None if name is None else Path(name).expanduser()
+    if folder is None or not (folder / adapters.ADAPTER).is_file() or (folder / "config.json").is_file():
+        return _read(source_of(name), shown_name(name), dtype, trust_remote_code, seq2seq, **more)
+    base = adapters.base_of(folder)
+    try:
+        model, tokenizer = _parts(base, dtype, trust_remote_code, seq2seq, **more)
+    except OutpaceError as error:
+        raise OutpaceError(
+            f"{name} updates the model {base}: {error}. If that model has moved, set base_model_name_or_path "
+            f"in {folder / adapters.ADAPTER} to its new place"
+        ) from error
+    return adapters.merge(model, folder), tokenizer
+
+
+def _read(
+    source: str, shown: str, dtype: torch.dtype | str, trust_remote_code: bool, seq2seq: bool, **more: Any
+) -> tuple[Any, Any]:
+    try:
+        kind = _kind_of(source, shown, trust_remote_code, seq2seq)
+        model = _weights(kind, source, shown, dtype, trust_remote_code, **more)
+        return model, _tokenizer(source, shown, trust_remote_code)
+    except (OutpaceError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # transformers, the hub and a model's own code may raise anything
+        raise OutpaceError(_explain(error, source, shown)) from error
+
+
+def load_tokenizer(name: str | None = None, trust_remote_code: bool = False) -> tuple[str, Any]:
+    """Load a tokenizer alone; its folder need not contain a model.
+
+    Returns:
+        Its name for messages, and the tokenizer.
+
+    Raises:
+        OutpaceError: it cannot be loaded.
+    """
+    _silence()
+    folder = None if name is None else Path(name).expanduser()
+    source = str(folder) if folder is not None and folder.is_dir() else source_of(name)
+    return shown_name(name), _tokenizer(source, shown_name(name), trust_remote_code)
+
+
+def _silence() -> None:
+    """Silence transformers' warnings and progress bars, but not the hub's download bars."""
+    downloads = not are_progress_bars_disabled()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    if downloads:
+        enable_progress_bars()
+
+
+def shown_name(name: str | None) -> str:
+    """A model's name for messages."""
+    return nano_path().name if name is None else name
+
+
+def source_of(name: str | None) -> str:
+    """The path or hub name that transformers loads a model from: a path if the folder exists.
+
+    Raises:
+        OutpaceError: the name is neither.
+    """
+    if name is None:
+        if not (nano_path() / "config.json").is_file():
+            raise OutpaceError(
+                "the embedded model is missing from this installation; reinstall outpace, or give --model"
+            )
+        return str(nano_path())
+    if not name.strip():
+        raise OutpaceError("the model's name is empty; give a folder or a name on the Hugging Face hub")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not any((path / file).is_file() for file in ("config.json", adapters.ADAPTER)):
+            raise OutpaceError(f"{name} is not a model: the folder has no config.json")
+        return str(path)
+    if is_gguf(name):
+        raise OutpaceError(
+            f"{name} is a GGUF file, which llama.cpp decodes, and this needs a transformers model; give its "
+            "folder or its name on the hub"
+        )
+    if path.exists():
+        raise OutpaceError(f"{name} is a file; give the folder that contains config.json and the weights")
+    if name == "smollm2":
+        if not smollm2_path().is_dir():
+            raise OutpaceError(
+                "SmolLM2-135M-Instruct has not been fetched yet; run `make real` once, in a clone of outpace"
+            )
+        return str(smollm2_path())
+    if _looks_like_path(name):
+        raise OutpaceError(f"no such folder: {name}")
+    return name
+
+
+def _looks_like_path(name: str) -> bool:
+    """True if a name cannot be a hub name, which is ``name`` or ``owner/name``."""
+    separators = name.count("/") + name.count(os.sep) * (os.sep != "/")
+    return name.startswith((".", "/", "~", os.sep)) or separators > 1 or name.endswith(("/", os.sep))
+
+
+def _kind_of(source: str, shown: str, trust_remote_code: bool, seq2seq: bool) -> Any:
+    """The class that loads a model; one of an unsupported kind is refused before its weights are read."""
+    config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if getattr(config, "is_encoder_decoder", False):
+        text = type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+        if text and seq2seq:
+            return transformers.AutoModelForSeq2SeqLM
+        where = "with `outpace generate` or `outpace bench`, or from Python" if text else "from Python"
+        raise UnsupportedModel(
+            f"{shown} ({config.model_type}) is an encoder-decoder model; use it {where}: "
+            "outpace.accelerate(model, drafter)"
+        )
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
+        raise UnsupportedModel(
+            f"{shown} ({config.model_type}) is not a causal language model; outpace supports only those"
+        )
+    return transformers.AutoModelForCausalLM
+
+
+def _weights(
+    kind: Any, source: str, shown: str, dtype: torch.dtype | str, trust_remote_code: bool, **more: Any
+) -> Any:
+    loaded: Any = kind.from_pretrained(
+        source,
+        use_safetensors=True,
+        trust_remote_code=trust_remote_code,
+        dtype=dtype,
+        output_loading_info=True,
+        **more,
+    )
+    model, info = loaded
+    refuse_incomplete(info, shown)
+    return model
+
+
+def _tokenizer(source: str, shown: str, trust_remote_code: bool) -> Any:
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        usable = bool(tokenizer("a b c").input_ids)
+    except (ValueError, OSError, KeyError, TypeError, AttributeError, ImportError) as error:
+        raise OutpaceError(f"{shown} has no tokenizer that can be loaded: {first_line(error)}") from error
+    if not usable:
+        raise OutpaceError(f"{shown} has no usable tokenizer: it returns no tokens for a text")
+    return tokenizer
+
+
+def _explain(error: Exception, source: str, shown: str) -> str:
+    """The reason why loading failed, and the remedy."""
+    text = str(error)
+    if "trust_remote_code" in text:
+        return f"{shown} runs its own Python code; read it, and pass --trust-remote-code if you trust it"
+    if "couldn't connect" in text.lower() or "offline" in text.lower():
+        return (
+            f"cannot load {shown}: there is no such folder, it is not in the local cache, and the Hugging "
+            f"Face hub cannot be reached. Fetch it with a network (hf download {shown}), or give a folder"
+        )
+    if "safetensors" in text and isinstance(error, OSError):
+        return (
+            f"cannot load {shown}: it has no weights in safetensors format, the only one that outpace loads; "
+            "convert them with model.save_pretrained(folder)"
+        )
+    where = "" if Path(source).is_dir() else " (no such folder, so it was looked up on the hub)"
+    return f"cannot load {shown}{where}: {first_line(error)}"

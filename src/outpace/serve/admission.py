@@ -1,0 +1,119 @@
+"""Admission to a server: how many choices are let in, and how long they wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outpace.serve.errors import Refused, later
+from outpace.serve.metrics import Metrics
+
+_RECENT = 64  # number of recent ends of choices from which the rate is measured
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a server.
+
+    Attributes:
+        running: maximum number of sequences decoded at once.
+        waiting: maximum number of further choices that wait; beyond it, requests are refused with 429.
+        wait: maximum seconds that a choice waits to join the batch.
+        unread: maximum number of tokens by which a client may lag.
+        body: maximum bytes of a request's body.
+        ping: seconds between pings in a silent stream.
+        send: maximum seconds for a client to accept a chunk.
+    """
+
+    running: int = 32
+    waiting: int = 256
+    wait: float = 60.0
+    unread: int = 4096
+    body: int = 4 * 2**20
+    ping: float = 15.0
+    send: float = 30.0
+
+    @property
+    def choices(self) -> int:
+        """Maximum number of choices, running and waiting."""
+        return self.running + self.waiting
+
+
+class Ticket:
+    """Reserved room for choices, from before their prompts are tokenised until they have ended."""
+
+    def __init__(self, admission: Admission, choices: int) -> None:
+        self._admission = admission
+        self._choices = choices
+
+    def close(self) -> None:
+        """Release the room; repeated calls have no effect."""
+        self._admission.leave(self._choices)
+        self._choices = 0
+
+
+class Admission:
+    """Room for choices, of which a ticket reserves some.
+
+    Args:
+        clock: function that returns the time in seconds.
+
+    Attributes:
+        inside: number of choices that hold a ticket.
+        empty: set while there are none.
+    """
+
+    def __init__(self, limits: Limits, metrics: Metrics, clock: Callable[[], float]) -> None:
+        self.limits = limits
+        self.clock = clock
+        self.inside = 0
+        self.empty = asyncio.Event()
+        self.empty.set()
+        self._metrics = metrics
+        self._ends: deque[float] = deque(maxlen=_RECENT)
+
+    def admit(self, choices: int) -> Ticket:
+        """Reserve room for choices.
+
+        Raises:
+            Refused: there is no room.
+        """
+        most = self.limits.choices
+        if choices > most:
+            raise Refused(400, f"{choices} choices are more than the {most} that there is room for", "n")
+        if self.inside + choices > most:
+            self._metrics.refused("overload")
+            message = f"the server is full: {self.inside} of {most} choices are running or waiting"
+            raise later(429, message, "overloaded", self.seconds_for(choices))
+        self.inside += choices
+        self.empty.clear()
+        return Ticket(self, choices)
+
+    def leave(self, choices: int) -> None:
+        """Release the room of a ticket."""
+        self.inside -= choices
+        if not self.inside:
+            self.empty.set()
+
+    def finished(self) -> None:
+        """Record the end of a choice, for the rate."""
+        self._ends.append(self.clock())
+
+    def seconds_for(self, choices: int) -> float:
+        """Estimated seconds until this number of choices has ended, at the recent rate."""
+        if len(self._ends) < 2:
+            return 1
+        rate = (len(self._ends) - 1) / max(self._ends[-1] - self._ends[0], 1e-3)
+        return min(choices / rate, 60)
+
+    def seconds_left(self, began: float) -> float:
+        """Seconds that a choice may still wait to join the batch, if it has waited since ``began``."""
+        return max(0.0, began + self.limits.wait - self.clock())
+
+    def waited_too_long(self) -> Refused:
+        """Count and return the refusal of a choice that has waited to the end."""
+        self._metrics.refused("wait")
+        message = f"the request has waited for more than {self.limits.wait:g} s; try again later"
+        return later(503, message, "waited_too_long", self.seconds_for(1))

@@ -1,0 +1,230 @@
+"""Kernels of linear layers on a CPU: which is fastest here, and in which numbers of rows each is exact.
+
+Trials on this machine answer both questions.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core import UnsupportedModel, first_line
+
+TRIED_OUTPUTS = 64  # outputs of the layers that rows are tried on
+_TRIED = (2048, 1024)  # outputs and inputs of the layers of a trial: larger than a processor's nearest cache
+_LAYERS = 4
+_ROWS = (1, 4, 8)
+_WINS = 0.9  # a kernel is chosen if it needs at most this share of the stock layer's time
+# The same against an earlier one of KERNELS: the choice between two similarly fast ones must not depend on
+# chance, since their bits differ.
+_WINS_CLEARLY = 0.7
+
+
+class Kernel(ABC):
+    """A kernel that multiplies rows by the weights of a linear layer.
+
+    Attributes:
+        name: name in reports.
+        dtypes: supported dtypes of weights.
+        least: minimum number of weights of a layer for which its call overhead pays.
+        copies: it keeps a copy of the weights.
+        wide: its rows are float32 for any dtype of the weights.
+    """
+
+    name: ClassVar[str]
+    dtypes: ClassVar[frozenset[torch.dtype]]
+    least: ClassVar[int] = 1
+    copies: ClassVar[bool] = True
+    wide: ClassVar[bool] = False
+
+    @abstractmethod
+    def pack(self, weight: Tensor) -> Any:
+        """Pack weights, [outputs, inputs], for ``multiply``; return None if they would be rounded.
+
+        Raises:
+            RuntimeError: this processor, or this torch, does not support it.
+        """
+
+    @abstractmethod
+    def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        """Multiply rows [n, inputs] -> [n, outputs], in the dtype of the rows."""
+
+
+class Stock(Kernel):
+    """The stock layer's kernel, without packing."""
+
+    name = "as it is"
+    dtypes = frozenset((torch.float32, torch.bfloat16, torch.float16))
+    copies = False
+
+    def pack(self, weight: Tensor) -> Any:
+        return weight
+
+    def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        return nn.functional.linear(rows, packed, bias)
+
+
+class OneDNN(Kernel):
+    """oneDNN's layout for a few rows. In bfloat16 for processors with instructions for it."""
+
+    name = "oneDNN"
+    dtypes = frozenset((torch.float32, torch.bfloat16))
+    least = 1 << 18  # a call costs about 20 us more than the stock layer's
+
+    def pack(self, weight: Tensor) -> Any:
+        return torch.ops.mkldnn._reorder_linear_weight.default(weight, 8)
+
+    def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, packed, bias, "none", [], "")
+        return product
+
+
+class HalfFBGEMM(Kernel):
+    """FBGEMM's float16 weights with rows in float32: exact products, and half the bytes of float32.
+
+    bfloat16 has 8 significant bits and float16 has 11, so bfloat16 weights fit except for their range. The
+    weights of each output are multiplied by a power of two that brings the small ones into float16's range,
+    and the products by its inverse.
+    """
+
+    name = "FBGEMM float16"
+    dtypes = frozenset((torch.bfloat16, torch.float16))
+    least = 1 << 16
+    wide = True
+
+    def pack(self, weight: Tensor) -> Any:
+        wide = weight.float()
+        # Below 2^15, since float16's maximum is 65504; float16 weights fit without scaling.
+        exponents = 15 - torch.frexp(wide.abs().amax(dim=1)).exponent
+        if weight.dtype == torch.float16:
+            exponents.zero_()
+        lift = torch.ldexp(torch.ones(len(wide)), exponents)[:, None]
+        lifted = wide * lift
+        if not torch.equal(lifted.half().float(), lifted):
+            return None
+        return torch.ops.quantized.linear_prepack_fp16.default(lifted, None), 1 / lift[:, 0]
+
+    def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        weight, scale = packed
+        product: Tensor = torch.ops.quantized.linear_dynamic_fp16.default(rows.float(), weight)
+        product *= scale
+        if bias is not None:
+            product += bias
+        return product.to(rows.dtype)
+
+
+KERNELS: tuple[Kernel, ...] = (Stock(), OneDNN(), HalfFBGEMM())
+
+
+@lru_cache(maxsize=64)
+def row_step(kernel: Kernel, dtype: torch.dtype, inputs: int, outputs: int = TRIED_OUTPUTS) -> int:
+    """The smallest step such that any multiple of it gives a row the same bits, for any other rows.
+
+    Kernels treat the last one or two rows of a forward differently, or split the sum of a single row with
+    many inputs. The step is found by trial; layers of more than 64 outputs behave as those of 64.
+
+    Raises:
+        UnsupportedModel: no step tried has this property.
+    """
+    weight, rows = _cancelling(inputs, outputs)
+    weight, rows = weight.to(dtype), rows.to(torch.float32 if kernel.wide else dtype)
+    packed = kernel.pack(weight)
+    expected = torch.cat([kernel.multiply(part, packed, None) for part in rows.split(24)])
+    for step in (1, 2, 3, 4, 6, 8, 12, 24):
+        counts = dict.fromkeys(
+            [*range(step, 38, step), *(count // step * step for count in (62, 80, 127, 144))]
+        )
+        if all(
+            torch.equal(kernel.multiply(rows[:count].contiguous(), packed, None), expected[:count])
+            for count in counts
+        ):
+            return step
+    raise UnsupportedModel(f"{kernel.name}: a row's bits depend on the other rows in every shape tried")
+
+
+def _cancelling(inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
+    """Weights [outputs, inputs] and rows [144, inputs] whose products are 0 except for rounding.
+
+    Every product of a weight and a row's element also occurs with the opposite sign in the sum. So only the
+    rounding of the sums remains, which reveals any other order of summation, even if the result is rounded to
+    a half dtype, which hides nearly all differences between ordinary sums.
+    """
+    generator, half = torch.Generator().manual_seed(0), inputs // 2
+    order = torch.randperm(half, generator=generator)
+    weight, rows = (torch.randn(count, half, generator=generator) for count in (outputs, 144))
+    odd = (0, inputs % 2)
+    return (
+        nn.functional.pad(torch.cat([weight, -weight[:, order]], dim=1), odd),
+        nn.functional.pad(torch.cat([rows, rows[:, order]], dim=1), odd),
+    )
+
+
+class Trial(NamedTuple):
+    """The fastest kernel for a dtype on this machine.
+
+    Attributes:
+        kernel: the fastest one by the total time of forwards of few rows.
+        single: the stock layer is faster than it for a single row.
+        found: kernel's name -> its time relative to the stock layer's, or why it is not available.
+    """
+
+    kernel: Kernel
+    single: bool
+    found: dict[str, str]
+
+
+@lru_cache(maxsize=8)
+def best_kernel(dtype: torch.dtype, threads: int) -> Trial:
+    """Find the fastest kernel for a dtype on this machine by a short trial, whose result is cached.
+
+    Args:
+        threads: torch's number of threads, part of the cache's key.
+    """
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(*_TRIED, generator=generator).to(dtype) for _ in range(_LAYERS)]
+    inputs = [torch.randn(rows, _TRIED[1], generator=generator).to(dtype) for rows in _ROWS]
+    found: dict[str, str] = {}
+    calls: dict[Kernel, Callable[[Tensor], Any]] = {}
+    for kernel in KERNELS:
+        if dtype in kernel.dtypes:
+            try:
+                calls[kernel] = _call(kernel, weights)
+                calls[kernel](inputs[0])
+            except (RuntimeError, AttributeError, NotImplementedError) as error:
+                calls.pop(kernel, None)
+                found[kernel.name] = f"not available here: {first_line(error)}"
+    seconds = _race(calls, inputs)
+    total = {kernel: sum(each) for kernel, each in seconds.items()}
+    stock = best = KERNELS[0]
+    for kernel, one in total.items():
+        if one <= total[best] * (_WINS if best is stock else _WINS_CLEARLY):
+            best = kernel
+        found[kernel.name] = f"{one / total[stock]:.2f} of the stock layer's time"
+    return Trial(best, seconds[stock][0] < seconds[best][0], found)
+
+
+def _call(kernel: Kernel, weights: Sequence[Tensor]) -> Callable[[Tensor], Any]:
+    packed = [kernel.pack(weight) for weight in weights]
+    return lambda rows: [kernel.multiply(rows, one, None) for one in packed]
+
+
+def _race(
+    calls: Mapping[Kernel, Callable[[Tensor], Any]], inputs: Sequence[Tensor]
+) -> dict[Kernel, list[float]]:
+    """Seconds of each kernel for each input, the best of five interleaved rounds."""
+    # With one thread, measure processor time, which excludes other programs.
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    best = {(kernel, place): math.inf for kernel in calls for place in range(len(inputs))}
+    for _ in range(5):
+        for kernel, place in best:
+            began = clock()
+            calls[kernel](inputs[place])
+            best[kernel, place] = min(best[kernel, place], clock() - began)
+    return {kernel: [best[kernel, place] for place in range(len(inputs))] for kernel in calls}

@@ -1,0 +1,120 @@
+"""Encoder-decoder models on the command line: prompts are their sources."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from folders import byte_tokenizer
+from outpace.cli.app import app
+from zoo.seq2seq_families import SEQ2SEQ_FAMILIES
+
+TEXTS = ["abcabcabc", "the tin hat", "xyzxyz"]
+NEW = 24
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="module", params=["t5", "bart"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model, whose decoder BART forces to begin with a token of its config."""
+    place: Path = tmp_path_factory.mktemp("models") / request.param
+    family = SEQ2SEQ_FAMILIES[request.param]
+    tokenizer = byte_tokenizer()
+    options = {**family.options, "vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+    if request.param == "bart":
+        options["forced_bos_token_id"] = 9
+    model = type(family)(family.model, family.config, options).build(torch.float32)
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def invoke(*args: Any) -> Any:
+        return CliRunner().invoke(app, [str(arg) for arg in args])
+
+    return invoke
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps(text) + "\n" for text in TEXTS), "utf-8")
+    return file
+
+
+def stock(folder: Path) -> list[list[int]]:
+    """What transformers itself decodes, without the tokens that the decoder is given."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float64)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    outputs = []
+    for text in TEXTS:
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        output = model.generate(ids, max_new_tokens=NEW + 1, do_sample=False)
+        given = 1 if model.generation_config.forced_bos_token_id is None else 2
+        outputs.append(output[0, given:].tolist()[:NEW])
+    return outputs
+
+
+@pytest.mark.parametrize("drafter", ["none", "lookahead", "prompt_lookup", "reference"])
+def test_generate(run: Run, folder: Path, prompts: Path, drafter: str) -> None:
+    options = ("--dtype", "float64", "--json", "-n", NEW, "--batch", 2, "-d", drafter, "--no-adaptive")
+    result = run("generate", "-m", folder, "--file", prompts, *options)
+    assert result.exit_code == 0, result.output
+    found = sorted((json.loads(line) for line in result.stdout.splitlines()), key=lambda one: one["index"])
+    assert [one["tokens"] for one in found] == stock(folder)
+
+
+@pytest.mark.parametrize("verifier", ["match", "typical"])
+def test_compare(run: Run, folder: Path, verifier: str) -> None:
+    options = ("--compare", "--repeats", 1, "--verifier", verifier, "--no-adaptive")
+    result = run("generate", "-m", folder, "-p", TEXTS[0], "-n", NEW, *options)
+    assert result.exit_code == 0, result.output
+    assert "equal: yes" in result.stdout or verifier == "typical"
+
+
+def test_bench(run: Run, folder: Path, prompts: Path) -> None:
+    """transformers' own decoding too is on the same sources, and each output equals the others."""
+    result = run(
+        "bench", "-m", folder, "--suite", f"file:{prompts}", "-n", NEW, "--json", "-", "--batch", "1,3"
+    )
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout.splitlines()[-1])["rows"]
+    assert {(row["drafter"], row["batch"]) for row in rows} >= {
+        ("none", 1),
+        ("prompt_lookup", 3),
+        ("transformers:plain", 1),
+        ("transformers:plain", 3),
+    }
+    for row in rows:
+        assert row["error"] is None and row["equal"], row
+
+
+@pytest.mark.parametrize("command", ["chat", "search", "tune", "train"])
+def test_other_commands_refuse(run: Run, folder: Path, prompts: Path, tmp_path: Path, command: str) -> None:
+    more: dict[str, list[Any]] = {
+        "train": ["medusa", "--data", prompts, "--out", tmp_path / "out"],
+        "search": ["--data", prompts, "--out", tmp_path / "out.json"],
+        "tune": ["--out", tmp_path / "out"],
+    }
+    result = run(command, "-m", folder, *more.get(command, []))
+    assert result.exit_code == 2, result.output
+    assert "is an encoder-decoder model; use it with `outpace generate`" in " ".join(result.stderr.split())
+
+
+def test_audio_is_refused(run: Run, tmp_path: Path) -> None:
+    SEQ2SEQ_FAMILIES["whisper"].build().save_pretrained(tmp_path)
+    result = run("generate", "-m", tmp_path, "-p", "x")
+    assert result.exit_code == 2
+    assert "use it from Python: outpace.accelerate(model, drafter)" in " ".join(result.stderr.split())
