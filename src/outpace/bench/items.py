@@ -8,10 +8,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from outpace.core import OutpaceError
 from outpace.files import read_line
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a right answer to a prompt is.
+
+    Attributes:
+        kind: "number", "program" or "overlap", as in ``bench/grading.py``.
+        text: a text that ends with the number, the program's tests, or the reference.
+    """
+
+    kind: Literal["number", "program", "overlap"]
+    text: str
 
 
 @dataclass(frozen=True)
@@ -24,6 +37,7 @@ class Item:
         chat: the turns form a conversation, with the model's answers between them.
         references: texts that the output may repeat.
         ends: an end-of-sequence token ends the output, which is as long as the text it repeats.
+        expected: what a right answer is, to grade answers by; of a conversation the first.
     """
 
     id: str
@@ -33,6 +47,7 @@ class Item:
     chat: bool = False
     references: tuple[str, ...] = ()
     ends: bool = False
+    expected: Expected | None = None
 
     @property
     def rounds(self) -> int:

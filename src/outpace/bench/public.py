@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from outpace.bench.items import Item, Suite, read_values
+from outpace.bench.items import Expected, Item, Suite, read_values
 from outpace.core import OutpaceError, first_line
 
 Value = Mapping[str, Any]
@@ -25,6 +25,11 @@ Value = Mapping[str, Any]
 _SPEC_BENCH_FILE = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
 # Spec-Bench's file contains MT-Bench's categories besides its own five.
 _SPEC_BENCH_OWN = ("translation", "summarization", "qa", "math_reasoning", "rag")
+_GRADED: Mapping[str, Literal["number", "overlap"]] = {
+    "translation": "overlap",
+    "summarization": "overlap",
+    "math_reasoning": "number",
+}
 _NOT_THERE = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 
 
@@ -45,7 +50,11 @@ class PublicSet:
 
 def _spec_bench(value: Value, number: int) -> Item:
     category = value["category"] if value["category"] in _SPEC_BENCH_OWN else "mt_bench"
-    return Item(str(value.get("question_id", number)), category, tuple(value["turns"]), chat=True)
+    expected = None
+    if category in _GRADED and value.get("reference"):
+        expected = Expected(_GRADED[category], str(value["reference"][0]))
+    name = str(value.get("question_id", number))
+    return Item(name, category, tuple(value["turns"]), chat=True, expected=expected)
 
 
 def _mt_bench(value: Value, number: int) -> Item | None:
@@ -57,11 +66,15 @@ def _mt_bench(value: Value, number: int) -> Item | None:
 
 
 def _humaneval(value: Value, number: int) -> Item:
-    return Item(str(value.get("task_id", number)), "code", (value["prompt"],))
+    expected = None
+    if "test" in value:
+        expected = Expected("program", f"{value['test']}\ncheck({value['entry_point']})")
+    return Item(str(value.get("task_id", number)), "code", (value["prompt"],), expected=expected)
 
 
 def _gsm8k(value: Value, number: int) -> Item:
-    return Item(str(number), "math", (f"Question: {value['question']}\nAnswer:",))
+    expected = Expected("number", value["answer"]) if "answer" in value else None
+    return Item(str(number), "math", (f"Question: {value['question']}\nAnswer:",), expected=expected)
 
 
 def _speed_bench(value: Value, number: int) -> Item | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from outpace.bench.grading import Grader, Quality, quality_of
 from outpace.bench.lab.roof import Roof
 from outpace.bench.latency import Latency, latency_of
 from outpace.bench.run import Measured, Trace
@@ -76,6 +77,7 @@ class Row:
         promised: equality is promised.
         adaptive: a governor decided how much was drafted.
         error: reason why the method failed; there are then no figures.
+        quality: grades of the answers of the first repeat, by what was graded; empty if nothing was.
     """
 
     suite: str
@@ -106,6 +108,7 @@ class Row:
     roof: Reached | None = None
     error: str | None = None
     adaptive: bool = False
+    quality: tuple[Quality, ...] = ()
 
     def breaks_promise(self, dtype: str) -> bool:
         """True if an output differs from plain decoding's despite the promise, other than by a near-tie.
@@ -126,17 +129,18 @@ class Row:
         return self.drafter if self.verifier in ("", "match") else f"{self.drafter}, {self.verifier}"
 
 
-def rows_of(measured: Measured, margin: Margin, roof: Roof | None) -> list[Row]:
+def rows_of(measured: Measured, margin: Margin, roof: Roof | None, grader: Grader | None = None) -> list[Row]:
     """Compute a row per method, plain decoding first.
 
     Args:
         margin: maps a prompt and the beginning of its output to the difference of the two best logits there.
         roof: the roof of the machine and the model; None if unknown.
+        grader: grades the answers to the prompts that have an expected one; None grades none.
     """
-    return [_row(measured, trace, margin, roof) for trace in measured.traces]
+    return [_row(measured, trace, margin, roof, grader) for trace in measured.traces]
 
 
-def _row(measured: Measured, trace: Trace, margin: Margin, roof: Roof | None) -> Row:
+def _row(measured: Measured, trace: Trace, margin: Margin, roof: Roof | None, grader: Grader | None) -> Row:
     groups = measured.groups[: len(trace.runs)] if trace.left else measured.groups
     method = trace.method
     head = Row(
@@ -182,6 +186,7 @@ def _row(measured: Measured, trace: Trace, margin: Margin, roof: Roof | None) ->
             "different": len(differences),
             "differences": tuple(differences),
             "roof": None if roof is None or method.peer else _reached(measured, runs, roof),
+            "quality": () if grader is None else _quality(measured, trace, grader),
         }
     )
 
@@ -238,6 +243,25 @@ def _reached(measured: Measured, runs: Seq[Run], roof: Roof) -> Reached | None:
     memory = moved / roof.limits.bandwidth >= operations / roof.limits.operations
     bound = "memory" if memory else "arithmetic"
     return Reached(moved, operations, least, bound, least / per_step.verify)
+
+
+# -- quality ---------------------------------------------------------------------------------------------
+
+
+def _quality(measured: Measured, trace: Trace, grader: Grader) -> tuple[Quality, ...]:
+    """Grade the first turns of the first repeat, and plain decoding's of the same prompts."""
+    grades: dict[str, list[tuple[float, float]]] = {}
+    for place, repeats in enumerate(trace.runs):
+        plain = measured.traces[0].runs[place][0][0]
+        for number, item in enumerate(measured.taking_part(place, 0)):
+            own = grader(item, repeats[0][0].outputs[number])
+            base = grader(item, plain.outputs[number])
+            if item.expected is not None and own is not None and base is not None:
+                grades.setdefault(item.expected.kind, []).append((own, base))
+    return tuple(
+        quality_of(kind, [own for own, _ in pairs], [base for _, base in pairs])
+        for kind, pairs in sorted(grades.items())
+    )
 
 
 # -- equality --------------------------------------------------------------------------------------------

@@ -94,6 +94,7 @@ def measure(
     settings: Settings,
     advanced: Callable[[Measured], None] = lambda measured: None,
     stopped: Callable[[], bool] = lambda: False,
+    warm_up: bool = True,
 ) -> Measured:
     """Decode a suite with every method.
 
@@ -104,6 +105,7 @@ def measure(
         methods: plain decoding first.
         advanced: called after each group of prompts with the measurements so far; it may drop methods.
         stopped: called before each run; if True, measuring ends with the complete groups.
+        warm_up: decode the first prompts once without counting; needless where seconds do not matter.
 
     Raises:
         OutpaceError: plain decoding failed.
@@ -117,7 +119,8 @@ def measure(
     runner = _Runner(subject, traces, settings, stopped, key)
     for method in methods:
         method.begin(anew=True)
-    runner.warm_up(groups[0])
+    if warm_up:
+        runner.warm_up(groups[0])
     with _settled():
         for repeat in range(settings.repeats):
             for method in methods:

@@ -35,12 +35,12 @@ def conversation(subject: Loaded, messages: Seq[dict[str, str]]) -> list[int]:
     return subject.tokens("\n".join([*lines, "Assistant:"]))
 
 
-def spoken(subject: Loaded, answer: Seq[int]) -> str:
-    """The text of an answer up to the first end token."""
+def spoken(subject: Loaded, answer: Seq[int], strip: bool = True) -> str:
+    """The text of an answer up to the first end token, by default without white space around it."""
     ends = subject.target.eos_token_ids
     until = next((place for place, token in enumerate(answer) if token in ends), len(answer))
     text: str = subject.tokenizer.decode(list(answer[:until]), skip_special_tokens=True)
-    return text.strip()
+    return text.strip() if strip else text
 
 
 def references(subject: Loaded, item: Item) -> list[list[int]]:

@@ -67,6 +67,21 @@ Lengths = Annotated[
 BenchSeed = Annotated[
     int, o.sampling_option("--seed", help="Seed of the first prompt and of the order of methods.")
 ]
+Grade = Annotated[
+    bool,
+    o.method_option(
+        "--grade",
+        help="Grade answers: GSM8K's numbers, HumanEval's tests (pass@1), ROUGE-L with Spec-Bench's "
+        "references.",
+    ),
+]
+RunCode = Annotated[
+    bool,
+    o.method_option(
+        "--run-code",
+        help="Let --grade run the programs that the model writes. They have limits, but no sandbox.",
+    ),
+]
 FirstResult = Annotated[Path, typer.Argument(metavar="A.json", show_default=False)]
 SecondResult = Annotated[Path, typer.Argument(metavar="B.json", show_default=False)]
 
@@ -91,6 +106,8 @@ def bench(
     gguf: Gguf = None,
     batch: Batches = "1",
     repeats: BenchRepeats = 1,
+    grade: Grade = False,
+    run_code: RunCode = False,
     model: o.ModelName = None,
     like: o.GrownLike = None,
     device: o.Device = None,
@@ -124,7 +141,7 @@ def bench(
         settings = Settings(max_new_tokens, temperature, top_p, seed, repeats, eos)
         beside = peers or ("llama.cpp" if is_gguf(model or "") else TRANSFORMERS)
         methods = (drafters, lengths, verifier, adaptive, beside, assistant, gguf)
-        chosen = runner.plan(suite, data, limit, *methods, batch, settings)
+        chosen = runner.plan(suite, data, limit, *methods, batch, settings, grade, run_code)
     place = spread_of(device, device_map)
     source = Source(model, place, dtype, trust_remote_code, like, llamacpp, seq2seq=True)
     notes: list[str] = []

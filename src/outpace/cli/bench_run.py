@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from outpace.bench import record as records
+from outpace.bench.grading import check_gradable, grader_of
 from outpace.bench.items import Suite, counted
 from outpace.bench.lab.gguf import write_gguf
 from outpace.bench.lab.grown import Grown
@@ -67,6 +68,7 @@ class Plan:
     gguf: Path | None
     batches: tuple[int, ...]
     settings: Settings
+    grade: bool = False
     notes: tuple[str, ...] = ()
 
     def with_drafter(self, spec: str, notes: Seq[str] = ()) -> Plan:
@@ -86,6 +88,7 @@ class Plan:
             "peers": [peer.name for peer in self.peers],
             "assistant": self.assistant,
             "batches": list(self.batches),
+            "grade": self.grade,
         }
 
 
@@ -102,11 +105,13 @@ def plan(
     gguf: Path | None,
     batches: str,
     settings: Settings,
+    grade: bool = False,
+    run_code: bool = False,
 ) -> Plan:
     """Parse the lists of the command line.
 
     Raises:
-        OutpaceError: a list names something unknown, or a suite twice.
+        OutpaceError: a list names something unknown, or a suite twice, or nothing can be graded.
     """
     names = split_names(suites)
     specs = split_drafters(drafters)
@@ -119,8 +124,13 @@ def plan(
     load_verifier(verifier)
     chosen_peers = split_peers(peers)
     _refuse_unread(chosen_peers, assistant, gguf)
+    loaded = tuple(load_suite(name, data) for name in names)
+    if grade:
+        check_gradable(loaded, run_code)
+    elif run_code:
+        raise OutpaceError("--run-code is for --grade; add that, or leave it out")
     return Plan(
-        suites=tuple(load_suite(name, data) for name in names),
+        suites=loaded,
         limit=limit,
         drafters=tuple(specs),
         verifier=verifier,
@@ -130,6 +140,7 @@ def plan(
         gguf=gguf,
         batches=numbers("batch", batches),
         settings=settings,
+        grade=grade,
     )
 
 
@@ -247,6 +258,7 @@ def _measure(chosen: Plan, model: Loaded, suites: Seq[Suite], methods: Seq[Metho
     Raises:
         OutpaceError: it failed on all of them.
     """
+    grader = grader_of(model) if chosen.grade else None
     groups = [-(-len(suite.items) // batch) for suite in suites for batch in chosen.batches]
     failures: list[str] = []
     with Interrupt() as interrupt, bar(chosen.settings.repeats * sum(groups), "prompts") as progress:
@@ -257,7 +269,7 @@ def _measure(chosen: Plan, model: Loaded, suites: Seq[Suite], methods: Seq[Metho
                 advanced = lambda _, name=name: progress.advance(name)  # noqa: E731
                 measured = measure(*asked, advanced, lambda: interrupt.raised)
                 if measured.groups:
-                    found.rows += rows_of(measured, partial(margin_of, model.target), found.roof)
+                    found.rows += rows_of(measured, partial(margin_of, model.target), found.roof, grader)
             except (OutpaceError, MemoryError, RuntimeError) as error:
                 if not isinstance(error, OutpaceError) and not out_of_memory(error):
                     raise

@@ -41,6 +41,8 @@ def show(record: Record, console: Console) -> None:
             tables.append(latencies(rows))
         if any(row.acceptance_by_position for row in rows):
             tables.append(acceptance(rows))
+        if any(row.quality for row in rows):
+            tables.append(qualities(rows))
         if any(row.categories for row in rows[1:]) and len(rows[0].categories) > 1:
             tables.append(categories(rows))
         for table in tables:
@@ -119,6 +121,23 @@ def latencies(rows: Seq[Row]) -> Table:
     for row in rows:
         if row.latency is not None:
             table.add_row(row.label, *(number(figure) for figure in astuple(row.latency)))
+    return table
+
+
+def qualities(rows: Seq[Row]) -> Table:
+    """Table of the grades of the answers, beside the speed."""
+    table = _table("quality of the answers", "graded", "prompts", "score", "better", "worse", "speed")
+    for row in rows:
+        for one in row.quality:
+            table.add_row(
+                row.label,
+                one.kind,
+                str(one.prompts),
+                number(one.score, 3),
+                str(one.better),
+                str(one.worse),
+                number(row.speed.speedup if row.speed else None),
+            )
     return table
 
 

@@ -19,6 +19,7 @@ from rich.console import Console
 from outpace.bench import html, plots
 from outpace.bench.comparison import as_json as comparison_json
 from outpace.bench.comparison import compare
+from outpace.bench.grading import Quality
 from outpace.bench.html import page
 from outpace.bench.lab.roof import Limits, Roof, Width, Work
 from outpace.bench.record import Record, as_json, read_rows
@@ -147,6 +148,18 @@ def test_a_broken_promise_is_no_near_tie(
 
 
 # -- HTML ------------------------------------------------------------------------------------------------
+
+
+def test_grades_are_in_the_page_the_tables_and_the_json(record: Record) -> None:
+    graded = Quality("program", 20, 0.35, 0.3, 2, 1)
+    record.rows[1] = row("lookahead", 1.5, lossy=True, quality=(graded,))
+    assert as_json(record)["rows"][1]["quality"] == (vars(graded),)
+    console = Console(record=True, width=120, file=io.StringIO())
+    bench_report.show(record, console)
+    told = console.export_text()
+    assert re.search(r"lookahead +program +20 +0\.350 +2 +1 +1\.50", told)
+    found = read(page(record))
+    assert len(found.all("table")) == 7 and "0.350" in found.text
 
 
 class Reader(HTMLParser):

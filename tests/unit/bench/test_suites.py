@@ -79,10 +79,12 @@ def test_an_unknown_suite() -> None:
 
 SPEC_BENCH = [
     {"question_id": 81, "category": "writing", "turns": ["one", "two"]},
-    {"question_id": 241, "category": "translation", "turns": ["three"]},
+    {"question_id": 241, "category": "translation", "turns": ["three"], "reference": ["3"]},
 ]
 GSM8K = [{"question": "How many?", "answer": "#### 1"}, {"question": "How much?", "answer": "#### 2"}]
-HUMANEVAL = [{"task_id": "HumanEval/0", "prompt": "def f():\n", "entry_point": "f"}]
+HUMANEVAL = [
+    {"task_id": "HumanEval/0", "prompt": "def f():\n", "entry_point": "f", "test": "def check(f): 1"}
+]
 SPEED_BENCH = [
     {"question_id": "a", "category": "coding", "turns": ["x", "y"]},
     {"question_id": "b", "category": "math", "turns": [f"{public._NOT_THERE} FROM THE SOURCE"]},
@@ -122,6 +124,15 @@ def test_public_sets_from_a_folder(data: Path) -> None:
     ]
     assert [(item.turns, item.chat) for item in load_suite("humaneval", data).items] == [
         (("def f():\n",), False)
+    ]
+    expected = [
+        [None if item.expected is None else (item.expected.kind, item.expected.text) for item in found.items]
+        for found in (spec, load_suite("gsm8k", data), load_suite("humaneval", data))
+    ]
+    assert expected == [
+        [None, ("overlap", "3")],
+        [("number", "#### 1"), ("number", "#### 2")],
+        [("program", "def check(f): 1\ncheck(f)")],
     ]
     speed = load_suite("speed_bench", data)
     assert [item.id for item in speed.items] == ["a"] and speed.left_out == 1

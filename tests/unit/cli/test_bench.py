@@ -136,6 +136,20 @@ def test_a_sampled_run_is_equal_under_match_and_promises_nothing_of_others(bench
     assert result.exit_code == 0 and "suffix, rejection" in result.stdout
 
 
+def test_grades(bench: Bench, tmp_path: Path) -> None:
+    lines = [{"question": "How many?", "answer": "#### 1"}, {"question": "How much?", "answer": "#### 2"}]
+    (tmp_path / "gsm8k_test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    options = ("--suite", "gsm8k", "--data", tmp_path, "--drafters", "suffix", "--peers", "none")
+    result = bench(*options, "--grade", "--json", "-")
+    assert result.exit_code == 0, result.output
+    (none,), (suffix,) = (row["quality"] for row in rows_of(result).values())
+    assert none == suffix and none["kind"] == "number" and none["prompts"] == 2
+    assert none["better"] == none["worse"] == 0 and none["score"] == none["plain"]
+    assert "quality of the answers" in result.stderr
+    refused(bench("--grade"), "--grade finds nothing to grade")
+    refused(bench(*options, "--run-code"), "--run-code is for --grade")
+
+
 # -- what goes wrong -------------------------------------------------------------------------------------
 
 

@@ -211,7 +211,7 @@ def measure_scaling(
         Ours(subject.target, spec, adaptive=False, beyond=setting.depth)
         for setting, spec in zip(grid, specs, strict=True)
     ]
-    found = measure(subject, methods, suite, batch, settings, advanced, stopped)
+    found = measure(subject, methods, suite, batch, settings, advanced, stopped, warm_up=False)
     if not found.groups:
         raise OutpaceError("interrupted before any prompt was decoded by every setting")
     plain, *rows = rows_of(found, lambda asked, output: math.nan, None)
