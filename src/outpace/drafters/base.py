@@ -84,6 +84,15 @@ class Drafter(ABC, Generic[State]):
         return None
 
     @property
+    def narrow_widths(self) -> tuple[int, ...]:
+        """The same of its narrow drafts; empty if it has none.
+
+        A narrow draft leaves out the nodes that pay only in later steps. If ``sequence.narrow``, the drafter
+        should propose such a draft.
+        """
+        return ()
+
+    @property
     def ramp(self) -> int:
         """Consecutive drafted steps until it performs at its best again after a pause; at least 1."""
         return 1

@@ -49,10 +49,10 @@ class Drafting:
             sequence = active.sequence
             most = sequence.params.drafts.num_speculative_tokens
             if self.plan is None:
-                sequence.budget, sequence.row_cost = most, None
+                sequence.budget, sequence.row_cost, sequence.narrow = most, None, False
             else:
                 sequence.budget = self.plan.nodes if most is None else min(most, self.plan.nodes)
-                sequence.row_cost = self.plan.row_cost
+                sequence.row_cost, sequence.narrow = self.plan.row_cost, self.plan.narrow
 
     def calls(self, members: Iterable[Active]) -> list[list[Active]]:
         """The sequences per call to the drafter: one at a time if that is how the drafter works."""

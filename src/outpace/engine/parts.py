@@ -13,7 +13,7 @@ from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
 from outpace.engine.profile import load_costs
 from outpace.logits import TOKENS_ONLY
-from outpace.policy.governor import Governor, Policy
+from outpace.policy.governor import FullOrNarrow, Governor, Policy
 from outpace.targets.base import TargetModel
 from outpace.verify import Verifier
 
@@ -113,7 +113,9 @@ def policy_of(
     if adaptive == "auto" or isinstance(adaptive, bool):
         wanted = verifier.invariant if adaptive == "auto" else adaptive
         if wanted and not isinstance(drafter, NoDraft):
-            policy = Governor(drafter.widths, drafter.ramp, repr(drafter))
+            options = drafter.widths, drafter.ramp, repr(drafter)
+            narrow = drafter.narrow_widths
+            policy = FullOrNarrow(narrow, *options) if narrow else Governor(*options)
     elif callable(getattr(adaptive, "plan", None)) and not isinstance(adaptive, type):
         policy = adaptive
     else:

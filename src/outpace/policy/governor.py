@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from outpace.core import Draft, OutpaceError
@@ -49,10 +49,12 @@ class Plan:
     Attributes:
         nodes: maximum number of nodes per sequence; 0 for a plain step.
         row_cost: time of each further node as a share of a plain step; None if not measured.
+        narrow: leave out nodes that pay only in later steps (``Drafter.narrow_widths``).
     """
 
     nodes: int
     row_cost: float | None = None
+    narrow: bool = False
 
     def take(self, draft: Draft) -> int:
         """The number of nodes of a draft to verify: as many as pay, if the draft states chances."""
@@ -130,8 +132,8 @@ class _View(NamedTuple):
 
     Attributes:
         plain: seconds of a plain step; nan if not measured yet.
-        width, gain: the width above 0 with the most tokens per second, and its speed relative to plain
-            decoding.
+        width, gain: the width above 0 with the most tokens per second, and its speed relative to decoding
+            without these drafts.
         trial: nodes per step of a trial.
         price: loss of a trial step in plain steps if nothing is accepted.
         row_cost: time of a further node as a share of a plain step.
@@ -168,6 +170,7 @@ class Governor:
         self.widths = WIDTHS if widths is None else tuple(widths)
         if not self.widths or list(self.widths) != sorted({*self.widths} - {0}) or self.widths[0] < 1:
             raise OutpaceError(f"widths must be one or more numbers above 0, ascending, not {self.widths}")
+        self._widths = widths
         self._widest = None if widths is None else self.widths[-1]
         if ramp < 1:
             raise OutpaceError(f"ramp must be at least 1, not {ramp}")
@@ -181,6 +184,7 @@ class Governor:
         self._on = False
         self._view, self._viewed = _View(), -_REVIEW  # the latest view, and the step it was computed at
         self._refresh = 0  # plain steps left to take as measurements
+        self._rival = 1.0  # speed without these drafts, relative to plain decoding
 
     # -- before a step -----------------------------------------------------------------------------------
 
@@ -221,27 +225,27 @@ class Governor:
         knows = bool(drafting)
         idle = drafting.at(0) if knows else 0.0
         plain = before + idle
+        without = plain / self._rival
         best, most = self.widths[0], 0.0
         for width, accepted, there in self.acceptance.expected():
             wide = forwards.at(batch * (1 + width))
             verified += there * (wide - before)
             before = wide
             seconds = verified + (drafting.at(batch * width) if knows else 0.0)
-            gain = (1 + accepted) * plain / (_MARGIN * seconds)
+            gain = (1 + accepted) * without / (_MARGIN * seconds)
             if gain > most:
                 best, most = width, gain
             if there < 0.01:
                 break
         trial = self._widest or best
         seconds = forwards.at(batch * (1 + trial)) + (drafting.at(batch * trial) if knows else 0.0)
-        price = _MARGIN * seconds / plain - 1
+        price = _MARGIN * seconds / without - 1
         row_cost = (forwards.at(batch * (1 + _SPAN)) - forwards.at(batch)) / (_SPAN * plain)
         return _View(plain, best, most, trial, price, row_cost)
 
     # -- after a step ------------------------------------------------------------------------------------
 
     def learn(self, outcome: Outcome) -> None:
-        self._step += 1
         batch, rows, nodes = len(outcome.paths), outcome.rows, outcome.plan.nodes
         # Consecutive plain steps add little information, so only one in `_SAMPLE` is measured.
         if nodes or self._on or not self._view.plain > 0 or not self._step % _SAMPLE:
@@ -249,15 +253,20 @@ class Governor:
             if outcome.verify_seconds is not None and self._rows < 2 * rows:
                 self.forwards.add(batch, rows, outcome.verify_seconds)
             self.drafting.add(batch, batch * nodes, outcome.draft_seconds)
-        self._rows = rows
-        gained = _SHARE
+        gained = 0.0
         if nodes:
             if max(outcome.drafted):
                 self._viewed = -_REVIEW
             self.acceptance.observe(nodes, outcome.drafted, outcome.paths)
-            gained += self._gained(outcome, batch)
-        octave = batch.bit_length()
-        account = self._accounts.get(octave, _SAVINGS) + gained
+            gained = self._gained(outcome, batch)
+        self._count(outcome, gained)
+
+    def _count(self, outcome: Outcome, gained: float) -> None:
+        """Count a step, and credit the account with the step's share of time and what drafts gained."""
+        self._step += 1
+        self._rows = outcome.rows
+        octave = len(outcome.paths).bit_length()
+        account = self._accounts.get(octave, _SAVINGS) + _SHARE + gained
         self._accounts[octave] = max(0.0, min(_SAVINGS, account))
 
     def _gained(self, outcome: Outcome, batch: int) -> float:
@@ -265,20 +274,20 @@ class Governor:
 
         The step's own time is not used, since it may include an interruption.
         """
-        plain = self._view.plain
-        if not plain > 0:
+        without = self._view.plain / self._rival
+        if not without > 0:
             return 0.0
         seconds = self.forwards.seconds(batch, outcome.rows)
         seconds += self.drafting.seconds(batch, batch * outcome.plan.nodes)
         if math.isnan(seconds):
             return 0.0
-        return 1 + sum(map(len, outcome.paths)) / batch - _MARGIN * seconds / plain
+        return 1 + sum(map(len, outcome.paths)) / batch - _MARGIN * seconds / without
 
     # -- measured costs ----------------------------------------------------------------------------------
 
     def again(self) -> Governor:
         """A new governor with the same options that begins with the costs measured by this one."""
-        found = Governor(None if self._widest is None else self.widths, self.ramp, self.drafter)
+        found = Governor(self._widths, self.ramp, self.drafter)
         found.begin_with(self.costs())
         return found
 
@@ -297,3 +306,58 @@ class Governor:
             self.drafting.fill(costs.get(f"draft, {self.drafter}", {}))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise OutpaceError(f"the measured costs cannot be read ({error!r}); delete the file") from error
+
+
+
+class FullOrNarrow(Governor):
+    """Governor of a drafter that can leave out the nodes that pay only in later steps.
+
+    A second governor plans the narrow drafts, those without such nodes. Full drafts have to gain over what
+    narrow ones reach, not only over plain decoding, and are tried once that is measured.
+
+    Args:
+        narrow: the widths of narrow drafts, ascending.
+        widths, ramp, drafter, costs: those of full drafts, as in ``Governor``.
+    """
+
+    def __init__(
+        self,
+        narrow: Seq[int],
+        widths: Seq[int] | None = None,
+        ramp: int = 1,
+        drafter: str = "",
+        costs: Costs | None = None,
+    ) -> None:
+        super().__init__(widths, ramp, drafter, costs)
+        self.narrow = Governor(narrow, costs=self.forwards)
+        self.narrow.drafting = self.drafting
+
+    def plan(self, batch: int) -> Plan:
+        if self._step >= _REVIEW:
+            self._rival = max(1.0, self.narrow._view.gain)
+            plan = super().plan(batch)
+            if plan.nodes:
+                return plan
+        return replace(self.narrow.plan(batch), narrow=True)
+
+    def learn(self, outcome: Outcome) -> None:
+        if outcome.plan.narrow:
+            self.narrow.learn(outcome)
+            self._count(outcome, 0.0)
+        else:
+            super().learn(outcome)
+            self.narrow._count(outcome, 0.0)
+
+    def _gained(self, outcome: Outcome, batch: int) -> float:
+        # Full drafts contain the guesses of narrow ones, so what they lose is at most their further time. That
+        # is less noisy than the few steps of a trial.
+        narrow = self.narrow._view
+        rows = batch * (1 + (narrow.width if narrow.gain > 1 else 0))
+        further = self.forwards.seconds(batch, outcome.rows) - self.forwards.seconds(batch, rows)
+        gained = super()._gained(outcome, batch)
+        return max(gained, -_MARGIN * further * self._rival / self._view.plain)
+
+    def again(self) -> FullOrNarrow:
+        found = FullOrNarrow(self.narrow.widths, self._widths, self.ramp, self.drafter)
+        found.begin_with(self.costs())
+        return found

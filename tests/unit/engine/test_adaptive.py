@@ -115,7 +115,7 @@ class Erratic:
 
     def plan(self, batch: int) -> Plan:
         nodes = self._random.choice([0, 0, 0, 1, 2, 5, 40, 40])
-        self.planned.append(Plan(nodes))
+        self.planned.append(Plan(nodes, narrow=self._random.random() < 0.3))
         return self.planned[-1]
 
     def learn(self, outcome: Outcome) -> None:
@@ -368,3 +368,24 @@ def test_lookahead_begins_its_window_anew_after_plain_steps() -> None:
     assert set(levels) == {"levels_1", "levels_2", "levels_3"}
     assert levels["levels_1"] >= 3
     assert found.tokens == plain([PROMPTS[1]], GREEDY)[0]
+
+
+def test_narrow_drafts_of_lookahead_are_guesses_alone() -> None:
+    drafter = Lookahead(window=3, ngram=4, guesses=2)
+    assert drafter.narrow_widths == (3, 6)
+    assert Lookahead(window=0, ngram=4, guesses=2).narrow_widths == ()
+    assert Lookahead(pool_from_prompt=False, pool_from_output=False).narrow_widths == ()
+    assert Lookahead(guesses=0).narrow_widths == ()
+    sizes: dict[bool, list[int]] = {False: [], True: []}
+
+    class Alternating(Erratic):
+        def plan(self, batch: int) -> Plan:
+            self.planned.append(Plan(100, narrow=len(self.planned) % 10 >= 6))
+            return self.planned[-1]
+
+        def learn(self, outcome: Outcome) -> None:
+            sizes[outcome.plan.narrow].extend(outcome.drafted)
+
+    found = Engine(ToyTarget(), drafter, adaptive=Alternating()).generate([PROMPTS[3]], GREEDY)[0]
+    assert found.tokens == plain([PROMPTS[3]], GREEDY)[0]
+    assert 0 < max(sizes[True]) <= 6 < max(sizes[False])

@@ -101,12 +101,14 @@ class Text:
         found: the chance that there is a draft at all in a step.
         longest: nodes that the drafter has at most.
         cold: steps in a row that the drafter needs before any guess is right.
+        narrow: the same of narrow drafts, whose guesses full ones contain too; None if the drafter has none.
     """
 
     chance: Chances
     found: float = 1.0
     longest: int = 64
     cold: int = 0
+    narrow: Text | None = None
 
 
 def constant(chance: float) -> Chances:
@@ -123,13 +125,14 @@ def simulate(
         plan = policy.plan(batch)
         budget = plan.nodes
         drafted, paths = [], []
-        warm = warm + 1 if budget else 0
+        warm = warm + 1 if budget and not plan.narrow else 0
+        drafts = text.narrow if warm <= text.cold and text.narrow else text
         for _ in range(batch):
-            there = budget > 0 and chances.random() < text.found
-            size = min(budget, text.longest) if there else 0
+            there = budget > 0 and chances.random() < drafts.found
+            size = min(budget, drafts.longest) if there else 0
             length = 0
-            if warm > text.cold:
-                while length < size and chances.random() < text.chance(int(done) + length):
+            if warm > text.cold or drafts is text.narrow:
+                while length < size and chances.random() < drafts.chance(int(done) + length):
                     length += 1
             drafted.append(size)
             paths.append(range(length))

@@ -13,7 +13,7 @@ import pytest
 from outpace.core import Draft, OutpaceError
 from outpace.policy.acceptance import Acceptance
 from outpace.policy.costs import Costs, Curve
-from outpace.policy.governor import WIDTHS, Governor, Outcome, Pinned, Plan, Policy
+from outpace.policy.governor import WIDTHS, FullOrNarrow, Governor, Outcome, Pinned, Plan, Policy
 from unit.policy.simulation import (
     CURVES,
     Machine,
@@ -109,6 +109,20 @@ def test_a_drafter_that_must_warm_up_is_given_the_time() -> None:
     useless = Text(constant(0.0), cold=8)
     plain = simulate(Pinned(0), Machine(linear), useless, 2000)
     assert simulate(made(), Machine(linear), useless, 2000) < 1.03 * plain
+
+
+@pytest.mark.parametrize("cost", sorted({*CURVES} - {"jump"}))  # there a trial costs more than the account
+@pytest.mark.parametrize(("full", "narrow"), [(0.7, 0.3), (0.7, 0.6), (0.6, 0.6), (0.5, 0.0), (0.0, 0.0)])
+def test_full_or_narrow_drafts_whichever_is_faster(cost: str, full: float, narrow: float) -> None:
+    only = Text(constant(narrow))
+    text = Text(constant(full), cold=4, narrow=only)
+
+    def pinned(width: int, text: Text) -> float:
+        return simulate(Pinned(width), Machine(CURVES[cost]), text, 3000)
+
+    best = min(*(pinned(width, text) for width in (0, 30, 35)), *(pinned(width, only) for width in (4, 8)))
+    policy = FullOrNarrow((4, 8), (30, 35), ramp=8)
+    assert simulate(policy, Machine(CURVES[cost]), text, 3000) < 1.08 * best
 
 
 def plans(policy: Policy, machine: Machine, text: Text, tokens: int, batch: int = 1) -> list[int]:

@@ -90,6 +90,13 @@ class Lookahead(SequenceDrafter[LookaheadState]):
         return tuple(cells + g * length for g in range(1, self.guesses + 1)) or (max(cells, 1),)
 
     @property
+    def narrow_widths(self) -> tuple[int, ...]:
+        """Nodes of 1, ... G guesses without the window, if the text itself fills the pool."""
+        if not (self.window and (self.pool_from_prompt or self.pool_from_output)):
+            return ()
+        return tuple(g * (self.ngram - 1) for g in range(1, self.guesses + 1))
+
+    @property
     def ramp(self) -> int:
         """2 (N - 1): N - 1 steps to fill the levels, and as many to pool n-grams from full columns."""
         return 2 * (self.ngram - 1) if self.window else 1
@@ -104,9 +111,10 @@ class Lookahead(SequenceDrafter[LookaheadState]):
 
     def draft(self, state: LookaheadState) -> Draft:
         trie = Trie()
-        if self.window and not state.levels:
+        window = self.window > 0 and not state.sequence.narrow
+        if window and not state.levels:
             self._restart(state)
-        state.nodes = _plant(state.levels, trie) if self.window else []
+        state.nodes = _plant(state.levels, trie) if window else []
         state.cells = len(trie)
         for guess in state.pool.get(state.sequence.tokens[-1]):
             trie.add(guess, budget=state.sequence.budget)
