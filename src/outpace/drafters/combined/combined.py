@@ -133,6 +133,10 @@ class Combined(Drafter[CombinedState]):
         return self.parts[0].widths if len(self.parts) == 1 else None
 
     @property
+    def narrow_widths(self) -> tuple[int, ...]:
+        return self.parts[0].narrow_widths if len(self.parts) == 1 else ()
+
+    @property
     def ramp(self) -> int:
         return max(part.ramp for part in self.parts)
 
