@@ -418,6 +418,15 @@ def test_costs_that_were_saved_are_known_at_once() -> None:
         assert sum(noted) < 60, scale
 
 
+@pytest.mark.parametrize("first", [Governor((4, 8), 3, "x"), FullOrNarrow((4, 8), (30, 35), 3, "x")])
+def test_a_governor_again_knows_the_costs_and_not_the_text(first: Governor) -> None:
+    simulate(first, Machine(linear), Text(constant(0.9)), 400)
+    again = first.again()
+    assert type(again) is type(first) and (again.widths, again.ramp) == (first.widths, first.ramp)
+    assert again.costs() == first.costs()
+    assert not any(again.acceptance._tries)
+
+
 @pytest.mark.parametrize("costs", [{}, {"verify": 3}, {"verify": {"1": [[1]]}}, {"verify": {"a": []}}])
 def test_costs_of_nonsense_are_refused(costs: dict[str, object]) -> None:
     with pytest.raises(OutpaceError, match="the measured costs cannot be read"):
