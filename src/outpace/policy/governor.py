@@ -308,7 +308,6 @@ class Governor:
             raise OutpaceError(f"the measured costs cannot be read ({error!r}); delete the file") from error
 
 
-
 class FullOrNarrow(Governor):
     """Governor of a drafter that can leave out the nodes that pay only in later steps.
 
@@ -349,8 +348,8 @@ class FullOrNarrow(Governor):
             self.narrow._count(outcome, 0.0)
 
     def _gained(self, outcome: Outcome, batch: int) -> float:
-        # Full drafts contain the guesses of narrow ones, so what they lose is at most their further time. That
-        # is less noisy than the few steps of a trial.
+        # Full drafts contain the guesses of narrow ones, so they lose at most their additional time: an
+        # estimate with less noise than the few steps of a trial.
         narrow = self.narrow._view
         rows = batch * (1 + (narrow.width if narrow.gain > 1 else 0))
         further = self.forwards.seconds(batch, outcome.rows) - self.forwards.seconds(batch, rows)
