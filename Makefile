@@ -5,6 +5,7 @@
 # make test-real     run the tests on that model
 # make test-llamacpp run the tests of GGUF files, with llama-cpp-python built once into the user's cache
 # make test-torchao  run the tests of quantised models, with torchao in an environment of its own
+# make test-ray      run Ray Serve with two and three replicas, in an environment of its own
 # make soak          1,000 mixed requests against the server
 # make conformance   others' tests of OpenAI's API against the server; they are fetched from the package index
 # make lint          ruff and mypy
@@ -30,7 +31,7 @@ INPUTS := pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow test-llamacpp test-torchao soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
+.PHONY: demo test test-slow test-llamacpp test-torchao test-ray soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -79,6 +80,16 @@ $(VENV_TORCHAO)/.installed: $(INPUTS)
 	$(VENV_TORCHAO)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]' torchao==0.18.0
 	@touch $@
 
+VENV_RAY ?= .venv-ray
+
+test-ray: $(VENV_RAY)/.installed
+	REQUESTS=500 OMP_NUM_THREADS=1 $(VENV_RAY)/bin/python -m pytest -m slow -rs -s tests/serve/test_ray_cluster.py
+
+$(VENV_RAY)/.installed: $(INPUTS)
+	$(PYTHON) -m venv $(VENV_RAY)
+	$(VENV_RAY)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test,ray]'
+	@touch $@
+
 lint: lint-ruff lint-format lint-mypy
 
 lint-ruff: $(DEV)
@@ -124,4 +135,4 @@ clean:
 	find src tests tools examples benchmarks integrations -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean
-	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_LLAMACPP) $(VENV_TORCHAO)
+	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_LLAMACPP) $(VENV_TORCHAO) $(VENV_RAY)

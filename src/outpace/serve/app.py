@@ -21,7 +21,7 @@ from outpace.serve import wire
 from outpace.serve.chat import chat, template_message
 from outpace.serve.completions import completions
 from outpace.serve.door import Door, Keys, error_response
-from outpace.serve.errors import Refused, later, refusal
+from outpace.serve.errors import Refused, later, refusal, unknown_model
 from outpace.serve.messages import count, messages
 from outpace.serve.page import FILES, File
 from outpace.serve.responses import responses
@@ -108,9 +108,7 @@ def _service(request: Request) -> Service:
 
 def _check_model(service: Service, model: str | None) -> None:
     if model is not None and model not in service.names:
-        there = ", ".join(map(repr, service.names))
-        message = f"there is no model {model!r} here; there is {there}"
-        raise Refused(404, message, "model", "model_not_found")
+        raise unknown_model(model, service.names)
 
 
 def _endpoint(api: Callable[..., Awaitable[Response]], kind: type[Any]) -> Callable[..., Awaitable[Response]]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 access = logging.getLogger("outpace.access")
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-_OPEN = {"/health", "/health/ready", *FILES}  # monitors have no key
+OPEN = {"/health", "/health/ready", *FILES}  # monitors have no key
 
 
 class Keys:
@@ -125,7 +125,7 @@ class Door:
             await send(message)
 
         try:
-            state["tenant"] = None if scope["path"] in _OPEN else self._keys.tenant(headers)
+            state["tenant"] = None if scope["path"] in OPEN else self._keys.tenant(headers)
         except Refused as refused:
             await error_response(scope, refused)(scope, receive, sending)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,12 @@ def later(status: int, message: str, code: str, seconds: float) -> Refused:
     """A refusal of a request that may be repeated after this many seconds."""
     headers = {"Retry-After": str(max(1, math.ceil(seconds))), "x-should-retry": "true"}
     return Refused(status, message, code=code, headers=headers)
+
+
+def unknown_model(model: str, there: Iterable[str]) -> Refused:
+    """A refusal of a request for a model that is not one of those that are there."""
+    names = ", ".join(map(repr, there))
+    return Refused(404, f"there is no model {model!r} here; there is {names}", "model", "model_not_found")
 
 
 def refusal(error: BaseException) -> Refused:
