@@ -1,9 +1,9 @@
 """Published EAGLE drafters: the formats of vllm-project/speculators and SafeAILab/EAGLE.
 
-All are a config.json and safetensors. Both formats of an EAGLE-3 have the same tensors under nearly the same
-names; an EAGLE-1 has one layer without its first norm, ``fc``, and perhaps embeddings. In an EAGLE-3,
-``d2t[i]`` is the offset to add to draft id i to get the target's id, not that id itself, and ``t2d`` is true
-for each of the target's ids that is drafted.
+What other published drafters need too is public here. All are a config.json and safetensors. Both formats of
+an EAGLE-3 have the same tensors under nearly the same names; an EAGLE-1 has one layer without its first norm,
+``fc``, and perhaps embeddings. In an EAGLE-3, ``d2t[i]`` is the offset to add to draft id i to get the
+target's id, not that id itself, and ``t2d`` is true for each of the target's ids that is drafted.
 """
 
 from __future__ import annotations
@@ -98,16 +98,44 @@ def read_tensors(folder: str | Path) -> dict[str, Tensor]:
     Raises:
         OutpaceError: there are no safetensors, or they cannot be read.
     """
+    return {
+        _OURS + name.removeprefix(_THEIRS) if name.startswith(_THEIRS) else name: tensor
+        for name, tensor in all_tensors(folder, "eagle").items()
+    }
+
+
+def all_tensors(folder: str | Path, method: str) -> dict[str, Tensor]:
+    """The tensors of all safetensors files in a folder.
+
+    Raises:
+        OutpaceError: there are none, or they cannot be read.
+    """
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files:
         raise OutpaceError(
-            f"eagle: there are no safetensors in {folder}; convert weights of another format to "
+            f"{method}: there are no safetensors in {folder}; convert weights of another format to "
             "model.safetensors"
         )
-    return {
-        _OURS + name.removeprefix(_THEIRS) if name.startswith(_THEIRS) else name: tensor
-        for name, tensor in tensors_of(files, "eagle").items()
-    }
+    return tensors_of(files, method)
+
+
+def head_tensors(folder: str | Path, file: str, method: str) -> dict[str, Tensor]:
+    """The tensors of published heads: those of ``file``.safetensors, otherwise of all safetensors.
+
+    Raises:
+        OutpaceError: there is only a pickle, or a file cannot be read.
+    """
+    place = Path(folder)
+    files = [place / f"{file}.safetensors"]
+    if not files[0].is_file():
+        files = sorted(place.glob("*.safetensors"))
+    if not files and (place / f"{file}.pt").is_file():
+        raise OutpaceError(
+            f"{method}: {place / file}.pt is a pickle, which is not read; convert it once: safetensors.torch."
+            f"save_file({{k: v.clone() for k, v in torch.load('{file}.pt', weights_only=True).items()}}, "
+            f"'{file}.safetensors')"
+        )
+    return tensors_of(files, method)
 
 
 def named_layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -135,9 +163,7 @@ def read_config(config: Mapping[str, Any], layers: Seq[int], folder: str | Path)
     version, kind = version_of(config), config.get("speculators_model_type", "eagle3")
     if kind != "eagle3":
         raise OutpaceError(f"eagle: {folder} contains a drafter of kind {kind!r}; only eagle3 is supported")
-    inner = _layer(config.get("transformer_layer_config", config), folder)
-    if inner.hidden_act != "silu":
-        raise OutpaceError(f"eagle: {folder} has hidden_act {inner.hidden_act!r}; only silu is supported")
+    inner = layer_of(config.get("transformer_layer_config", config), folder, "eagle")
     if config.get("target_hidden_size") not in (None, inner.hidden_size):
         raise OutpaceError(
             f"eagle: the drafter in {folder} has a hidden size of {inner.hidden_size} and its target of "
@@ -150,12 +176,8 @@ def read_config(config: Mapping[str, Any], layers: Seq[int], folder: str | Path)
             f"{inner.vocab_size}; it cannot draft more ids than there are"
         )
     depth = inner.num_hidden_layers if "transformer_layer_config" in config or version == 1 else 1
-    kinds = set((getattr(inner, "layer_types", None) or ())[:depth]) - {"full_attention"}
-    if kinds:
-        raise OutpaceError(
-            f"eagle: a layer of the drafter in {folder} has {kinds.pop()!r}; only full_attention is supported"
-        )
-    heads, nested = inner.num_attention_heads, config.get("eagle_config") or {}
+    check_attention(inner, depth, folder, "eagle")
+    nested = config.get("eagle_config") or {}
     return {
         "version": version,
         "layers": (-1,) if version == 1 else tuple(layers),
@@ -165,16 +187,38 @@ def read_config(config: Mapping[str, Any], layers: Seq[int], folder: str | Path)
         "steps": _steps(config) if version == 3 else 1,
         "own_head": version == 3,
         **{name: bool(config.get(name, nested.get(name, False))) for name in NORMS},
-        "hidden_size": inner.hidden_size,
-        "intermediate_size": inner.intermediate_size,
-        "heads": heads,
-        "kv_heads": inner.num_key_value_heads or heads,
-        "head_size": getattr(inner, "head_dim", None) or 0,
-        "eps": inner.rms_norm_eps,
-        "bias": bool(getattr(inner, "attention_bias", False)),
-        "rope": dict(inner.rope_parameters),
-        "context": inner.max_position_embeddings,
+        **sizes_of(inner),
     }
+
+
+def sizes_of(layer: Any) -> dict[str, Any]:
+    """The fields of a LayerConfig from transformers' config of a layer."""
+    heads = layer.num_attention_heads
+    return {
+        "hidden_size": layer.hidden_size,
+        "intermediate_size": layer.intermediate_size,
+        "heads": heads,
+        "kv_heads": layer.num_key_value_heads or heads,
+        "head_size": getattr(layer, "head_dim", None) or 0,
+        "eps": layer.rms_norm_eps,
+        "bias": bool(getattr(layer, "attention_bias", False)),
+        "rope": dict(layer.rope_parameters),
+        "context": layer.max_position_embeddings,
+    }
+
+
+def check_attention(layer: Any, depth: int, folder: str | Path, method: str) -> None:
+    """Check that every layer attends to everything before it.
+
+    Raises:
+        OutpaceError: a layer has another kind of attention.
+    """
+    kinds = set((getattr(layer, "layer_types", None) or ())[:depth]) - {"full_attention"}
+    if kinds:
+        raise OutpaceError(
+            f"{method}: a layer of the drafter in {folder} has {kinds.pop()!r}; only full_attention is "
+            "supported"
+        )
 
 
 def _steps(config: Mapping[str, Any]) -> int:
@@ -183,15 +227,22 @@ def _steps(config: Mapping[str, Any]) -> int:
     return int(methods[0].get("speculative_tokens") or 5)
 
 
-def _layer(given: Mapping[str, Any], folder: str | Path) -> Any:
-    """The config of a drafter's layer. Published files omit their family's defaults."""
+def layer_of(given: Mapping[str, Any], folder: str | Path, method: str) -> Any:
+    """The config of a drafter's layers. Published files omit their family's defaults.
+
+    Raises:
+        OutpaceError: transformers cannot read it, or the activation is not SiLU.
+    """
     from transformers import AutoConfig
 
     known = {key: value for key, value in given.items() if key not in ("model_type", "auto_map")}
     try:
-        return AutoConfig.for_model(given.get("model_type", "llama"), **known)
+        layer = AutoConfig.for_model(given.get("model_type", "llama"), **known)
     except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
-        raise OutpaceError(f"eagle: transformers cannot read config.json in {folder}: {error}") from error
+        raise OutpaceError(f"{method}: transformers cannot read config.json in {folder}: {error}") from error
+    if layer.hidden_act != "silu":
+        raise OutpaceError(f"{method}: {folder} has hidden_act {layer.hidden_act!r}; only silu is supported")
+    return layer
 
 
 def write(

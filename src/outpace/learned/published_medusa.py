@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from outpace.core import OutpaceError
-from outpace.learned.published import config_of, tensors_of
+from outpace.learned.published import config_of, head_tensors
 
 _FILE = "medusa_lm_head"
 _WITHIN = "medusa_head."
@@ -35,15 +35,7 @@ def read_tensors(folder: str | Path) -> tuple[dict[str, Tensor], int, int]:
         OutpaceError: there are no safetensors with heads, or a tensor has an unknown name.
     """
     place = Path(folder)
-    files = [place / f"{_FILE}.safetensors"]
-    if not files[0].is_file():
-        files = sorted(place.glob("*.safetensors"))
-    if not files and (place / f"{_FILE}.pt").is_file():
-        raise OutpaceError(
-            f"medusa: {place / _FILE}.pt is a pickle, which is not read; convert it once: safetensors.torch."
-            f"save_file(torch.load('{_FILE}.pt', weights_only=True), '{_FILE}.safetensors')"
-        )
-    found = tensors_of(files, "medusa")
+    found = head_tensors(place, _FILE, "medusa")
     within = {name.removeprefix(_WITHIN): one for name, one in found.items() if name.startswith(_WITHIN)}
     return _renamed(within or found, place)
 

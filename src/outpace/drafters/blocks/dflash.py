@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar, cast
 
 import numpy as np
@@ -34,9 +35,11 @@ from outpace.drafters.blocks.blocks import (
     sees_own_block,
 )
 from outpace.drafters.support.layer_cache import Feed
+from outpace.learned import published_dflash
 from outpace.learned.hidden_layers import default_layers
 from outpace.learned.layers import Attention, Store
-from outpace.learned.learned import Batch, Fit
+from outpace.learned.learned import Batch, Fit, head_weights
+from outpace.learned.published import find
 from outpace.sequence import Step
 from outpace.targets.base import TargetModel
 
@@ -82,6 +85,31 @@ class DFlashModule(BlockModule):
         layers = config.layers or default_layers(target)
         return super().new(replace(config.sized(target.hidden.size), layers=layers), target)
 
+    @classmethod
+    def load(cls, folder: str | Path, target: TargetModel) -> Self:
+        """Load a folder that outpace wrote, or a published DFlash, which may be a name on the hub.
+
+        See ``outpace.learned.published_dflash``.
+        """
+        place = find(folder, "dflash")
+        described = published_dflash.read(place)
+        if described is None:
+            return super().load(place, target)
+        fields = published_dflash.read_config(described, target.layers, place)
+        tensors, copies = published_dflash.read_tensors(place)
+        fit = Fit(fields.pop("vocabulary"), fields["hidden_size"], fields.pop("target"))
+        mask = fields.pop("mask_token")
+        made = cls(DFlashConfig(**fields).sized(fit.hidden_size), fit)
+        made.check(target)
+        if not 0 <= mask < target.vocabulary:
+            raise OutpaceError(
+                f"dflash: the mask_token_id of {place}, {mask}, is not a token of {target.name}; its target "
+                "has a larger vocabulary"
+            )
+        _check_copies(copies, target, place)
+        masked = target.embed(torch.tensor([mask], device=target.hidden.device))
+        return made.drafting(target, {**tensors, "mask": masked}, str(place))
+
     @property
     def hidden_layers(self) -> tuple[int, ...]:
         return self.config.layers
@@ -121,6 +149,29 @@ class DFlashModule(BlockModule):
         return filled
 
 
+@torch.no_grad()
+def _check_copies(copies: Mapping[str, Tensor], target: TargetModel, place: Path) -> None:
+    """Check that a file's embeddings and head are the target's, which is used in their place.
+
+    Raises:
+        OutpaceError: they differ.
+    """
+    own = {"embed_tokens.weight": target.embed(torch.arange(target.vocabulary, device=target.hidden.device))}
+    head = head_weights(target)
+    if head is not None:
+        own["lm_head.weight"] = head[0]
+    for name, tensor in own.items():
+        copy = copies.get(name)
+        if copy is not None and not (
+            copy.shape == tensor.shape
+            and torch.allclose(copy.to(tensor), tensor.to(copy.dtype).to(tensor), rtol=1e-2, atol=1e-3)
+        ):
+            raise OutpaceError(
+                f"dflash: {name!r} in {place} is not that of {target.name}; give the target that the drafter "
+                "was made for"
+            )
+
+
 def _behind(keys: Tensor, values: Tensor) -> Store:
     """A store for rows that attend to a text's keys and values and to each other."""
     return lambda own, theirs: (torch.cat([keys, own], dim=2), torch.cat([values, theirs], dim=2))
@@ -128,7 +179,12 @@ def _behind(keys: Tensor, values: Tensor) -> Store:
 
 @dataclass(frozen=True)
 class DFlash(BlockDrafter):
-    """Block-diffusion drafter."""
+    """Block-diffusion drafter.
+
+    Attributes:
+        path: a folder that ``outpace train dflash`` wrote, a published DFlash (z-lab/dflash, or in the layout
+            of speculators) by folder or hub name, or the module itself.
+    """
 
     kind: ClassVar[type[BlockModule]] = DFlashModule
     paper: ClassVar[str] = (

@@ -6,20 +6,26 @@ drafted after it, so guesses differ from node to node.
 Differences from the paper: the tree is chosen by accuracies, as in section 2.3.3 of the Medusa paper,
 measured per head after correct tokens. Of Hydra++, prefix attention is not implemented; its deeper heads are
 ``layers``, and its distillation from the target is a training objective (``forward_kl``). When sampling,
-candidates are drawn with the target's own noise. Head and embeddings are the target's.
+candidates are drawn with the target's own noise. The embeddings are the target's, and so is the head unless
+``own_head`` is set.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from outpace.drafters.heads.heads import RANKS, HeadDrafter, Heads, Residual
-from outpace.learned.learned import Fit
+from outpace.learned import published_hydra
+from outpace.learned.learned import Fit, head_weights
+from outpace.learned.published import find
 from outpace.spec import check_least
+from outpace.targets.base import TargetModel
 
 
 @dataclass(frozen=True)
@@ -29,12 +35,18 @@ class HydraConfig:
     Attributes:
         heads: number of heads, one per token guessed ahead, at least 1.
         layers: layers per head, at least 1: the first reads state and embeddings, the others are residual.
+        own_head: whether each head has its own vocabulary projection, with a bias; otherwise they share the
+            target's.
+        own_residual: whether the first layer adds a learned linear map of all that it reads, as published
+            heads do, in place of the state.
         decay: weight of each head in the loss, relative to the one before.
         max_nodes: nodes of the tree that training measures.
     """
 
     heads: int = 4
     layers: int = 2
+    own_head: bool = False
+    own_residual: bool = False
     decay: float = 0.8
     max_nodes: int = 32
 
@@ -55,13 +67,52 @@ class HydraHeads(Heads):
         self.blocks = nn.ModuleList(
             nn.Sequential(*(Residual(size) for _ in range(config.layers - 1))) for _ in range(config.heads)
         )
+        self.residuals = nn.ModuleList(
+            nn.Linear((2 + head) * size, size) for head in range(config.heads if config.own_residual else 0)
+        )
+        self.projections = nn.ModuleList(
+            nn.Linear(size, fit.vocabulary) for _ in range(config.heads if config.own_head else 0)
+        )
+
+    @classmethod
+    def new(cls, config: HydraConfig, target: TargetModel) -> Self:
+        made = super().new(config, target)
+        found = head_weights(target) if config.own_head else None
+        if found is not None:
+            for projection in made.projections:
+                with torch.no_grad():
+                    cast(nn.Linear, projection).weight.copy_(found[0])
+                    cast(nn.Linear, projection).bias.copy_(found[1])
+        return made
+
+    @classmethod
+    def load(cls, folder: str | Path, target: TargetModel) -> Self:
+        """Load a folder that outpace wrote, or published heads, which may be a name on the hub.
+
+        Published heads come without measured accuracies, so their tree follows from a rough prior.
+        See ``outpace.learned.published_hydra``.
+        """
+        place = find(folder, "hydra")
+        described = published_hydra.read(place)
+        if described is None:
+            return super().load(place, target)
+        tensors, heads, layers = published_hydra.read_tensors(place, described)
+        vocabulary, size = tensors["projections.0.weight"].shape
+        fit = Fit(vocabulary, size, str(described.get("base_model_name_or_path") or "the target"))
+        made = cls(HydraConfig(heads, layers, own_head=True, own_residual=True), fit)
+        return made.drafting(target, {**tensors, "accuracies": made.accuracies}, str(place))
 
     def rows(self, states: Tensor, owners: Tensor, paths: Tensor) -> Tensor:
         depth = paths.shape[1] - 1
         own = states.to(self.accuracies.dtype)[owners]
         seen = self.target.embed(paths).to(own.dtype).flatten(start_dim=1)
-        mixed = own + nn.functional.silu(self.first[depth](torch.cat([own, seen], dim=1)))
-        return self.target.head(self.blocks[depth](mixed))
+        read = torch.cat([own, seen], dim=1)
+        kept = self.residuals[depth](read) if len(self.residuals) else own
+        guessed: Tensor = self.blocks[depth](kept + nn.functional.silu(self.first[depth](read)))
+        if len(self.projections):
+            projected: Tensor = self.projections[depth](guessed)
+            return projected
+        return self.target.head(guessed)
 
 
 @dataclass(frozen=True)
@@ -69,6 +120,8 @@ class Hydra(HeadDrafter):
     """Hydra's heads.
 
     Attributes:
+        path: a folder that ``outpace train hydra`` wrote, published heads (zankner/Hydra) by folder or hub
+            name, or the heads themselves.
         max_nodes: nodes of the tree of guesses, chosen by measured accuracies; None is the number that the
             heads were trained with.
     """

@@ -1,0 +1,109 @@
+"""Published DFlash drafters: the formats of z-lab/dflash and of vllm-project/speculators.
+
+Both are a config.json and safetensors with the same names as here: ``layers``, ``fc``, ``hidden_norm`` and
+``norm``. The mask is a token of the target's vocabulary. z-lab counts the target's layers that are read from
+the first one's output on, speculators from its input on. speculators' files also have copies of the target's
+embeddings, head and norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from outpace.core import OutpaceError
+from outpace.learned.published import all_tensors, check_attention, config_of, layer_of, sizes_of, target_of
+
+# The target's, which speculators' files repeat.
+COPIES = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight")
+_MAPS = ("t2d", "d2t")
+# Options under which the drafter computes something else, with the values under which it does not.
+_NEUTRAL = {
+    "conv_kernel_size": (None,),
+    "selector_rank": (None,),
+    "final_logit_softcapping": (None, 0, 0.0),
+    "input_embedding_scale": (None, 1, 1.0),
+    "output_multiplier": (None, 1, 1.0),
+    "projector_type": (None, "dflash"),
+    "shift_label": (None, False),
+}
+
+
+def read(folder: str | Path) -> dict[str, Any] | None:
+    """The config.json of a published DFlash drafter, in either layout; None for anything else."""
+    config = config_of(folder)
+    if "method" in config:
+        return None
+    return config if {"speculators_model_type", "dflash_config", "block_size"} & config.keys() else None
+
+
+def read_config(config: Mapping[str, Any], layers: int, folder: str | Path) -> dict[str, Any]:
+    """The fields of a DFlashConfig, and ``vocabulary``, ``mask_token`` and ``target``.
+
+    Args:
+        layers: number of the target's layers.
+
+    Raises:
+        OutpaceError: it is of another method, has unknown parts, or lacks what is needed.
+    """
+    speculators = "speculators_model_type" in config
+    if speculators and config["speculators_model_type"] != "dflash":
+        raise OutpaceError(
+            f"dflash: {folder} contains a drafter of kind {config['speculators_model_type']!r}; an eagle3 is "
+            "read by eagle:path=..., others are not supported"
+        )
+    nested = config.get("dflash_config") or {}
+    given = {**config, **nested}
+    for name, neutral in _NEUTRAL.items():
+        if given.get(name) not in neutral:
+            raise OutpaceError(
+                f"dflash: {folder} has {name}={given[name]!r}, which is not supported; train a drafter of "
+                "your own: outpace train dflash"
+            )
+    inner = layer_of(config.get("transformer_layer_config", config), folder, "dflash")
+    depth = inner.num_hidden_layers
+    check_attention(inner, depth, folder, "dflash")
+    if given.get("is_causal"):
+        raise OutpaceError(f"dflash: {folder} has causal blocks; only bidirectional ones are supported")
+    drafted = config.get("draft_vocab_size") or inner.vocab_size
+    if drafted != inner.vocab_size:
+        raise OutpaceError(
+            f"dflash: {folder} drafts {drafted} of {inner.vocab_size} tokens; only all of them are supported"
+        )
+    named = given.get("aux_hidden_state_layer_ids" if speculators else "target_layer_ids")
+    missing = [
+        name
+        for name, value in (
+            ("block_size", given.get("block_size")),
+            ("mask_token_id", given.get("mask_token_id")),
+            ("aux_hidden_state_layer_ids" if speculators else "target_layer_ids", named),
+        )
+        if value is None
+    ]
+    if missing:
+        raise OutpaceError(f"dflash: config.json in {folder} lacks {', '.join(missing)}")
+    # z-lab's last layer is transformers' last hidden state, which is normalised.
+    read_layers = [int(one) for one in named] if speculators else [int(one) + 1 for one in named]
+    return {
+        **sizes_of(inner),
+        "tokens": int(given["block_size"]) - 1,
+        "depth": depth,
+        "layers": tuple(-1 if one == layers and not speculators else one for one in read_layers),
+        "vocabulary": inner.vocab_size,
+        "mask_token": int(given["mask_token_id"]),
+        "target": target_of(config),
+    }
+
+
+def read_tensors(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The drafter's tensors, and the copies of the target's.
+
+    Raises:
+        OutpaceError: there are no safetensors, or they cannot be read.
+    """
+    found = all_tensors(folder, "dflash")
+    copies = {name: found.pop(name) for name in COPIES if name in found}
+    return {name: one for name, one in found.items() if name not in _MAPS}, copies

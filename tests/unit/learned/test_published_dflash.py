@@ -1,0 +1,226 @@
+"""DFlash as published, by z-lab and in speculators' layout: what it drafts, and files that are wrong."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from learning import Watch
+from models import tiny_llama
+from outpace.core import OutpaceError, SamplingParams
+from outpace.drafters import DFlash
+from outpace.drafters.blocks.dflash import DFlashModule
+from outpace.engine.engine import Engine
+from outpace.targets import Target, TargetModel
+
+PROMPTS = [[3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6]]
+PARAMS = SamplingParams(max_new_tokens=12, ignore_eos=True)
+SIZE, HEADS, KEY_HEADS, HEAD, DEPTH, BLOCK, MASK, THETA, EPS = 32, 4, 2, 8, 2, 6, 96, 5000.0, 1e-5
+READ = (0, 2, 3)  # layers as z-lab counts them; the last is the last of the target
+LAYER = {
+    "model_type": "qwen3",
+    "hidden_size": SIZE,
+    "intermediate_size": 64,
+    "num_hidden_layers": DEPTH,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KEY_HEADS,
+    "head_dim": HEAD,
+    "vocab_size": 97,
+    "rms_norm_eps": EPS,
+    "rope_theta": THETA,
+    "max_position_embeddings": 256,
+}
+ZLAB = {
+    **LAYER,
+    "architectures": ["DFlashDraftModel"],
+    "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+    "block_size": BLOCK,
+    "num_target_layers": 4,
+    "dflash_config": {"mask_token_id": MASK, "target_layer_ids": list(READ)},
+}
+SPECULATORS = {
+    "architectures": ["DFlashSpeculator"],
+    "speculators_model_type": "dflash",
+    "speculators_version": "0.5.0",
+    "draft_vocab_size": 97,
+    "block_size": BLOCK,
+    "mask_token_id": MASK,
+    "aux_hidden_state_layer_ids": [1, 3],
+    "transformer_layer_config": LAYER,
+    "speculators_config": {
+        "algorithm": "dflash",
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": BLOCK - 1}],
+        "verifier": {"name_or_path": "tiny", "architectures": ["LlamaForCausalLM"]},
+    },
+}
+
+
+@lru_cache
+def llama() -> TargetModel:
+    return Target(tiny_llama(layers=4))
+
+
+def weights(read: int = len(READ)) -> dict[str, Tensor]:
+    random = torch.Generator().manual_seed(0)
+    shapes = {"fc.weight": (SIZE, read * SIZE), "hidden_norm.weight": (SIZE,), "norm.weight": (SIZE,)}
+    for layer in range(DEPTH):
+        at = f"layers.{layer}."
+        shapes |= {
+            at + "input_layernorm.weight": (SIZE,),
+            at + "post_attention_layernorm.weight": (SIZE,),
+            at + "self_attn.q_proj.weight": (HEADS * HEAD, SIZE),
+            at + "self_attn.k_proj.weight": (KEY_HEADS * HEAD, SIZE),
+            at + "self_attn.v_proj.weight": (KEY_HEADS * HEAD, SIZE),
+            at + "self_attn.o_proj.weight": (SIZE, HEADS * HEAD),
+            at + "self_attn.q_norm.weight": (HEAD,),
+            at + "self_attn.k_norm.weight": (HEAD,),
+            at + "mlp.gate_proj.weight": (64, SIZE),
+            at + "mlp.up_proj.weight": (64, SIZE),
+            at + "mlp.down_proj.weight": (SIZE, 64),
+        }
+    return {name: torch.randn(shape, generator=random) / 2 for name, shape in shapes.items()}
+
+
+def copies() -> dict[str, Tensor]:
+    """What speculators' files repeat of the target."""
+    model: Any = llama().model
+    return {
+        "embed_tokens.weight": model.model.embed_tokens.weight.float().detach().clone(),
+        "lm_head.weight": model.lm_head.weight.float().detach().clone(),
+        "verifier_lm_head.weight": model.lm_head.weight.float().detach().clone(),
+        "verifier_norm.weight": model.model.norm.weight.float().detach().clone(),
+    }
+
+
+def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def plainly(text: list[int], root: int, tensors: dict[str, Tensor]) -> list[int]:
+    """The draft after a text and its root, computed row by row, without a cache."""
+    model: Any = llama().model
+    own = {name: tensor.double() for name, tensor in tensors.items()}
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * own[name + ".weight"]
+
+    def turned(x: Tensor, place: int) -> Tensor:
+        angles = place * THETA ** (-torch.arange(0, HEAD, 2, dtype=torch.float64) / HEAD)
+        cos, sin = (part.repeat(2) for part in (angles.cos(), angles.sin()))
+        return x * cos + torch.cat([-x[..., HEAD // 2 :], x[..., : HEAD // 2]], dim=-1) * sin
+
+    with torch.no_grad():
+        states = model(torch.tensor([text]), output_hidden_states=True).hidden_states
+        joined = torch.cat([states[layer + 1][0] for layer in READ], dim=-1)
+        context = norm(joined @ own["fc.weight"].T, "hidden_norm")
+        block = model.model.embed_tokens(torch.tensor([root] + [MASK] * (BLOCK - 1)))
+        for layer in range(DEPTH):
+            at = f"layers.{layer}.self_attn."
+            x = norm(block, f"layers.{layer}.input_layernorm")
+            rows = torch.cat([context, x])
+            keys = norm((rows @ own[at + "k_proj.weight"].T).view(-1, KEY_HEADS, HEAD), at + "k_norm")
+            values = (rows @ own[at + "v_proj.weight"].T).view(-1, KEY_HEADS, HEAD)
+            queries = norm((x @ own[at + "q_proj.weight"].T).view(-1, HEADS, HEAD), at + "q_norm")
+            keys = torch.stack([turned(key, place) for place, key in enumerate(keys)])
+            seen = []
+            for row, query in enumerate(queries):
+                query = turned(query, len(text) + row)
+                for head in range(HEADS):
+                    group = head // (HEADS // KEY_HEADS)
+                    shares = (keys[:, group] @ query[head] / HEAD**0.5).softmax(0)
+                    seen.append(shares @ values[:, group])
+            block = block + torch.cat(seen).view(BLOCK, -1) @ own[at + "o_proj.weight"].T
+            x = norm(block, f"layers.{layer}.post_attention_layernorm")
+            mlp = {part: own[f"layers.{layer}.mlp.{part}_proj.weight"] for part in ("gate", "up", "down")}
+            block = block + (F.silu(x @ mlp["gate"].T) * (x @ mlp["up"].T)) @ mlp["down"].T
+        chosen: list[int] = model.lm_head(norm(block, "norm"))[1:].argmax(-1).tolist()
+        return chosen
+
+
+def test_a_draft_is_that_of_a_plain_computation(tmp_path: Path) -> None:
+    tensors = weights()
+    watch = Watch()
+    drafter = DFlash(str(write(tmp_path, ZLAB, tensors)), draws="greedy")
+    engine = Engine(llama(), drafter, adaptive=False, observer=watch)
+    (found,) = engine.generate([PROMPTS[1]], PARAMS)
+    text = list(PROMPTS[1])
+    emitted = found.tokens[:]
+    compared = 0
+    for step in watch.steps:
+        if step.draft.tokens and len(step.draft) == BLOCK - 1:
+            assert list(step.draft.tokens) == plainly(text[:-1], text[-1], tensors)
+            compared += 1
+        text += step.tokens
+    assert text == PROMPTS[1] + emitted and compared >= 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("layout", ["z-lab", "nested", "speculators", "speculators with copies"])
+def test_tokens_are_those_of_plain_decoding(tmp_path: Path, layout: str, temperature: float) -> None:
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True, temperature=temperature, seed=4)
+    config: dict[str, Any] = SPECULATORS if "speculators" in layout else dict(ZLAB)
+    tensors = weights(
+        len(SPECULATORS["aux_hidden_state_layer_ids"]) if "speculators" in layout else len(READ)
+    )
+    if "copies" in layout:
+        tensors |= copies()
+    if layout == "nested":  # newer files
+        config["dflash_config"] = {**config["dflash_config"], "block_size": config.pop("block_size")}
+    folder = write(tmp_path, config, tensors)
+    made = DFlashModule.load(folder, llama())
+    assert made.hidden_layers == ((1, 3) if "speculators" in layout else (1, 3, -1))
+    assert made.config.tokens == BLOCK - 1 and made.config.depth == DEPTH
+    found = Engine(llama(), DFlash(str(folder)), adaptive=False).generate(PROMPTS, params)
+    assert [g.tokens for g in found] == [g.tokens for g in Engine(llama()).generate(PROMPTS, params)]
+    assert all(g.stats.drafted > 20 for g in found)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"dflash_config": {**ZLAB["dflash_config"], "selector_rank": 8}},
+            "selector_rank=8.*train a drafter",
+        ),
+        ({"dflash_config": {"target_layer_ids": [0]}}, "lacks mask_token_id"),
+        ({"dflash_config": {"mask_token_id": 1}}, "lacks target_layer_ids"),
+        ({"dflash_config": {**ZLAB["dflash_config"], "mask_token_id": 97}}, "97, is not a token"),
+        ({"is_causal": True}, "causal blocks"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30"),
+        ({"layer_types": ["sliding_attention"] * DEPTH}, "sliding_attention"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"vocab_size": 98}, "vocabulary of 98"),
+        ({"num_hidden_layers": 3}, r"no tensor 'layers\.2\."),
+        ({"block_size": None}, "lacks block_size"),
+        ({"dflash_config": {**ZLAB["dflash_config"], "target_layer_ids": [0, 2, 7]}}, "layers"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(OutpaceError, match=message):
+        DFlashModule.load(write(tmp_path, {**ZLAB, **change}, weights()), llama())
+
+
+def test_speculators_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    for change, message in (
+        ({"speculators_model_type": "mlp"}, "kind 'mlp'"),
+        ({"draft_vocab_size": 50}, "drafts 50 of 97 tokens"),
+        ({"projector_type": "domino"}, "projector_type='domino'"),
+    ):
+        with pytest.raises(OutpaceError, match=message):
+            DFlashModule.load(write(tmp_path, {**SPECULATORS, **change}, weights(2)), llama())
+    for name in ("embed_tokens.weight", "lm_head.weight"):
+        other = copies()
+        other[name] += 1
+        with pytest.raises(OutpaceError, match=f"'{name}' in .* is not that of"):
+            DFlashModule.load(write(tmp_path, SPECULATORS, weights(2) | other), llama())
