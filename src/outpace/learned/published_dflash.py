@@ -73,20 +73,12 @@ def read_config(config: Mapping[str, Any], layers: int, folder: str | Path) -> d
         raise OutpaceError(
             f"dflash: {folder} drafts {drafted} of {inner.vocab_size} tokens; only all of them are supported"
         )
-    named = given.get("aux_hidden_state_layer_ids" if speculators else "target_layer_ids")
-    missing = [
-        name
-        for name, value in (
-            ("block_size", given.get("block_size")),
-            ("mask_token_id", given.get("mask_token_id")),
-            ("aux_hidden_state_layer_ids" if speculators else "target_layer_ids", named),
-        )
-        if value is None
-    ]
+    key = "aux_hidden_state_layer_ids" if speculators else "target_layer_ids"
+    missing = [name for name in ("block_size", "mask_token_id", key) if given.get(name) is None]
     if missing:
         raise OutpaceError(f"dflash: config.json in {folder} lacks {', '.join(missing)}")
     # z-lab's last layer is transformers' last hidden state, which is normalised.
-    read_layers = [int(one) for one in named] if speculators else [int(one) + 1 for one in named]
+    read_layers = [int(one) if speculators else int(one) + 1 for one in given[key]]
     return {
         **sizes_of(inner),
         "tokens": int(given["block_size"]) - 1,
