@@ -86,12 +86,14 @@ class Drafting:
             except Exception as error:
                 fail(some, error)
 
-    def learn(self, steps: Mapping[Active, Step], drafting: float, verifying: float | None) -> None:
+    def learn(
+        self, steps: Mapping[Active, Step], drafting: float, verifying: float | None, per_row: float | None
+    ) -> None:
         """Report a step to the policy, which is charged the batch's seconds in proportion to its rows."""
         if self.policy is not None and self.plan is not None and steps:
             sizes = [len(step.draft) for step in steps.values()]
             paths = [step.path for step in steps.values()]
-            self.policy.learn(Outcome(self.plan, sizes, paths, drafting, verifying))
+            self.policy.learn(Outcome(self.plan, sizes, paths, drafting, verifying, per_row))
 
 
 def fail(members: Iterable[Active], error: Exception) -> None:

@@ -330,15 +330,16 @@ class Engine:
         if output is not None:
             self._batch.cache.keep({a.slot: _rows_kept(step, ahead) for a, step in steps.items()})
         kept = self._clock()
-        rows = sum(len(draft) + 1 for draft, _ in trimmed.values())
+        rows, pace = sum(len(draft) + 1 for draft, _ in trimmed.values()), self._batch.scheduler.pace
         if output is not None and not ahead:
-            self._batch.scheduler.pace.stepped(rows, kept - drafted)
+            pace.stepped(rows, kept - drafted)
         self._observe(steps)
         learnt = self._clock()
         for drafting, members in groups(steps).items():
             share = sum(len(steps[a].draft) + 1 for a in members) / rows
             seconds = share * (drafted - began + learnt - kept), share * (kept - drafted)
-            drafting.learn({a: steps[a] for a in members}, seconds[0], None if ahead else seconds[1])
+            verifying = None if ahead else seconds[1]
+            drafting.learn({a: steps[a] for a in members}, seconds[0], verifying, pace.row_seconds)
         self._batch.leave([sequence for sequence in took_part if sequence.finish_reason is not None])
         ended = self._clock()
         for sequence in took_part:

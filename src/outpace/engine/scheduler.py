@@ -215,13 +215,23 @@ class Pace:
     def chunked(self, rows: int, seconds: float) -> None:
         self._chunk = _mean(self._chunk, rows, seconds)
 
+    @property
+    def row_seconds(self) -> float | None:
+        """Seconds of a further row in a wide forward; None before a chunk wider than a step was measured."""
+        if self._step is None or self._chunk is None or self._chunk[0] <= self._step[0]:
+            return None
+        (rows, seconds), (wide, longer) = self._step, self._chunk
+        return (longer - seconds) / (wide - rows)
+
     def rows(self) -> int:
         """Rows of the next chunk: half a step's seconds divided by the seconds per further row."""
         least = min(_LEAST, self.most)
         if self._step is None or self._chunk is None:
             return least
-        (rows, seconds), (wide, longer) = self._step, self._chunk
-        slope = (longer - seconds) / (wide - rows) if wide > rows else longer / wide
+        (_, seconds), (wide, longer) = self._step, self._chunk
+        slope = self.row_seconds
+        if slope is None:
+            slope = longer / wide
         found = self.most if slope <= 0 else int(seconds / 2 / slope)
         return max(least, min(found, 2 * int(wide), self.most))  # no more than twice what was measured
 

@@ -18,6 +18,7 @@ _KEPT = 9  # latest measurements kept per width
 _LIFE = 512  # measurements of a curve after which a width without a new one is dropped
 _HOPE = 0.5  # share of the interpolated or extrapolated rise that an untried width is assumed to cost
 _SWEEP = 64  # measurements between two sweeps for widths to drop
+_DRIFT = 0.25  # relative change of the least seconds per row that is not worth computing all curves again
 _SLOPE = 0.1  # assumed cost of doubling the narrowest width's rows, as a share of its seconds
 
 
@@ -61,10 +62,14 @@ class Curve:
     Args:
         slope: assumed cost of doubling the narrowest width's rows, as a share of its seconds, while no other
             width is known.
+
+    Attributes:
+        floor: least seconds per row of a forward wider than any known one.
     """
 
-    def __init__(self, slope: float = _SLOPE) -> None:
+    def __init__(self, slope: float = _SLOPE, floor: float = 0.0) -> None:
         self.slope = slope
+        self.floor = floor
         self._cells: dict[int, _Cell] = {}
         self._count = 0
         self._rows: list[float] = []
@@ -110,6 +115,10 @@ class Curve:
             self._stale = True
         if self._count % _SWEEP == 0:
             self._forget()
+
+    def set_floor(self, floor: float) -> None:
+        """Set the least seconds per row beyond the widest known width."""
+        self.floor, self._stale = floor, True
 
     def take_over(self, points: Iterable[tuple[float, float]]) -> None:
         """Import seconds of widths, used until the widths are measured here."""
@@ -157,7 +166,7 @@ class Curve:
         if last > first and last >= 2 * first:
             slope = (self._seconds[-1] - self._seconds[0]) / (last - first)
         if rows > last:
-            return self._seconds[-1] + _HOPE * slope * (rows - last)
+            return max(self._seconds[-1] + _HOPE * slope * (rows - last), self.floor * rows)
         return max(self._seconds[0] / 2, self._seconds[0] - slope * (first - rows))
 
     def _smooth(self) -> None:
@@ -184,7 +193,18 @@ class Costs:
 
     def __init__(self, slope: float = _SLOPE) -> None:
         self._slope = slope
+        self._floor = 0.0
         self._curves: dict[int, Curve] = {}
+
+    def set_floor(self, floor: float) -> None:
+        """Set the least seconds per row of a forward that is wider than any measured one.
+
+        Rows of prompts tell it before the first wide draft, which in a large batch costs many plain steps.
+        """
+        if abs(floor - self._floor) > _DRIFT * self._floor:
+            self._floor = floor
+            for curve in self._curves.values():
+                curve.set_floor(floor)
 
     def seconds(self, batch: int, rows: int) -> float:
         """Seconds of a forward of ``batch`` sequences over ``rows`` rows in total; nan if unknown."""
@@ -199,7 +219,7 @@ class Costs:
         place = bucket(batch)
         if place not in self._curves:
             known = [other for other, curve in self._curves.items() if curve]
-            made = self._curves[place] = Curve(self._slope)
+            made = self._curves[place] = Curve(self._slope, self._floor)
             if known:
                 nearest = min(known, key=lambda other: abs(math.log(other / place)))
                 made.take_over(self._curves[nearest].points())
@@ -226,4 +246,4 @@ class Costs:
             for rows, seconds in taken:
                 if not 0 < seconds < math.inf or not 0 <= rows < math.inf:
                     raise ValueError(f"{seconds} seconds for {rows} rows")
-            self._curves.setdefault(bucket(int(batch)), Curve(self._slope)).take_over(taken)
+            self._curves.setdefault(bucket(int(batch)), Curve(self._slope, self._floor)).take_over(taken)

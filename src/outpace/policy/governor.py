@@ -91,6 +91,7 @@ class Outcome:
         draft_seconds: time of the drafter: proposing, and learning from the step.
         verify_seconds: time of the forward, the verifier and the cache; None if the step did other work too
             (rows of a prompt), so that its time is not representative.
+        row_seconds: time of a further row in a wide forward, measured on prompts; None if unknown.
     """
 
     plan: Plan
@@ -98,6 +99,7 @@ class Outcome:
     paths: Seq[Seq[int]]
     draft_seconds: float
     verify_seconds: float | None
+    row_seconds: float | None = None
 
     @property
     def rows(self) -> int:
@@ -210,13 +212,24 @@ class Governor:
 
     def _turn(self, view: _View) -> None:
         """Switch drafting on while drafts pay or the account lasts, off until it can pay for a trial."""
-        account = self._accounts.setdefault(self._batch.bit_length(), _SAVINGS)
+        account = self._balance(self._batch.bit_length())
         if view.gain > 1:
             self._on = True
         elif self._on:
             self._on = account > 0
         else:
             self._on = account >= min(max(_SAVINGS, view.price), self.ramp * view.price)
+
+    def _balance(self, octave: int) -> float:
+        """The account of an octave of batch sizes; a new one begins with that of the next smaller batches.
+
+        The larger the batch, the more rows cost relative to a plain step. So what does not pay in a small
+        batch does not pay in a larger one, and a batch that grows pays for no trial at each octave.
+        """
+        if octave not in self._accounts:
+            smaller = [known for known in self._accounts if known < octave]
+            self._accounts[octave] = self._accounts[max(smaller)] if smaller else _SAVINGS
+        return self._accounts[octave]
 
     def view(self, batch: int) -> _View:
         """Compute the expected gain of drafting for a batch size from the measurements so far."""
@@ -246,6 +259,8 @@ class Governor:
     # -- after a step ------------------------------------------------------------------------------------
 
     def learn(self, outcome: Outcome) -> None:
+        if outcome.row_seconds is not None:
+            self.forwards.set_floor(outcome.row_seconds)
         batch, rows, nodes = len(outcome.paths), outcome.rows, outcome.plan.nodes
         # Consecutive plain steps add little information, so only one in `_SAMPLE` is measured.
         if nodes or self._on or not self._view.plain > 0 or not self._step % _SAMPLE:
@@ -266,7 +281,7 @@ class Governor:
         self._step += 1
         self._rows = outcome.rows
         octave = len(outcome.paths).bit_length()
-        account = self._accounts.get(octave, _SAVINGS) + _SHARE + gained
+        account = self._balance(octave) + _SHARE + gained
         self._accounts[octave] = max(0.0, min(_SAVINGS, account))
 
     def _gained(self, outcome: Outcome, batch: int) -> float:

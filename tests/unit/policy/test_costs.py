@@ -49,6 +49,23 @@ def test_an_unknown_curve_knows_nothing() -> None:
     assert math.isnan(Curve().at(3))
 
 
+def test_beyond_the_widest_known_width_rows_cost_what_prompts_told() -> None:
+    costs = Costs()
+    for _ in range(5):
+        costs.add(8, 8, 1.0)
+    before = costs.seconds(8, 800)
+    costs.set_floor(0.05)
+    costs.add(16, 16, 1.0)
+    assert costs.seconds(8, 800) == pytest.approx(40.0) and before < 10
+    assert costs.seconds(16, 800) == pytest.approx(40.0)  # a curve that came later too
+    assert costs.seconds(8, 8) == 1.0
+    for _ in range(5):
+        costs.add(8, 800, 20.0)
+    assert costs.seconds(8, 800) == 20.0 and costs.seconds(8, 1600) == pytest.approx(80.0)
+    costs.set_floor(0.055)  # a small change is not worth computing all again
+    assert costs.seconds(8, 1600) == pytest.approx(80.0)
+
+
 def test_between_widths_a_line_and_beyond_them_half_the_mean_slope() -> None:
     made = curve({1: 1.0, 9: 3.0, 17: 4.0})
     assert made.at(9) == 3.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -323,6 +324,34 @@ def test_what_was_in_vain_with_many_is_tried_with_few() -> None:
     plans(governor, machine, hopeless, 2000, batch=16)
     machine = Machine(flat)
     assert sum(map(bool, plans(governor, machine, easy, 200, batch=2))) > 40
+
+
+def test_what_was_in_vain_with_few_is_not_tried_at_once_with_more() -> None:
+    governor, hopeless = Governor(), Text(constant(0.0))
+
+    def tried(policy: Governor) -> int:
+        return sum(map(bool, plans(policy, Machine(linear), hopeless, 60, batch=16)))
+
+    plans(governor, Machine(linear), hopeless, 60)
+    assert tried(governor) <= 2 < 6 < tried(Governor())
+
+
+def test_a_trial_that_prompts_show_to_be_dear_is_not_begun() -> None:
+    """As lookahead with 32 sequences: its first wide step would be 1,792 rows."""
+    told = 1e-3
+
+    def seconds_of(rows: int) -> float:
+        return 0.12 + told * rows
+
+    for known in (None, told):
+        governor = Governor(widths=(31, 55), ramp=8)
+        wide = 0
+        for _ in range(60):
+            plan = governor.plan(32)
+            wide += plan.nodes > 0
+            outcome = Outcome(plan, [plan.nodes] * 32, [[]] * 32, 1e-4, None, known)
+            governor.learn(replace(outcome, verify_seconds=seconds_of(outcome.rows)))
+        assert wide == 0 if known else wide > 0
 
 
 def test_what_hardly_pays_is_left() -> None:
