@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from outpace.core import OutpaceError, UnsupportedModel
 
@@ -228,6 +230,7 @@ class LlamaContext:
         self._memory = lib.llama_get_memory(self._context)
         self.cells = int(lib.llama_n_ctx(self._context)) - least
         self._vocabulary = int(lib.llama_vocab_n_tokens(model.vocabulary))
+        self._logits: tuple[int, dict[int, Tensor]] = 0, {}  # their address, and tensors there by their rows
         self._arrays()
 
     def _arrays(self) -> None:
@@ -252,8 +255,11 @@ class LlamaContext:
             logits=pointer(self.wanted, ctypes.c_int8),
         )
 
-    def decode(self, rows: int) -> NDArray[np.float32] | None:
+    def decode(self, rows: int, wanted: int) -> Tensor | None:
         """Decode the first rows of the batch's arrays.
+
+        Args:
+            wanted: number of rows whose logits are requested.
 
         Returns:
             Logits of the requested rows, [n, vocabulary], in llama.cpp's memory, valid until the next decode;
@@ -275,10 +281,19 @@ class LlamaContext:
             self.remove(0, 0)
         if failed:
             raise OutpaceError(f"llama.cpp fails to decode {rows} rows ({failed}): {last_error()}")
-        count = int(self.wanted[:rows].sum())
-        if not count:
+        if not wanted:
             return None
-        return np.ctypeslib.as_array(self._lib.llama_get_logits(self._context), (count, self._vocabulary))
+        address = ctypes.addressof(self._lib.llama_get_logits(self._context).contents)
+        if address != self._logits[0]:
+            self._logits = address, {}
+        found = self._logits[1].get(wanted)
+        if found is None:
+            # Kept, since after a forward has emptied the processor's caches each call here is dear.
+            size = wanted * self._vocabulary
+            memory = (ctypes.c_float * size).from_address(address)
+            found = torch.frombuffer(memory, dtype=torch.float32).view(wanted, self._vocabulary)
+            self._logits[1][wanted] = found
+        return found
 
     # -- rows of sequences, which only read and write copy -----------------------------------------------
 

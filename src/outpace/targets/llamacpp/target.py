@@ -280,8 +280,7 @@ def _decode(
     for row, own in enumerate(lanes):
         context.counts[row] = len(own)
         context.members[row, : len(own)] = own
-    found = context.decode(rows)
-    return None if found is None else torch.from_numpy(found)
+    return context.decode(rows, sum(wanted))
 
 
 def _refuse_state(model: LlamaModel) -> None:
