@@ -1,17 +1,26 @@
-"""llama.cpp through llama-cpp-python, and outpace on the same GGUF file, in turns.
+"""llama.cpp and outpace on the same GGUF file, in turns: tokens per second.
 
-Tokens per second of processor time. One prompt at a time, greedy, 64 new tokens, one thread; the time after
-the first step counts. A ratio is one of medians over prompts. Run in an environment with llama-cpp-python:
+llama.cpp runs through llama-cpp-python (plain, prompt lookup), and, where xllamacpp is installed, as the
+engine of llama-server in this process (plain, ``--spec-type ngram-mod`` and ``ngram-simple`` with their
+defaults). The wheels of xllamacpp are built for any processor with AVX2, so its rows are compared with its
+own plain row too.
+
+One prompt at a time, greedy, 64 new tokens; the time after the first step counts. A ratio is the median
+over prompts of the ratio of one prompt's speeds. Processor time, or with ``--wall`` the clock's, for a
+machine that does nothing else:
 
     taskset -c 1 python benchmarks/llamacpp.py model.gguf gsm8k,humaneval --limit 6 [--draft draft.gguf]
+    python benchmarks/llamacpp.py model.gguf rewriting --threads 2 --wall
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +33,14 @@ from outpace import Engine, SamplingParams, Target
 from outpace.bench.suites import load_suite
 from outpace.drafters import DraftModel
 
+try:
+    import xllamacpp
+except ImportError:
+    xllamacpp = None
+
 TOKENS = 64
 LONGEST = 700  # tokens of a prompt
+ROOM = 1024
 DRAFTERS = {
     "none": None,
     "prompt_lookup": "prompt_lookup",
@@ -34,82 +49,154 @@ DRAFTERS = {
     "combined": "combined:(suffix)+(token_recycling)",
     "lookahead": "lookahead:window=4,ngram=4,guesses=4",
 }
+PLAIN, SERVER = "llama.cpp", "llama-server"
+Run = Callable[[list[int]], tuple[Any, float]]
 
 
-def peer(path: str, lookup: int = 0, flash: bool = False) -> Any:
+class Clock:
+    """Seconds per run of a method, from its first step's end to its last."""
+
+    def __init__(self, wall: bool) -> None:
+        self.read = time.perf_counter if wall else time.process_time
+
+
+def peer(path: str, clock: Clock, threads: int, lookup: int = 0, flash: bool = False) -> Run:
+    """llama-cpp-python's loop, with its prompt lookup of ``lookup`` tokens."""
     draft = LlamaPromptLookupDecoding(num_pred_tokens=lookup) if lookup else None
-    threads = {"n_threads": 1, "n_threads_batch": 1}
     more = {"draft_model": draft, "logits_all": draft is not None, "flash_attn": flash, "verbose": False}
-    return llama_cpp.Llama(model_path=path, n_ctx=1024, **threads, **more)
+    model = llama_cpp.Llama(path, n_ctx=ROOM, n_threads=threads, n_threads_batch=threads, **more)
+
+    def run(ids: list[int]) -> tuple[list[int], float]:
+        model.reset()
+        output: list[int] = []
+        began = 0.0
+        plain = {"temp": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
+        for token in model.generate(ids, **plain, reset=True):
+            output.append(int(token))
+            if len(output) == 1:
+                began = clock.read()
+            if len(output) == TOKENS:
+                break
+        return output, (TOKENS - 1) / (clock.read() - began)
+
+    return run
 
 
-def run_peer(model: Any, ids: list[int]) -> tuple[list[int], float]:
-    model.reset()
-    output: list[int] = []
-    began = 0.0
-    for token in model.generate(ids, temp=0.0, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0, reset=True):
-        output.append(int(token))
-        if len(output) == 1:
-            began = time.thread_time()
-        if len(output) == TOKENS:
-            break
-    return output, (TOKENS - 1) / (time.thread_time() - began)
+def server(path: str, clock: Clock, threads: int, kind: str = "") -> Run:
+    """llama-server's engine, with a ``--spec-type``."""
+    params = xllamacpp.CommonParams()
+    params.model.path = path
+    params.n_ctx, params.n_parallel, params.n_gpu_layers = ROOM, 1, 0
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.verbosity, params.cache_ram_mib = 0, 0
+    if kind:
+        types = xllamacpp.common_speculative_type
+        params.speculative.types = [types[f"COMMON_SPECULATIVE_TYPE_{kind.upper().replace('-', '_')}"]]
+    engine = xllamacpp.Server(params)
+
+    def run(ids: list[int]) -> tuple[str, float]:
+        began: list[float] = []
+        texts: list[str] = []
+
+        def told(chunk: Any) -> None:
+            if not began:
+                began.append(clock.read())
+            found = json.loads(chunk) if isinstance(chunk, str | bytes) else chunk
+            texts.append(found["choices"][0]["text"])
+
+        asked = {"prompt": ids, "n_predict": TOKENS, "temperature": 0.0, "ignore_eos": True}
+        engine.handle_completions({**asked, "cache_prompt": False, "stream": True}, told)
+        return "".join(texts), (TOKENS - 1) / (clock.read() - began[0])
+
+    return run
 
 
-def run_ours(engine: Engine, ids: list[int]) -> tuple[list[int], float]:
-    sequence = engine.add(ids, SamplingParams(max_new_tokens=TOKENS, ignore_eos=True))
-    first: tuple[float, int] | None = None
-    while engine.sequences:
-        engine.step()
-        if first is None and sequence.output_length:
-            first = time.thread_time(), sequence.output_length
-    sequence.check()
-    assert first is not None
-    return list(sequence.output), (TOKENS - first[1]) / (time.thread_time() - first[0])
+def ours(engine: Engine, clock: Clock) -> Run:
+    def run(ids: list[int]) -> tuple[list[int], float]:
+        sequence = engine.add(ids, SamplingParams(max_new_tokens=TOKENS, ignore_eos=True))
+        first: tuple[float, int] | None = None
+        while engine.sequences:
+            engine.step()
+            if first is None and sequence.output_length:
+                first = clock.read(), sequence.output_length
+        sequence.check()
+        assert first is not None
+        return list(sequence.output), (TOKENS - first[1]) / (clock.read() - first[0])
+
+    return run
+
+
+def prompts_of(suite: str, data: Path | None, target: Any, limit: int) -> list[list[int]]:
+    texts = [item.turns[0] for item in load_suite(suite, data).items if item.turns]
+    prompts = [target.tokenizer(text).input_ids for text in texts]
+    return [ids for ids in prompts if len(ids) < LONGEST][: limit + 1]
+
+
+def measure(
+    methods: dict[str, Run], plain: dict[str, str], prompts: list[list[int]], order: np.random.Generator
+) -> None:
+    """Print each method's speed, and its ratio to plain decoding by the same library and to llama.cpp's.
+
+    The first prompt warms up; only the others count, since some methods remember texts.
+    """
+    speeds: dict[str, list[float]] = {name: [] for name in methods}
+    equal = dict.fromkeys(methods, 0)
+    count = len(prompts) - 1
+    for turn, ids in enumerate(prompts):
+        outputs = {}
+        for name in order.permutation(list(methods)):
+            outputs[name], speed = methods[name](ids)
+            if turn:
+                speeds[name].append(speed)
+        for name in methods if turn else ():
+            equal[name] += outputs[name] == outputs[plain[name]]
+    for name, own in speeds.items():
+        ratios = [
+            statistics.median(one / other for one, other in zip(own, speeds[base], strict=True))
+            for base in (plain[name], PLAIN)
+        ]
+        print(
+            f"  {name:31} {statistics.median(own):6.1f} tokens/s, {ratios[0]:.2f} x {plain[name]}, "
+            f"{ratios[1]:.2f} x {PLAIN}, equal {equal[name]}/{count}"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file")
     parser.add_argument("suites")
     parser.add_argument("--limit", type=int, default=6)
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--draft")
+    parser.add_argument("--draft", help="GGUF file of a draft model")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--wall", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    target = Target(given.file, threads=1)
-    methods: dict[str, Any] = {
-        "llama.cpp": peer(given.file),
-        "llama.cpp, flash attention": peer(given.file, flash=True),
-        "llama.cpp, prompt lookup of 10": peer(given.file, 10),
-        "llama.cpp, prompt lookup of 3": peer(given.file, 3),
+    clock, path, threads = Clock(given.wall), given.file, given.threads
+    target = Target(path, threads=threads)
+    methods = {
+        PLAIN: peer(path, clock, threads),
+        "llama.cpp, flash attention": peer(path, clock, threads, flash=True),
+        "llama.cpp, prompt lookup of 10": peer(path, clock, threads, 10),
+        "llama.cpp, prompt lookup of 3": peer(path, clock, threads, 3),
     }
+    plain = dict.fromkeys(methods, PLAIN)
+    if xllamacpp is not None:
+        kinds = {SERVER: "", **{f"{SERVER}, {kind}": kind for kind in ("ngram-mod", "ngram-simple")}}
+        methods |= {name: server(path, clock, threads, kind) for name, kind in kinds.items()}
+        plain |= dict.fromkeys(kinds, SERVER)
     drafters: dict[str, Any] = dict(DRAFTERS)
     if given.draft:
-        drafters["draft_model"] = DraftModel(Target(given.draft, threads=1))
-    methods |= {name: Engine(target, drafter, length=1024) for name, drafter in drafters.items()}
+        drafters["draft_model"] = DraftModel(Target(given.draft, threads=threads))
+    methods |= {name: ours(Engine(target, drafter, length=ROOM), clock) for name, drafter in drafters.items()}
+    plain |= dict.fromkeys(drafters, "none")
     order = np.random.default_rng(0)
     for suite in given.suites.split(","):
-        texts = [item.turns[0] for item in load_suite(suite, given.data).items if item.turns]
-        prompts = [target.tokenizer(text).input_ids for text in texts]
-        prompts = [ids for ids in prompts if len(ids) < LONGEST][: given.limit]
-        speeds: dict[str, list[float]] = {name: [] for name in methods}
-        equal = dict.fromkeys(methods, 0)
-        for turn, ids in enumerate([prompts[0], *prompts]):  # the first warms up
-            outputs = {}
-            for name in order.permutation(list(methods)):
-                method = methods[name]
-                run = run_ours if isinstance(method, Engine) else run_peer
-                outputs[name], speed = run(method, ids)
-                if turn:
-                    speeds[name].append(speed)
-            for name in methods if turn else ():
-                equal[name] += outputs[name] == outputs["none" if name in drafters else "llama.cpp"]
-        medians = {name: statistics.median(found) for name, found in speeds.items()}
-        print(f"{suite}, {len(prompts)} prompts, load {os.getloadavg()[0]:.1f}")
-        for name, speed in medians.items():
-            ratios = f"{speed / medians['none']:.2f} x none, {speed / medians['llama.cpp']:.2f} x llama.cpp"
-            print(f"  {name:31} {speed:6.1f} tokens/s, {ratios}, equal {equal[name]}/{len(prompts)}")
+        prompts = prompts_of(suite, given.data, target, given.limit)
+        print(f"{suite}, {len(prompts) - 1} prompts, load {os.getloadavg()[0]:.1f}", flush=True)
+        measure(methods, plain, prompts, order)
 
 
 if __name__ == "__main__":

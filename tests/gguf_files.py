@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import gguf
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -35,3 +38,78 @@ def gguf_file(dtype: str, draft: bool = False) -> Path:
     path = _folder() / f"{'draft' if draft else 'nano'}-{dtype}.gguf"
     write_gguf(model, path, dtype, tokenizer)
     return path
+
+
+VOCABULARY = 64
+
+
+@lru_cache(maxsize=4)
+def random_file(architecture: str) -> Path:
+    """A model of random numbers, without a tokenizer.
+
+    Args:
+        architecture: "gemma2", whose first of two layers has a sliding window of 8 rows, or "mamba", which is
+            recurrent.
+    """
+    path = _folder() / f"{architecture}.gguf"
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(256)
+    writer.add_embedding_length(64)
+    writer.add_block_count(2)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(VOCABULARY)
+    writer.add_file_type(0)
+    writer.add_tokenizer_model("no_vocab")
+    random = np.random.default_rng(0)
+
+    def add(name: str, *shape: int, spread: float = 0.3) -> None:
+        numbers = random.normal(1 if name.endswith("norm.weight") else 0, spread, shape)
+        writer.add_tensor(name, numbers.astype(np.float32))
+
+    add("token_embd.weight", VOCABULARY, 64, spread=0.1)
+    add("output_norm.weight", 64)
+    {"gemma2": _gemma2, "mamba": _mamba}[architecture](writer, add)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _gemma2(writer: Any, add: Callable[..., None]) -> None:
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    writer.add_key_length(32)
+    writer.add_value_length(32)
+    writer.add_sliding_window(8)
+    for layer in range(2):
+        for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
+            add(f"blk.{layer}.{name}.weight", 64)
+        for name, rows in (("attn_q", 64), ("attn_k", 32), ("attn_v", 32), ("attn_output", 64)):
+            add(f"blk.{layer}.{name}.weight", rows, 64)
+        for name in ("ffn_gate", "ffn_up", "ffn_down"):
+            add(f"blk.{layer}.{name}.weight", 64, 64)
+
+
+def _mamba(writer: Any, add: Callable[..., None]) -> None:
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_ssm_conv_kernel(4)
+    writer.add_ssm_inner_size(128)
+    writer.add_ssm_state_size(8)
+    writer.add_ssm_time_step_rank(4)
+    for layer in range(2):
+        add(f"blk.{layer}.attn_norm.weight", 64)
+        for name, *shape in (
+            ("ssm_in.weight", 256, 64),
+            ("ssm_conv1d.weight", 128, 4),
+            ("ssm_conv1d.bias", 128),
+            ("ssm_x.weight", 20, 128),
+            ("ssm_dt.weight", 128, 4),
+            ("ssm_dt.bias", 128),
+            ("ssm_a", 128, 8),
+            ("ssm_d", 128),
+            ("ssm_out.weight", 64, 128),
+        ):
+            add(f"blk.{layer}.{name}", *shape)

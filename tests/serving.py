@@ -165,18 +165,21 @@ async def serving(
     change: Callable[[Engine], None] = lambda engine: None,
     on_failure: Callable[[], object] | None = None,
     memory: float | int = 0.2,
+    loaded: Loaded | None = None,
     **limits: Any,
 ) -> AsyncIterator[Client]:
-    """A service of the embedded model, and a client of it.
+    """A service of a model, and a client of it.
 
     Args:
+        loaded: the model; None for the embedded one.
         change: is given the engine before it is used.
     """
     chosen = Limits(**limits)
-    engine = make_engine(model(), drafter, chosen, others, adaptive=False, memory=memory)
+    served = loaded or model()
+    engine = make_engine(served, drafter, chosen, others, adaptive=False, memory=memory)
     change(engine)
     app = make_app(Keys(keys), chosen.body)
-    service = Service(model(), engine, chosen, ["nano", "other name"], on_failure=on_failure)
+    service = Service(served, engine, chosen, ["nano", "other name"], on_failure=on_failure)
     app.state.service = service
     try:
         yield Client(app, service)

@@ -17,7 +17,7 @@ from torch import Tensor
 from outpace.cache import Cache, Slot
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.base import Output, Rows, TargetModel, own_cache
-from outpace.targets.hardware import processor
+from outpace.targets.hardware import free_bytes, processor
 from outpace.targets.llamacpp.cache import LlamaCache
 from outpace.targets.llamacpp.library import ROWS, LlamaContext, LlamaModel, check_file, library
 from outpace.targets.llamacpp.tokenizer import LlamaTokenizer
@@ -110,6 +110,7 @@ class LlamaCppTarget(TargetModel):
         self.max_leaves = int(lib.llama_max_parallel_sequences()) // 2 - 1
         self.inexact = self._order_of_sums() or "not tested"
         self._least = 2 if self.options.exact is True else 1
+        self.row_bytes = 0
         self.row_bytes = self._measured_row_bytes()
         if self.options.check:
             self._check()
@@ -155,6 +156,7 @@ class LlamaCppTarget(TargetModel):
         return self.options.type_k or usual[0], self.options.type_v or usual[1]
 
     def _context(self, cells: int) -> LlamaContext:
+        self._check_room(cells)
         own = {
             "n_threads": self.threads,
             "n_threads_batch": self.threads,
@@ -163,6 +165,20 @@ class LlamaCppTarget(TargetModel):
             "type_v": _GGML[self._types[1]],
         }
         return LlamaContext(self._weights, cells, own, self._least)
+
+    def _check_room(self, cells: int) -> None:
+        """Refuse more rows than fit into the free memory, which llama.cpp would fill without a question.
+
+        Raises:
+            OutpaceError: they do not fit.
+        """
+        free = None if self.options.n_gpu_layers else free_bytes(self.device)
+        needed = cells * self.row_bytes
+        if free is not None and needed > free:
+            raise OutpaceError(
+                f"{cells} rows take {needed / 1e9:.1f} GB for keys and values, and {free / 1e9:.1f} GB are "
+                "free; give the engine fewer slots, less length or less memory"
+            )
 
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> LlamaCache:
         return LlamaCache(self._context, slots, length, self.row_bytes, capacity)
