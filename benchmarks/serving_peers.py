@@ -1,7 +1,7 @@
 """Servers beside each other under guidellm's load: outpace plain and governed, vLLM's, llama.cpp's.
 
     python benchmarks/serving_peers.py --model FOLDER --data DIR --guidellm VENV/bin/guidellm \
-        --vllm VENV/bin/vllm --llama-server FILE --dtype bfloat16 --streams 8 --out FILE
+        --vllm VENV/bin/python --llama-server FILE --dtype bfloat16 --streams 8 --out FILE
 
 starts the servers, and loads one at a time, in an order that turns with each round, while the others are
 stopped (SIGSTOP). The first round is not counted. One call measures one dtype and one number of streams;
@@ -84,7 +84,8 @@ def servers(given: argparse.Namespace, folder: Path) -> list[Process]:
     ours += ["--prefix-cache", "0", "--memory", "2", "--served-model-name", NAME]
     found = [("off", [*ours, "--drafter", "none"]), ("governed", [*ours, "--drafter", given.drafter])]
     if given.vllm:
-        vllm = [given.vllm, "serve", model, "--dtype", dtype, "--max-model-len", str(CONTEXT)]
+        vllm = [given.vllm, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--dtype", dtype]
+        vllm += ["--max-model-len", str(CONTEXT)]
         vllm += ["--served-model-name", NAME, "--max-num-seqs", "32", "--no-enable-prefix-caching"]
         vllm += ["--disable-log-stats", *given.vllm_options.split()]
         found += [
@@ -200,7 +201,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--guidellm", required=True)
-    parser.add_argument("--vllm", default="")
+    parser.add_argument("--vllm", default="", help="the python of an environment with vLLM")
     parser.add_argument("--vllm-options", default="", help="further options of vLLM's server")
     parser.add_argument("--llama-server", default="")
     parser.add_argument("--drafter", default="lookahead")

@@ -385,6 +385,13 @@ class TokenLogprobs:
     logprob: float
     top: dict[int, float]
 
+    @classmethod
+    def of(cls, row: torch.Tensor, token: int, top: int) -> TokenLogprobs:
+        """Select those of a token, and the highest ``top``, from a row of log probabilities [vocabulary]."""
+        best = row.topk(min(top, len(row)))
+        entries = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        return cls(float(row[token]), entries)
+
 
 @dataclass(frozen=True)
 class Generation:

@@ -294,9 +294,7 @@ class KeyedDraw:
         sequence = self.sequence
         if sequence.params.logprobs is not None:
             row = logits[node].float().log_softmax(dim=-1)
-            top = row.topk(min(sequence.params.logprobs, len(row)))
-            entries = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-            sequence.logprobs.append(TokenLogprobs(float(row[token]), entries))
+            sequence.logprobs.append(TokenLogprobs.of(row, token, sequence.params.logprobs))
         return sequence.append(token)
 
 

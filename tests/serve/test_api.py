@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
@@ -154,6 +155,36 @@ def test_log_probabilities_in_both_shapes_and_in_chunks() -> None:
             assert older["logprobs"]["tokens"] == [entry["token"] for entry in content]
             assert older["logprobs"]["text_offset"][:2] == [0, len(content[0]["token"])]
             assert all(len(top) == 2 for top in older["logprobs"]["top_logprobs"])
+
+    run(main)
+
+
+def test_an_echoed_prompt_has_the_log_probabilities_of_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outpace.engine.engine._SCORED", 3)
+    ids = story()
+    logits = model().target.model(torch.tensor([ids])).logits[0, :-1]
+    rows = logits.float().log_softmax(dim=-1)
+    expected = rows.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+
+    async def main() -> None:
+        async with serving() as client:
+            asked = {"max_tokens": 4, "logprobs": 2, "echo": True}
+            (choice,) = (await client.complete(ids, **asked).json())["choices"]
+            found = choice["logprobs"]
+            assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
+            assert found["token_logprobs"][1 : len(ids)] == pytest.approx(expected)
+            best = rows.max(dim=-1).values.tolist()
+            assert [max(top.values()) for top in found["top_logprobs"][1 : len(ids)]] == pytest.approx(best)
+            assert len(found["tokens"]) == len(ids) + 4 and "".join(found["tokens"]) == choice["text"]
+            plain = (await client.complete(ids, max_tokens=4, logprobs=2).json())["choices"][0]["logprobs"]
+            assert found["token_logprobs"][len(ids) :] == plain["token_logprobs"]
+            *chunks, _ = await client.complete(ids, stream=True, **asked).events()
+            streamed = [one["choices"][0]["logprobs"] for one in chunks if one["choices"][0]["logprobs"]]
+            for name in ("tokens", "token_logprobs", "text_offset"):
+                assert [value for one in streamed for value in one[name]] == found[name]
+            scored = (await client.complete(ids, **asked | {"max_tokens": 0}).json())["choices"][0]
+            assert scored["logprobs"]["token_logprobs"] == found["token_logprobs"][: len(ids)]
+            await client.empty()
 
     run(main)
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from outpace.serve.app import make_app
 from outpace.serve.door import Keys
+from outpace.serve.telemetry import provider_to
 from serving import LONG, STORY, run, serving
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -77,6 +82,29 @@ def test_bodies() -> None:
     run(main)
 
 
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        (CHAT, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}),
+        (CHAT, {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}),
+        ("/v1/messages", {"type": "image", "source": {"type": "url", "url": "http://localhost/a.png"}}),
+        ("/v1/responses", {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}),
+    ],
+)
+def test_what_is_not_text_is_refused_by_its_name(path: str, part: dict[str, Any]) -> None:
+    said = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, part]}]
+
+    async def main() -> None:
+        async with serving() as client:
+            field = "input" if path == "/v1/responses" else "messages"
+            body = {field: said} if path == "/v1/responses" else {field: said, "max_tokens": 2}
+            exchange = client.send(path, body)
+            error = (await exchange.json())["error"]
+            assert exchange.status == 400 and f"takes text, not {part['type']!r}" in error["message"]
+
+    run(main)
+
+
 def test_completions() -> None:
     bodies: list[tuple[dict[str, Any], str]] = [
         ({"prompt": ""}, "prompt"),
@@ -86,7 +114,6 @@ def test_completions() -> None:
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 2}, "best_of"),
-        ({"prompt": "a", "echo": True, "logprobs": 1}, "echo"),
         ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
         ({"prompt": ["a"] * 100, "n": 100}, "n"),
     ]
@@ -213,6 +240,45 @@ def test_a_span_of_each_request_where_a_tracer_is_given() -> None:
     assert first.end_time >= first.start_time
     assert f"{first.context.trace_id:032x}" in parent and f"{first.parent.span_id:016x}" in parent
     assert second.attributes is not None and second.attributes["http.response.status_code"] == 401
+
+
+def test_spans_reach_a_collector_over_http() -> None:
+    """A collector of OTLP over HTTP in this process gets what the option's exporter sends."""
+    got = list[tuple[str, ExportTraceServiceRequest]]()
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            got.append((self.path, ExportTraceServiceRequest.FromString(body)))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *given: object) -> None:
+            pass
+
+    collector = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    threading.Thread(target=collector.serve_forever, daemon=True).start()
+    provider = provider_to(f"http://127.0.0.1:{collector.server_port}/v1/traces")
+
+    async def main() -> None:
+        app = make_app(Keys(["key"]), 100, tracer=provider.get_tracer("test"))
+        transport = httpx2.ASGITransport(app=app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://testserver") as http:
+            await http.get("/health", headers={"x-api-key": "secret"})
+
+    run(main)
+    provider.shutdown()
+    collector.shutdown()
+    collector.server_close()
+    ((path, sent),) = got
+    (resource,) = sent.resource_spans
+    (span,) = resource.scope_spans[0].spans
+    assert path == "/v1/traces" and span.name == "GET /health"
+    assert any(one.value.string_value == "outpace" for one in resource.resource.attributes)
+    assert {one.key for one in span.attributes} >= {"url.path", "http.response.status_code"}
+    assert "secret" not in str(sent)
 
 
 def test_request_ids_and_the_access_log(caplog: pytest.LogCaptureFixture) -> None:

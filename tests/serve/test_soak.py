@@ -1,5 +1,7 @@
 """A soak: many mixed requests at 32 streams, of which some leave, some are wrong, some too large.
 
+Texts to complete, chats, and chats that must call a tool.
+
 SOAK is the number of requests: `make soak` runs 1,000.
 """
 
@@ -13,17 +15,32 @@ import os
 import random
 import resource
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
+from outpace.serve import wire
+from outpace.serve.grammar import Grammar, Grammars, tool_schema
 from serving import Client, model, run, serving
 
 COUNT = int(os.environ.get("SOAK", "48"))
 STREAMS = 32
 GROWN = 16  # MiB between the middle and the end of a long soak, at most
 WORDS = ["The", "Question: what is 2 + 3?", "import os\n", "Once upon a time", "def add(a, b):\n"]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "paint",
+        "parameters": {
+            "type": "object",
+            "properties": {"colour": {"enum": ["red", "green", "blue"]}, "coats": {"type": "integer"}},
+            "required": ["colour"],
+            "additionalProperties": False,
+        },
+    },
+}
 OTHERS = {"copy": "prompt_lookup:branches=1", "jacobi": "jacobi", "look": "lookahead:window=3,guesses=3"}
 
 
@@ -37,11 +54,27 @@ def held() -> float:
 
 
 def expected(asked: dict[str, Any]) -> str:
+    """The engine's text alone; of a call, its arguments."""
     params = SamplingParams(
         max_new_tokens=asked["max_tokens"], temperature=asked["temperature"], seed=asked["seed"]
     )
     engine = Engine(model().target, tokenizer=model().tokenizer)
-    return engine.generate([model().tokens(asked["prompt"])], params)[0].text or ""
+    if "prompt" in asked:
+        return engine.generate([model().tokens(asked["prompt"])], params)[0].text or ""
+    if "tools" not in asked:
+        return engine.generate([model().encode_chat(asked["messages"])], params)[0].text or ""
+    target = model().target
+    grammars = Grammars(model().tokenizer, target.vocabulary, target.eos_token_ids)
+    schema = tool_schema([wire.Function(**asked["tools"][0]["function"])])
+    prompt = model().plain_tokens(model().render(asked["messages"], tools=asked["tools"]))
+    grammar = Grammar(asyncio.run(grammars.compile(schema)), len(prompt))
+    sequence = engine.add(prompt, replace(params, logits_processors=[grammar]), criteria=grammar.ended)
+    while sequence.finish_reason is None:
+        engine.step()
+    text = sequence.generation().text or ""
+    head = '{"name":"paint","arguments":'
+    assert text.startswith(head[: len(text)])
+    return text.removeprefix(head).removesuffix("}" if sequence.finish_reason != "length" else "")
 
 
 async def one(client: Client, number: int, texts: dict[int, tuple[dict[str, Any], str]]) -> None:
@@ -55,26 +88,39 @@ async def one(client: Client, number: int, texts: dict[int, tuple[dict[str, Any]
         "speculation": chance.choice(["off", True, *OTHERS]),
         "stream": chance.random() < 0.5,
     }
+    path, form = "/v1/completions", chance.random()
+    if form < 0.4:
+        path = "/v1/chat/completions"
+        asked["messages"] = [{"role": "user", "content": asked.pop("prompt")}]
+        if form < 0.1:
+            asked |= {"tools": [TOOL], "tool_choice": "required", "max_tokens": 48}
     kind = chance.random()
     if kind < 0.05:
         exchange = client.send("/v1/completions", b'{"prompt": "a", ', method="POST")
         assert "error" in await exchange.json() and exchange.status == 400
     elif kind < 0.07:
-        exchange = client.send("/v1/completions", {**asked, "prompt": "a" * 2**20})
+        exchange = client.send(path, {**asked, "user": "a" * 2**20})
         assert "error" in await exchange.json() and exchange.status == 413
     elif kind < 0.17:
-        exchange = client.send("/v1/completions", {**asked, "max_tokens": 500, "ignore_eos": True})
+        exchange = client.send(path, {**asked, "max_tokens": 500, "ignore_eos": True})
         for _ in range(chance.randrange(3) if asked["stream"] else 0):
             await exchange.chunk()
         exchange.leave()
         await exchange.task
     elif asked["stream"]:
-        *chunks, done = await client.send("/v1/completions", asked).events()
+        *chunks, done = await client.send(path, asked).events()
         assert done == "[DONE]"
-        texts[number] = asked, "".join(c["choices"][0]["text"] for c in chunks if c["choices"])
+        pieces = [c["choices"][0] for c in chunks if c["choices"]]
+        texts[number] = asked, "".join(said(c.get("delta", c)) for c in pieces)
     else:
-        found = await client.send("/v1/completions", asked).json()
-        texts[number] = asked, found["choices"][0]["text"]
+        (choice,) = (await client.send(path, asked).json())["choices"]
+        texts[number] = asked, said(choice.get("message", choice))
+
+
+def said(piece: dict[str, Any]) -> str:
+    """The text of a choice, a message or a chunk; of a call, its arguments."""
+    calls = piece.get("tool_calls") or [{"function": {}}]
+    return piece.get("text") or piece.get("content") or calls[0]["function"].get("arguments") or ""
 
 
 def test_soak() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from outpace.core import (
     OutpaceError,
     SamplingParams,
     StreamedToken,
+    TokenLogprobs,
 )
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
@@ -40,7 +41,7 @@ from outpace.engine.profile import save_costs
 from outpace.engine.reader import Reader
 from outpace.engine.request import Requests, one_each, params_of_each
 from outpace.engine.scheduler import Active, Scheduler
-from outpace.logits import Logits
+from outpace.logits import TOKENS_ONLY, Logits
 from outpace.policy.governor import Governor
 from outpace.sequence import KeyedDraw, Sequence, Step
 from outpace.targets import Output, Rows, Target, TargetModel
@@ -49,6 +50,7 @@ from outpace.tree import few_leaves, trim
 from outpace.verify import Verifier, load_verifier
 
 _log = logging.getLogger(__name__)
+_SCORED = 128  # rows whose logits are in memory at once, in scoring a text
 
 
 class Engine:
@@ -238,6 +240,44 @@ class Engine:
                 self.step()
         finally:
             self.remove(sequence)
+
+    def score(self, tokens: Seq[int], top: int = 0) -> Generator[list[TokenLogprobs]]:
+        """Yield the log probabilities of a text's tokens after the first, some at a time.
+
+        Steps may be run in between. The rows are freed when the generator is closed.
+
+        Args:
+            tokens: the text, at least one token.
+            top: number of the most probable tokens to report with each.
+
+        Raises:
+            OutpaceError: the target returns no logits, there are no rows for the text, or a token is none of
+            the vocabulary's.
+        """
+        if self.target.tells:
+            raise OutpaceError(f"log probabilities of a prompt weigh logits, and {TOKENS_ONLY}")
+        if not all(0 <= token < self.target.vocabulary for token in tokens):
+            raise OutpaceError(f"token ids are from 0 to {self.target.vocabulary - 1}")
+        with self._turn.taken():
+            cache = self._batch.cache
+            try:
+                slot = self.target.open(cache, None, len(tokens))
+            except CacheFull as error:
+                raise OutpaceError("there is no room for the rows of this text; try again later") from error
+        try:
+            for start in range(0, len(tokens) - 1, _SCORED):
+                rows = tokens[start : start + _SCORED]
+                with self._turn.taken():
+                    output = self.target.forward(cache, {slot: Rows(rows)})
+                    cache.keep({slot: range(len(rows))})
+                found = output.logits_of(slot).float().log_softmax(dim=-1)
+                following = tokens[start + 1 : start + 1 + len(rows)]
+                yield [
+                    TokenLogprobs.of(row, token, top) for row, token in zip(found, following, strict=False)
+                ]
+        finally:
+            with self._turn.taken():
+                cache.free(slot)
 
     # -- a batch that changes ----------------------------------------------------------------------------
 

@@ -225,8 +225,9 @@ def _static(file: File) -> Callable[[], Awaitable[Response]]:
 
 
 def _invalid(error: RequestValidationError) -> Refused:
-    """Describe the first error in a body."""
-    first = error.errors()[0]
+    """Describe the first error in a body, or the one that names a kind of content."""
+    errors = error.errors()
+    first = next((one for one in errors if one["type"] == "not_text"), errors[0])
     place = [str(part) for part in first["loc"][1:]]
     if first["type"] == "extra_forbidden":
         return Refused(400, f"unrecognized request argument: {'.'.join(place)}", ".".join(place) or None)

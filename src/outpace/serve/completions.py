@@ -11,7 +11,7 @@ from starlette.responses import Response
 from outpace.core import TokenLogprobs
 from outpace.serve import wire
 from outpace.serve.ask import Ask, openai_params
-from outpace.serve.errors import Refused
+from outpace.serve.errors import Refused, refusal
 from outpace.serve.runs import Event, Run
 from outpace.serve.service import Service
 from outpace.serve.shapes import FINISH, entries_of, finite
@@ -23,7 +23,21 @@ _MAX_TOKENS = 16  # OpenAI's default
 async def completions(service: Service, body: wire.Completions, salt: str | None) -> Response:
     """Handle a request for completions."""
     run = await service.start(len(_prompts(service, body)) * (body.n or 1), lambda: _ask(service, body, salt))
-    return await _Writer(service, body, run).response()
+    try:
+        scores = await _scores(service, body, run)
+    except BaseException as error:
+        run.close()
+        if isinstance(error, Exception):
+            raise refusal(error) from error
+        raise
+    return await _Writer(service, body, run, scores).response()
+
+
+async def _scores(service: Service, body: wire.Completions, run: Run) -> list[list[TokenLogprobs]]:
+    """Log probabilities of each prompt's tokens after the first, if the prompt is echoed with them."""
+    if not body.echo or body.logprobs is None:
+        return []
+    return [await service.engine.score(prompt, body.logprobs) for prompt in run.ask.prompts]
 
 
 def _prompts(service: Service, body: wire.Completions) -> Seq[str | list[int]]:
@@ -49,8 +63,6 @@ def _ask(service: Service, body: wire.Completions, salt: str | None) -> Ask:
         raise Refused(400, "suffix is not supported; leave it out", "suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise Refused(400, "best_of is not supported; leave it out, or give what n is", "best_of")
-    if body.echo and body.logprobs is not None:
-        raise Refused(400, "echo with logprobs is not supported; leave one out", "echo")
     check(body)
     prompts = [
         service.tokens(one) if isinstance(one, str) else service.check_tokens(one)
@@ -74,9 +86,11 @@ class _Writer(Writer):
 
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
-    def __init__(self, service: Service, body: wire.Completions, run: Run) -> None:
+    def __init__(
+        self, service: Service, body: wire.Completions, run: Run, scores: Seq[Seq[TokenLogprobs]]
+    ) -> None:
         super().__init__(service, body, run)
-        self._body = body
+        self._body, self._scores = body, scores
         self._prompts = _prompts(service, body)
         self._decode = service.model.tokenizer.decode
         self._offsets = dict[int, int]()
@@ -93,14 +107,21 @@ class _Writer(Writer):
         for index, one in enumerate(self._run.generations):
             choice = _piece(index, self._echo(index) + (one.text or ""), FINISH[one.finish_reason])
             if self._body.logprobs is not None:
-                choice["logprobs"] = self._logprobs(index, entries_of(one))
+                choice["logprobs"] = self._logprobs(index, [*self._echoed(index), *entries_of(one)])
             if self._body.return_token_ids:
                 choice["prompt_token_ids"] = self._run.ask.prompts[index // self._run.ask.n]
                 choice["token_ids"] = one.tokens
             choices.append(choice)
         return {"choices": choices}
 
-    def _logprobs(self, index: int, entries: Seq[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
+    def _echoed(self, index: int) -> list[tuple[int, TokenLogprobs | None]]:
+        """The tokens of an echoed prompt and their log probabilities, of which the first token has none."""
+        if not self._scores:
+            return []
+        place = index // self._run.ask.n
+        return list(zip(self._run.ask.prompts[place], [None, *self._scores[place]], strict=True))
+
+    def _logprobs(self, index: int, entries: Seq[tuple[int, TokenLogprobs | None]]) -> dict[str, Any]:
         """Log probabilities in OpenAI's older format: parallel lists, and the alternatives by their text."""
         words, wanted = self._words, self._body.logprobs or 0
         texts, offsets = [words.text(token) for token, _ in entries], []
@@ -108,13 +129,16 @@ class _Writer(Writer):
             offset = self._offsets.get(index, 0)
             offsets.append(offset)
             self._offsets[index] = offset + len(text)
-        top = []
+        top: list[dict[str, float] | None] = []
         for (_, one), text in zip(entries, texts, strict=True):
+            if one is None:
+                top.append(None)
+                continue
             best = {words.text(other): finite(value) for other, value in list(one.top.items())[:wanted]}
             top.append(best | {text: finite(one.logprob)})
         return {
             "tokens": texts,
-            "token_logprobs": [finite(one.logprob) for _, one in entries],
+            "token_logprobs": [None if one is None else finite(one.logprob) for _, one in entries],
             "top_logprobs": top,
             "text_offset": offsets,
         }
@@ -122,7 +146,10 @@ class _Writer(Writer):
     def _first(self) -> Iterator[dict[str, Any]]:
         if self._body.echo:
             for index in range(len(self._run.choices)):
-                yield {"choices": [_piece(index, self._echo(index))]}
+                piece = _piece(index, self._echo(index))
+                if self._scores:
+                    piece["logprobs"] = self._logprobs(index, self._echoed(index))
+                yield {"choices": [piece]}
 
     def _choices(self, one: Event) -> Iterator[dict[str, Any]]:
         more = self._details(one, self._body.logprobs is not None)

@@ -11,11 +11,17 @@ from outpace._version import __version__
 from outpace.core import OutpaceError
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Tracer
 
 
 def tracer_to(endpoint: str) -> Tracer:
-    """Make a tracer whose spans are sent to a collector's URL (OTLP over HTTP) in the background.
+    """Make a tracer whose spans are sent to a collector's URL; errors as for ``provider_to``."""
+    return provider_to(endpoint).get_tracer("outpace", __version__)
+
+
+def provider_to(endpoint: str) -> TracerProvider:
+    """Make a provider whose spans are sent to a collector's URL (OTLP over HTTP) in the background.
 
     Raises:
         OutpaceError: OpenTelemetry is not installed.
@@ -31,7 +37,7 @@ def tracer_to(endpoint: str) -> Tracer:
         ) from error
     provider = TracerProvider(resource=Resource.create({"service.name": "outpace"}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
-    return provider.get_tracer("outpace", __version__)
+    return provider
 
 
 def note(tracer: Tracer, headers: Headers, line: dict[str, Any]) -> None:

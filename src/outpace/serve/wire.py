@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
 
 
 def _whole(value: Any) -> Any:
@@ -12,6 +13,19 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _text_alone(content: Any) -> Any:
+    """Refuse parts of a message that are not text by their name."""
+    kinds = (
+        [part.get("type") for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    )
+    for kind in kinds:
+        if isinstance(kind, str) and kind.startswith(_NOT_TEXT):
+            raise PydanticCustomError("not_text", "this server takes text, not {kind}", {"kind": repr(kind)})
+    return content
+
+
+_NOT_TEXT = ("image", "input_image", "input_audio", "audio", "video", "file", "input_file", "document")
+TextOnly = BeforeValidator(_text_alone)
 Int = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[Int, Field(ge=0, le=2**31)]
 Most = Annotated[Int, Field(ge=1, le=2**31)]
@@ -151,7 +165,7 @@ class ToolCall(Wire):
 
 class Message(Wire):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart | RefusalPart] | None = None
+    content: Annotated[str | list[TextPart | RefusalPart] | None, TextOnly] = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -239,7 +253,7 @@ class Detokenize(Wire):
 
 class AnthropicTurn(Wire):
     role: Literal["user", "assistant"]
-    content: str | list[TextPart]
+    content: Annotated[str | list[TextPart], TextOnly]
 
 
 class CountTokens(Wire):
@@ -263,7 +277,7 @@ class Messages(Sampled):
 
 class ResponseMessage(Wire):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart | RefusalPart]
+    content: Annotated[str | list[TextPart | RefusalPart], TextOnly]
     type: Literal["message"] = "message"
     id: str | None = None
     status: str | None = None

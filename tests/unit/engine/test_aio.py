@@ -401,3 +401,47 @@ def test_64_tasks_at_random() -> None:
 @pytest.mark.slow
 def test_64_tasks_and_2000_requests_at_random() -> None:
     check_stress(2000)
+
+
+def test_texts_are_scored_between_the_steps_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outpace.engine.engine._SCORED", 2)
+    engine, text = make(), [3, 4, 5, 3, 4, 7]
+    (first_step,) = Engine(ToyTarget()).generate([text[:1]], [SamplingParams(max_new_tokens=1, logprobs=1)])
+
+    async def main() -> None:
+        async with AsyncEngine(engine) as served:
+            long = asyncio.ensure_future(served.generate(PROMPTS[0], LONG))
+            first, second = await asyncio.gather(served.score(text, 1), served.score(text))
+            given_up = asyncio.ensure_future(served.score(text * 20))
+            await asyncio.sleep(0)
+            given_up.cancel()
+            with pytest.raises(OutpaceError, match="from 0 to"):
+                await served.score([3, 10**6])
+            assert [one.logprob for one in first] == [one.logprob for one in second]
+            assert len(first) == len(text) - 1 and first_step.logprobs is not None
+            assert first[0].top == pytest.approx(first_step.logprobs[0].top)
+            assert (await long).tokens == alone(PROMPTS[0], LONG)
+
+    run(main)
+    assert len(engine._batch.cache) == 0
+
+
+def test_an_engine_that_ends_answers_those_who_wait_for_scores() -> None:
+    async def main() -> None:
+        gate = Gate()
+        served = AsyncEngine(make())
+        held = await served.add(PROMPTS[0], LONG, criteria=gate)
+        await asyncio.to_thread(gate.reached.wait, 60)
+        scored = asyncio.ensure_future(served.score([3, 4, 5]))
+        await asyncio.sleep(0)
+        ending = asyncio.ensure_future(served.shutdown(drain=False))
+        await asyncio.sleep(0)
+        gate.opened.set()
+        await ending
+        with pytest.raises(OutpaceError, match="shut down"):
+            await scored
+        with pytest.raises(OutpaceError, match="shut down"):
+            await served.score([3, 4])
+        assert (await held.result()).finish_reason == "removed"
+
+    run(main)
