@@ -127,6 +127,21 @@ def test_trees_in_company_change_no_bit(dtype: str) -> None:
     assert seen == 48
 
 
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_0"])
+def test_padded_forwards_have_the_same_bits_and_leave_no_row(dtype: str) -> None:
+    model, text = target(dtype), prompts()[0]
+    after = _rows_alone(model, text)
+    cache = model.new_cache(1, 256)
+    slot = cache.allocate()
+    for count in (3, 6, 7, 1, 3):
+        assert count == 1 or model._padded(count) > count
+        at = cache.length(slot)
+        rows = model.forward(cache, {slot: Rows(text[at : at + count])}).logits_of(slot)
+        assert all(rows[place].equal(after[at + place]) for place in range(count))
+        cache.keep({slot: range(count)})
+    assert cache.context._lib.llama_memory_seq_pos_max(cache.context._memory, 0) == -1
+
+
 def _feed(model: Any, cache: LlamaCache, texts: dict[Slot, list[int]]) -> None:
     model.forward(cache, {slot: Rows(text) for slot, text in texts.items()}, logits_from=None)
     cache.keep({slot: range(len(text)) for slot, text in texts.items()})

@@ -10,6 +10,7 @@ import logging
 import re
 import weakref
 from collections import deque
+from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +25,7 @@ from outpace.core import OutpaceError, UnsupportedModel
 
 LEAST_VERSION = (0, 3, 36)
 ROWS = 512  # maximum rows of a decode; a larger forward consists of several
+_PADDING = 3  # maximum rows added to a decode
 _REMEDY = "pip install --upgrade 'outpace[llamacpp]' (it compiles llama.cpp, which takes about ten minutes)"
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 _DAMAGED = re.compile("corrupted|incomplete|failed to read|file bounds|unexpectedly reached end|tensor data")
@@ -190,7 +192,8 @@ class LlamaContext:
     Args:
         cells: minimum number of rows to make room for.
         options: fields of llama.cpp's context parameters.
-        least: minimum number of rows of a decode; it is padded with a row of sequence 0.
+        padding: the number of rows of a decode -> the number that llama.cpp computes, at most three more; the
+            others are rows of sequence 0.
 
     Attributes:
         cells: number of rows that there is room for.
@@ -201,13 +204,19 @@ class LlamaContext:
         OutpaceError: memory is too small for the cells, or an option does not fit the model.
     """
 
-    def __init__(self, model: LlamaModel, cells: int, options: dict[str, Any], least: int = 1) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        cells: int,
+        options: dict[str, Any],
+        padding: Callable[[int], int] = lambda rows: rows,
+    ) -> None:
         lib = library()
-        self._lib, self._model, self.least = lib, model, least
+        self._lib, self._model, self._padding = lib, model, padding
         self.sequences = int(lib.llama_max_parallel_sequences())
         params = lib.llama_context_default_params()
         own = {
-            "n_ctx": cells + least,
+            "n_ctx": cells + _PADDING,
             "n_batch": ROWS,
             "n_ubatch": ROWS,
             "n_outputs_max": ROWS,
@@ -228,7 +237,7 @@ class LlamaContext:
             )
         weakref.finalize(self, lib.llama_free, self._context)
         self._memory = lib.llama_get_memory(self._context)
-        self.cells = int(lib.llama_n_ctx(self._context)) - least
+        self.cells = int(lib.llama_n_ctx(self._context)) - _PADDING
         self._vocabulary = int(lib.llama_vocab_n_tokens(model.vocabulary))
         self._logits: tuple[int, dict[int, Tensor]] = 0, {}  # their address, and tensors there by their rows
         self._arrays()
@@ -268,7 +277,7 @@ class LlamaContext:
         Raises:
             OutpaceError: llama.cpp fails.
         """
-        padded = max(rows, self.least)
+        padded = self._padding(rows)
         if padded > rows:
             self.tokens[rows:padded] = self.tokens[rows - 1]
             self.positions[rows:padded] = range(padded - rows)

@@ -28,6 +28,8 @@ _GGML = {  # ggml's numbers of dtypes
     "float32": 0, "float16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bfloat16": 30,
 }  # fmt: skip
 _FLOAT32_FILE = "0"  # general.file_type in the metadata of a float32 file
+_TILED = ("Q4_0", "Q8_0")  # file types whose kernels multiply this many rows at once
+_TILE = 4
 _NEAR_TIE = 1e-4  # upper bound of float32 rounding, relative to the spread of a row's logits
 _MISTAKE = 0.25  # difference relative to that spread that rounding cannot explain
 
@@ -110,6 +112,7 @@ class LlamaCppTarget(TargetModel):
         self.max_leaves = int(lib.llama_max_parallel_sequences()) // 2 - 1
         self.inexact = self._order_of_sums() or "not tested"
         self._least = 2 if self.options.exact is True else 1
+        self._tiled = self.file_type in _TILED and not self.options.n_gpu_layers
         self.row_bytes = 0
         self.row_bytes = self._measured_row_bytes()
         if self.options.check:
@@ -164,7 +167,18 @@ class LlamaCppTarget(TargetModel):
             "type_k": _GGML[self._types[0]],
             "type_v": _GGML[self._types[1]],
         }
-        return LlamaContext(self._weights, cells, own, self._least)
+        return LlamaContext(self._weights, cells, own, self._padded)
+
+    def _padded(self, rows: int) -> int:
+        """The number of rows to compute for these.
+
+        On a CPU llama.cpp's kernels for such files multiply four rows at once, and the rest one by one: in
+        q4_0 three rows take longer than four, and seven than eight.
+        """
+        rest = rows % _TILE
+        if self._tiled and (rest == _TILE - 1 or (rest == _TILE - 2 and rows > _TILE)):
+            return rows + _TILE - rest
+        return max(rows, self._least)
 
     def _check_room(self, cells: int) -> None:
         """Refuse more rows than fit into the free memory, which llama.cpp would fill without a question.
