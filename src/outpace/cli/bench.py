@@ -115,6 +115,7 @@ def bench(
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
     llamacpp: o.LlamaCpp = "",
+    quantise: o.Quantise = None,
     max_new_tokens: o.MaxNewTokens = 64,
     temperature: o.Temperature = 0.0,
     top_p: o.TopP = 1.0,
@@ -143,7 +144,7 @@ def bench(
         methods = (drafters, lengths, verifier, adaptive, beside, assistant, gguf)
         chosen = runner.plan(suite, data, limit, *methods, batch, settings, grade, run_code)
     place = spread_of(device, device_map)
-    source = Source(model, place, dtype, trust_remote_code, like, llamacpp, seq2seq=True)
+    source = Source(model, place, dtype, trust_remote_code, like, llamacpp, seq2seq=True, quantise=quantise)
     notes: list[str] = []
     plain = "" if profile else "none"
     loaded, spec = profiled(source, plain, profile, verifier, at_once=chosen.batches, remark=notes.append)

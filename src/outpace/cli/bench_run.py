@@ -236,6 +236,7 @@ def _measure_all(chosen: Plan, model: Loaded) -> Record:
             "dtype": model.dtype,
             "device": model.device,
             "bits": model.target.inexact or "bit-exact",
+            **({"quantised": model.target.quantised} if model.target.quantised else {}),
         },
         settings=chosen.facts(),
         command=shlex.join(["outpace", *sys.argv[1:]]),
@@ -297,6 +298,11 @@ def _of_batch(methods: Seq[Method], batch: int, notes: list[str]) -> list[Method
 def _roof(model: Loaded, notes: list[str]) -> Roof | None:
     if model.target.model is None:
         notes.append("no roof is known of a model that transformers does not run")
+        return None
+    if model.target.quantised:
+        notes.append(
+            f"weights in {model.target.quantised} have no roof here; peers decode the model as it was loaded"
+        )
         return None
     if model.target.has_encoder:
         notes.append("no roof is known of an encoder-decoder model")

@@ -36,6 +36,7 @@ def chat(
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
     llamacpp: o.LlamaCpp = "",
+    quantise: o.Quantise = None,
     max_new_tokens: o.MaxNewTokens = 256,
     temperature: o.Temperature = 0.0,
     top_k: o.TopK = 0,
@@ -58,7 +59,7 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    source = Source(model, device, dtype, trust_remote_code, llamacpp=llamacpp)
+    source = Source(model, device, dtype, trust_remote_code, llamacpp=llamacpp, quantise=quantise)
     loaded, spec = profiled(source, drafter, profile, verifier)
     with learning(loaded, spec, online, online_options, online_out) as learner:
         engine = engine_of(loaded, spec, verifier, 1, adaptive, learner)

@@ -107,6 +107,7 @@ def generate(
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
     llamacpp: o.LlamaCpp = "",
+    quantise: o.Quantise = None,
     max_new_tokens: o.MaxNewTokens = 128,
     temperature: o.Temperature = 0.0,
     top_k: o.TopK = 0,
@@ -134,10 +135,13 @@ def generate(
     check_together(compare, batch, logprobs, as_json, online)
     check_online(online, online_options, online_out)
     params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})
-    place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
+    placed = (device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code, quantise)
+    place = place_of(*placed)
     found = prompts.read(prompt, file, reference or ())
     copied, together = any(one.references for one in found), min(batch, len(found))
-    source = Source(model, place, dtype, trust_remote_code, llamacpp=llamacpp, seq2seq=True)
+    source = Source(
+        model, place, dtype, trust_remote_code, llamacpp=llamacpp, seq2seq=True, quantise=quantise
+    )
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
         loaded, spec = profiled(source, drafter, profile, verifier, copied, (together,))
         jobs = prepare(found, loaded, chat)

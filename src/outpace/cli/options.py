@@ -78,6 +78,14 @@ Dtype = Annotated[
 Trust = Annotated[
     bool, model_option("--trust-remote-code", help="Run Python code that comes with the model.")
 ]
+Quantise = Annotated[
+    str | None,
+    model_option(
+        "--quantise",
+        metavar="BITS",
+        help="int8 or int4: round the weights; for --dtype bfloat16 on a CPU. Changes the tokens.",
+    ),
+]
 LlamaCpp = Annotated[
     str,
     model_option(

@@ -50,6 +50,7 @@ class Source:
     like: str | None = None
     llamacpp: str = ""
     seq2seq: bool = False
+    quantise: str | None = None
 
     def load(self, drafter: str = "none", verifier: str = "match", references: bool = False) -> Loaded:
         """Load the model, after checking the drafter and the verifier."""
@@ -71,6 +72,7 @@ class Source:
                     trust_remote_code=trust,
                     llamacpp=self.llamacpp,
                     seq2seq=self.seq2seq,
+                    quantise=self.quantise,
                 )
             if not isinstance(self.place, str | None):
                 raise OutpaceError(
@@ -80,7 +82,14 @@ class Source:
                 raise OutpaceError("--llamacpp is for .gguf files, which --like does not grow; leave one out")
             from outpace.bench.lab.grown import load_grown
 
-            return load_grown(self.model, self.like, self.dtype, self.place, trust_remote_code=trust)
+            return load_grown(
+                self.model,
+                self.like,
+                self.dtype,
+                self.place,
+                trust_remote_code=trust,
+                quantise=self.quantise,
+            )
 
 
 def profiled(

@@ -106,6 +106,7 @@ def serve(
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
     llamacpp: o.LlamaCpp = "",
+    quantise: o.Quantise = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     served_model_name: Names = None,
@@ -133,7 +134,8 @@ def serve(
         raise OutpaceError(
             f"outpace serve needs {error.name}, which is not installed: pip install 'outpace[serve]'"
         ) from error
-    place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
+    placed = (device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code, quantise)
+    place = place_of(*placed)
     limits = Limits(max_running, max_waiting, max_wait, body=int(max_body * 2**20))
     keys = Keys.read(api_keys, os.environ.get("OUTPACE_API_KEYS", ""))
     others = _others(also or [])
@@ -144,7 +146,7 @@ def serve(
     address = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
 
     def load() -> tuple[Loaded, Engine]:
-        source = Source(model, place, dtype, trust_remote_code, llamacpp=llamacpp)
+        source = Source(model, place, dtype, trust_remote_code, llamacpp=llamacpp, quantise=quantise)
         loaded, spec = profiled(source, drafter, profile, "match")
         governed: Adaptive = "auto" if adaptive is None else adaptive
         rooms = _memory(memory, prefix_cache)

@@ -70,6 +70,7 @@ def tune_drafter(
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
     llamacpp: o.LlamaCpp = "",
+    quantise: o.Quantise = None,
     max_new_tokens: o.MaxNewTokens = 64,
     temperature: o.Temperature = 0.0,
     top_p: o.TopP = 1.0,
@@ -95,7 +96,7 @@ def tune_drafter(
         chosen = tune.plan(
             suite, data, limit, drafters or tune.DRAFTERS, objective, batches, settings, budget, out, verify
         )
-    loaded = Source(model, device, dtype, trust_remote_code, like, llamacpp).load()
+    loaded = Source(model, device, dtype, trust_remote_code, like, llamacpp, quantise=quantise).load()
     found = tune.run(chosen, loaded)
     if found is None:
         return finish(False)

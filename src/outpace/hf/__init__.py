@@ -41,6 +41,7 @@ def accelerate(
     profile: str | Path | None = None,
     exact: bool | Literal["auto"] = "auto",
     pack: bool | Literal["auto"] = "auto",
+    quantise: str | None = None,
 ) -> Model:
     """Make ``model.generate(...)`` faster without changes to its callers, and return the model.
 
@@ -91,6 +92,9 @@ def accelerate(
             little; True refuses other models, with the reason. See ``CausalTarget``.
         pack: keep a packed copy of the weights of linear layers on a CPU until ``restore``. "auto": if that
             is faster and memory allows.
+        quantise: decode with a copy of the weights that is rounded to "int8" or "int4", for a bfloat16 model
+            on a CPU. The tokens are those of plain decoding with it, ``accelerate(model, "none",
+            quantise=...)``, and not those of the stock generate(). See ``CausalTarget``.
 
     Warns:
         UserWarning: the verifier is lossy.
@@ -104,9 +108,11 @@ def accelerate(
     if profile is not None:
         if drafter is not None:
             raise OutpaceError("give a drafter or a profile, not both: the profile names its drafter")
-        known = load_profile(profile, Engines("none", "match", exact=exact, pack=pack).target(model))
+        alone = Engines("none", "match", exact=exact, pack=pack, quantise=quantise)
+        known = load_profile(profile, alone.target(model))
         drafter, costs = known.drafter, known.costs
-    engines = Engines("lookahead" if drafter is None else drafter, verifier, adaptive, costs, exact, pack)
+    spec = "lookahead" if drafter is None else drafter
+    engines = Engines(spec, verifier, adaptive, costs, exact, pack, quantise)
     with engines.lend(engines.target(model)):  # refuses mismatched parts now, not at the first call
         pass
     _refuse_foreign(model)

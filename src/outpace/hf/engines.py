@@ -42,14 +42,14 @@ class Kept(NamedTuple):
 _passed: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
 
 
-def _state(model: Any) -> tuple[Any, ...]:
-    """Key of a target: another dtype, device, attention or vocabulary needs another target."""
+def _state(model: Any, quantise: str | None) -> tuple[Any, ...]:
+    """Key of a target: another dtype, device, attention, vocabulary or rounding needs another target."""
     if not isinstance(model, PreTrainedModel):
         return ()  # Target refuses it
     ends: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
     places = [(end.weight.device, tuple(end.weight.shape)) for end in ends if end is not None]
     attention = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", None)
-    return (model.dtype, attention, *places, written(model))
+    return (model.dtype, attention, quantise, *places, written(model))
 
 
 class RowEngine(Engine):
@@ -96,7 +96,7 @@ class Engines:
         verifier: a verifier or its spec string.
         adaptive: as for ``Engine``.
         costs: measured costs from a profile, the initial costs of governors.
-        exact, pack: as for ``CausalTarget``.
+        exact, pack, quantise: as for ``CausalTarget``.
     """
 
     def __init__(
@@ -107,12 +107,13 @@ class Engines:
         costs: Mapping[str, Any] | None = None,
         exact: bool | Literal["auto"] = "auto",
         pack: bool | Literal["auto"] = "auto",
+        quantise: str | None = None,
     ) -> None:
         self.drafter = drafter
         self.verifier = verifier
         self.adaptive = adaptive
         self.costs = costs
-        self._step = {"exact": exact, "pack": pack}
+        self._step: dict[str, Any] = {"exact": exact, "pack": pack, "quantise": quantise}
         self._lock = threading.Lock()
         self._target: TargetModel | None = None
         self._made_for: tuple[Any, ...] | None = None
@@ -125,7 +126,7 @@ class Engines:
             UnsupportedModel: drafts cannot be verified with it; the message names the reason.
         """
         with self._lock:
-            state = _state(model)
+            state = _state(model, self._step["quantise"])
             if self._target is None or self._made_for != state:
                 self._idle.clear()
                 self._target = Target(model, check=_passed.get(model) != state, **self._step)

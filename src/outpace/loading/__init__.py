@@ -9,6 +9,7 @@ from outpace.loading.shared import load_shared
 from outpace.loading.weights import needs_of_name, shown_name
 from outpace.spec import load as load_spec
 from outpace.targets import is_gguf
+from outpace.targets.packed import check_rounding
 
 __all__ = ["Loaded", "load"]
 
@@ -21,6 +22,7 @@ def load(
     trust_remote_code: bool = False,
     llamacpp: str = "",
     seq2seq: bool = False,
+    quantise: str | None = None,
 ) -> Loaded:
     """Load a model for decoding.
 
@@ -37,6 +39,8 @@ def load(
         llamacpp: options of a .gguf file, fields of ``LlamaCppOptions``, as in "threads=4,n_gpu_layers=-1".
         seq2seq: load an encoder-decoder model of text too (T5, BART, Marian), which is otherwise refused:
             ``loaded.target.parts(loaded.tokens(text))`` is the prompt and the source for its engine.
+        quantise: round the weights of linear layers of a bfloat16 model on a CPU to "int8" or "int4"; see
+            ``CausalTarget``.
 
     Raises:
         OutpaceError: the model cannot be loaded; the message gives the reason and the remedy.
@@ -45,22 +49,28 @@ def load(
         RanksLost: one of several processes has failed.
     """
     if name is not None and is_gguf(name):
-        return _load_gguf(name, dtype, device, trust_remote_code, llamacpp)
+        return _load_gguf(name, dtype, device, trust_remote_code, llamacpp, quantise)
     if llamacpp:
         raise OutpaceError(f"--llamacpp is for .gguf files, and {shown_name(name)} is none; leave it out")
+    check_rounding(quantise)
+    if isinstance(device, Shared) and quantise is not None:
+        raise OutpaceError("weights are rounded in one process only; leave --quantise or --parallel out")
     check_needs(name, needs_of_name(name, dtype, device, trust_remote_code), device)
     if isinstance(device, Shared):
         return load_shared(name, dtype, device, trust_remote_code)
-    return load_here(name, dtype, device, trust_remote_code, seq2seq)
+    return load_here(name, dtype, device, trust_remote_code, seq2seq, quantise)
 
 
-def _load_gguf(name: str, dtype: str, device: Place, trust: bool, options: str) -> Loaded:
+def _load_gguf(
+    name: str, dtype: str, device: Place, trust: bool, options: str, quantise: str | None
+) -> Loaded:
     """A GGUF file as a loaded model: with the tokenizer and the chat template in it."""
     place = "--device-map" if isinstance(device, Spread) else "--device"
     for given, option, remedy in (
         (dtype != "auto", "--dtype", "weights have the types they have in the file"),
         (device not in (None, "cpu"), place, "say --llamacpp n_gpu_layers=-1 for all layers on the GPU"),
         (trust, "--trust-remote-code", "a GGUF file holds no code"),
+        (quantise is not None, "--quantise", "weights have the types they have in the file"),
     ):
         if given:
             raise OutpaceError(f"{option} is for transformers models, and {name} is a GGUF file: {remedy}")

@@ -41,7 +41,8 @@ class Loaded:
     costs: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.dtype} on {self.device}"
+        quantised = f", weights in {self.target.quantised}" if self.target.quantised else ""
+        return f"{self.name}, {self.dtype}{quantised} on {self.device}"
 
     def engine(
         self,
@@ -139,6 +140,7 @@ def load_here(
     place: str | Spread | None,
     trust_remote_code: bool,
     seq2seq: bool = False,
+    quantise: str | None = None,
 ) -> Loaded:
     """A transformers model on the devices of this process; the arguments are those of ``outpace.load``."""
     if isinstance(place, Spread):
@@ -150,7 +152,7 @@ def load_here(
         parts = load_weights(name, dtype_of(dtype, device), trust_remote_code, seq2seq)
         shown, model, tokenizer = parts
         model = model.to(device)
-    return made(shown, model, tokenizer, source_of(name))
+    return made(shown, model, tokenizer, source_of(name), quantise=quantise)
 
 
 def made(name: str, model: Any, tokenizer: Any, source: str = "", **options: Any) -> Loaded:

@@ -198,6 +198,8 @@ class TargetModel(ABC):
             rows, any tree, any other sequences, and after any chunks of the prompt.
         inexact: reason why it is not bit-exact; empty if it is.
         packed: kernel -> number of linear layers whose weights are packed for it.
+        quantised: "int8" or "int4" if the weights of linear layers were rounded to it on loading; otherwise
+            empty.
         max_leaves: maximum number of leaves of the drafts in a forward, over all sequences; None for no
             limit.
         tokenizer: the tokenizer that comes with the model, if any.
@@ -220,6 +222,7 @@ class TargetModel(ABC):
     bit_exact: bool = False
     inexact: str = "not tested"
     packed: Mapping[str, int] = MappingProxyType({})
+    quantised: str = ""
     max_leaves: int | None = None
     tokenizer: Any = None
     tells: bool = False

@@ -31,9 +31,17 @@ from outpace.targets.checks import context_of, end_tokens, family, refuse_by_con
 from outpace.targets.fixed import FixedInputs, FixedShapes, width_of
 from outpace.targets.graphs import Made, Runner, runner_for
 from outpace.targets.inputs import CacheAdapter, Probe, device_of, inputs_of, padded, rows_of
+from outpace.targets.kernels import QUANTISED
 from outpace.targets.layers import exchange, keep_layers
 from outpace.targets.masks import TREE, Mask, MaskMaker, placed
-from outpace.targets.packed import Packer, Weights, packing_wanted, tail_step, unproven
+from outpace.targets.packed import (
+    Packer,
+    Weights,
+    check_quantise,
+    packing_wanted,
+    tail_step,
+    unproven,
+)
 from outpace.targets.self_test import agree, bit_test, self_test
 from outpace.targets.tree_attention import takes_no_tree
 
@@ -63,11 +71,15 @@ class CausalTarget(TargetModel):
             on a CPU, where near-ties would otherwise differ; see ``bit_exact``.
         pack: keep packed copies of the weights of linear layers, in addition to the model's. True refuses a
             model or a machine that does not support it; "auto" packs if it is faster and memory allows.
+        quantise: round the weights of linear layers of a bfloat16 model on a CPU, in a copy: "int8" to 8
+            bits with a scale per output; "int4" to 4 bits with a scale and a zero per output and 32 inputs
+            (to 8 bits in the head, and if the inputs are no multiple of 32 or the outputs of 16). Activations
+            stay bfloat16. This changes tokens: they are those of plain decoding with the rounded weights.
         check: run the self-test. Disable it only for a model that has passed it.
 
     Raises:
         UnsupportedModel: named by family, with the reason.
-        OutpaceError: options for fixed shapes without ``static``.
+        OutpaceError: options for fixed shapes without ``static``; an unknown ``quantise``.
     """
 
     _is_part = False  # some layers of another target
@@ -83,8 +95,11 @@ class CausalTarget(TargetModel):
         compiled: Mapping[str, Any] | None = None,
         exact: bool | Literal["auto"] = "auto",
         pack: bool | Literal["auto"] = "auto",
+        quantise: str | None = None,
     ) -> None:
         refuse_by_config(model)
+        check_quantise(model, quantise)
+        self.quantised = quantise or ""
         if takes_no_tree(model.config.get_text_config(decoder=True)):
             model = exchange(model, lambda _: None, TREE)
         self.model = model
@@ -125,8 +140,9 @@ class CausalTarget(TargetModel):
 
     def _take(self, packs: bool, exact: bool) -> None:
         """Make the module that steps run on: a copy of the model if modules are replaced, or the model."""
-        packer = Packer(self.model, packs, exact)
-        changed = exchange(self.model, packer, EXACT if exact else None) if packs or exact else self.model
+        packer = Packer(self.model, packs, exact, self.quantised)
+        changes = packs or exact or self.quantised
+        changed = exchange(self.model, packer, EXACT if exact else None) if changes else self.model
         self.packed = dict(packer.kernels)
         self._step: Any = changed if exact or self.packed else self.model
         self._weights = Weights(packer.packed)
@@ -157,7 +173,9 @@ class CausalTarget(TargetModel):
 
     @property
     def identity(self) -> str:
-        layouts = [f"packed by {kernel}" for kernel in self.packed]
+        layouts = [
+            f"{kernel} weights" if kernel in QUANTISED else f"packed by {kernel}" for kernel in self.packed
+        ]
         return ", ".join([super().identity, *layouts, *(["bit-exact"] if self.bit_exact else [])])
 
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> KVCache:
@@ -418,10 +436,17 @@ class CausalTarget(TargetModel):
         self.vocabulary = output.logits.shape[-1]
 
     def _plain(self, source: Source | None, text: list[int]) -> Tensor:
-        logits: Tensor = self.model(
-            input_ids=torch.tensor([text], device=self.device), use_cache=False
-        ).logits
+        model: Any = self.model
+        if self.quantised:  # the rounded weights, with the model's own attention
+            model = exchange(self._step, lambda _: None, self._attention)
+        logits: Tensor = model(input_ids=torch.tensor([text], device=self.device), use_cache=False).logits
         return logits[0]
+
+    @property
+    def _attention(self) -> str:
+        """The model's implementation of attention."""
+        name: str = self.model.config.get_text_config(decoder=True)._attn_implementation
+        return name
 
 
 def scale_of(config: Any) -> Callable[[Tensor], Tensor]:

@@ -35,6 +35,7 @@ class Kernel(ABC):
         dtypes: supported dtypes of weights.
         least: minimum number of weights of a layer for which its call overhead pays.
         copies: it keeps a copy of the weights.
+        rounds: this copy is rounded to fewer bits.
         wide: its rows are float32 for any dtype of the weights.
     """
 
@@ -42,11 +43,15 @@ class Kernel(ABC):
     dtypes: ClassVar[frozenset[torch.dtype]]
     least: ClassVar[int] = 1
     copies: ClassVar[bool] = True
+    rounds: ClassVar[bool] = False
     wide: ClassVar[bool] = False
 
     @abstractmethod
     def pack(self, weight: Tensor) -> Any:
-        """Pack weights, [outputs, inputs], for ``multiply``; return None if they would be rounded.
+        """Pack weights, [outputs, inputs], for ``multiply``.
+
+        Returns:
+            None if the kernel does not take their shape, or if they would be rounded and ``rounds`` is False.
 
         Raises:
             RuntimeError: this processor, or this torch, does not support it.
@@ -120,7 +125,56 @@ class HalfFBGEMM(Kernel):
         return product.to(rows.dtype)
 
 
+class Int8(Kernel):
+    """aten's int8 weights: a scale per output, rows in bfloat16."""
+
+    name = "int8"
+    dtypes = frozenset((torch.bfloat16,))
+    rounds = True
+
+    def pack(self, weight: Tensor) -> Any:
+        # Rounded before it is used, so that an all-zero output does not divide by zero either.
+        scale = (weight.float().abs().amax(dim=1) / 127).clamp(min=1e-30).bfloat16()
+        return (weight.float() / scale[:, None]).round_().clamp_(-127, 127).to(torch.int8), scale
+
+    def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        product: Tensor = torch.ops.aten._weight_int8pack_mm.default(rows, *packed)
+        return product if bias is None else product.add_(bias)
+
+
+class Int4(Kernel):
+    """aten's int4 weights: a scale and a zero per output and 32 inputs, rows in bfloat16."""
+
+    name = "int4"
+    dtypes = frozenset((torch.bfloat16,))
+    rounds = True
+    _group = 32  # inputs
+
+    def pack(self, weight: Tensor) -> Any:
+        outputs, inputs = weight.shape
+        if inputs % self._group or outputs % 16:
+            return None
+        groups = weight.float().view(outputs, -1, self._group)
+        low = groups.amin(dim=-1, keepdim=True)
+        # The kernel's weight is (number - 8) * scale + zero; both are rounded before the numbers are chosen.
+        scale = ((groups.amax(dim=-1, keepdim=True) - low) / 15).clamp_(min=1e-30).bfloat16()
+        zero = (low + 8 * scale.float()).bfloat16()
+        numbers = ((groups - zero.float()) / scale.float() + 8).round_().clamp_(0, 15)
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu.default(
+            numbers.view(outputs, inputs).int(), 1
+        )
+        return packed, torch.cat([scale, zero], dim=-1).transpose(0, 1).contiguous()
+
+    def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        numbers, scales = packed
+        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu.default(
+            rows, numbers, self._group, scales
+        )
+        return product if bias is None else product.add_(bias)
+
+
 KERNELS: tuple[Kernel, ...] = (Stock(), OneDNN(), HalfFBGEMM())
+QUANTISED: dict[str, Kernel] = {kernel.name: kernel for kernel in (Int8(), Int4())}
 
 
 @lru_cache(maxsize=64)
@@ -134,6 +188,10 @@ def row_step(kernel: Kernel, dtype: torch.dtype, inputs: int, outputs: int = TRI
         UnsupportedModel: no step tried has this property.
     """
     weight, rows = _cancelling(inputs, outputs)
+    if kernel.rounds:
+        # Weights that it holds exactly, or the products would not cancel. Such products have few bits, so
+        # their sums are rounded only if they differ much in size.
+        weight, rows = weight.sign() * 7.5, rows.pow(7)
     weight, rows = weight.to(dtype), rows.to(torch.float32 if kernel.wide else dtype)
     packed = kernel.pack(weight)
     expected = torch.cat([kernel.multiply(part, packed, None) for part in rows.split(24)])

@@ -17,10 +17,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from outpace.core import UnsupportedModel
+from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.checks import family, is_multimodal, untouchable
 from outpace.targets.hardware import free_bytes
-from outpace.targets.kernels import KERNELS, TRIED_OUTPUTS, Kernel, best_kernel, row_step
+from outpace.targets.kernels import KERNELS, QUANTISED, TRIED_OUTPUTS, Kernel, best_kernel, row_step
 
 _VERSION = attrgetter("_version")
 _SHARE = 0.5  # share of the free memory that copies of weights may use by default
@@ -66,14 +66,18 @@ class Packer:
     Args:
         pack: pack weights if this is faster on this machine.
         exact: pad rows to the ``row_step`` that makes them bit-exact, in layers that are not packed too.
+        quantise: round the weights of all layers; to int8 those of the head, and of shapes that int4 does not
+            take.
 
     Attributes:
         kernels: name of a kernel -> number of layers that use it.
         packed: weights that were packed.
     """
 
-    def __init__(self, model: Any, pack: bool, exact: bool) -> None:
+    def __init__(self, model: Any, pack: bool, exact: bool, quantise: str = "") -> None:
         self._layers = set(_linears(model))
+        self._head = model.get_output_embeddings() if quantise else None
+        self._quantise = quantise
         self._pack = pack
         self._exact = exact
         self.kernels: Counter[str] = Counter()
@@ -84,14 +88,7 @@ class Packer:
         if type(module) is not nn.Linear or module not in self._layers:
             return None
         weight = module.weight.detach()
-        kernel, single = KERNELS[0], False
-        if self._pack:
-            best = best_kernel(weight.dtype, torch.get_num_threads())
-            if weight.numel() >= best.kernel.least:
-                kernel, single = best.kernel, best.single and not self._exact
-        packed = kernel.pack(weight)
-        if packed is None:  # this kernel would round them
-            kernel, packed = KERNELS[0], weight
+        kernel, packed, single = self._packed(module, weight)
         size = module.in_features, min(module.out_features, TRIED_OUTPUTS)
         step = row_step(kernel, weight.dtype, *size) if self._exact else 1
         if kernel.copies:
@@ -100,6 +97,20 @@ class Packer:
         elif step == 1:
             return None
         return Linear(module, kernel, packed, step, weight if single else None)
+
+    def _packed(self, module: nn.Linear, weight: Tensor) -> tuple[Kernel, Any, bool]:
+        """The kernel of a layer, the weights as it needs them, and whether the stock layer takes one row."""
+        if self._quantise:
+            kernel = QUANTISED["int8" if module is self._head else self._quantise]
+            if (packed := kernel.pack(weight)) is None:
+                kernel = QUANTISED["int8"]
+                packed = kernel.pack(weight)
+            return kernel, packed, False
+        if self._pack:
+            best = best_kernel(weight.dtype, torch.get_num_threads())
+            if weight.numel() >= best.kernel.least and (packed := best.kernel.pack(weight)) is not None:
+                return best.kernel, packed, best.single and not self._exact
+        return KERNELS[0], weight, False
 
 
 def packing_wanted(model: Any, pack: bool | Literal["auto"]) -> bool:
@@ -117,6 +128,43 @@ def packing_wanted(model: Any, pack: bool | Literal["auto"]) -> bool:
         return not why
     free = free_bytes(torch.device("cpu"))
     return free is None or sum(layer.weight.nbytes for layer in _linears(model)) <= free * _SHARE
+
+
+def check_rounding(quantise: str | None) -> None:
+    """Refuse an unknown way to round weights.
+
+    Raises:
+        OutpaceError: it is unknown.
+    """
+    if quantise is not None and quantise not in QUANTISED:
+        raise OutpaceError(f"quantise must be {' or '.join(QUANTISED)}, not {quantise!r}")
+
+
+def check_quantise(model: Any, quantise: str | None) -> None:
+    """Refuse a model whose weights cannot be rounded.
+
+    Raises:
+        OutpaceError: there is no such way to round. UnsupportedModel: the model does not allow it.
+    """
+    check_rounding(quantise)
+    if quantise is not None and (why := untouchable(model) or _not_to_round(model, QUANTISED[quantise])):
+        raise UnsupportedModel(f"{family(model)} cannot be quantised to {quantise}: {why}")
+
+
+def _not_to_round(model: Any, kernel: Kernel) -> str:
+    """The reason not to round a model's weights for a kernel; empty if there is none."""
+    if model.dtype not in kernel.dtypes:
+        return f"the kernel is for bfloat16, and the model is in {model.dtype}; load it in bfloat16"
+    if is_multimodal(model.config):
+        return "it reads more than text; leave quantise out"
+    known = set(_linears(model))
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and module not in known:
+            what = "has hooks" if _has_hooks(module) else "is quantised or replaced already"
+            return f"{name} ({type(module).__name__}) {what}; leave quantise out"
+    if not known:
+        return "it has no linear layers"
+    return ""
 
 
 def _stepped(model: Any) -> Iterator[tuple[str, nn.Module]]:

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM
 
 import outpace
 from models import tiny_llama
-from outpace.core import SamplingParams, UnsupportedModel
+from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows, Target
 from outpace.targets.attention import exact_attention
-from outpace.targets.kernels import KERNELS, HalfFBGEMM, Stock, Trial, best_kernel, row_step
+from outpace.targets.kernels import KERNELS, QUANTISED, HalfFBGEMM, Stock, Trial, best_kernel, row_step
 from outpace.targets.packed import Linear, Packer
 
 HALF = HalfFBGEMM()
@@ -209,6 +209,52 @@ def test_weights_in_bfloat16_fit_into_float16_or_are_left() -> None:
     assert HALF.pack(weight) is None
 
 
+@pytest.mark.parametrize(("name", "most"), [("int8", 0.01), ("int4", 0.1)])
+def test_rounded_weights_are_near_and_their_rows_alone(name: str, most: float) -> None:
+    kernel, generator = QUANTISED[name], torch.Generator().manual_seed(0)
+    weight, rows = (torch.randn(count, 96, generator=generator).bfloat16() for count in (48, 40))
+    weight[3] = 0
+    bias = torch.randn(48, generator=generator).bfloat16()
+    packed, step = kernel.pack(weight), row_step(kernel, torch.bfloat16, 96, 48)
+    found = kernel.multiply(rows, packed, bias).float() - bias
+    expected = rows.float() @ weight.float().T
+    alone = [
+        kernel.multiply(rows[:count].contiguous(), packed, bias).float() - bias
+        for count in range(step, 40, step)
+    ]
+    assert all(torch.equal(part, found[: len(part)]) for part in alone)
+    assert (found - expected).norm() <= most * expected.norm()
+    assert found[:, 3].abs().max() <= 0.01  # the bias was added and subtracted
+    for count in range(step, 40, step):
+        assert torch.equal(
+            kernel.multiply(rows[:count].contiguous(), packed, bias).float() - bias, found[:count]
+        )
+
+
+@pytest.mark.parametrize("name", list(QUANTISED))
+def test_another_order_of_a_sum_over_rounded_weights_is_found_out(name: str) -> None:
+    """Their products have few bits, so that most sums are exact in any order."""
+
+    def turned(values: Tensor) -> Tensor:
+        return values.unflatten(1, (-1, 32)).flip(1).flatten(1)  # groups keep their scales
+
+    class Turned(type(QUANTISED[name])):  # type: ignore[misc]
+        def pack(self, weight: Tensor) -> Any:
+            return super().pack(weight), super().pack(turned(weight))
+
+        def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+            if len(rows) > 1:
+                return super().multiply(rows, packed[0], bias)
+            return super().multiply(turned(rows), packed[1], bias)
+
+    assert row_step(Turned(), torch.bfloat16, 1024) % 2 == 0
+
+
+def test_int4_leaves_other_shapes_alone() -> None:
+    assert QUANTISED["int4"].pack(torch.ones(48, 40).bfloat16()) is None
+    assert QUANTISED["int4"].pack(torch.ones(40, 64).bfloat16()) is None
+
+
 # -- targets ----------------------------------------------------------------------------
 
 
@@ -369,3 +415,51 @@ def test_weights_that_are_written_to_are_laid_out_again() -> None:
     after = logits(target)
     assert not torch.equal(before, after)
     assert torch.equal(after, logits(CausalTarget(model, check=False, exact=False, pack=True)))
+
+
+class Wider(nn.Linear):
+    """A linear layer of another library."""
+
+
+def test_weights_are_rounded_where_that_is_possible_only() -> None:
+    half = tiny_llama(dtype=torch.bfloat16)
+    with pytest.raises(OutpaceError, match="quantise must be int8 or int4, not 'int2'"):
+        Target(half, quantise="int2")
+    with pytest.raises(UnsupportedModel, match=r"in torch\.float32; load it in bfloat16"):
+        Target(tiny_llama(dtype=torch.float32), quantise="int8")
+    hooked = tiny_llama(dtype=torch.bfloat16)
+    hooked.model.layers[0].mlp.up_proj.register_forward_hook(lambda *_: None)
+    with pytest.raises(UnsupportedModel, match=r"mlp\.up_proj \(Linear\) has hooks; leave quantise out"):
+        Target(hooked, quantise="int8")
+    other = tiny_llama(dtype=torch.bfloat16)
+    other.lm_head = Wider(32, 97, bias=False).to(torch.bfloat16)
+    with pytest.raises(UnsupportedModel, match=r"lm_head \(Wider\) is quantised or replaced already"):
+        Target(other, quantise="int4")
+    replaced = tiny_llama(dtype=torch.bfloat16)
+    replaced.model.layers[0].forward = replaced.model.layers[0].forward
+    with pytest.raises(UnsupportedModel, match="forward of their own"):
+        Target(replaced, quantise="int4")
+    adapted = tiny_llama(dtype=torch.bfloat16)
+    adapted.peft_config = {"default": None}
+    with pytest.raises(UnsupportedModel, match="adapters"):
+        Target(adapted, quantise="int4")
+    assert "quantise" not in vars(half) and not Target(half).quantised
+
+
+def test_rounded_weights_are_a_copy_that_follows_the_models() -> None:
+    model = tiny_llama(dtype=torch.bfloat16).requires_grad_(False)
+    target = CausalTarget(model, quantise="int8")
+    assert target.quantised == "int8" and "int8 weights" in target.identity
+    stock = CausalTarget(model, exact=False, pack=False)
+
+    def logits(one: CausalTarget) -> Tensor:
+        cache = one.new_cache(1, 16)
+        slot = cache.allocate()
+        return one.forward(cache, {slot: Rows([5, 6, 7])}).logits_of(slot).clone()
+
+    before, plain = logits(target), logits(stock)
+    assert not torch.equal(before, plain)
+    model.model.layers[0].mlp.up_proj.weight.mul_(3)
+    after, plain = logits(target), logits(stock)
+    assert not torch.equal(after, before)
+    assert (after - plain).norm() < 0.1 * plain.norm()

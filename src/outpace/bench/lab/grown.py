@@ -30,12 +30,13 @@ def load_grown(
     device: str | None = None,
     *,
     trust_remote_code: bool = False,
+    quantise: str | None = None,
 ) -> Grown:
     """Load a model and grow it directly on the device.
 
     Args:
         like: the name of a shape, see ``outpace.bench.lab.llama_shapes``.
-        name, dtype, device, trust_remote_code: as for ``outpace.loading.load``.
+        name, dtype, device, trust_remote_code, quantise: as for ``outpace.loading.load``.
 
     Raises:
         OutpaceError: there is no such shape, or as for ``load``.
@@ -43,5 +44,5 @@ def load_grown(
     """
     place, shape = device_of(device), load_shape(like)
     shown, model, tokenizer = load_weights(name, dtype_of(dtype, place), trust_remote_code)
-    loaded = made(f"{shown} grown to {like}", grow(model, shape, place), tokenizer)
+    loaded = made(f"{shown} grown to {like}", grow(model, shape, place), tokenizer, quantise=quantise)
     return Grown(**vars(loaded), like=like)

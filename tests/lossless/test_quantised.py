@@ -1,0 +1,70 @@
+"""Drafts are lossless for weights rounded on loading: the tokens are those of plain decoding with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from lossless.datastore import with_datastore
+from lossless.prompts import PROMPTS
+from lossless.test_matrix import SPECS
+from lossless.trained import with_trained
+from outpace.core import SamplingParams
+from outpace.engine.engine import Engine
+from outpace.loading import Loaded, load
+
+AT_ONCE = 8
+# One spec per class of drafter.
+CLASSES = {spec.partition(":")[0]: spec for spec in reversed(SPECS.values())}
+
+
+@cache
+def model(quantise: str) -> Loaded:
+    return load(None, "bfloat16", "cpu", quantise=quantise)
+
+
+def params(new: int) -> list[SamplingParams]:
+    """Greedy and sampled, in turns."""
+    greedy = SamplingParams(max_new_tokens=new, ignore_eos=True)
+    return [replace(greedy, temperature=0.9 * (place % 2), seed=place) for place in range(AT_ONCE)]
+
+
+def decode(quantise: str, drafter: str, slots: int, new: int) -> list[list[int]]:
+    loaded = model(quantise)
+    engine = Engine(loaded.target, drafter, adaptive=False, slots=slots)
+    prompts = [loaded.encode(text) for text in PROMPTS[:AT_ONCE]]
+    return [generation.tokens for generation in engine.generate(prompts, params(new))]
+
+
+@cache
+def plain(quantise: str, new: int) -> list[list[int]]:
+    return decode(quantise, "none", 1, new)
+
+
+@pytest.mark.parametrize("slots", [1, AT_ONCE])
+@pytest.mark.parametrize(
+    ("drafter", "quantise", "new"),
+    [pytest.param(name, "int4", 8, id=name) for name in CLASSES]
+    + [pytest.param("draft_model", "int8", 8, id="draft_model-int8")]
+    + [
+        pytest.param(name, quantise, 96, id=f"{name}-{quantise}-slow", marks=pytest.mark.slow)
+        for name in CLASSES
+        for quantise in ("int8", "int4")
+    ],
+)
+def test_tokens_are_those_of_plain_decoding_with_the_same_weights(
+    drafter: str, quantise: str, new: int, slots: int
+) -> None:
+    assert model(quantise).target.bit_exact
+    spec = with_trained(with_datastore(CLASSES[drafter]))
+    assert decode(quantise, spec, slots, new) == plain(quantise, new)
+
+
+def test_the_weights_are_rounded() -> None:
+    """Otherwise the test above would compare the model with itself."""
+    texts = {quantise: plain(quantise, 8) for quantise in ("int8", "int4")}
+    assert texts["int8"] != texts["int4"]
+    assert model("int4").target.packed == {"int4": 36, "int8": 7}
+    assert model("int8").target.packed == {"int8": 43}
