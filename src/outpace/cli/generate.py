@@ -128,20 +128,16 @@ def generate(
 ) -> None:
     """Decode a prompt from --prompt, a file or standard input, or many from a JSONL file.
 
-    Text streams to standard output, statistics go to standard error.
-    With --compare, ends with exit code 1 if the outputs are not equal.
+    Text goes to standard output, statistics to standard error; --compare ends with 1 if outputs differ.
     """
     given = dict(locals()) | {"stop": stop or ()}
     check_together(compare, batch, logprobs, as_json, online)
     check_online(online, online_options, online_out)
     params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})
-    placed = (device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code, quantise)
-    place = place_of(*placed)
+    place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
     found = prompts.read(prompt, file, reference or ())
     copied, together = any(one.references for one in found), min(batch, len(found))
-    source = Source(
-        model, place, dtype, trust_remote_code, llamacpp=llamacpp, seq2seq=True, quantise=quantise
-    )
+    source = Source(model, place, dtype, trust_remote_code, None, llamacpp, True, quantise)
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
         loaded, spec = profiled(source, drafter, profile, verifier, copied, (together,))
         jobs = prepare(found, loaded, chat)

@@ -38,7 +38,6 @@ def place_of(
     model: str | None,
     dtype: str,
     trust_remote_code: bool,
-    quantise: str | None = None,
 ) -> Place:
     """The place that the options describe; of several processes only the first returns, the others serve it.
 
@@ -54,8 +53,6 @@ def place_of(
         raise OutpaceError(f"--parallel must be {' or '.join(PARALLEL)}, not {parallel!r}")
     if device not in (None, "cpu", "cuda"):
         raise OutpaceError("with --parallel each process has the device of its number; leave --device out")
-    if quantise is not None:
-        raise OutpaceError("weights are rounded in one process only; leave --quantise or --parallel out")
     from outpace.loading import load
     from outpace.loading.placement import Shared
     from outpace.targets.ranks import Ranks

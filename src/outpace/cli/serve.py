@@ -134,8 +134,7 @@ def serve(
         raise OutpaceError(
             f"outpace serve needs {error.name}, which is not installed: pip install 'outpace[serve]'"
         ) from error
-    placed = (device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code, quantise)
-    place = place_of(*placed)
+    place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
     limits = Limits(max_running, max_waiting, max_wait, body=int(max_body * 2**20))
     keys = Keys.read(api_keys, os.environ.get("OUTPACE_API_KEYS", ""))
     others = _others(also or [])

@@ -53,11 +53,9 @@ def load(
     if llamacpp:
         raise OutpaceError(f"--llamacpp is for .gguf files, and {shown_name(name)} is none; leave it out")
     check_rounding(quantise)
-    if isinstance(device, Shared) and quantise is not None:
-        raise OutpaceError("weights are rounded in one process only; leave --quantise or --parallel out")
     check_needs(name, needs_of_name(name, dtype, device, trust_remote_code), device)
     if isinstance(device, Shared):
-        return load_shared(name, dtype, device, trust_remote_code)
+        return load_shared(name, dtype, device, trust_remote_code, quantise)
     return load_here(name, dtype, device, trust_remote_code, seq2seq, quantise)
 
 

@@ -20,7 +20,9 @@ from outpace.targets.parallel import ParallelTarget, deal, typical
 from outpace.targets.ranks import Ranks
 
 
-def load_shared(name: str | None, dtype: str, shared: Shared, trust_remote_code: bool) -> Loaded:
+def load_shared(
+    name: str | None, dtype: str, shared: Shared, trust_remote_code: bool, quantise: str | None = None
+) -> Loaded:
     """This process's part of a model; it returns in the first process only.
 
     The others serve the first until it ends, and then exit (``SystemExit``).
@@ -32,6 +34,8 @@ def load_shared(name: str | None, dtype: str, shared: Shared, trust_remote_code:
     ranks = shared.ranks
     part = _whole if shared.parallel == "draft" else _sharded
     try:
+        if quantise is not None:
+            raise OutpaceError("weights are rounded in one process only; leave --quantise or --parallel out")
         loaded = part(name, dtype, ranks, trust_remote_code)
     except Exception as error:
         raise ranks.lost(error) from error
