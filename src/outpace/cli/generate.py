@@ -128,8 +128,7 @@ def generate(
 ) -> None:
     """Decode a prompt from --prompt, a file or standard input, or many from a JSONL file.
 
-    Text goes to standard output, statistics to standard error; --compare ends with 1 if outputs differ.
-    """
+    Text goes to standard output, statistics to standard error; --compare ends with 1 if outputs differ."""
     given = dict(locals()) | {"stop": stop or ()}
     check_together(compare, batch, logprobs, as_json, online)
     check_online(online, online_options, online_out)
