@@ -144,10 +144,9 @@ def generate(
             engine = engine_of(loaded, spec, verifier, together, adaptive, learner)
             if compare:
                 ended = compare_all(loaded, engine, labelled(spec, engine), jobs, params, repeats, writer)
-            elif prompts.is_list(file):
-                ended = generate_many(engine, jobs, params, batch, writer), True
             else:
-                ended = generate_one(engine, jobs[0], params, writer), True
+                whole = generate_many if prompts.is_list(file) else generate_first
+                ended = whole(engine, jobs, params, batch, writer), True
             note_traffic(engine)
     finish(*ended)
 
@@ -187,6 +186,13 @@ def generate_one(engine: Engine, job: Job, params: SamplingParams, writer: Write
         line += "; stopped because the model's context is full"
     screen.note(line)
     return not interrupt.raised
+
+
+def generate_first(
+    engine: Engine, jobs: Seq[Job], params: SamplingParams, batch: int, writer: Writer
+) -> bool:
+    """Decode the only prompt; the arguments are those of ``generate_many``."""
+    return generate_one(engine, jobs[0], params, writer)
 
 
 def generate_many(engine: Engine, jobs: Seq[Job], params: SamplingParams, batch: int, writer: Writer) -> bool:
