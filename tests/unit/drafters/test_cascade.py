@@ -80,6 +80,31 @@ def test_it_drafts_what_the_draft_model_drafts_alone(inner: str, params: Any, mo
             torch.testing.assert_close(one.distributions[parent], row, atol=1e-9, rtol=0)
 
 
+@pytest.mark.parametrize("verifier", ["match", "rejection"])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
+@pytest.mark.parametrize("inner", ["prompt_lookup", "lookahead", "smaller_tree"])
+def test_a_tail_follows_the_chain_and_the_draft_model_does_not_run_for_it(
+    inner: str, params: Any, verifier: str, monkeypatch: Any
+) -> None:
+    alone, wanted = run(Cascade(middle(3), INNER[inner]), params, monkeypatch, verifier)
+    found, drafts = run(Cascade(middle(3), INNER[inner], tail=2), params, monkeypatch, verifier)
+    if verifier == "match":
+        plain, _ = run(NoDraft(), params, monkeypatch)
+        # The first sequence leaves early, after as many steps, not tokens.
+        assert [s.output for s in found[1:]] == [s.output for s in plain[1:]]
+        assert [s.output for s in alone[1:]] == [s.output for s in plain[1:]]
+    assert 3 < max(map(len, drafts)) <= 5
+    for draft in drafts:
+        assert draft.parents == tuple(range(-1, len(draft) - 1))
+        for parent, row in (draft.distributions or {}).items():
+            assert parent < 2 or row[draft.tokens[parent + 1]] == row.sum() == 1
+    if inner == "smaller_tree":  # the toy's text hardly repeats, so those that copy are rarely right
+        first = next(draft for draft in wanted if len(draft) == 3)
+        assert any(draft.tokens[:3] == first.tokens and len(draft) == 5 for draft in drafts)
+        assert any(sum(s.stats.accepted_per_position[3:]) for s in found)
+    assert all(s.stats.extra["draft_steps"] <= 3 * s.stats.steps for s in found)
+
+
 def test_a_good_inner_drafter_saves_forwards_of_the_draft_model(monkeypatch: Any) -> None:
     def forwards(inner: str) -> int:
         sequences, _ = run(Cascade(middle(8), INNER[inner]), GREEDY, monkeypatch)
@@ -93,6 +118,7 @@ def test_a_good_inner_drafter_saves_forwards_of_the_draft_model(monkeypatch: Any
     "drafter",
     [
         Cascade(middle(), INNER["prompt_lookup"]),
+        Cascade(middle(3), INNER["prompt_lookup"], tail=3),
         Cascade(middle(3, "independent"), INNER["smaller"]),
         Cascade(middle(3, "greedy"), INNER["lookahead"]),
         Cascade(DraftModel(ToyTarget(surprise=0.7, context=30), 6), INNER["smaller"]),

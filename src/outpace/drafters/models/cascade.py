@@ -2,11 +2,13 @@
 
 The draft model decodes its chain as a target would: an inner drafter proposes, the draft model verifies in
 one forward and emits at least one token, so a chain of K tokens takes at most K forwards. The chain equals
-the one that the draft model would have decoded alone, and the target verifies it.
+the one that the draft model would have decoded alone, and the target verifies it: the vertical cascade. With
+``tail``, the inner drafter alone drafts the places after it, which are reached less often: the horizontal
+one.
 
 Differences from the papers: Spector and Re draft trees at both stages; here the inner stage may be a tree,
 the outer one is a chain. Chen et al. set the lengths of each stage by hand; here the inner drafter has its
-own, cut at the end of the chain.
+own, cut at the end of the chain. Their horizontal cascade may have several draft models; here it has one.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from outpace.core import Draft, OutpaceError
@@ -69,10 +72,13 @@ class Cascade(Drafter[CascadeState]):
     Attributes:
         draft: the drafter for the target: one with a model that drafts chains, such as draft_model.
         inner: the drafter for that model: any that needs no hidden states.
+        tail: number of tokens that the inner drafter adds after the chain, at most; the draft model does not
+            verify them.
     """
 
     draft: Drafter[Any]
     inner: Drafter[Any]
+    tail: int = 0
 
     paper: ClassVar[str] = (
         "Spector and Re 2023, Accelerating LLM Inference with Staged Speculative Decoding (arXiv "
@@ -82,6 +88,7 @@ class Cascade(Drafter[CascadeState]):
     probabilities: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        self.check_least(tail=0)
         if not isinstance(self.draft, Decodes):
             raise OutpaceError(
                 f"cascade: draft must have a model, as draft_model has; a {type(self.draft).__name__} has "
@@ -117,10 +124,28 @@ class Cascade(Drafter[CascadeState]):
         if active:
             runner = active[0].shared.runner
             runner.catch_up([state.track for state in active], [state.text.tokens for state in active])
+        reached = list(active)
         while active:
             self._round(active)
             active = [state for state in active if state.text.finish_reason is None]
-        return [_draft(state) for state in states]
+        tails = self._tails(reached) if self.tail else {}
+        return [_draft(state, tails.get(id(state), [])) for state in states]
+
+    def _tails(self, reached: Seq[CascadeState]) -> dict[int, list[int]]:
+        """The inner drafter's tokens after each whole chain, by the state's id."""
+        lengths: list[tuple[CascadeState, int]] = []
+        for state in reached:
+            text, length = state.text, len(state.text.chain)
+            more = state.sequence.within_reach(length + self.tail) - length
+            if text.finish_reason == "length" and more > 0:
+                # One more than is drafted, as for a target's bonus.
+                text.limit, text.finish_reason = text.output_length + more + 1, None
+                lengths.append((state, more))
+        proposed = self.inner.propose([state.inner for state, _ in lengths]) if lengths else []
+        return {
+            id(state): _first_path(draft)[:more]
+            for (state, more), draft in zip(lengths, proposed, strict=True)
+        }
 
     def _begin(self, state: CascadeState) -> bool:
         """Update the text to the committed one; return False if there is nothing to draft."""
@@ -168,7 +193,22 @@ def _count(sequence: Sequence, step: Step) -> None:
     sequence.stats.count("inner_accepted", len(step.path))
 
 
-def _draft(state: CascadeState) -> Draft:
-    draft = chain(state.text.chain)
+def _first_path(draft: Draft) -> list[int]:
+    """Tokens of the first child of the root, its first child, and so on."""
+    found, at = [], -1
+    for node, parent in enumerate(draft.parents):
+        if parent == at:
+            found.append(draft.tokens[node])
+            at = node
+    return found
+
+
+def _draft(state: CascadeState, tail: Seq[int]) -> Draft:
+    draft = chain([*state.text.chain, *tail])
     rows = {place - 1: row for place, row in enumerate(state.rows)}
+    if rows:
+        # The tail's tokens were chosen: each is certain, whatever it was drawn from.
+        for place, token in enumerate(tail, start=len(state.rows)):
+            rows[place - 1] = torch.zeros_like(state.rows[0])
+            rows[place - 1][token] = 1.0
     return Draft(draft.tokens, draft.parents, rows or None)
