@@ -10,6 +10,7 @@ import pytest
 import outpace
 from models import tiny_llama
 from outpace.core import Generation, OutpaceError, SamplingParams, UnsupportedModel
+from outpace.embedded import nano_drafter_path
 from outpace.targets.causal import CausalTarget
 from outpace.targets.led import LedTarget
 from outpace.targets.parallel import ParallelTarget, deal, typical
@@ -117,6 +118,8 @@ def test_what_needs_logits_is_refused_with_the_remedy(whole: CausalTarget) -> No
             outpace.Engine(target, "none", "rejection")
         with pytest.raises(OutpaceError, match=r"early_exit|split"):
             outpace.Engine(target, "early_exit")
+        with pytest.raises(OutpaceError, match="use a drafter without trained parts"):
+            outpace.Engine(target, f"medusa:path={nano_drafter_path('medusa')}")
         with pytest.raises(UnsupportedModel, match="caches that grow"):
             ParallelTarget(CausalTarget(tiny_llama(), static=True), target.ranks)  # type: ignore[arg-type]
 
