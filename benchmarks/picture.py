@@ -22,8 +22,8 @@ from outpace.bench.methods import split_drafters
 from outpace.bench.record import read_rows
 
 METHODS = (
-    "draft_model,suffix,token_recycling,prompt_lookup,lookahead,"
-    "transformers:assisted,transformers:prompt_lookup,transformers:plain"
+    "combined:(suffix)+(token_recycling),suffix,prompt_lookup,token_recycling,lookahead,"
+    "transformers:prompt_lookup,transformers:plain"
 )
 Rows = dict[tuple[str, str, int], dict[str, Any]]
 
