@@ -3,9 +3,11 @@
     OMP_NUM_THREADS=1 python benchmarks/streams.py --model FOLDER --data DIR --streams 32 --requests 64
 
 Engines of one model, one plain and one per drafter, decode the same prompts (GSM8K, HumanEval, turns of
-Spec-Bench in turn), as many at once as there are streams, each replaced when it ends. Steps alternate, so
-that other load meets all of them. Printed as JSON: processor milliseconds per token, and plain decoding's
-divided by them, over all steps (prompts included) and over the steps in which no prompt is read.
+Spec-Bench in turn), as many at once as there are streams, each replaced when it ends. Outputs have a half
+to one and a half times ``--tokens``: equal ones would end together in plain decoding alone, whose next
+prompts are then read in large chunks. Steps alternate, so that other load meets all of them. Printed as
+JSON: processor milliseconds per token, and plain decoding's divided by them, over all steps (prompts
+included) and over the steps in which no prompt is read.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ PLAIN = "none"
 class Run:
     """One engine, its requests, and the seconds and tokens of each step."""
 
-    def __init__(self, engine: Engine, texts: list[list[int]], params: SamplingParams, streams: int) -> None:
-        self._engine, self._params, self._streams = engine, params, streams
+    def __init__(self, engine: Engine, texts: list[list[int]], tokens: int, streams: int) -> None:
+        self._engine, self._tokens, self._streams = engine, tokens, streams
         self._waiting = list(enumerate(texts))[::-1]
         self._decoding: dict[int, Sequence] = {}
         self.done: dict[int, Sequence] = {}
@@ -46,7 +48,9 @@ class Run:
     def step(self) -> None:
         while self._waiting and len(self._decoding) < self._streams:
             place, text = self._waiting.pop()
-            self._decoding[place] = self._engine.add(text, self._params)
+            tokens = self._tokens // 2 + 7 * place % self._tokens
+            params = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
+            self._decoding[place] = self._engine.add(text, params)
         before = {place: one.output_length for place, one in self._decoding.items()}
         began = time.process_time()
         self._engine.step()
@@ -79,9 +83,8 @@ def main() -> None:
     torch.set_num_threads(1)
     loaded = load(given.model, given.dtype, "cpu")
     texts = [loaded.tokens(text)[-given.prompt :] for text in prompts(given.data, given.requests)]
-    params = SamplingParams(max_new_tokens=given.tokens, ignore_eos=True)
     runs = {
-        name: Run(loaded.engine(name, clock=time.process_time), texts, params, given.streams)
+        name: Run(loaded.engine(name, clock=time.process_time), texts, given.tokens, given.streams)
         for name in (PLAIN, *given.drafters)
     }
     gc.collect()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 _KEPT = 9  # latest measurements kept per width
 _LIFE = 512  # measurements of a curve after which a width without a new one is dropped
 _HOPE = 0.5  # share of the interpolated or extrapolated rise that an untried width is assumed to cost
+_TILES = 64  # rows up to which kernels tile them: beyond, a row costs what the slope tells
 _SWEEP = 64  # measurements between two sweeps for widths to drop
 _DRIFT = 0.25  # relative change of the least seconds per row that is not worth computing all curves again
 _SLOPE = 0.1  # assumed cost of doubling the narrowest width's rows, as a share of its seconds
@@ -159,14 +160,17 @@ class Curve:
 
         Widths within a factor of 2 do not determine the slope; the default one is used instead. Beyond the
         widest only a share of the slope is assumed: on processors a second row often costs a jump and the
-        next ones little, which is found only by trying.
+        next ones little, which is found only by trying. Further rows than kernels tile cost the measured
+        slope.
         """
         first, last = self._rows[0], self._rows[-1]
-        slope = self.slope * self._seconds[0] / max(1.0, first)
+        slope, hoped = self.slope * self._seconds[0] / max(1.0, first), rows - last
         if last > first and last >= 2 * first:
             slope = (self._seconds[-1] - self._seconds[0]) / (last - first)
+            hoped = max(0.0, min(rows, _TILES) - last)
         if rows > last:
-            return max(self._seconds[-1] + _HOPE * slope * (rows - last), self.floor * rows)
+            further = rows - last - (1 - _HOPE) * hoped
+            return max(self._seconds[-1] + slope * further, self.floor * rows)
         return max(self._seconds[0] / 2, self._seconds[0] - slope * (first - rows))
 
     def _smooth(self) -> None:

@@ -285,18 +285,25 @@ class Governor:
         self._accounts[octave] = max(0.0, min(_SAVINGS, account))
 
     def _gained(self, outcome: Outcome, batch: int) -> float:
-        """Plain steps saved by a drafted step, by the measured costs of such steps.
-
-        The step's own time is not used, since it may include an interruption.
-        """
+        """Plain steps saved by a drafted step, by the measured costs of such steps."""
         without = self._view.plain / self._rival
         if not without > 0:
             return 0.0
-        seconds = self.forwards.seconds(batch, outcome.rows)
-        seconds += self.drafting.seconds(batch, batch * outcome.plan.nodes)
+        seconds = self._cost(outcome, batch) + self.drafting.seconds(batch, batch * outcome.plan.nodes)
         if math.isnan(seconds):
             return 0.0
         return 1 + sum(map(len, outcome.paths)) / batch - _MARGIN * seconds / without
+
+    def _cost(self, outcome: Outcome, batch: int) -> float:
+        """Seconds of a step's forward, by the measured costs.
+
+        The step's own time may include an interruption. It counts only if it is longer than what is assumed
+        of a width not measured yet; otherwise a trial whose every step has another width would seem cheap.
+        """
+        seconds = self.forwards.seconds(batch, outcome.rows)
+        if self.forwards.curve(batch).age(outcome.rows) == math.inf:
+            seconds = max(seconds, outcome.verify_seconds or 0.0)
+        return seconds
 
     # -- measured costs ----------------------------------------------------------------------------------
 
@@ -367,7 +374,7 @@ class FullOrNarrow(Governor):
         # estimate with less noise than the few steps of a trial.
         narrow = self.narrow._view
         rows = batch * (1 + (narrow.width if narrow.gain > 1 else 0))
-        further = self.forwards.seconds(batch, outcome.rows) - self.forwards.seconds(batch, rows)
+        further = self._cost(outcome, batch) - self.forwards.seconds(batch, rows)
         gained = super()._gained(outcome, batch)
         return max(gained, -_MARGIN * further * self._rival / self._view.plain)
 

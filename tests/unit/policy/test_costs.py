@@ -86,6 +86,13 @@ def test_widths_alike_say_nothing_of_the_slope() -> None:
     assert made.at(140) == pytest.approx(1.0 + 0.5 * made.slope * (140 - 16) / 14)
 
 
+def test_rows_beyond_those_that_kernels_tile_cost_the_measured_slope() -> None:
+    made = curve({8: 1.0, 40: 2.0})
+    slope = 1 / 32
+    assert made.at(56) == pytest.approx(2.0 + 0.5 * slope * 16)
+    assert made.at(64 + 100) == pytest.approx(2.0 + 0.5 * slope * 24 + slope * 100)
+
+
 def test_wider_never_counts_as_cheaper() -> None:
     made = curve({1: 1.0, 2: 1.4, 3: 1.2, 5: 2.0})
     seconds = [made.at(rows) for rows in range(1, 9)]

@@ -354,6 +354,18 @@ def test_a_trial_that_prompts_show_to_be_dear_is_not_begun() -> None:
         assert wide == 0 if known else wide > 0
 
 
+def test_trials_of_ever_other_widths_are_paid_too() -> None:
+    """As lookahead's with 16 sequences: each step is as wide as the longest draft of the batch."""
+    governor, wide = Governor(widths=(31, 55), ramp=8), 0
+    for step in range(60):
+        plan = governor.plan(16)
+        nodes = min(plan.nodes, 31 + 5 * (step % 5))
+        wide += nodes > 0
+        outcome = Outcome(plan, [nodes] * 16, [[]] * 16, 1e-4, None)
+        governor.learn(replace(outcome, verify_seconds=0.1 + 1.5e-3 * outcome.rows))
+    assert wide == 1
+
+
 def test_what_hardly_pays_is_left() -> None:
     """Drafts that would gain two in a hundred, if all was measured exactly."""
     text = Text(constant(1.0), longest=1)
