@@ -6,6 +6,7 @@ list of plugins. Everything else of that package is missing.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
@@ -28,7 +29,39 @@ def assign_extend_cache_locs_cpu(
 ) -> None:
     """Write each row's places start to end of the table of cache places."""
     spans = zip(rows.tolist(), start.tolist(), end.tolist(), strict=True)
-    out.copy_(torch.cat([table[row, first:last] for row, first, last in spans]))
+    found = torch.cat([table[row, first:last] for row, first, last in spans])
+    out[: len(found)] = found
+
+
+def assign_req_to_token_pool_cpu(
+    rows: Tensor, table: Tensor, start: Tensor, end: Tensor, places: Tensor, width: int
+) -> None:
+    """Write the next cache places into each row of the table, from start to end."""
+    done = 0
+    for row, first, last in zip(rows.tolist(), start.tolist(), end.tolist(), strict=True):
+        table[row, first:last] = places[done : done + last - first].to(table.dtype)
+        done += last - first
+
+
+def fill_accept_out_cache_loc_cpu(accepted: Tensor, places: Tensor, out: Tensor) -> None:
+    """Write the cache places of the accepted nodes, whose indices are not -1."""
+    found = places[accepted[accepted >= 0].long()]
+    out[: len(found)] = found
+
+
+def fill_bonus_tokens_cpu(tokens: Tensor, lengths: Tensor, out: Tensor, width: int) -> None:
+    """Write each row's last accepted token; ``lengths`` includes it."""
+    out[: len(lengths)] = (
+        tokens.view(-1, width).gather(1, lengths.long()[:, None] - 1).flatten().to(out.dtype)
+    )
+
+
+def copy_all_layer_kv_cache_cpu(buffers: Tensor, strides: Tensor, target: Tensor, source: Tensor) -> None:
+    """Copy rows within each layer's buffer, given by its address and bytes per row."""
+    for buffer, stride in zip(buffers.tolist(), strides.tolist(), strict=True):
+        rows = [ctypes.string_at(buffer + stride * place, stride) for place in source.tolist()]
+        for place, row in zip(target.tolist(), rows, strict=True):
+            ctypes.memmove(buffer + stride * place, row, stride)
 
 
 def reconstruct_indices_from_tree_mask(
