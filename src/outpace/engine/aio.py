@@ -7,7 +7,7 @@ import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +18,7 @@ from outpace.core import Generation, OutpaceError, SamplingParams, StreamedToken
 from outpace.engine.engine import Engine
 from outpace.engine.guards import whole_number
 from outpace.engine.reader import Reader
+from outpace.engine.scoring import Score, Scores
 from outpace.sequence import Sequence
 
 
@@ -139,34 +140,6 @@ class _Cancel:
     key: object
 
 
-@dataclass(eq=False)
-class _Score:
-    """A text to score, and the future of its log probabilities.
-
-    Attributes:
-        chunks: what ``Engine.score`` returned; None before its first chunk.
-        found: the log probabilities so far.
-    """
-
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[list[TokenLogprobs]]
-    tokens: Seq[int]
-    top: int
-    chunks: Generator[list[TokenLogprobs]] | None = None
-    found: list[TokenLogprobs] = field(default_factory=list)
-
-    def answer(self, result: list[TokenLogprobs] | Exception) -> None:
-        def deliver(found: list[TokenLogprobs] | Exception) -> None:
-            if self.future.done():  # cancelled
-                return
-            if isinstance(found, Exception):
-                self.future.set_exception(found)
-            else:
-                self.future.set_result(found)
-
-        _call(self.loop, deliver, result)
-
-
 @dataclass(frozen=True)
 class _Stop:
     drain: bool
@@ -231,14 +204,14 @@ class AsyncEngine:
         self._max_waiting = whole_number("max_waiting", max_waiting, 1)
         self._max_unread = None if max_unread is None else whole_number("max_unread", max_unread, 1)
         self._on_failure = on_failure
-        self._inbox: queue.SimpleQueue[_Add | _Cancel | _Score | _Stop] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Add | _Cancel | Score | _Stop] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the next four
         self._waiting = 0  # accepted requests that have not joined the batch
         self._closed = False
         self._failed: BaseException | None = None
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._running: dict[object, _Running] = {}  # by their handle's key; the engine's thread only
-        self._scores: list[_Score] = []  # the engine's thread only
+        self._scores = Scores()  # the engine's thread only
         self._outside: set[object] = set()  # keys of those that have not joined the batch
         self._memory_use: float | None = None
         self._news: list[tuple[asyncio.AbstractEventLoop, _News]] = []
@@ -344,9 +317,21 @@ class AsyncEngine:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[TokenLogprobs]] = loop.create_future()
+
+        def settle(found: list[TokenLogprobs] | Exception) -> None:
+            if future.done():  # cancelled
+                return
+            if isinstance(found, Exception):
+                future.set_exception(found)
+            else:
+                future.set_result(found)
+
+        def deliver(found: list[TokenLogprobs] | Exception) -> None:
+            _call(loop, settle, found)
+
         with self._lock:
             self._check_open()
-            self._inbox.put(_Score(loop, future, tokens, top))
+            self._inbox.put(Score(deliver, future.cancelled, tokens, top))
         return await future
 
     def _check_open(self) -> None:
@@ -401,44 +386,21 @@ class AsyncEngine:
         if self._stop is not None and not self._stop.drain:
             for key in list(self._running):
                 self._remove(engine, key)
-            self._end_scores(OutpaceError("the engine was shut down"))
+            self._scores.end(OutpaceError("the engine was shut down"))
         if self._running:
             engine.step()
             self._memory_use = engine.memory_use
             for key, running in list(self._running.items()):
                 self._report(engine, key, running)
-        if self._scores:
-            self._score(engine, self._scores[0])
+        self._scores.advance(engine)
         self._publish()
         return bool(self._running or self._scores) or self._stop is None
 
-    def _score(self, engine: Engine, one: _Score) -> None:
-        """Score a chunk of a text, unless nobody waits for it any more."""
-        if one.chunks is None:
-            one.chunks = engine.score(one.tokens, one.top)
-        try:
-            if not one.future.cancelled():
-                one.found += next(one.chunks)
-                return
-        except StopIteration:
-            one.answer(one.found)
-        except Exception as error:
-            one.answer(error)
-        one.chunks.close()
-        self._scores.remove(one)
-
-    def _end_scores(self, error: Exception) -> None:
-        for one in self._scores:
-            if one.chunks is not None:
-                one.chunks.close()
-            one.answer(error)
-        self._scores.clear()
-
-    def _take(self, engine: Engine, message: _Add | _Cancel | _Score | _Stop) -> None:
+    def _take(self, engine: Engine, message: _Add | _Cancel | Score | _Stop) -> None:
         if isinstance(message, _Stop):
             self._stop = message
-        elif isinstance(message, _Score):
-            self._scores.append(message)
+        elif isinstance(message, Score):
+            self._scores.add(message)
         elif isinstance(message, _Cancel):
             if message.key in self._running:
                 self._remove(engine, message.key)
@@ -520,11 +482,9 @@ class AsyncEngine:
             message = self._inbox.get()
             if isinstance(message, _Add):
                 self._news.append((message.loop, _News(message.handle, error=cause, refusal=cause)))
-            elif isinstance(message, _Score):
-                self._scores.append(message)
-        for one in self._scores:
-            one.answer(cause)
-        self._scores.clear()
+            elif isinstance(message, Score):
+                self._scores.add(message)
+        self._scores.end(cause, close=False)
         self._publish()
         if self._on_failure is not None:
             self._on_failure(error)
