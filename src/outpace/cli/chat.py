@@ -59,7 +59,7 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    source = Source(model, device, dtype, trust_remote_code, llamacpp=llamacpp, quantise=quantise)
+    source = Source(model, device, dtype, trust_remote_code, None, llamacpp, False, quantise, not online)
     loaded, spec = profiled(source, drafter, profile, verifier)
     with learning(loaded, spec, online, online_options, online_out) as learner:
         engine = engine_of(loaded, spec, verifier, 1, adaptive, learner)

@@ -41,7 +41,7 @@ def sampling(**values: Any) -> SamplingParams:
 
 @dataclass(frozen=True)
 class Source:
-    """The options that name a model and say how it is loaded; ``seq2seq`` as for ``outpace.load``."""
+    """The options that name a model and say how it is loaded; the last three as for ``outpace.load``."""
 
     model: str | None
     place: Place
@@ -51,6 +51,7 @@ class Source:
     llamacpp: str = ""
     seq2seq: bool = False
     quantise: str | None = None
+    release: bool = False
 
     def load(self, drafter: str = "none", verifier: str = "match", references: bool = False) -> Loaded:
         """Load the model, after checking the drafter and the verifier."""
@@ -73,6 +74,7 @@ class Source:
                     llamacpp=self.llamacpp,
                     seq2seq=self.seq2seq,
                     quantise=self.quantise,
+                    release=self.release,
                 )
             if not isinstance(self.place, str | None):
                 raise OutpaceError(

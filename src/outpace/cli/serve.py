@@ -145,7 +145,7 @@ def serve(
     address = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
 
     def load() -> tuple[Loaded, Engine]:
-        source = Source(model, place, dtype, trust_remote_code, llamacpp=llamacpp, quantise=quantise)
+        source = Source(model, place, dtype, trust_remote_code, None, llamacpp, False, quantise, True)
         loaded, spec = profiled(source, drafter, profile, "match")
         governed: Adaptive = "auto" if adaptive is None else adaptive
         rooms = _memory(memory, prefix_cache)

@@ -23,6 +23,7 @@ def load(
     llamacpp: str = "",
     seq2seq: bool = False,
     quantise: str | None = None,
+    release: bool = False,
 ) -> Loaded:
     """Load a model for decoding.
 
@@ -41,6 +42,7 @@ def load(
             ``loaded.target.parts(loaded.tokens(text))`` is the prompt and the source for its engine.
         quantise: round the weights of linear layers of a bfloat16 model on a CPU to "int8" or "int4"; see
             ``CausalTarget``.
+        release: free weights of which steps use copies; the model can then only decode; see ``CausalTarget``.
 
     Raises:
         OutpaceError: the model cannot be loaded; the message gives the reason and the remedy.
@@ -56,7 +58,7 @@ def load(
     check_needs(name, needs_of_name(name, dtype, device, trust_remote_code), device)
     if isinstance(device, Shared):
         return load_shared(name, dtype, device, trust_remote_code, quantise)
-    return load_here(name, dtype, device, trust_remote_code, seq2seq, quantise)
+    return load_here(name, dtype, device, trust_remote_code, seq2seq, quantise, release)
 
 
 def _load_gguf(

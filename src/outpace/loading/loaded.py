@@ -141,6 +141,7 @@ def load_here(
     trust_remote_code: bool,
     seq2seq: bool = False,
     quantise: str | None = None,
+    release: bool = False,
 ) -> Loaded:
     """A transformers model on the devices of this process; the arguments are those of ``outpace.load``."""
     if isinstance(place, Spread):
@@ -152,7 +153,7 @@ def load_here(
         parts = load_weights(name, dtype_of(dtype, device), trust_remote_code, seq2seq)
         shown, model, tokenizer = parts
         model = model.to(device)
-    return made(shown, model, tokenizer, source_of(name), quantise=quantise)
+    return made(shown, model, tokenizer, source_of(name), quantise=quantise, release=release)
 
 
 def made(name: str, model: Any, tokenizer: Any, source: str = "", **options: Any) -> Loaded:

@@ -56,6 +56,7 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
         for name in ("static", "exact", "pack", "quantise"):
             if options.pop(name, None) not in (None, False, "auto"):
                 raise OutpaceError(f"{name} is for decoder-only models: leave it out")
+        options.pop("release", None)  # no weights have copies
         return Seq2SeqTarget(model, **options)
     if is_multimodal(config):
         return MultimodalTarget(model, **options)

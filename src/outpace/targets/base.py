@@ -258,7 +258,7 @@ class TargetModel(ABC):
         if model is None:
             return f"{type(self).__name__}, {self.vocabulary} token ids"
         weights = list(model.parameters())
-        devices = {weight.device for weight in weights}
+        devices = {weight.device for weight in weights if not weight.is_meta}  # without released ones
         places = [*sorted(map(str, devices)), *hardware(devices)]
         dtypes = sorted({str(weight.dtype).removeprefix("torch.") for weight in weights})
         numbers = sum(weight.numel() for weight in weights)

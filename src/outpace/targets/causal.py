@@ -39,6 +39,7 @@ from outpace.targets.packed import (
     Weights,
     check_quantise,
     packing_wanted,
+    release,
     tail_step,
     unproven,
 )
@@ -75,6 +76,8 @@ class CausalTarget(TargetModel):
             bits with a scale per output; "int4" to 4 bits with a scale and a zero per output and 32 inputs
             (to 8 bits in the head, and if the inputs are no multiple of 32 or the outputs of 16). Activations
             stay bfloat16. This changes tokens: they are those of plain decoding with the rounded weights.
+        release: free the weights of the model's layers that have a packed or rounded copy, except the head.
+            The model can then neither be run nor trained, only decoded through this target.
         check: run the self-test. Disable it only for a model that has passed it.
 
     Raises:
@@ -85,6 +88,7 @@ class CausalTarget(TargetModel):
     _is_part = False  # some layers of another target
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
     _fixed: FixedShapes | None = None
+    released = False  # some of the model's own weights were freed
 
     def __init__(
         self,
@@ -96,6 +100,7 @@ class CausalTarget(TargetModel):
         exact: bool | Literal["auto"] = "auto",
         pack: bool | Literal["auto"] = "auto",
         quantise: str | None = None,
+        release: bool = False,
     ) -> None:
         refuse_by_config(model)
         check_quantise(model, quantise)
@@ -119,6 +124,8 @@ class CausalTarget(TargetModel):
             self._fixed = FixedShapes(runner or runner_for(self.device, devices), compiled)
         if check:
             self_test(self, model, self._embedded, self._plain)
+        if release:
+            self._release()
 
     def _choose(self, check: bool, exact: bool | Literal["auto"], pack: bool | Literal["auto"]) -> None:
         """Choose the modules that steps run on, and determine whether they are bit-exact."""
@@ -145,6 +152,7 @@ class CausalTarget(TargetModel):
         changed = exchange(self.model, packer, EXACT if exact else None) if changes else self.model
         self.packed = dict(packer.kernels)
         self._step: Any = changed if exact or self.packed else self.model
+        self._packer = packer
         self._weights = Weights(packer.packed)
         self.row_step = tail_step(self.model) if exact else 1
         self._masks, self._own_masks = (
@@ -154,13 +162,21 @@ class CausalTarget(TargetModel):
         self._probe()
         self._own_masks.by_kind = self._masks.by_kind
 
+    def _release(self) -> None:
+        """Free the weights of which steps use copies."""
+        head = self.model.get_output_embeddings()  # drafters use it, and it may be the embeddings
+        found = [layer for layer in self._packer.doubled if layer is not head]
+        release(found)
+        self.released = bool(found)
+        self._weights = Weights(self._packer.packed)
+
     def _renew(self) -> None:
         """Pack weights again after they were modified.
 
         Raises:
-            OutpaceError: this target is a subset of another's layers.
+            OutpaceError: this target is a subset of another's layers, or the weights of others were released.
         """
-        if self._is_part:
+        if self._is_part or self.released:
             raise OutpaceError("the model's weights were written to; make its target and engine anew")
         self._take(bool(self.packed), self.bit_exact)
         self._fixed = self._fixed and self._fixed.anew()
@@ -363,6 +379,7 @@ class CausalTarget(TargetModel):
         hidden_layers: Sequence[int] = (),
         weights: Mapping[str, Tensor] | None = None,
     ) -> Reading:
+        self._need_weights()
         arguments = {
             "inputs_embeds": states,
             "output_hidden_states": bool(hidden_layers),
@@ -374,8 +391,16 @@ class CausalTarget(TargetModel):
         return Reading(output.logits, {layer: output.hidden_states[layer] for layer in hidden_layers})
 
     def read(self, tokens: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+        self._need_weights()
         logits: Tensor = self.model(input_ids=tokens, **self._whole(positions, seen)).logits
         return logits
+
+    def _need_weights(self) -> None:
+        if self.released:
+            raise OutpaceError(
+                f"{family(self.model)} cannot be trained or read as a whole: its weights were released; load "
+                "it again without release"
+            )
 
     def _whole(self, positions: Tensor, seen: Tensor) -> dict[str, Any]:
         """Arguments of a forward without a cache, except its inputs."""

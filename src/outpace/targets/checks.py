@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
+from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -55,6 +56,8 @@ def refuse_by_config(model: Any, seq2seq: bool = False) -> None:
     if model.get_output_embeddings() is None:
         loader = "AutoModelForSeq2SeqLM" if seq2seq else "AutoModelForCausalLM"
         raise UnsupportedModel(f"{name} has no language modeling head; load it with {loader}")
+    if any(_without_weights(module) for module in model.modules()):
+        raise UnsupportedModel(f"{name} has released weights to another target; load it again")
     _refuse_state(model)
     accepted = inspect.signature(model.forward).parameters
     needed = _NEEDED_OF_SEQ2SEQ if seq2seq else _NEEDED
@@ -127,6 +130,12 @@ def _refuse_state(model: PreTrainedModel) -> None:
                 f"{name} has layers that keep more than keys and values by position, such as a recurrent or "
                 f"convolution state ({kind}); that cannot be undone when a draft is rejected"
             )
+
+
+def _without_weights(module: nn.Module) -> bool:
+    """True if a module has a weight without data, and is not offloaded, with a hook that fetches it."""
+    own = module.parameters(recurse=False)
+    return "forward" not in vars(module) and any(weight.is_meta for weight in own)
 
 
 def _unknown_window(config: Any) -> str | None:

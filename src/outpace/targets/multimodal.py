@@ -44,6 +44,9 @@ class MultimodalTarget(CausalTarget):
         self._tested = False
         super().__init__(model, *args, **options)
 
+    def _release(self) -> None:
+        raise UnsupportedModel(f"{family(self.model)} reads images with its own weights; leave release out")
+
     # -- a prompt with images ----------------------------------------------------------------------------
 
     def encode(self, source: Any) -> PromptStates | None:

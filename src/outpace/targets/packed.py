@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -71,7 +71,8 @@ class Packer:
 
     Attributes:
         kernels: name of a kernel -> number of layers that use it.
-        packed: weights that were packed.
+        packed: layers of whose weights a packed copy was made.
+        doubled: those among them whose own weights steps do not read.
     """
 
     def __init__(self, model: Any, pack: bool, exact: bool, quantise: str = "") -> None:
@@ -81,7 +82,8 @@ class Packer:
         self._pack = pack
         self._exact = exact
         self.kernels: Counter[str] = Counter()
-        self.packed: list[Tensor] = []
+        self.packed: list[nn.Linear] = []
+        self.doubled: list[nn.Linear] = []
 
     def __call__(self, module: nn.Module) -> nn.Module | None:
         """The replacement of a module; None to keep it."""
@@ -93,7 +95,9 @@ class Packer:
         step = row_step(kernel, weight.dtype, *size) if self._exact else 1
         if kernel.copies:
             self.kernels[kernel.name] += 1
-            self.packed.append(module.weight)
+            self.packed.append(module)
+            if not single:
+                self.doubled.append(module)
         elif step == 1:
             return None
         return Linear(module, kernel, packed, step, weight if single else None)
@@ -242,12 +246,19 @@ def tail_step(model: Any) -> int:
     return max((elements // math.gcd(elements, size) for size in sizes if size >= elements), default=1)
 
 
-class Weights:
-    """Detector of weights modified since they were packed."""
+def release(layers: Iterable[nn.Linear]) -> None:
+    """Free the weights of layers; their shapes and dtypes stay."""
+    for layer in layers:
+        layer.weight = nn.Parameter(torch.empty_like(layer.weight, device="meta"), requires_grad=False)
 
-    def __init__(self, weights: Sequence[Tensor]) -> None:
+
+class Weights:
+    """Detector of weights modified since they were packed; those that were released cannot be."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
         # Tensors made in inference mode do not count writes.
-        self._weights = [weight for weight in weights if not weight.is_inference()]
+        weights = [layer.weight for layer in layers]
+        self._weights = [weight for weight in weights if not (weight.is_inference() or weight.is_meta)]
         self._versions = self._now()
 
     def _now(self) -> int:

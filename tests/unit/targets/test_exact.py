@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -463,3 +465,38 @@ def test_rounded_weights_are_a_copy_that_follows_the_models() -> None:
     after, plain = logits(target), logits(stock)
     assert not torch.equal(after, before)
     assert (after - plain).norm() < 0.1 * plain.norm()
+
+
+def test_released_weights_are_freed_and_change_no_token() -> None:
+    kept, given = (tiny_llama(dtype=torch.bfloat16) for _ in range(2))
+    layer, head = given.model.layers[0].mlp.gate_proj, given.get_output_embeddings()
+    data = weakref.ref(layer.weight)
+    target, whole = Target(given, quantise="int8", release=True), Target(kept, quantise="int8")
+    assert isinstance(target, CausalTarget) and target.released
+    gc.collect()
+    assert data() is None and layer.weight.is_meta and not head.weight.is_meta
+    assert target.identity == whole.identity  # measured costs hold for both
+    params = SamplingParams(max_new_tokens=24)
+    plain = Engine(whole, "none").generate([[5, 6, 7]], params)[0].tokens
+    for drafter in ("none", "lookahead", "early_exit:layers=1", "self_speculative:skip=1"):
+        engine = Engine(target, drafter, adaptive=False)
+        assert engine.generate([[5, 6, 7]], params)[0].tokens == plain
+
+
+def test_a_model_whose_weights_were_released_is_refused_elsewhere() -> None:
+    model = tiny_llama(dtype=torch.bfloat16)
+    target = Target(model, quantise="int8", release=True)
+    token, seen = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, 1, dtype=torch.bool)
+    with pytest.raises(OutpaceError, match="load it again without release"):
+        target.read(token, token, seen)
+    with pytest.raises(OutpaceError, match="load it again without release"):
+        target.through(target.embed(token), token, seen)
+    with pytest.raises(UnsupportedModel, match="has released weights to another target; load it again"):
+        Target(model)
+
+
+def test_nothing_is_released_without_a_copy() -> None:
+    model = nano(torch.float32)
+    target = Target(model, pack=False, release=True)
+    assert isinstance(target, CausalTarget) and not target.released
+    assert not any(weight.is_meta for weight in model.parameters())
