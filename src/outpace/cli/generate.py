@@ -136,8 +136,7 @@ def generate(
     place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
     found = prompts.read(prompt, file, reference or ())
     copied, together = any(one.references for one in found), min(batch, len(found))
-    decodes_only = not (compare or online)
-    source = Source(model, place, dtype, trust_remote_code, None, llamacpp, True, quantise, decodes_only)
+    source = Source(model, place, dtype, trust_remote_code, None, llamacpp, True, quantise, not online)
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
         loaded, spec = profiled(source, drafter, profile, verifier, copied, (together,))
         jobs = prepare(found, loaded, chat)
