@@ -44,15 +44,16 @@ VOCABULARY = 64
 
 
 @lru_cache(maxsize=4)
-def random_file(architecture: str) -> Path:
+def random_file(architecture: str, split: int = 0) -> Path:
     """A model of random numbers, without a tokenizer.
 
     Args:
         architecture: "gemma2", whose first of two layers has a sliding window of 8 rows, or "mamba", which is
             recurrent.
+        split: tensors per part of a split file, whose first part is returned; 0 for one file.
     """
     path = _folder() / f"{architecture}.gguf"
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     writer.add_context_length(256)
     writer.add_embedding_length(64)
     writer.add_block_count(2)
@@ -73,7 +74,7 @@ def random_file(architecture: str) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return min(_folder().glob(f"{architecture}-00001-of-*.gguf")) if split else path
 
 
 def _gemma2(writer: Any, add: Callable[..., None]) -> None:

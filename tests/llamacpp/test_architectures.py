@@ -13,7 +13,7 @@ from gguf_files import random_file
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
 from outpace.targets import Target
-from outpace.targets.llamacpp.library import LlamaContext
+from outpace.targets.llamacpp.library import LlamaContext, library
 
 PROMPTS = [[3, 9, 27, 17, 51, 25, 11, 33] * 4, [5, 6, 7, 5, 6]]
 SAMPLED = SamplingParams(max_new_tokens=40, temperature=1.5, seed=1)
@@ -45,6 +45,30 @@ def test_rejected_rows_that_stay_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
         outputs(DRAFTERS[0])
 
 
+def test_a_split_file_decodes_as_the_whole_one() -> None:
+    first = random_file("gemma2", split=8)
+    assert len(list(first.parent.glob("gemma2-*-of-*.gguf"))) > 1
+    parts = Engine(Target(first, threads=1), DRAFTERS[1]).generate(PROMPTS, SAMPLED)
+    assert [one.tokens for one in parts] == outputs(None)
+
+
 def test_a_recurrent_state_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="keeps a recurrent state, which cannot be undone"):
         Target(random_file("mamba"))
+
+
+@pytest.mark.parametrize(
+    ("told", "answer", "message"),
+    [
+        ("llama_model_is_hybrid", True, "keeps a recurrent state, which cannot be undone"),
+        ("llama_model_is_diffusion", True, "is a diffusion model"),
+        ("llama_model_has_encoder", True, "has an encoder"),
+        ("llama_model_has_decoder", False, "has an encoder"),
+    ],
+)
+def test_kinds_that_cannot_be_decoded_are_refused(
+    told: str, answer: bool, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library(), told, lambda model: answer)
+    with pytest.raises(UnsupportedModel, match=message):
+        Target(random_file("gemma2"))

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python: make test-llamacpp")
 
 import outpace
 from gguf_files import gguf_file
+from outpace.bench import tuning
+from outpace.cli import app
 from outpace.cli.chat import Chat
 from outpace.cli.interrupt import Interrupt
 from outpace.core import OutpaceError, SamplingParams
 from outpace.engine.engine import Engine
 from outpace.targets import Target
+from outpace.targets.llamacpp.library import LlamaContext
 from serving import run, serving
 
 PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)
+PERSON = {
+    "type": "object",
+    "properties": {
+        "favourite_colour": {"enum": ["red", "green"]},
+        "number_of_children": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
+    "required": ["favourite_colour", "number_of_children"],
+    "additionalProperties": False,
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
 PROMPT = "Question: What is 2 + 3?\nAnswer:"
 
 
@@ -69,6 +86,95 @@ def test_rows_that_exceed_the_memory_are_refused(loaded: Any) -> None:
     with pytest.raises(OutpaceError, match=r"GB for keys and values, and .* GB are free; give"):
         Engine(loaded.target, length=10**9)
     assert Engine(loaded.target).generate([[5, 6, 7]], PARAMS)[0].tokens
+
+
+def test_an_interrupted_decode_leaves_the_process_clean(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A signal while llama.cpp decodes: the interrupt is raised once it returns, and all goes on as before."""
+    expected = Engine(loaded.target).generate([loaded.tokens(PROMPT)], PARAMS)[0].tokens
+    engine, decodes = Engine(loaded.target, "suffix"), threading.Semaphore(0)
+    decode = LlamaContext.decode
+
+    def told(self: LlamaContext, rows: int, wanted: int) -> Any:
+        decodes.release()
+        return decode(self, rows, wanted)
+
+    monkeypatch.setattr(LlamaContext, "decode", told)
+
+    def interrupt() -> None:
+        for _ in range(5):
+            decodes.acquire()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([loaded.tokens(PROMPT)], SamplingParams(max_new_tokens=1900, ignore_eos=True))
+    thread.join()
+    assert not engine.sequences and len(engine._batch.cache) == 0
+    for again in (engine, Engine(loaded.target, "suffix")):
+        assert again.generate([loaded.tokens(PROMPT)], PARAMS)[0].tokens == expected
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_schema_is_obeyed_and_drafts_change_no_token(loaded: Any) -> None:
+    async def main() -> None:
+        async with serving("suffix", loaded=loaded) as client:
+            asked = {"response_format": FORM, "max_tokens": 80, "temperature": 0.8, "seed": 1}
+            found = [await client.chat(**asked, **more).json() for more in ({}, {"speculation": "off"})]
+            assert found[0]["choices"] == found[1]["choices"]
+            assert set(json.loads(found[0]["choices"][0]["message"]["content"])) == set(PERSON["properties"])
+
+    run(main)
+
+
+def command(*asked: Any, entered: str | None = None) -> Any:
+    found = CliRunner().invoke(app, list(map(str, asked)), input=entered)
+    assert found.exit_code == 0, found.output
+    return found
+
+
+def test_the_benchmark_measures_a_file_beside_llama_cpp(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "say 1, say 1"}))
+    asked = ("--drafters", "none,suffix", "--suite", f"file:{prompts}", "--max-new-tokens", 16, "--json", "-")
+    found = json.loads(command("bench", "--model", gguf_file("q8_0"), *asked).stdout)
+    rows = {row["drafter"]: row for row in found["rows"]}
+    assert set(rows) == {"none", "suffix", "llama.cpp:plain", "llama.cpp:prompt_lookup"}
+    assert rows["suffix"]["equal"] == rows["suffix"]["outputs"] == 1
+    assert found["peers"]["llama.cpp"]["llama-cpp-python"] and found["model"]["bits"] == "bit-exact"
+
+
+def test_tune_measures_a_file_and_its_profile_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "WIDTHS", (1, 2, 8))
+    prompts, out, file = tmp_path / "prompts.jsonl", tmp_path / "profile.toml", gguf_file("q8_0")
+    prompts.write_text("".join(json.dumps({"prompt": f"say {n}, say {n}"}) + "\n" for n in range(8)))
+    asked = ("--suite", f"file:{prompts}", "-n", 6, "--drafters", "prompt_lookup", "--budget", 60)
+    found = json.loads(command("tune", "-m", file, *asked, "--verify", "--json", "--out", out).stdout)
+    assert found["differences"] == [] and found["verified"]["equal"] == found["verified"]["outputs"] == 2
+    read = command("generate", "-m", file, "--profile", out, "--prompt", "say 1", "--max-new-tokens", 8)
+    assert read.output
+
+
+def test_the_demo_writes_the_embedded_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path))
+    asked = ("demo", "--gguf", "--once", "--max-new-tokens", 16)
+    assert "equal" in command(*asked).output
+    (file,) = tmp_path.rglob("*-q8_0.gguf")
+    before = file.stat().st_mtime_ns
+    command(*asked)
+    assert file.stat().st_mtime_ns == before
+
+
+def test_a_chat_on_the_command_line() -> None:
+    asked = ("chat", "--model", gguf_file("q8_0"), "--drafter", "suffix", "--max-new-tokens", 8)
+    found = command(*asked, entered="What is 2 + 3?\n/exit\n")
+    plain = command(*asked[:4], "none", *asked[5:], entered="What is 2 + 3?\n/exit\n")
+    assert found.stdout.strip() and found.stdout == plain.stdout
+    assert "tokens per step" in found.stderr
 
 
 def test_ctrl_c_ends_a_command_in_one_line() -> None:

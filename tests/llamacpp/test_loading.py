@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import struct
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
@@ -14,7 +16,7 @@ from typer.testing import CliRunner
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python: make test-llamacpp")
 
 import outpace
-from gguf_files import gguf_file
+from gguf_files import _model, gguf_file
 from outpace.bench.lab.gguf import splitting, write_gguf
 from outpace.bench.lab.roof import measure_widths
 from outpace.cache import CacheFull
@@ -25,6 +27,7 @@ from outpace.embedded import nano_path
 from outpace.engine.engine import Engine
 from outpace.loading.placement import Spread
 from outpace.targets import Rows, Target
+from outpace.targets.llamacpp.library import ROWS
 
 TEXT = "Tom has 12 apples.\n\n    def add(a, b):  # x\n\treturn a+b 3.14 – 日本語 🙂\n  \n x"
 PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)
@@ -57,6 +60,32 @@ def test_a_loaded_file_decodes_text_and_says_what_it_is(loaded: Any) -> None:
     assert plain.tokens == drafted.tokens and plain.text
 
 
+def test_the_tokens_that_end_a_text_or_a_turn_end_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tokens of the embedded model's answer, as the file's end of text and end of turn."""
+    model, tokenizer = _model(False)
+    plain = Engine(Target(gguf_file("q8_0"), threads=1)).generate([[5, 6, 7]], PARAMS)[0].tokens
+    turn, text = list(dict.fromkeys(plain))[4:6]
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(text)
+    add = gguf.GGUFWriter.add_eos_token_id
+
+    def both(writer: Any, token: int) -> None:
+        add(writer, token)
+        writer.add_eot_token_id(turn)
+
+    for ends in (add, both):
+        monkeypatch.setattr(gguf.GGUFWriter, "add_eos_token_id", ends)
+        write_gguf(model, tmp_path / "ends.gguf", "q8_0", tokenizer)
+        target = Target(tmp_path / "ends.gguf", threads=1)
+        assert {text} <= target.eos_token_ids and (turn in target.eos_token_ids) == (ends is both)
+        for drafter in (None, "suffix"):
+            found = Engine(target, drafter).generate([[5, 6, 7]], SamplingParams(max_new_tokens=24))[0]
+            end = plain.index(turn if ends is both else text)
+            assert found.finish_reason == "eos" and found.tokens == plain[: end + 1]
+
+
 def test_rows_of_prompts_that_begin_alike_are_computed_once(loaded: Any) -> None:
     ids = loaded.tokens(TEXT * 3)
     expected = Engine(loaded.target).generate([ids], PARAMS)[0].tokens
@@ -76,6 +105,18 @@ def test_the_cache_grows_and_ended_texts_make_room(loaded: Any) -> None:
     cells = engine._batch.cache.context.cells
     assert [one.tokens for one in engine.generate(prompts, params)] == expected
     assert engine._batch.cache.context.cells > cells and engine._batch.cache.reserved == 0
+
+
+@pytest.mark.parametrize("rows", [253, 257, 262, 509, 512, 513, 1030])
+def test_prompts_of_any_length_fit_a_decode(loaded: Any, rows: int) -> None:
+    """llama.cpp ends the process if a decode has more rows than its context takes at once."""
+    prompt = (loaded.tokens(TEXT * 40) * 3)[:rows]
+    cache = loaded.target.new_cache()
+    assert cache.context._lib.llama_n_batch(cache.context._context) == ROWS
+    found = [
+        Engine(loaded.target, drafter).generate([prompt], PARAMS)[0].tokens for drafter in (None, "suffix")
+    ]
+    assert found[0] == found[1]
 
 
 def test_limits_are_told(loaded: Any) -> None:
@@ -177,8 +218,6 @@ def test_options_of_transformers_are_refused(loaded: Any) -> None:
 
 
 def test_a_file_without_a_tokenizer_decodes_ids_alone(tmp_path: Path) -> None:
-    from gguf_files import _model
-
     write_gguf(_model(False)[0], tmp_path / "bare.gguf", "q8_0")
     found = Engine(Target(tmp_path / "bare.gguf", check=False)).generate([[5, 6, 7]], PARAMS)[0]
     assert len(found.tokens) == 24

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python: make test-llamacpp")
 
+import outpace
 from gguf_files import gguf_file
 from outpace.cache import Slot
 from outpace.core import SamplingParams
-from outpace.drafters import DraftModel
+from outpace.drafters import DraftModel, Retrieval
+from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
 from outpace.engine.engine import Engine
 from outpace.targets import Rows, Target
 from outpace.targets.llamacpp import LlamaCppTarget
@@ -38,11 +41,16 @@ DRAFTERS = {
     "suffix": "suffix",
     "token_recycling": "token_recycling",
     "combined": "combined:(token_recycling)+(prompt_lookup)",
+    "reference": "reference",
+    "retrieval": lambda dtype: Retrieval(datastore(dtype)),
+    "cascade": "cascade:draft=(draft_model:num_speculative_tokens=4),inner=(prompt_lookup)",
     "draft_model": "draft_model",
     "draft_model, a tree": "draft_model:branching=2x2",
     "draft_model, growing": "draft_model:expand=3,max_nodes=10",
-    "draft_model in GGUF": lambda: DraftModel(LlamaCppTarget(gguf_file("q8_0", draft=True))),
-    "a tree by a GGUF": lambda: DraftModel(LlamaCppTarget(gguf_file("q8_0", draft=True)), branching="2x2"),
+    "draft_model in GGUF": lambda dtype: DraftModel(LlamaCppTarget(gguf_file("q8_0", draft=True))),
+    "a tree by a GGUF": lambda dtype: DraftModel(
+        LlamaCppTarget(gguf_file("q8_0", draft=True)), branching="2x2"
+    ),
 }
 FILES = ("float32", "q8_0", "q4_0")
 
@@ -64,12 +72,23 @@ def plain(dtype: str, sampling: str) -> list[list[int]]:
     return [Engine(target(dtype)).generate([prompt], params)[0].tokens for prompt in prompts()]
 
 
-def together(engine: Engine, params: SamplingParams) -> list[Any]:
+@lru_cache(maxsize=len(FILES))
+def datastore(dtype: str) -> Path:
+    """A datastore of the outputs of plain decoding."""
+    file = gguf_file(dtype).with_suffix(".datastore")
+    with DatastoreWriter(file, target(dtype).vocabulary) as writer:
+        for sampling in SAMPLINGS:
+            for text in plain(dtype, sampling):
+                writer.add(text)
+    return file
+
+
+def together(engine: Engine, params: SamplingParams, references: Sequence[list[int]] = ()) -> list[Any]:
     """Two sequences, and a third that joins; those that end leave."""
-    sequences = [engine.add(prompt, params) for prompt in prompts()[:2]]
+    sequences = [engine.add(prompt, params, references=references) for prompt in prompts()[:2]]
     engine.step()
     engine.step()
-    sequences.append(engine.add(prompts()[2], params))
+    sequences.append(engine.add(prompts()[2], params, references=references))
     while engine.sequences:
         engine.step()
     return sequences
@@ -80,12 +99,38 @@ def together(engine: Engine, params: SamplingParams) -> list[Any]:
 @pytest.mark.parametrize("dtype", FILES)
 def test_tokens_are_those_of_plain_decoding(dtype: str, drafter: str, sampling: str) -> None:
     chosen = DRAFTERS[drafter]
-    made = chosen if isinstance(chosen, str) else chosen()
+    made = chosen if isinstance(chosen, str) else chosen(dtype)
     engine = Engine(target(dtype), made, adaptive=False, prefill_chunk=24)
-    sequences = together(engine, SAMPLINGS[sampling])
+    references = plain(dtype, "greedy") if drafter == "reference" else ()
+    sequences = together(engine, SAMPLINGS[sampling], references)
     assert [sequence.output for sequence in sequences] == plain(dtype, sampling)
     assert sum(sequence.stats.accepted for sequence in sequences) > 0
     assert len(engine._batch.cache) == 0
+
+
+def test_samples_are_those_of_transformers_with_the_same_seed() -> None:
+    ours = outpace.load(None, "float32", "cpu").target
+    for sampling, params in SAMPLINGS.items():
+        found = [Engine(ours).generate([prompt], params)[0].tokens for prompt in prompts()]
+        assert found == plain("float32", sampling)
+
+
+def test_a_draft_of_too_many_leaves_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four leaves for two texts, whose drafts would have four each."""
+    fed: list[int] = []
+    begin = LlamaCache.begin
+
+    def counted(self: LlamaCache, feeds: Any) -> Any:
+        places = begin(self, feeds)
+        fed.append(len({lane for one in places for lanes in one.lanes for lane in lanes}))
+        return places
+
+    engine = Engine(target("q8_0"), "draft_model:branching=2x2", adaptive=False)
+    monkeypatch.setattr(target("q8_0"), "max_leaves", 4)
+    monkeypatch.setattr(LlamaCache, "begin", counted)
+    found = engine.generate(prompts()[:2], SAMPLINGS["greedy"])
+    assert [one.tokens for one in found] == plain("q8_0", "greedy")[:2]
+    assert max(fed) == 4 and sum(one.stats.accepted for one in found) > 0
 
 
 @pytest.mark.parametrize("dtype", FILES)

@@ -216,7 +216,7 @@ class LlamaContext:
         self.sequences = int(lib.llama_max_parallel_sequences())
         params = lib.llama_context_default_params()
         own = {
-            "n_ctx": cells + _PADDING,
+            "n_ctx": max(cells + _PADDING, ROWS),  # llama.cpp reduces n_batch to it, and aborts beyond that
             "n_batch": ROWS,
             "n_ubatch": ROWS,
             "n_outputs_max": ROWS,
