@@ -216,6 +216,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8300, help="the first of five free ports")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through `started`, which ends the servers
     count = given.requests or max(4, 2 * given.streams)
     texts = prompts(given.data, count)
     with tempfile.TemporaryDirectory(prefix="serving-peers-") as name:

@@ -12,15 +12,16 @@ def tiny_llama(
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
     layers: int = 2,
+    heads: int = 4,
 ) -> LlamaForCausalLM:
     """A random Llama whose weights are large enough that its greedy text does not settle into one token."""
     config = LlamaConfig(
         vocab_size=vocabulary,
-        hidden_size=32,
-        intermediate_size=64,
+        hidden_size=8 * heads,
+        intermediate_size=16 * heads,
         num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
         max_position_embeddings=context,
         bos_token_id=None,
         eos_token_id=0,

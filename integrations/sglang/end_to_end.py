@@ -19,7 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,15 @@ def ask(method: str, arguments: list[str], folder: str) -> dict[str, Any]:
     return found
 
 
+def compiled() -> bool:
+    """True if SGLang's kernels can be loaded; the wheel on PyPI needs CUDA's driver."""
+    try:
+        import_module("sgl_kernel")
+    except ImportError:
+        return False
+    return True
+
+
 def kernels(folder: str) -> None:
     """Write the stand-in for SGLang's compiled kernels, with its plugin, into a folder."""
     package, listed = Path(folder, "sgl_kernel"), Path(folder, "sgl_kernel_in_torch-0.dist-info")
@@ -123,9 +132,7 @@ def kernels(folder: str) -> None:
         "utf-8",
     )
     listed.mkdir()
-    (listed / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: sgl_kernel_in_torch\nVersion: 0\n", "utf-8"
-    )
+    (listed / "METADATA").write_text(METADATA, "utf-8")
     (listed / "entry_points.txt").write_text(PLUGIN, "utf-8")
 
 
@@ -176,7 +183,7 @@ def main() -> None:
     options = ["--model", given.model, "--suite", given.suite]
     options += ["--prompts", str(given.prompts), "--tokens", str(given.tokens)]
     with tempfile.TemporaryDirectory() as folder:
-        if find_spec("sgl_kernel") is None:
+        if not compiled():
             kernels(folder)
         if not report(methods, options, folder):
             sys.exit(

@@ -15,6 +15,7 @@ from huggingface_hub.utils import logging as hub_logging
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
 )
 
@@ -191,6 +192,11 @@ def _kind_of(source: str, shown: str, trust_remote_code: bool, seq2seq: bool) ->
             "outpace.accelerate(model, drafter)"
         )
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
+        if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+            raise UnsupportedModel(
+                f"{shown} ({config.model_type}) reads images; use it from Python: "
+                "outpace.accelerate(model, drafter)"
+            )
         raise UnsupportedModel(
             f"{shown} ({config.model_type}) is not a causal language model; outpace supports only those"
         )

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from folders import byte_tokenizer
 from outpace.cli.app import app
+from zoo.image_families import build
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES
 
 TEXTS = ["abcabcabc", "the tin hat", "xyzxyz"]
@@ -101,11 +102,12 @@ def test_bench(run: Run, folder: Path, prompts: Path) -> None:
         assert row["error"] is None and row["equal"], row
 
 
-@pytest.mark.parametrize("command", ["chat", "search", "tune", "train"])
+@pytest.mark.parametrize("command", ["chat", "search", "serve", "tune", "train"])
 def test_other_commands_refuse(run: Run, folder: Path, prompts: Path, tmp_path: Path, command: str) -> None:
     more: dict[str, list[Any]] = {
         "train": ["medusa", "--data", prompts, "--out", tmp_path / "out"],
         "search": ["--data", prompts, "--out", tmp_path / "out.json"],
+        "serve": ["--port", 0],
         "tune": ["--out", tmp_path / "out"],
     }
     result = run(command, "-m", folder, *more.get(command, []))
@@ -118,3 +120,12 @@ def test_audio_is_refused(run: Run, tmp_path: Path) -> None:
     result = run("generate", "-m", tmp_path, "-p", "x")
     assert result.exit_code == 2
     assert "use it from Python: outpace.accelerate(model, drafter)" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("command", [["generate", "-p", "x"], ["serve", "--port", 0]])
+def test_images_are_refused(run: Run, tmp_path: Path, command: list[Any]) -> None:
+    build("llava").save_pretrained(tmp_path)
+    result = run(*command, "-m", tmp_path)
+    assert result.exit_code == 2
+    told = " ".join(result.stderr.split())
+    assert "(llava) reads images; use it from Python: outpace.accelerate(model, drafter)" in told

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from torch.utils import backend_registration
 
 from outpace import Engine, SamplingParams, Target
 from outpace.cache import CacheFull, KVCache, Slot
@@ -202,15 +208,25 @@ def test_eos_tokens() -> None:
     assert Target(model).eos_token_ids == {3, 4}
 
 
-def spread(model: Any, devices: list[str]) -> Any:
-    """The model with its layers on several devices in turn, as device_map="auto" leaves it."""
-    accelerate = pytest.importorskip("accelerate")
+def places_of(model: Any, devices: list[str]) -> dict[str, str]:
+    """Module -> device, with layers on the devices in turn."""
     layers = len(model.model.layers)
     places = {f"model.layers.{i}": devices[i * len(devices) // layers] for i in range(layers)}
     first, last = devices[0], devices[-1]
-    places |= {"model.embed_tokens": first, "model.rotary_emb": first, "model.norm": last, "lm_head": last}
+    return places | {
+        "model.embed_tokens": first,
+        "model.rotary_emb": first,
+        "model.norm": last,
+        "lm_head": last,
+    }
+
+
+def spread(model: Any, devices: list[str]) -> Any:
+    """The model with its layers on several devices in turn, as device_map="auto" leaves it."""
+    accelerate = pytest.importorskip("accelerate")
+    skipped = model._skip_keys_device_placement
     return accelerate.dispatch_model(
-        model, places, main_device=first, force_hooks=True, skip_keys=model._skip_keys_device_placement
+        model, places_of(model, devices), main_device=devices[0], force_hooks=True, skip_keys=skipped
     )
 
 
@@ -224,6 +240,29 @@ def test_spread_over_devices(name: str) -> None:
     assert [g.tokens for g in engine.generate(PROMPTS, PARAMS)] == expected
 
 
+def test_spread_over_two_devices_that_do_not_exist() -> None:
+    """Every operation has its operands on one device: otherwise fake tensors raise an error."""
+    pytest.importorskip("accelerate")
+    if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip("this torch cannot pretend to have a kind of device")
+    tests = Path(__file__).parents[2]
+    paths = os.pathsep.join([str(tests.parent / "src"), str(tests)])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", Path(__file__).with_name("pretended.py")],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for line in done.stdout.splitlines():
+        (first, last), found = json.loads(line)
+        assert found["rows"] == [first, first, last, last]
+        assert found["logits"] == first  # where accelerate returns what the model was given
+        assert found["hidden"] == [first, first]
+    assert len(done.stdout.splitlines()) == 2
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_spread_over_two_devices(name: str) -> None:
@@ -234,7 +273,9 @@ def test_spread_over_two_devices(name: str) -> None:
     for devices in (["cuda:0", second], [second, "cuda:0"]):
         target = Target(spread(FAMILIES[name].build(), devices))
         shapes = target.new_cache().layers
-        assert {str(shape.keys.device) for shape in shapes} == set(devices)
+        # accelerate runs layers on the CPU only if the first device is the CPU; otherwise it offloads them.
+        used = {"cuda:0"} if devices[1] == "cpu" else set(devices)
+        assert {str(shape.keys.device) for shape in shapes} == used
         engine = Engine(target, Lookahead(window=3, ngram=3), adaptive=False)
         assert [g.tokens for g in engine.generate(PROMPTS, PARAMS)] == expected
 

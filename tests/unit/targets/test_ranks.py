@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from models import tiny_llama
+from unit.targets.ranked import tiny
 
 SCRIPT = Path(__file__).with_name("ranked.py")
 ROOT = Path(__file__).parents[3]
@@ -27,7 +27,7 @@ def processes(
         fault: what goes wrong, and ``at`` which rank.
     """
     if mode == "tensor":
-        tiny_llama().save_pretrained(folder / "tiny")
+        tiny(size).save_pretrained(folder / "tiny")
     started = [
         subprocess.Popen(
             [sys.executable, SCRIPT, mode, str(rank), str(size), folder / "store", str(timeout)]
@@ -54,8 +54,9 @@ def test_two_processes_decode_as_one(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.slow
-def test_three_processes_decode_as_one(tmp_path: Path) -> None:
-    leader, *others = processes(tmp_path, "draft", 3)
+@pytest.mark.parametrize("mode", ["draft", "tensor"])
+def test_three_processes_decode_as_one(tmp_path: Path, mode: str) -> None:
+    leader, *others = processes(tmp_path, mode, 3)
     assert leader.get("equal"), leader
     assert others == [{"ended": True}] * 2
 
