@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +20,14 @@ from transformers import (
 )
 
 from models import tiny_llama
+from outpace import nano_draft_path, nano_path
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import LEARNED, DraftModel
 from outpace.drafters.models.draft_module import CheckpointConfig, DraftConfig, DraftModule
 from outpace.engine.engine import Engine
 from outpace.learned.learned import Batch
 from outpace.targets import Target
+from outpace.targets.kernels import Stock, Trial
 from outpace.testing import ToyTarget
 from outpace.train import data
 from outpace.train.data import Document
@@ -311,3 +314,31 @@ def test_drafters_without_text_of_their_own_are_refused(documents: list[Document
             train(module, rows, rows, replace(SETTINGS, on_policy=0.5), tmp_path)
     with pytest.raises(OutpaceError, match="on_policy must be a fraction from 0 to 1"):
         replace(SETTINGS, on_policy=1.5)
+
+
+class Sealed(Stock):
+    """A kernel whose packed weights cannot be copied, as oneDNN's."""
+
+    copies = True
+
+    class Weights:
+        def __init__(self, tensor: torch.Tensor) -> None:
+            self.tensor = tensor
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise NotImplementedError("packed weights cannot be copied")
+
+    def pack(self, weight: torch.Tensor) -> Any:
+        return self.Weights(weight)
+
+    def multiply(self, rows: torch.Tensor, packed: Any, bias: torch.Tensor | None) -> torch.Tensor:
+        return super().multiply(rows, packed.tensor, bias)
+
+
+def test_a_copy_of_a_packed_draft_model_decodes_by_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outpace.targets.packed.best_kernel", lambda *_: Trial(Sealed(), False, {}))
+    model = AutoModelForCausalLM.from_pretrained(nano_path(), dtype=torch.bfloat16).eval()
+    module = DraftModule.load(nano_draft_path(), Target(model, pack=False))
+    assert module.writer.model is module.model and module.writer.packed
+    copied = copy.deepcopy(module, {id(module.target): module.target})
+    assert copied.model is not module.model and copied.writer.model is copied.model

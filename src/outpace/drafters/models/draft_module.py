@@ -90,6 +90,9 @@ class DraftModule(Learned):
         self.model = model
         self._writer: tuple[Any, TargetModel] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_writer": None}  # a copy makes its own: packed weights cannot be copied
+
     @property
     def hidden_layers(self) -> tuple[int, ...]:
         return ()
