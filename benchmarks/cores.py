@@ -53,8 +53,8 @@ class Worker:
         self.target = outpace.Target(model)
         file = Path(outpace.__file__).parent / "bench" / "prompts" / "builtin.jsonl"
         items = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-        texts = [item["turns"][0] for item in items if "turns" in item]
-        self.prompts = [self.tokenizer(text)["input_ids"] for text in texts][:16]
+        texts = [item["turns"][0] if "turns" in item else item["prompt"] for item in items[:16]]
+        self.prompts = [self.tokenizer(text)["input_ids"] for text in texts]
 
     def engine(self, drafter: str, **options: Any) -> Any:
         return self.outpace.Engine(self.target, drafter, adaptive=False, **options)
