@@ -209,6 +209,12 @@ class Window:
         even = {*self.offsets} == {first} and {*self.widths} == {self.width}
         self.span = slice(first, first + self.width) if even else None
         self._written: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._cells: Tensor | None = None
+
+    def in_line(self, cells: Tensor) -> Window:
+        """Take the new rows in a line: row i is that of cell ``cells[i]``, an index into [B * width]."""
+        self._cells = cells
+        return self
 
     @property
     def places(self) -> slice:
@@ -223,10 +229,16 @@ class Window:
         return self.lane.by_layer(self.places, slice(self.columns))
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write a layer's new rows, each [B, heads, width, size]; returns views [B, heads, columns, size]."""
+        """Write a layer's new rows, each [B, heads, width, size]; returns views [B, heads, columns, size].
+
+        In a line the rows are [1, heads, N, size].
+        """
         for target, rows in zip(self._targets[layer], (keys, values), strict=True):
             if self.span is not None:
                 target.copy_(rows)
+            elif self._cells is not None:
+                sequences, places = self.written(target.device)
+                target[sequences, :, places] = rows[0].transpose(0, 1)  # [N, heads, size]
             else:
                 sequences, places = self.written(target.device)
                 # The dimensions of advanced indices around a slice come first: [B, width, heads, size].
@@ -234,15 +246,20 @@ class Window:
         return self._views[layer]
 
     def written(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Indices of the rows to write: sequences [B, 1], rows [B, width]; padding goes to scratch."""
+        """Indices of the rows to write: sequences [B, 1], rows [B, width]; padding goes to scratch.
+
+        In a line both are [N].
+        """
         if device not in self._written:
             scratch = self.lane.room
             rows = [
                 [*range(offset, offset + width), *[scratch] * (self.width - width)]
                 for offset, width in zip(self.offsets, self.widths, strict=True)
             ]
-            sequences = torch.arange(len(rows), device=device)[:, None]
-            self._written[device] = sequences, torch.tensor(rows).to(device, non_blocking=True)
+            places, sequences = torch.tensor(rows), torch.arange(len(rows))[:, None]
+            if self._cells is not None:
+                places, sequences = places.flatten()[self._cells], self._cells // self.width
+            self._written[device] = sequences.to(device), places.to(device, non_blocking=True)
         return self._written[device]
 
 

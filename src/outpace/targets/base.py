@@ -145,6 +145,32 @@ class Output:
         return cls(line.cpu() if line.device.type == "mps" else line, spans, states)
 
     @classmethod
+    def of_line(
+        cls,
+        slots: Sequence[Slot | None],
+        feeds: Mapping[Slot, Rows],
+        logits: Tensor | None,
+        hidden: Mapping[int, Tensor],
+    ) -> Output:
+        """Outputs of a forward of the rows of ``slots`` in a line, in their order; padding may follow.
+
+        Args:
+            logits: [N, vocabulary], or None.
+            hidden: layer -> [1, N, hidden size].
+        """
+        spans: dict[Slot, slice] = {}
+        end = 0
+        for slot in slots:
+            if slot is not None and slot in feeds:
+                spans[slot] = slice(end, end := end + len(feeds[slot].tokens))
+        states = {
+            slot: {layer: rows[0, span] for layer, rows in hidden.items()} for slot, span in spans.items()
+        }
+        if logits is None:
+            return cls(None, {}, states if hidden else {})
+        return cls(logits[:end], spans, states if hidden else {})
+
+    @classmethod
     def join(cls, outputs: Sequence[Output]) -> Output:
         """Join the outputs of different slots."""
         if len(outputs) == 1:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -27,12 +28,20 @@ from outpace.targets.base import (
     extra_rows,
     own_cache,
 )
-from outpace.targets.checks import context_of, end_tokens, family, refuse_by_config, why_not_exact
+from outpace.targets.checks import (
+    context_of,
+    end_tokens,
+    family,
+    refuse_by_config,
+    untouchable,
+    why_not_exact,
+)
 from outpace.targets.fixed import FixedInputs, FixedShapes, width_of
 from outpace.targets.graphs import Made, Runner, runner_for
 from outpace.targets.inputs import CacheAdapter, Probe, device_of, inputs_of, padded, rows_of
 from outpace.targets.kernels import QUANTISED
 from outpace.targets.layers import exchange, keep_layers
+from outpace.targets.lines import cells_of, line_attention, mark
 from outpace.targets.masks import TREE, Mask, MaskMaker, placed
 from outpace.targets.packed import (
     Packer,
@@ -45,6 +54,8 @@ from outpace.targets.packed import (
 )
 from outpace.targets.self_test import agree, bit_test, self_test
 from outpace.targets.tree_attention import takes_no_tree
+
+_log = logging.getLogger(__name__)
 
 
 class CausalTarget(TargetModel):
@@ -86,6 +97,8 @@ class CausalTarget(TargetModel):
     """
 
     _is_part = False  # some layers of another target
+    _packs_lines = True  # forwards of uneven rows may leave out the padding (``lines.py``)
+    _line: Any = None
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
     _fixed: FixedShapes | None = None
     released = False  # some of the model's own weights were freed
@@ -161,6 +174,29 @@ class CausalTarget(TargetModel):
         )
         self._probe()
         self._own_masks.by_kind = self._masks.by_kind
+        self._line = self._line_of(exact)
+
+    def _line_of(self, exact: bool) -> Any:
+        """A copy of ``_step`` for rows in a line; None if it does not take them, as a small forward shows."""
+        attention = line_attention(self._step)
+        if not self._packs_lines or self.static or attention is None or untouchable(self.model):
+            return None
+        line = exchange(self._step, lambda _: None, attention)
+        nodes = max(5, 4 * self.row_step)  # so many that the line is shorter than the padded rows
+        tree = Rows([node % 2 for node in range(nodes)], (-1, 0, 0, 1, 2, *range(4, nodes - 1)))
+        cache = self.new_cache(slots=2, length=nodes)
+        feeds = {cache.allocate(): tree, cache.allocate(): Rows([1])}
+        try:
+            self._line = None
+            expected = self.forward(cache, feeds).logits
+            self._line = line
+            found = self.forward(cache, feeds).logits
+        except Exception:
+            _log.debug("%s takes no rows in a line", family(self.model), exc_info=True)
+            return None
+        assert found is not None and expected is not None
+        same = torch.equal(found, expected) if exact else agree(self.model.dtype, found, expected)
+        return line if same else None
 
     def _release(self) -> None:
         """Free the weights of which steps use copies."""
@@ -252,13 +288,19 @@ class CausalTarget(TargetModel):
         tokens, positions = inputs_of(rows, window)
         # One tensor for both, for a single copy to the device. NumPy reads lists four times as fast as torch.
         both = torch.from_numpy(np.array([tokens, positions]))
+        mask = self._masks(rows, window, positions, self.device)
+        if self._line is not None and not logits_from and states is None:
+            cells = cells_of(window, self.row_step)
+            if cells is not None:
+                wanted = 0 if logits_from is None else len(cells)
+                return self._pass_line(window, feeds, both, mask, cells, wanted, hidden_layers)
         ids, places = both.to(self.device, non_blocking=True).unbind()
         wanted = 0 if logits_from is None else max(window.width - logits_from, 0)
         given = {"input_ids": ids} if states is None else {"inputs_embeds": padded(window, states)}
         made = self._made(
             self._step,
             given,
-            self._masks(rows, window, positions, self.device),
+            mask,
             self._rotated(window, places),
             CacheAdapter(window, self._places),
             wanted,
@@ -267,6 +309,35 @@ class CausalTarget(TargetModel):
         return Output.of(
             window.slots, feeds, made.logits[:, -wanted:] if wanted else None, logits_from, made.hidden
         )
+
+    def _pass_line(
+        self,
+        window: Window,
+        feeds: Mapping[Slot, Rows],
+        inputs: Tensor,
+        mask: Mask,
+        cells: Tensor,
+        wanted: int,
+        hidden_layers: Sequence[int],
+    ) -> Output:
+        """A forward of the model over one window, its rows in a line.
+
+        Args:
+            inputs: tokens and positions, padded, [2, B, width].
+            cells: the rows' places in them, from ``cells_of``.
+            wanted: number of rows of logits, all or none.
+        """
+        ids, places = inputs.flatten(1)[:, None, cells].unbind()
+        made = self._made(
+            self._line,
+            {"input_ids": ids},
+            mark(mask, cells),
+            places,
+            CacheAdapter(window.in_line(cells), self._places),
+            wanted,
+            hidden_layers,
+        )
+        return Output.of_line(window.slots, feeds, made.logits[0] if wanted else None, made.hidden)
 
     def _rotated(self, window: Window, positions: Tensor) -> Tensor:
         """The positions that the model is given, from those in the text, [B, width]."""
@@ -329,6 +400,7 @@ class CausalTarget(TargetModel):
         """See ``TargetModel``. With ``bare``, norm and head are omitted: the logits are hidden states."""
         part = self._twin()
         part._is_part = True
+        part._line = None
         part.model = keep_layers(self.model, layers, bare)
         part._step = part.model if self._step is self.model else keep_layers(self._step, layers, bare)
         probe = Probe()

@@ -39,6 +39,8 @@ class MultimodalTarget(CausalTarget):
     The arguments are those of ``CausalTarget``.
     """
 
+    _packs_lines = False  # positions have three dimensions
+
     def __init__(self, model: Any, *args: Any, **options: Any) -> None:
         self._prompts: WeakKeyDictionary[Slot, PromptStates] = WeakKeyDictionary()
         self._tested = False
