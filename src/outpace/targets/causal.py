@@ -157,9 +157,11 @@ class CausalTarget(TargetModel):
         if reason:
             self._take(packs, exact=False)
         self.bit_exact, self.inexact = not reason, reason
+        self._line = self._line_of()
 
     def _take(self, packs: bool, exact: bool) -> None:
         """Make the module that steps run on: a copy of the model if modules are replaced, or the model."""
+        self._line = None
         packer = Packer(self.model, packs, exact, self.quantised)
         changes = packs or exact or self.quantised
         changed = exchange(self.model, packer, EXACT if exact else None) if changes else self.model
@@ -174,9 +176,8 @@ class CausalTarget(TargetModel):
         )
         self._probe()
         self._own_masks.by_kind = self._masks.by_kind
-        self._line = self._line_of(exact)
 
-    def _line_of(self, exact: bool) -> Any:
+    def _line_of(self) -> Any:
         """A copy of ``_step`` for rows in a line; None if it does not take them, as a small forward shows."""
         attention = line_attention(self._step)
         if not self._packs_lines or self.static or attention is None or untouchable(self.model):
@@ -187,15 +188,14 @@ class CausalTarget(TargetModel):
         cache = self.new_cache(slots=2, length=nodes)
         feeds = {cache.allocate(): tree, cache.allocate(): Rows([1])}
         try:
-            self._line = None
             expected = self.forward(cache, feeds).logits
             self._line = line
             found = self.forward(cache, feeds).logits
-        except Exception:
+        except Exception:  # some code of the family's own may not take keys of more sequences than rows
             _log.debug("%s takes no rows in a line", family(self.model), exc_info=True)
             return None
         assert found is not None and expected is not None
-        same = torch.equal(found, expected) if exact else agree(self.model.dtype, found, expected)
+        same = torch.equal(found, expected) if self.bit_exact else agree(self.model.dtype, found, expected)
         return line if same else None
 
     def _release(self) -> None:
@@ -215,6 +215,7 @@ class CausalTarget(TargetModel):
         if self._is_part or self.released:
             raise OutpaceError("the model's weights were written to; make its target and engine anew")
         self._take(bool(self.packed), self.bit_exact)
+        self._line = self._line_of()
         self._fixed = self._fixed and self._fixed.anew()
 
     @property
