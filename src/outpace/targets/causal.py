@@ -98,7 +98,8 @@ class CausalTarget(TargetModel):
 
     _is_part = False  # some layers of another target
     _packs_lines = True  # forwards of uneven rows may leave out the padding (``lines.py``)
-    _line: Any = None
+    _line: Any = None  # a copy of ``_step`` that takes them, made and tested when first needed
+    _line_untried = False
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
     _fixed: FixedShapes | None = None
     released = False  # some of the model's own weights were freed
@@ -157,11 +158,11 @@ class CausalTarget(TargetModel):
         if reason:
             self._take(packs, exact=False)
         self.bit_exact, self.inexact = not reason, reason
-        self._line = self._line_of()
+        self._line_untried = True
 
     def _take(self, packs: bool, exact: bool) -> None:
         """Make the module that steps run on: a copy of the model if modules are replaced, or the model."""
-        self._line = None
+        self._line, self._line_untried = None, False
         packer = Packer(self.model, packs, exact, self.quantised)
         changes = packs or exact or self.quantised
         changed = exchange(self.model, packer, EXACT if exact else None) if changes else self.model
@@ -215,7 +216,7 @@ class CausalTarget(TargetModel):
         if self._is_part or self.released:
             raise OutpaceError("the model's weights were written to; make its target and engine anew")
         self._take(bool(self.packed), self.bit_exact)
-        self._line = self._line_of()
+        self._line_untried = True
         self._fixed = self._fixed and self._fixed.anew()
 
     @property
@@ -290,9 +291,12 @@ class CausalTarget(TargetModel):
         # One tensor for both, for a single copy to the device. NumPy reads lists four times as fast as torch.
         both = torch.from_numpy(np.array([tokens, positions]))
         mask = self._masks(rows, window, positions, self.device)
-        if self._line is not None and not logits_from and states is None:
+        if (self._line is not None or self._line_untried) and not logits_from and states is None:
             cells = cells_of(window, self.row_step)
-            if cells is not None:
+            if cells is not None and self._line_untried:
+                self._line_untried = False
+                self._line = self._line_of()
+            if cells is not None and self._line is not None:
                 wanted = 0 if logits_from is None else len(cells)
                 return self._pass_line(window, feeds, both, mask, cells, wanted, hidden_layers)
         ids, places = both.to(self.device, non_blocking=True).unbind()
@@ -401,7 +405,7 @@ class CausalTarget(TargetModel):
         """See ``TargetModel``. With ``bare``, norm and head are omitted: the logits are hidden states."""
         part = self._twin()
         part._is_part = True
-        part._line = None
+        part._line, part._line_untried = None, False
         part.model = keep_layers(self.model, layers, bare)
         part._step = part.model if self._step is self.model else keep_layers(self._step, layers, bare)
         probe = Probe()
