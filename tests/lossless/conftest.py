@@ -27,16 +27,16 @@ SAMPLINGS = {
 
 
 class Lab:
-    """The embedded model in one dtype, its prompts, and plain decoding of them.
+    """The embedded model in one dtype on one device, its prompts, and plain decoding of them.
 
     Args:
         heads: the folder of a drafter whose target was trained too: the model is then that target.
     """
 
-    def __init__(self, dtype: torch.dtype, heads: Path | None = None) -> None:
+    def __init__(self, dtype: torch.dtype, heads: Path | None = None, device: str = "cpu") -> None:
         path = outpace.nano_path()
         self.tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device)
         self.target: TargetModel = outpace.Target(model if heads is None else merge(model, heads / TARGET))
         self.prompts: list[list[int]] = [self.tokenizer(text).input_ids for text in PROMPTS]
         self.plain = lru_cache(self._plain)
@@ -64,20 +64,20 @@ class Lab:
 
 
 @lru_cache
-def _lab(dtype: torch.dtype) -> Lab:
-    return Lab(dtype)
+def lab_on(dtype: torch.dtype, device: str = "cpu") -> Lab:
+    return Lab(dtype, device=device)
 
 
 @pytest.fixture(scope="session")
 def exact() -> Lab:
     """In float64: no difference is allowed."""
-    return _lab(torch.float64)
+    return lab_on(torch.float64)
 
 
 @pytest.fixture(scope="session")
 def single() -> Lab:
     """In float32: a difference is allowed only at a near-tie."""
-    return _lab(torch.float32)
+    return lab_on(torch.float32)
 
 
 @pytest.fixture(scope="session")

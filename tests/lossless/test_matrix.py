@@ -10,8 +10,10 @@ from dataclasses import replace
 from itertools import cycle
 
 import pytest
+import torch
 
-from lossless.conftest import SAMPLINGS, Lab
+from devices import DEVICES
+from lossless.conftest import SAMPLINGS, Lab, lab_on
 from lossless.margin import explain_differences
 from outpace.core import Generation
 from outpace.drafters import DRAFTERS
@@ -73,6 +75,26 @@ def test_float64_tokens_are_those_of_plain_decoding(
     assert [g.tokens for g in found] == [g.tokens for g in plain]
     assert [g.finish_reason for g in found] == [g.finish_reason for g in plain]
     assert sum(g.stats.steps for g in found) < sum(g.stats.steps for g in plain)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("drafter", ["lookahead", "suffix", "draft_model, trees", "medusa", "eagle, trees"])
+def test_a_sample_of_the_matrix_on_each_device(drafter: str, device: str) -> None:
+    """Each prompt has its own sampling; all share a batch, into which they come at different steps."""
+    lab, samplings = lab_on(torch.float64, device), list(SAMPLINGS)
+    requests = [
+        (prompt, replace(lab.params(samplings[place % 3])[place], max_new_tokens=32))
+        for place, prompt in enumerate(lab.prompts[:6])
+    ]
+    plain = [lab.engine("none").generate([prompt], params)[0].tokens for prompt, params in requests]
+    engine = lab.engine(SPECS[drafter])
+    sequences = []
+    for request in requests:
+        sequences.append(engine.add(*request))
+        engine.step()
+    while engine.sequences:
+        engine.step()
+    assert [sequence.output for sequence in sequences] == plain
 
 
 @pytest.mark.parametrize(("drafter", "sampling", "first"), PAIRS)
