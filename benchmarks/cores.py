@@ -126,7 +126,7 @@ class Worker:
         most = 0
         while not sequences[-1].output:
             engine.step()
-            cache = engine._batch.cache
+            cache = engine._batch.cache if hasattr(engine, "_batch") else engine._cache  # the old core's name
             held = getattr(cache, "bytes", None)
             if held is None:
                 held = sum(buffer.nbytes for buffer in cache._buffers.values())
