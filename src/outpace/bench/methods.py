@@ -23,7 +23,9 @@ LIBRARIES = {
     "transformers": KINDS,
     "vllm": ("plain", "ngram", "suffix"),
     "llama.cpp": ("plain", "prompt_lookup"),
+    "llama-server": ("plain", "ngram-mod", "ngram-simple"),
 }
+READ_GGUF = ("llama.cpp", "llama-server")
 _OPTION = re.compile(r"\s*\w+\s*=")
 
 
@@ -176,10 +178,10 @@ def make_methods(
 
 def _worker(subject: Loaded, peer: Peer, options: PeerOptions) -> Method:
     source = subject.source
-    if peer.library == "llama.cpp":
+    if peer.library in READ_GGUF:
         if options.gguf is None:
             raise OutpaceError(
-                "llama.cpp reads GGUF files: add --gguf FILE, of the same model; or leave llama.cpp out"
+                f"{peer.library} reads GGUF files: add --gguf FILE, of the same model; or leave it out"
             )
         if not options.gguf.is_file():
             raise OutpaceError(f"no such file: {options.gguf}; --gguf is the model's weights for llama.cpp")

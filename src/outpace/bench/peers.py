@@ -26,10 +26,10 @@ from outpace.bench.runs import Method, Request, Run
 from outpace.core import OutpaceError
 
 _SCRIPT = Path(__file__).parent / "workers" / "worker.py"
-_DECODER = {"vllm": "vllm_worker", "llama.cpp": "llama_cpp_worker"}
-_MODULE = {"vllm": "vllm", "llama.cpp": "llama_cpp"}
-_PACKAGE = {"vllm": "vllm", "llama.cpp": "llama-cpp-python"}
-_LONE = ("llama.cpp",)
+_DECODER = {"vllm": "vllm_worker", "llama.cpp": "llama_cpp_worker", "llama-server": "llama_server_worker"}
+_MODULE = {"vllm": "vllm", "llama.cpp": "llama_cpp", "llama-server": "xllamacpp"}
+_PACKAGE = {"vllm": "vllm", "llama.cpp": "llama-cpp-python", "llama-server": "xllamacpp"}
+_LONE = ("llama.cpp", "llama-server")
 _OURS = ("PYTHONPATH", "PYTHONHOME")  # for this environment, not the worker's
 # On a CPU, vLLM warns that its speculative decoding is much slower without this library, which it ships.
 _PRELOADED = {"vllm": Path("lib", "libiomp5.so")}

@@ -35,7 +35,8 @@ Peers = Annotated[
         "--peers",
         metavar="LIST",
         help="transformers (plain, prompt_lookup, assisted), vllm=VENV (plain, ngram, suffix), "
-        "llama.cpp=VENV (plain, prompt_lookup), one method as in transformers:plain; or none.",
+        "llama.cpp=VENV (plain, prompt_lookup), llama-server=VENV (plain, ngram-mod, ngram-simple), "
+        "one method as in transformers:plain; or none.",
         show_default=f"{TRANSFORMERS}; of a .gguf file llama.cpp",
     ),
 ]

