@@ -204,7 +204,8 @@ def _worker(subject: Loaded, peer: Peer, options: PeerOptions) -> Method:
             "threads": torch.get_num_threads(),
             "eos": sorted(subject.target.eos_token_ids),
         },
-        promised=options.temperature == 0,
+        # Where an end token is ignored, llama-server draws another token instead of continuing after it.
+        promised=options.temperature == 0 and peer.library != "llama-server",
     )
 
 

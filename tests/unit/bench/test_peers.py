@@ -405,7 +405,9 @@ def test_the_engines_themselves_say_what_plain_decoding_says(tmp_path: Path, lib
     worker = worker_of(library, kind, Path(os.environ[variable]), {**LOAD, **more}, promised=True)
     try:
         found = worker.run(request(prompt, max_new_tokens=64))
-        assert found.outputs == [expected]
+        # Instead of an end token that is ignored, llama-server draws another.
+        same = expected.index(0) if library == "llama-server" else 64
+        assert found.outputs[0][:same] == expected[:same] and len(found.outputs[0]) == 64
         assert found.steps is not None and found.accepted == 64 - found.steps
         # llama-server drafts only behind long matches.
         assert (found.accepted == 0) == (kind == "plain") or library == "llama-server"
