@@ -1,15 +1,19 @@
-"""Speed by method as one SVG, from a result of ``outpace bench --json``.
+"""Speed by method as one SVG, from a result of ``outpace bench --json``; or a scaling law's tau.
 
     python benchmarks/picture.py benchmarks/RESULT.json --out docs/images/speed.svg
+    python benchmarks/picture.py benchmarks/SCALING.json ... --law --out docs/images/scaling.svg
 
 Each panel is a suite, or with ``--categories SUITE`` a category of its prompts; each bar is a method's speed
-relative to plain decoding, with its 95% interval. The background is transparent and all text a grey that is
-legible on white and on black. The output is deterministic.
+relative to plain decoding, with its 95% interval. With ``--law`` each panel is a result of ``outpace bench
+scaling``, and shows tokens per step (tau) by the floating point operations of a step, a line per N. The
+background is transparent and all text a grey that is legible on white and on black. The output is
+deterministic.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -29,6 +33,8 @@ Rows = dict[tuple[str, str, int], dict[str, Any]]
 
 INK = "#7d8590"  # at least 3.7 to 1 on white and on black
 OURS, PEER = "#0a84d6", "#d9822b"
+PER_N = (OURS, PEER, "#2da44e", "#a371f7", "#db61a2")
+LAW = "outpace bench scaling"  # the format of its results
 STYLE = {
     "svg.fonttype": "path",  # text as paths, which look the same everywhere
     "svg.hashsalt": "outpace",
@@ -107,18 +113,58 @@ def picture(file: Path, methods: list[str], out: Path, categories: str | None = 
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
 
 
+def law(files: list[Path], out: Path) -> None:
+    """Write the SVG of scaling laws: a panel per file.
+
+    Raises:
+        SystemExit: a file is not a result of ``outpace bench scaling``.
+    """
+    results = [json.loads(file.read_text("utf-8")) for file in files]
+    for file, result in zip(files, results, strict=True):
+        if not isinstance(result, dict) or result.get("format") != LAW:
+            raise SystemExit(f"{file} is no result of {LAW} --json")
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.6 * len(files), 3.4), layout="constrained")
+        panels = figure.subplots(1, len(files), sharey=True, squeeze=False)[0]
+        for axes, result in zip(panels, results, strict=True):
+            _draw_law(axes, result)
+        panels[0].set_ylabel("tokens per step (tau)")
+        figure.supxlabel("floating point operations of a step, times plain decoding's", fontsize=9)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+
+
+def _draw_law(axes: Axes, result: dict[str, Any]) -> None:
+    """Draw measured tau as dots on a line per N, and the fitted law's as a dashed one."""
+    ngrams = sorted({point["ngram"] for point in result["points"]})
+    for ngram, colour in zip(ngrams, PER_N, strict=False):
+        points = sorted((p for p in result["points"] if p["ngram"] == ngram), key=lambda p: p["flops"])
+        costs = [point["flops"] / result["plain_flops"] for point in points]
+        axes.plot(costs, [p["tau"] for p in points], "o-", color=colour, ms=4, lw=1.5, label=f"N = {ngram}")
+        axes.plot(costs, [p["predicted_tau"] for p in points], "--", color=colour, lw=0.8)
+    axes.set_xscale("log", base=2)
+    axes.set_title(f"{result['model']['name']}, {result['suite']}", fontsize=11)
+    axes.legend(frameon=False, fontsize=9, labelcolor=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def _speed(row: dict[str, Any] | None) -> float | None:
     return None if row is None else row["speedup"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("result", type=Path)
+    parser.add_argument("result", type=Path, nargs="+")
+    parser.add_argument("--law", action="store_true", help="results of outpace bench scaling, a panel each")
     parser.add_argument("--methods", default=METHODS, help="comma-separated names of rows, top to bottom")
     parser.add_argument("--categories", metavar="SUITE", help="one panel per category of this suite")
     parser.add_argument("--out", type=Path, default=Path("docs/images/speed.svg"))
     options = parser.parse_args()
-    picture(options.result, split_drafters(options.methods)[1:], options.out, options.categories)
+    if options.law:
+        return law(options.result, options.out)
+    if len(options.result) > 1:
+        parser.error("several results are for --law")
+    picture(options.result[0], split_drafters(options.methods)[1:], options.out, options.categories)
 
 
 if __name__ == "__main__":

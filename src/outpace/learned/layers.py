@@ -166,13 +166,11 @@ class Attention(nn.Module):
         batch, width, _ = states.shape
         queries = self.q_norm(self.q_proj(states).view(batch, width, self.heads, self.size)).transpose(1, 2)
         keys, values = store(*self.keys(states, angles))
+        # Heads that share keys become rows: no keys are copied, and one row per head is torch's slowest case.
         groups = self.heads // self.kv_heads
-        seen = F.scaled_dot_product_attention(
-            rotate(queries, angles),
-            keys.repeat_interleave(groups, dim=1) if groups > 1 else keys,
-            values.repeat_interleave(groups, dim=1) if groups > 1 else values,
-            attn_mask=mask,
-        )
+        rows = rotate(queries, angles).reshape(batch, self.kv_heads, groups * width, self.size)
+        seen = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask.repeat(1, 1, groups, 1))
+        seen = seen.reshape(batch, self.heads, width, self.size)
         out: Tensor = self.o_proj(seen.transpose(1, 2).reshape(batch, width, -1))
         return out
 

@@ -194,6 +194,14 @@ class Learned(nn.Module, ABC):
         """
         del counts
 
+    def begin_linearly(self, batches: Iterable[Batch]) -> None:
+        """Solve for the initial weights that have a closed form. By default does nothing.
+
+        Args:
+            batches: the texts to be learnt, once.
+        """
+        del batches
+
     def at_step(self, step: int, steps: int) -> None:
         """Prepare for update ``step`` of ``steps``, counted from 0. By default does nothing."""
         del step, steps

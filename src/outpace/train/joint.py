@@ -87,6 +87,9 @@ class Joint(Learned):
     def suit(self, counts: Tensor) -> None:
         self.module.suit(counts)
 
+    def begin_linearly(self, batches: Iterable[Batch]) -> None:
+        self.module.begin_linearly(batches)
+
     def at_step(self, step: int, steps: int) -> None:
         self._alone = step < round(self.lora.warmup * steps)
         self.module.at_step(step, steps)

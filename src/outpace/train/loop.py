@@ -154,6 +154,7 @@ def train(
     shared = settings.rows, settings.seed, settings.on_policy, earlier, processes.index, processes.count
     feed = Feed(module, rows, *shared, kept)
     if progress.step == 0:
+        module.begin_linearly(feed.each(rows))
         # Measured and saved before the first step: a trained module may not improve any further.
         log.write(_measure(feed, held_out, calibration, settings, progress, processes))
         if processes.first:

@@ -31,3 +31,16 @@ def test_a_panel_per_category_and_short_names(tmp_path: Path) -> None:
     assert draw["by_category"](rows, "other") == {}
     assert draw["label"]("lookahead:window=4,ngram=3,guesses=2") == "lookahead 4, 3, 2"
     assert draw["label"]("combined:(suffix)+(jacobi)") == "suffix + jacobi"
+
+
+def test_a_law_is_a_panel_per_result(tmp_path: Path) -> None:
+    draw = runpy.run_path(str(ROOT / "benchmarks" / "picture.py"))
+    result = ROOT / "benchmarks" / "2026-11-22-scaling-cpu.json"
+    for name, files in (("one", [result]), ("again", [result]), ("both", [result, result])):
+        draw["law"](files, tmp_path / f"{name}.svg")
+    one, again, both = ((tmp_path / f"{name}.svg").read_text() for name in ("one", "again", "both"))
+    assert one == again
+    # Per panel a dashed line per N, from 3 to 6.
+    assert one.count("stroke-dasharray") == 4 and both.count("stroke-dasharray") == 8
+    with pytest.raises(SystemExit, match="is no result of outpace bench scaling"):
+        draw["law"]([RESULT], tmp_path / "none.svg")

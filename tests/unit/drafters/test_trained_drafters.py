@@ -118,6 +118,25 @@ def test_training_lowers_the_loss_and_raises_acceptance(name: str) -> None:
     assert len(losses[0].acceptance) == DEPTHS[name]
 
 
+def test_a_linear_start_is_the_best_linear_map_and_a_layer_that_adds_nothing() -> None:
+    target = llama()
+    module = EagleModule.new(EagleConfig(version=1, linear_start=True), target).double()
+    torch.manual_seed(0)
+    texts = [Document(tuple(torch.randint(1, target.vocabulary, (40,)).tolist())) for _ in range(16)]
+    batch = read_batch(target, [texts[:8], texts[8:]], module.hidden_layers)
+    module.begin_linearly(iter([batch]))
+    (outputs,) = module.unroll(batch, 1)
+    where = batch.documents[:, 1:] == batch.documents[:, :-1]
+    before, after = batch.hidden[-1][:, :-1][where], batch.hidden[-1][:, 1:][where]
+    rows = torch.cat([target.embed(batch.tokens[:, 1:][where]), before], dim=-1)
+    best = torch.linalg.lstsq(torch.cat([rows, torch.ones(len(rows), 1)], dim=-1).double(), after.double())
+    fitted = torch.cat([module.fc.weight, module.fc.bias[:, None]], dim=1).T.double()
+    assert torch.allclose(outputs[where], module.fc(rows))
+    assert (fitted - best.solution).norm() < 0.05 * best.solution.norm()
+    with pytest.raises(OutpaceError, match="linear_start needs EAGLE-1"):
+        EagleConfig(linear_start=True)
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_decoding_accepts_what_the_replay_says(name: str) -> None:
     """Steps are those that the held-out figure foretells: caches, positions and masks are as in training, and

@@ -8,7 +8,7 @@ output replaces the feature of place r + 1, which the target has not computed ye
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -39,6 +39,7 @@ from outpace.targets.base import TargetModel
 # Layer of the drafter -> the function that stores its keys and values.
 Stores = Callable[[int], Store]
 
+_RIDGE = 1e-3  # of a least squares' diagonal, relative to it
 _TOKENS = 5  # tokens of a draft, if neither the user nor a file specifies the number
 
 
@@ -62,6 +63,8 @@ class EagleConfig(LayerConfig):
         steps: number of depths that training unrolls; by default 5, for EAGLE-1 1. See ``tokens``.
         decay: weight of each depth's loss, relative to the depth before.
         classification: weight of EAGLE-1's loss on tokens, relative to its regression on features.
+        linear_start: start EAGLE-1 from the linear map of feature and token that predicts the next feature
+            best (least squares over the texts), with a layer that changes nothing.
     """
 
     version: int = 3
@@ -77,6 +80,7 @@ class EagleConfig(LayerConfig):
     steps: int = 0
     decay: float = 0.8
     classification: float = 0.1
+    linear_start: bool = False
 
     def __post_init__(self) -> None:
         if self.version not in (1, 3):
@@ -86,6 +90,8 @@ class EagleConfig(LayerConfig):
         check_least("eagle", self, steps=0, draft_vocabulary=0, depth=1)
         if self.norm_before_fc and self.fc_norm:
             raise OutpaceError("eagle: norm_before_fc and fc_norm exclude each other; give one")
+        if self.linear_start and self.version != 1:
+            raise OutpaceError("eagle: linear_start needs EAGLE-1; leave it out, or train with version=1")
         for name in published.NORMS:
             if self.version == 1 and getattr(self, name):
                 raise OutpaceError(f"eagle: {name} needs EAGLE-3; leave it out, or train with version=3")
@@ -199,6 +205,32 @@ class EagleModule(Learned):
         if found is not None:
             matrix, _ = found
             self.lm_head.weight.copy_(matrix if self.drafted is None else matrix[self.drafted])
+
+    @torch.no_grad()
+    def begin_linearly(self, batches: Iterable[Batch]) -> None:
+        """Fit the map before the layers by least squares, and let each layer add nothing at first."""
+        if not self.config.linear_start:
+            return
+        inputs = self.fc.in_features + 1
+        squares = torch.zeros(inputs, inputs, dtype=torch.float64, device=self.fc.weight.device)
+        products = squares.new_zeros(inputs, self.fc.out_features)
+        for batch in batches:
+            where = (batch.documents[:, 1:] == batch.documents[:, :-1]) & (batch.documents[:, 1:] >= 0)
+            tokens = batch.tokens[:, 1:][where]
+            embedded = self.embed_tokens(tokens) if self.config.own_embeddings else self.target.embed(tokens)
+            states = batch.hidden[self.config.layers[0]].double()
+            before, after = states[:, :-1][where], states[:, 1:][where]
+            rows = torch.cat([embedded.double(), before, before.new_ones(len(before), 1)], dim=-1)
+            squares += rows.T @ rows
+            products += rows.T @ after
+        # Least squares alone are singular if there are fewer rows than inputs.
+        squares.diagonal().mul_(1 + _RIDGE).add_(_RIDGE)
+        solved = torch.linalg.solve(squares, products).T
+        self.fc.weight.copy_(solved[:, :-1])
+        self.fc.bias.copy_(solved[:, -1])
+        for name, weight in self.layers.named_parameters():
+            if name.endswith(("o_proj.weight", "o_proj.bias", "down_proj.weight")):
+                weight.zero_()
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
