@@ -181,7 +181,7 @@ class CausalTarget(TargetModel):
     def _line_of(self) -> Any:
         """A copy of ``_step`` for rows in a line; None if it does not take them, as a small forward shows."""
         attention = line_attention(self._step)
-        if not self._packs_lines or self.static or attention is None or untouchable(self.model):
+        if not self._packs_lines or self.static or attention is None or untouchable(self._step):
             return None
         line = exchange(self._step, lambda _: None, attention)
         nodes = max(5, 4 * self.row_step)  # so many that the line is shorter than the padded rows
