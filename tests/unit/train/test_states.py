@@ -118,8 +118,7 @@ def test_as_one_answer_ends_another_begins() -> None:
     in_turns = Counting()
     for start in range(0, len(prompts), 4):
         answer(in_turns, prompts[start : start + 4], params, together=4)
-    steps = [sum(set(rows) == {1} for rows in made.fed) for made in (target, in_turns)]
-    assert steps[0] < steps[1]
+    assert len(target.fed) < len(in_turns.fed)  # not only those of one row: chunks depend on measured times
 
 
 def test_a_target_whose_logits_are_not_its_heads_is_refused(tmp_path: Path) -> None:
