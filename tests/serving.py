@@ -22,6 +22,16 @@ from outpace.serve.service import Service
 
 T = TypeVar("T")
 STORY = [{"role": "user", "content": "Tell me a story about a dog."}]
+PERSON = {
+    "type": "object",
+    "properties": {
+        "favourite_colour": {"enum": ["red", "green"]},
+        "number_of_children": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
+    "required": ["favourite_colour", "number_of_children"],
+    "additionalProperties": False,
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
 LONG = {"messages": STORY, "max_tokens": 1900, "ignore_eos": True, "stream": True}
 
 

@@ -27,19 +27,9 @@ from outpace.core import OutpaceError, SamplingParams
 from outpace.engine.engine import Engine
 from outpace.targets import Target
 from outpace.targets.llamacpp.library import LlamaContext
-from serving import run, serving
+from serving import FORM, PERSON, run, serving
 
 PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)
-PERSON = {
-    "type": "object",
-    "properties": {
-        "favourite_colour": {"enum": ["red", "green"]},
-        "number_of_children": {"type": "integer", "minimum": 0, "maximum": 9},
-    },
-    "required": ["favourite_colour", "number_of_children"],
-    "additionalProperties": False,
-}
-FORM = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
 PROMPT = "Question: What is 2 + 3?\nAnswer:"
 
 

@@ -8,18 +8,8 @@ from typing import Any
 import pytest
 
 from outpace.serve.chat import _Call
-from serving import STORY, model, run, serving
+from serving import FORM, PERSON, STORY, model, run, serving
 
-PERSON = {
-    "type": "object",
-    "properties": {
-        "favourite_colour": {"enum": ["red", "green"]},
-        "number_of_children": {"type": "integer", "minimum": 0, "maximum": 9},
-    },
-    "required": ["favourite_colour", "number_of_children"],
-    "additionalProperties": False,
-}
-FORM = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
 WEATHER = {"type": "object", "properties": {"day": {"$ref": "#/$defs/day"}}, "required": ["day"]}
 WEATHER |= {"additionalProperties": False, "$defs": {"day": {"enum": ["today", "tomorrow"]}}}
 TOOLS = [

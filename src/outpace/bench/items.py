@@ -16,7 +16,7 @@ from outpace.files import read_line
 
 @dataclass(frozen=True)
 class Expected:
-    """What a right answer to a prompt is.
+    """The right answer to a prompt.
 
     Attributes:
         kind: "number", "program" or "overlap", as in ``bench/grading.py``.

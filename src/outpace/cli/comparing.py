@@ -285,7 +285,7 @@ def verdict(found: Seq[Comparison]) -> list[str]:
 
 
 def kept(engine: Engine) -> str:
-    """What a verifier that changes tokens preserves, as text."""
+    """The guarantee of a verifier that changes tokens, as text."""
     if engine.verifier.lossy:
         return f"the verifier {engine.verifier} changes the distribution of the output"
     return f"the verifier {engine.verifier} preserves the distribution of the output, not its tokens"

@@ -1,4 +1,4 @@
-"""What the rows of a generate() call are decoded from: an encoder's output, or prompts with images."""
+"""The sources of the rows of a generate() call: an encoder's output, or prompts with images."""
 
 from __future__ import annotations
 

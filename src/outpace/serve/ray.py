@@ -44,7 +44,7 @@ _SCOPE = {"type", "asgi", "http_version", "method", "scheme", "path", "raw_path"
 
 
 def _json(text: Any) -> Any:
-    """What the command line passes as a text of JSON."""
+    """The options that the command line passes as JSON."""
     return from_json(text) if isinstance(text, str) else text
 
 

@@ -1,4 +1,4 @@
-"""Which replica gets a request: those that begin alike share one, whose prefix cache has their beginning."""
+"""Choice of a replica: requests that begin alike share one, whose prefix cache has their beginning."""
 
 from __future__ import annotations
 

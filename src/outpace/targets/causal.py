@@ -184,7 +184,7 @@ class CausalTarget(TargetModel):
         if not self._packs_lines or self.static or attention is None or untouchable(self._step):
             return None
         line = exchange(self._step, lambda _: None, attention)
-        nodes = max(5, 4 * self.row_step)  # so many that the line is shorter than the padded rows
+        nodes = max(5, 4 * self.row_step)  # enough for the line to be shorter than the padded forward
         tree = Rows([node % 2 for node in range(nodes)], (-1, 0, 0, 1, 2, *range(4, nodes - 1)))
         cache = self.new_cache(slots=2, length=nodes)
         feeds = {cache.allocate(): tree, cache.allocate(): Rows([1])}

@@ -114,7 +114,7 @@ class MultimodalTarget(CausalTarget):
         return found
 
     def _captured(self, inputs: Mapping[str, Any], whole: bool) -> tuple[Tensor | None, dict[str, Any]]:
-        """What the model gives its language model for a prompt, and, if ``whole``, the logits after it."""
+        """The language model's inputs for a prompt and, if ``whole``, the logits after it."""
         ours = threading.get_ident()
         given: dict[str, Any] = {}
 

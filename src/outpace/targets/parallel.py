@@ -325,7 +325,7 @@ class ParallelTarget(WrappedTarget):
 
 
 def _part(missed: Sequence[int], rows: Rows, root: int, nodes: Sequence[int] | None) -> _Fed:
-    """What a rank feeds of a slot's rows, whose draft begins after the root's row.
+    """The rows of a slot that a rank feeds, whose draft begins after the root's row.
 
     Args:
         nodes: of the draft, closed under ancestors; None for all.

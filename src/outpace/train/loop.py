@@ -216,7 +216,7 @@ def _check(
 
 
 def _learnt(rows: Seq[Row], vocabulary: int) -> Tensor:
-    """How often each token is to be learnt, [vocabulary]."""
+    """Number of times that each token is to be learnt, [vocabulary]."""
     tokens = [token for row in rows for document in row for token in document.tokens[document.prompt :]]
     return torch.tensor(tokens, dtype=torch.long).bincount(minlength=vocabulary)
 
