@@ -32,8 +32,8 @@ from outpace.sampling import Key
 from outpace.sequence import Sequence as Text
 
 # Milliseconds of a step by nodes verified: the embedded model in float32 on two cores of an Intel Xeon, and
-# SmolLM2-135M in float32 (whose second row is dear) and bfloat16 (whose first rows cost nothing) on a core of
-# an AMD EPYC with AVX-512, interpolated.
+# SmolLM2-135M in float32 (whose second row is expensive) and bfloat16 (whose first rows cost nothing) on a
+# core of an AMD EPYC with AVX-512, interpolated.
 STEPS = {
     "nano": (2.3, 2.99, 2.92, 3.24, 3.33, 3.45, 3.6, 3.84, 3.9, 4.1, 4.15, 4.21, 4.87, 5.0, 5.1, 5.1, 5.37),
     "smollm2-float32": (72, *(96,) * 7, 98, 101, 104, 107, 110, 112, 115, 118, 122),

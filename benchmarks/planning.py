@@ -1,4 +1,4 @@
-"""Expected steps of Llama shapes on machines that were not at hand: arithmetic on the figures named below.
+"""Expected steps of Llama shapes on machines that were not available: arithmetic on the figures named below.
 
     python benchmarks/planning.py
 
@@ -63,7 +63,7 @@ TELLING = 0.2e-3  # seconds of telling tokens over gloo, inside a machine
 
 
 def seconds(model: Model, gpu: Gpu, gpus: int, rows: int) -> float:
-    """Of a step."""
+    """Seconds of a step."""
     read = model.weights / (gpus * gpu.bandwidth * BANDWIDTH_SHARE)
     computed = 2 * model.parameters * rows / (gpus * gpu.operations * OPERATION_SHARE)
     telling = 0.0
@@ -74,7 +74,7 @@ def seconds(model: Model, gpu: Gpu, gpus: int, rows: int) -> float:
 
 
 def fits(model: Model, gpu: Gpu, gpus: int) -> bool:
-    """With a fifth of the memory left for keys, values and activations."""
+    """True if a model fits with a fifth of the memory left for keys, values and activations."""
     return model.weights <= 0.8 * gpu.memory * gpus
 
 

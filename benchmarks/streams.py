@@ -5,7 +5,7 @@
 Engines of one model, one plain and one per drafter, decode the same prompts (GSM8K, HumanEval, turns of
 Spec-Bench in turn), as many at once as there are streams, each replaced when it ends. Outputs have a half
 to one and a half times ``--tokens``: equal ones would end together in plain decoding alone, whose next
-prompts are then read in large chunks. Steps alternate, so that other load meets all of them. Printed as
+prompts are then read in large chunks. Steps alternate, so that other load affects all of them. Printed as
 JSON: processor milliseconds per token, and plain decoding's divided by them, over all steps (prompts
 included) and over the steps in which no prompt is read.
 """

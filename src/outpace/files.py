@@ -13,7 +13,7 @@ def read_line(line: str) -> Any:
     """The value of a line.
 
     Raises:
-        OutpaceError: it is no JSON, or contains an unpaired surrogate; the message does not say where.
+        OutpaceError: it is not JSON, or contains an unpaired surrogate; the message does not say where.
     """
     try:
         value = json.loads(line)
@@ -47,7 +47,7 @@ def beside(path: Path) -> Path:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file beside its path and move it there, so that a reader never meets half a file.
+    """Write a file beside its path and move it there, so that a reader never sees a partial file.
 
     Raises:
         OutpaceError: it cannot be written.

@@ -1,4 +1,4 @@
-"""The target's logits at the nodes of a draft, and what stands in for them where a process has none."""
+"""The target's logits at the nodes of a draft, and their substitute in a process that has none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from outpace.core import OutpaceError
 
 TOKENS_ONLY = (
-    "ranks that share drafts tell the target's tokens alone, not its logits: use verifier='match' without "
+    "ranks that share drafts exchange the target's tokens, not its logits: use verifier='match' without "
     "logits processors and logprobs, or one rank"
 )
 

@@ -15,7 +15,7 @@ _SETTINGS = (
     *("max_new_tokens", "temperature", "top_p", "seed", "repeats", "verifier", "adaptive", "ends", "limit"),
     "assistant",
 )
-_ABSENT = {"top_p": 1.0}  # what files mean that were written before a setting existed
+_ABSENT = {"top_p": 1.0}  # the values that applied before a setting existed
 
 
 @dataclass(frozen=True)

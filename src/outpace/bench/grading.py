@@ -30,7 +30,7 @@ from outpace.loading import Loaded
 _WORKER = Path(__file__).parent / "workers" / "program_worker.py"
 _SECONDS, _WALL, _MEMORY = 5, 20, 1 << 30
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-# A model that continues a text goes on with the next question.
+# A model that continues a text continues with the next question.
 _NEXT_QUESTION = re.compile(r"\n\s*Question:")
 # Where a completion leaves the function (Chen et al. 2021, section 2.1).
 _FUNCTION_ENDS = re.compile(r"\n(?=class |def |#|if |print|@|```|assert )")
@@ -120,7 +120,7 @@ def _number(item: Item, expected: Expected, text: str) -> float:
 
 
 def last_number(text: str) -> Decimal | None:
-    """The last number of a text, up to the next question of a text that goes on; None if there is none."""
+    """The last number of a text, up to the next question if the text continues; None if there is none."""
     found = _NUMBER.findall(_NEXT_QUESTION.split(text, maxsplit=1)[0])
     try:
         return Decimal(found[-1].replace(",", "")) if found else None

@@ -37,7 +37,7 @@ class Item:
         chat: the turns form a conversation, with the model's answers between them.
         references: texts that the output may repeat.
         ends: an end-of-sequence token ends the output, which is as long as the text it repeats.
-        expected: what a right answer is, to grade answers by; of a conversation the first.
+        expected: the right answer, for grading; of a conversation, the first one.
     """
 
     id: str

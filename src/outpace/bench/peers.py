@@ -241,7 +241,7 @@ def python_of(library: str, environment: Path | None) -> Path:
     if environment.is_dir() and os.name == "nt":
         python = environment / "Scripts" / "python.exe"
     if not python.is_file():
-        raise OutpaceError(f"{environment} is no environment: there is no {python}; {remedy}")
+        raise OutpaceError(f"{environment} is not an environment: there is no {python}; {remedy}")
     probe = f"import importlib.util as u, sys; sys.exit(u.find_spec({_MODULE[library]!r}) is None)"
     try:
         done = subprocess.run([python, "-c", probe], capture_output=True, check=False, timeout=60)

@@ -125,7 +125,7 @@ def load_public(name: str, data: Path | None) -> Suite:
         return _read(name, wanted, _from_hub(name, wanted), str(wanted.hub["path"]))
     folder = given.expanduser()
     if not folder.is_dir():
-        raise OutpaceError(f"no such folder: {folder}; it was to hold the prompts of {name}")
+        raise OutpaceError(f"no such folder: {folder}; it should contain the prompts of {name}")
     found = next((file for pattern in wanted.files for file in sorted(folder.glob(pattern))), None)
     if found is None:
         raise OutpaceError(
@@ -154,7 +154,7 @@ def _from_hub(name: str, wanted: PublicSet) -> Iterable[Value]:
     remedy = f"give --data DIR or OUTPACE_DATA, a folder with {wanted.files[0]}"
     if find_spec("datasets") is None:
         raise OutpaceError(
-            f"the suite {name} is not at hand: {remedy}; or install outpace[datasets] to fetch it from the "
+            f"the suite {name} is not available: {remedy}; or install outpace[datasets] to fetch it from the "
             "Hugging Face hub"
         )
     from datasets import load_dataset

@@ -96,11 +96,11 @@ def read_rows(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str, int], di
         found = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise OutpaceError(
-            f"{file} is no benchmark's JSON ({error}); outpace bench --json {file} writes one"
+            f"{file} is not a benchmark's JSON ({error}); outpace bench --json {file} writes one"
         ) from None
     if not isinstance(found, dict) or found.get("format") != FORMAT or found.get("version") != VERSION:
         raise OutpaceError(
-            f"{file} is no benchmark's JSON of this version; outpace bench --json {file} writes one"
+            f"{file} is not a benchmark's JSON of this version; outpace bench --json {file} writes one"
         )
     try:
         _check(found)

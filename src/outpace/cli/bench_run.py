@@ -212,7 +212,7 @@ def _measure_all(chosen: Plan, model: Loaded) -> Record:
         fits = fitting(model, suite, tokens)
         if fits.left_out:
             notes.append(
-                f"{suite.name}: {counted(fits.left_out)} left out, too long for the model or not there"
+                f"{suite.name}: {counted(fits.left_out)} left out, too long for the model or missing"
             )
         suites.append(fits.first(chosen.limit))
     assistant = chosen.assistant
@@ -221,7 +221,7 @@ def _measure_all(chosen: Plan, model: Loaded) -> Record:
     options = PeerOptions(
         assistant, chosen.gguf, model.target.context or PeerOptions.length, chosen.settings.temperature
     )
-    with screen.busy("making the methods ready ..."):
+    with screen.busy("preparing the methods ..."):
         methods = make_methods(
             model,
             chosen.drafters,
@@ -298,7 +298,7 @@ def _of_batch(methods: Seq[Method], batch: int, notes: list[str]) -> list[Method
 
 def _roof(model: Loaded, notes: list[str]) -> Roof | None:
     if model.target.model is None:
-        notes.append("no roof is known of a model that transformers does not run")
+        notes.append("no roof is known for a model that transformers does not run")
         return None
     if model.target.quantised:
         notes.append(
@@ -306,7 +306,7 @@ def _roof(model: Loaded, notes: list[str]) -> Roof | None:
         )
         return None
     if model.target.has_encoder:
-        notes.append("no roof is known of an encoder-decoder model")
+        notes.append("no roof is known for an encoder-decoder model")
         return None
     with screen.busy("measuring the machine ..."):
         try:
@@ -317,7 +317,7 @@ def _roof(model: Loaded, notes: list[str]) -> Roof | None:
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
-            notes.append("no roof was measured: out of memory")
+            notes.append("the roof was not measured: out of memory")
             return None
     if found.work is None:
         notes.append(EXPERTS)

@@ -115,7 +115,7 @@ def steps(rows: Seq[Row]) -> Table:
 def latencies(rows: Seq[Row]) -> Table:
     """Table of the times between tokens and of the loop."""
     table = _table(
-        "milliseconds between tokens, and of a turn of the loop; variances in their squares",
+        "milliseconds between tokens and per loop iteration; variances in square milliseconds",
         *("mean", "variance", "p50", "p90", "p99", "loop", "variance"),
     )
     for row in rows:

@@ -64,7 +64,7 @@ def _third_party() -> Iterator[dict[str, Any]]:
         package = package_of(entry)
         try:
             if name in DRAFTERS:
-                raise OutpaceError(f"outpace has its own drafter {name!r}; name this one {entry.value}")
+                raise OutpaceError(f"outpace has its own drafter {name!r}; select this one as {entry.value}")
             yield _entry(name, package, load_class("drafter", entry, Drafter))
         except OutpaceError as error:
             empty = {"summary": "", "paper": "", "options": []}

@@ -71,7 +71,7 @@ def search(
         if out.suffix != ".json":
             raise OutpaceError(f"--out must end in .json, which distinguishes files from layers; not {out}")
         check_out(out, overwrite)
-    with screen.busy("getting ready ..."):
+    with screen.busy("preparing ..."):
         from outpace.cli.train_run import table
         from outpace.train.skipping import Measure, find_skipped_layers
     if measure not in get_args(Measure):

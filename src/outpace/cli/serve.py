@@ -178,7 +178,7 @@ def _banner(service: Service, address: str, keys: int, began: float) -> None:
     screen.note(f"  API       {address}/v1")
     screen.note(f"  page      {address}/")
     screen.note(f"  drafters  {', '.join(service.drafters)}")
-    screen.note(f"  keys      {keys or 'none: anyone may ask'}")
+    screen.note(f"  keys      {keys or 'none: requests need no key'}")
     screen.note(f"  ready after {time.monotonic() - began:.1f} s; Ctrl-C ends it", style="dim")
 
 

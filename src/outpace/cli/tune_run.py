@@ -124,7 +124,7 @@ def run(chosen: Plan, model: Loaded) -> Found | None:
     """
     fits = fitting(model, chosen.suite, chosen.settings.max_new_tokens)
     if fits.left_out:
-        screen.note(f"{fits.name}: {counted(fits.left_out)} left out, too long for the model or not there")
+        screen.note(f"{fits.name}: {counted(fits.left_out)} left out, too long for the model or missing")
     seen, unseen = _apart(fits.first(chosen.limit), chosen)
     with Interrupt() as interrupt, bar(max(1, round(chosen.budget)), "seconds") as progress:
         clock = _Seconds(progress, round(chosen.budget))

@@ -53,7 +53,7 @@ def find(given: str | Path, method: str = "eagle") -> Path:
 
 
 def config_of(folder: str | Path) -> dict[str, Any]:
-    """The config.json of a folder; empty if there is none or it is no JSON object."""
+    """The config.json of a folder; empty if there is none or it is not a JSON object."""
     path = Path(folder) / "config.json"
     if not path.is_file():
         return {}

@@ -46,14 +46,14 @@ def load(
 
     Raises:
         OutpaceError: the model cannot be loaded; the message gives the reason and the remedy.
-        UnsupportedModel: it is not a language model of a kind that is asked for, or fails the target's
+        UnsupportedModel: it is not a language model of a supported kind, or fails the target's
             self-test.
         RanksLost: one of several processes has failed.
     """
     if name is not None and is_gguf(name):
         return _load_gguf(name, dtype, device, trust_remote_code, llamacpp, quantise)
     if llamacpp:
-        raise OutpaceError(f"--llamacpp is for .gguf files, and {shown_name(name)} is none; leave it out")
+        raise OutpaceError(f"--llamacpp is for .gguf files, and {shown_name(name)} is not one; leave it out")
     check_rounding(quantise)
     check_needs(name, needs_of_name(name, dtype, device, trust_remote_code), device)
     if isinstance(device, Shared):
@@ -68,8 +68,8 @@ def _load_gguf(
     place = "--device-map" if isinstance(device, Spread) else "--device"
     for given, option, remedy in (
         (dtype != "auto", "--dtype", "weights have the types they have in the file"),
-        (device not in (None, "cpu"), place, "say --llamacpp n_gpu_layers=-1 for all layers on the GPU"),
-        (trust, "--trust-remote-code", "a GGUF file holds no code"),
+        (device not in (None, "cpu"), place, "give --llamacpp n_gpu_layers=-1 for all layers on the GPU"),
+        (trust, "--trust-remote-code", "a GGUF file contains no code"),
         (quantise is not None, "--quantise", "weights have the types they have in the file"),
     ):
         if given:

@@ -73,7 +73,7 @@ class DenseRetriever:
     def search(self, queries: Sequence[Vector], count: int) -> list[list[int]]:
         if self._candidates < min(count, len(self._vectors)):
             raise OutpaceError(
-                f"{count} documents are asked for, but only {self._candidates} are candidates; "
+                f"{count} documents are requested, but only {self._candidates} are candidates; "
                 "make the retriever with more candidates"
             )
         _, named = self._index.search(np.stack(queries), self._candidates)

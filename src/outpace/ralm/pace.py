@@ -1,7 +1,7 @@
 """The speculation stride: how many blocks to guess before asking the knowledge base, from measured times.
 
 OS3, the optimal speculation stride scheduler of RaLMSpec (Zhang et al. 2024, section 3.3): choose the stride
-with the highest expected progress per second. What differs from the paper: a round always queries one block
+with the highest expected progress per second. Differences from the paper: a round always queries one block
 more than it has speculated, so a stride of s makes 1 to s + 1 blocks of progress, and 0 is allowed; the
 search time may grow with the number of queries; the hit rate starts at one half instead of being capped.
 """

@@ -82,7 +82,7 @@ class Admission:
         """
         most = self.limits.choices
         if choices > most:
-            raise Refused(400, f"{choices} choices are more than the {most} that there is room for", "n")
+            raise Refused(400, f"{choices} choices exceed the maximum of {most}", "n")
         if self.inside + choices > most:
             self._metrics.refused("overload")
             message = f"the server is full: {self.inside} of {most} choices are running or waiting"

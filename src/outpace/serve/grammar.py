@@ -103,7 +103,7 @@ class Grammar:
     def _follow(self, new: list[int]) -> None:
         self._read += len(new)
         if new and not (self._matcher.is_stopped() or self._matcher.consume_tokens(new)):
-            raise OutpaceError(f"the grammar cannot go on: {self._matcher.get_error().strip()}")
+            raise OutpaceError(f"the grammar cannot continue: {self._matcher.get_error().strip()}")
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Exclude the tokens that the grammar does not allow next from scores [1, vocabulary]."""

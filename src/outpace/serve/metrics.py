@@ -41,7 +41,7 @@ class Metrics:
         self._gauge("kv_cache_usage_perc", "Share of the memory for keys and values in use.", memory)
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens read.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens emitted.")
-        self._prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked for in the cache.")
+        self._prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the cache.")
         self._prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the cache.")
         self._finished = self._counter("request_success", "Sequences that ended.", "finished_reason")
         self._refused = self._counter("requests_refused", "Requests refused.", "reason")
@@ -51,10 +51,10 @@ class Metrics:
         self._positions = self._counter(
             "spec_decode_num_accepted_tokens_per_pos", "Accepted drafts by depth.", "drafter", "position"
         )
-        self.first_token = self._histogram("time_to_first_token_seconds", "Until the first token.")
-        self.between = self._histogram("inter_token_latency_seconds", "Between tokens.")
-        self.whole = self._histogram("e2e_request_latency_seconds", "Of a sequence, queue included.")
-        self.queued = self._histogram("request_queue_time_seconds", "Until the batch was joined.")
+        self.first_token = self._histogram("time_to_first_token_seconds", "Seconds to the first token.")
+        self.between = self._histogram("inter_token_latency_seconds", "Seconds between tokens.")
+        self.whole = self._histogram("e2e_request_latency_seconds", "Seconds of a sequence, queue included.")
+        self.queued = self._histogram("request_queue_time_seconds", "Seconds to join the batch.")
 
     def _gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         gauge = Gauge(f"outpace:{name}", text, ["model_name"], registry=self._registry)

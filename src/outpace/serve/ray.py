@@ -55,7 +55,7 @@ class Config(BaseModel):
         model, drafter, dtype, trust_remote_code: as for ``outpace serve``.
         name: name of the model in requests; by default its own name.
         models: name in requests -> model, in place of ``model``, for several; in JSON on a command line. A
-            replica loads one when it is first asked for.
+            replica loads one on its first request.
         loaded: maximum number of models in a replica; the least recently used one is unloaded.
         api_keys: keys, separated by commas, one of which each request must send; empty accepts all requests.
         max_running, max_waiting, max_wait, memory, prefix_cache: limits of each replica, as for
@@ -206,7 +206,7 @@ class Entry:
         Raises:
             Refused: there is no such model.
         """
-        if len(self._names) == 1:  # its app knows what it is called
+        if len(self._names) == 1:  # its app checks the name
             return self._names[0]
         if path == "/v1/models":
             return None

@@ -98,7 +98,7 @@ class Service:
         if self.engine.failed is not None:
             raise Refused(503, "the engine has failed; restart the server", code="engine_failed")
         if self.draining:
-            raise later(503, "the server is shutting down; ask another one", "draining", 1)
+            raise later(503, "the server is shutting down; use another one", "draining", 1)
 
     def admit(self, choices: int) -> Ticket:
         """Reserve room for choices.

@@ -39,12 +39,12 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
     """
     if isinstance(model, TargetModel):
         if options:
-            raise OutpaceError(f"a target is made already; its options ({', '.join(options)}) come too late")
+            raise OutpaceError(f"a target's options are given when it is made: {', '.join(options)}")
         return model
     if isinstance(model, str | Path):
         if not is_gguf(model):
             raise UnsupportedModel(
-                f"{str(model)!r} is no GGUF file; pass a loaded model, or use outpace.load(name)"
+                f"{str(model)!r} is not a GGUF file; pass a loaded model, or use outpace.load(name)"
             )
         from outpace.targets.llamacpp import LlamaCppTarget
 

@@ -46,7 +46,7 @@ class Rows:
 
     def __post_init__(self) -> None:
         if self.fed and self.parents is None:
-            raise ValueError("rows that go on with a tree need their parents")
+            raise ValueError("rows that continue a tree need their parents")
 
     @classmethod
     def under(cls, text: Sequence[int], draft: Draft, asked: Tree | None = None) -> Rows:
@@ -101,7 +101,7 @@ class Output:
             ValueError: none were requested.
         """
         if self.logits is None:
-            raise ValueError("no logits were wanted of this forward")
+            raise ValueError("no logits were requested from this forward")
         return self.logits[self.spans[slot]]
 
     def hidden_of(self, slot: Slot, first: int, count: int) -> dict[int, Tensor]:
@@ -274,7 +274,7 @@ class TargetModel(ABC):
             OutpaceError: the number is not known.
         """
         raise OutpaceError(
-            f"{_kind(self)} does not say how many layers it has; name those to read, or use another drafter"
+            f"{_kind(self)} does not state how many layers it has; name those to read, or use another drafter"
         )
 
     @property
@@ -354,7 +354,7 @@ class TargetModel(ABC):
 
         Args:
             tokens, positions: [B, N].
-            seen: which rows each row sees, [B, N, N], boolean.
+            seen: the rows that each row attends to, [B, N, N], boolean.
 
         Raises:
             OutpaceError: the target cannot be trained.
@@ -409,7 +409,7 @@ class TargetModel(ABC):
             OutpaceError: a layer does not exist. UnsupportedModel: the model is not a plain stack of layers.
         """
         raise UnsupportedModel(
-            f"a {type(self).__name__} is no plain stack of layers, so none of them can be left out; use "
+            f"a {type(self).__name__} is not a plain stack of layers, so none of them can be left out; use "
             "another drafter"
         )
 

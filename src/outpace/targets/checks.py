@@ -91,11 +91,11 @@ def why_not_exact(model: Any, exact: bool | Literal["auto"]) -> str:
         return why
     attention = model.config.get_text_config(decoder=True)._attn_implementation
     if attention not in ("sdpa", "eager"):
-        return f"it runs on an attention of its own, {attention!r}"
+        return f"it uses its own attention, {attention!r}"
     if model.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"sums over {model.dtype} would need a wider type"
     if exact == "auto" and model.dtype == torch.float32:
-        return "float32 flips so seldom that exact='auto' leaves it as it is"
+        return "near-ties flip so rarely in float32 that exact='auto' leaves it unchanged"
     return ""
 
 

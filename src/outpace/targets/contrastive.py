@@ -1,12 +1,12 @@
 """Contrastive decoding as a target: an expert's logits contrasted with an amateur's (Li et al. 2022).
 
 The contrast is a function of two rows of logits, so it is made where logits are made: this target runs both
-models over the same rows, and whatever decodes with a target decodes contrastively, with every drafter and
+models over the same rows, so all that decodes with a target decodes contrastively, with every drafter and
 verifier. Plain contrastive decoding is the drafter that proposes nothing; speculative contrastive decoding
 (Yuan et al. 2023, arXiv 2311.08981, section 3) is ``DraftModel(amateur)``: the amateur drafts, the contrast
 decides.
 
-What differs from Yuan et al.: they keep the amateur's logits from drafting, and run it once more, over the
+Differences from Yuan et al.: they keep the amateur's logits from drafting, and run it once more, over the
 last drafted token, for the bonus token's. Here drafting and contrasting know nothing of each other, and the
 contrast's own forward of the amateur is over the whole draft. With K drafted tokens both make K + 1 forwards
 of the amateur and one of the expert; theirs can spare one in steps that reject a token.

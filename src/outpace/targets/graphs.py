@@ -38,7 +38,7 @@ class Runner(ABC):
         """A function that repeats ``forward`` on the same tensors.
 
         Args:
-            forward: reads and writes tensors that stay where they are, and reads nothing on the host. It may
+            forward: reads and writes tensors at fixed addresses, and reads nothing on the host. It may
                 be called more than once: it writes the same rows again.
         """
 
@@ -72,7 +72,7 @@ class CudaGraphs(Runner):
             with torch.cuda.stream(self._stream):
                 forward()  # compilers, autotuners and libraries set themselves up outside the graph
             try:
-                # Other threads may go on using the device meanwhile.
+                # Other threads may continue to use the device meanwhile.
                 with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                     made = forward()
             except torch.OutOfMemoryError:  # which the engine handles

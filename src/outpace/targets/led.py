@@ -202,7 +202,7 @@ class LedTarget(WrappedTarget):
     ) -> Output:
         own = own_cache(self, cache, LedCache)
         calls = list(self._calls)
-        del self._calls[: len(calls)]  # one that is noted meanwhile, as a cache goes, waits
+        del self._calls[: len(calls)]  # one that is noted meanwhile, when a cache is freed, is sent later
         sent = [_Feed.of(slot, rows) for slot, rows in feeds.items()]
         with self.ranks.telling(_Forward(calls, own.number, sent, logits_from, tuple(hidden_layers))):
             return self.inner.forward(own.inner, feeds, logits_from, hidden_layers)

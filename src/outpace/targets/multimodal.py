@@ -24,7 +24,7 @@ from outpace.targets.checks import family
 from outpace.targets.inputs import positions_of
 from outpace.targets.self_test import agree
 
-# What a language model may be given for a prompt besides flags; it must not need anything else of it.
+# Arguments of a language model for a prompt, besides flags; it must not need any others.
 _KNOWN = {"inputs_embeds", "position_ids", "attention_mask", "past_key_values", "cache_position"}
 _PLAIN = (bool, int, float, str)
 
@@ -196,7 +196,7 @@ class MultimodalTarget(CausalTarget):
 
 
 class _Enough(Exception):
-    """Ends a forward once the language model's inputs are known."""
+    """The end of a forward once the language model's inputs are known."""
 
 
 def _on(device: torch.device, value: Any) -> Any:
@@ -204,7 +204,7 @@ def _on(device: torch.device, value: Any) -> Any:
 
 
 def _harmless(value: Any) -> bool:
-    """True for what says how to run a model, not on what."""
+    """True for an argument that controls how a model runs, not its input."""
     return value is None or isinstance(value, _PLAIN) or (isinstance(value, Mapping) and not value)
 
 

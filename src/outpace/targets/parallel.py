@@ -34,11 +34,11 @@ from outpace.targets.base import Output, Rows, TargetModel, own_cache
 from outpace.tree import children, path_to
 
 _UNTOLD = -2  # less than every token, and than NO_TOKEN
-_MOST = 0.8  # of the nodes, that the busiest rank may feed where drafts are shared
+_MOST = 0.8  # maximum share of the nodes that the busiest rank feeds if drafts are shared
 
 
 class Peers(Protocol):
-    """The processes that share drafts: ``Ranks``, or what a test puts in their place.
+    """The processes that share drafts: ``Ranks``, or a test's substitute.
 
     Attributes:
         rank: this process's rank, from 0.
@@ -105,10 +105,10 @@ class _Fed:
 
     Attributes:
         tokens: its rows, as one process would feed them.
-        place: row -> which row of this rank's own feed it is.
-        nodes: of the draft, that are among them.
-        rows: this rank's own feed: what it missed, the text up to the root, its share.
-        head: rows of it before the root.
+        place: row -> its row in this rank's own feed.
+        nodes: the draft's nodes among them.
+        rows: this rank's own feed: the rows that it missed, the text up to the root, its share.
+        head: number of its rows before the root.
     """
 
     tokens: Sequence[int]
@@ -235,7 +235,7 @@ class ParallelTarget(WrappedTarget):
         if hidden_layers or (logits_from is not None and not all(rows.asked for rows in feeds.values())):
             raise OutpaceError(TOKENS_ONLY)
         if any(rows.fed for rows in feeds.values()):
-            raise OutpaceError("a tree that goes in over several forwards is not shared between ranks")
+            raise OutpaceError("a tree that is fed over several forwards is not shared between ranks")
         whole = sum(len(rows.tokens) for rows in feeds.values())
         dealt = None if logits_from is None or whole < self.least else self._deal(feeds, logits_from)
         shares = dealt is not None
@@ -274,7 +274,7 @@ class ParallelTarget(WrappedTarget):
     def _tell(
         self, output: Output, fed: Mapping[Slot, _Fed], trees: Mapping[Slot, Tree], first: int, shares: bool
     ) -> dict[Slot, Told]:
-        """The target's tokens at all nodes, of all ranks; without ``shares`` those of this one's own."""
+        """The target's tokens at all nodes, of all ranks; without ``shares`` at this rank's own nodes."""
         plain = all(tree.processor.plain for tree in trees.values())
         tables = {}
         for slot, tree in trees.items():

@@ -36,7 +36,7 @@ class Placement:
 
     @contextmanager
     def during(self, places: Tensor) -> Iterator[None]:
-        """Around the model's forward."""
+        """Context around the model's forward."""
         yield
 
     def mask(
@@ -64,7 +64,7 @@ def placement_of(model: PreTrainedModel) -> Placement:
     biased = [m for m in decoder.modules() if getattr(m, "has_relative_attention_bias", False)]
     if len(biased) == 1 and hasattr(biased[0], "_relative_position_bucket"):
         return ByBias(biased[0], model.dtype)
-    many = "a position bias of each layer's own" if len(biased) > 1 else "positions that nothing can set"
+    many = "a position bias of each layer's own" if len(biased) > 1 else "positions that cannot be set"
     raise UnsupportedModel(f"{family(model)} has {many}, so a tree cannot be placed")
 
 

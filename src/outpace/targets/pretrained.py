@@ -1,4 +1,4 @@
-"""Draft models and tokenizers by name: loaded once, shared by all engines that name them, while one does."""
+"""Draft models and tokenizers by name: loaded once, and shared by the engines that name them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import torch
 from outpace.core import OutpaceError, UnsupportedModel, out_of_memory
 from outpace.targets import Target, TargetModel, is_gguf
 
-# (path, dtype, device) -> the model; it goes when the last engine with it goes.
+# (path, dtype, device) -> the model; freed with the last engine that uses it.
 _LOADED: weakref.WeakValueDictionary[tuple[str, str, str], TargetModel] = weakref.WeakValueDictionary()
 
 
 def load_model(model: Any, target: TargetModel, device: str | None = None) -> TargetModel:
-    """A draft model as a target: one that is loaded as it is, one that is named in the target's dtype.
+    """A draft model as a target: a loaded one unchanged, a named one in the target's dtype.
 
     Engines that name one model share its weights.
 
     Args:
-        device: of one that is named; None for the target's.
+        device: device of a named one; None for the target's.
 
     Raises:
         OutpaceError: transformers cannot load it, or the device cannot be used here.
@@ -51,10 +51,10 @@ def load_model(model: Any, target: TargetModel, device: str | None = None) -> Ta
 
 
 def _without_encoder(model: TargetModel) -> TargetModel:
-    """A draft model reads the text alone: nothing hands it a source.
+    """Refuse a draft model with an encoder: draft models read the text alone, without a source.
 
     Raises:
-        UnsupportedModel: it needs one.
+        UnsupportedModel: it has an encoder.
     """
     if model.has_encoder:
         raise _with_encoder(type(model.model).__name__)
@@ -69,7 +69,7 @@ def _with_encoder(name: str) -> UnsupportedModel:
 
 
 def read_model(name: str, **options: Any) -> Any:
-    """A transformers model of one's own, in evaluation mode, on the CPU.
+    """Load a transformers model, in evaluation mode, on the CPU.
 
     Args:
         options: of ``from_pretrained``.
@@ -94,8 +94,8 @@ def refuse_incomplete(info: Mapping[str, Any], shown: str) -> None:
     """Refuse a model without some of its weights: transformers would put random numbers there, and only warn.
 
     Args:
-        info: what ``from_pretrained`` returns with ``output_loading_info``.
-        shown: what the model is called.
+        info: the ``output_loading_info`` of ``from_pretrained``.
+        shown: the model's name for messages.
 
     Raises:
         OutpaceError: weights are missing; the message names some.
@@ -103,7 +103,7 @@ def refuse_incomplete(info: Mapping[str, Any], shown: str) -> None:
     missing = sorted(info["missing_keys"])
     if missing:
         raise OutpaceError(
-            f"cannot load {shown}: its weights are not complete; missing are {', '.join(missing[:3])}"
+            f"cannot load {shown}: its weights are incomplete; missing are {', '.join(missing[:3])}"
             + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         )
 
@@ -116,11 +116,11 @@ def _read(kind: Any, name: str, **options: Any) -> Any:
 
 
 def load_tokenizer(given: Any, model: Any, needed: bool) -> Any:
-    """A tokenizer that was given, by name or as an object, otherwise the one that lies beside a model.
+    """A tokenizer that was given, by name or as an object, otherwise the one in a model's folder.
 
     Args:
-        model: the model's name or path; or a target, whose transformers model knows where it came from.
-        needed: whether to ask the hub, and to fail where there is none; else a folder on disk will do.
+        model: the model's name or path; or a target, whose transformers model has its name.
+        needed: whether to query the hub, and to fail if there is none; otherwise only a folder is read.
 
     Raises:
         OutpaceError: transformers cannot load it.

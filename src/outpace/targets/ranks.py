@@ -149,7 +149,7 @@ class Ranks:
                 if time.monotonic() - self._latest >= pause:
                     try:
                         self._send(_IDLE)
-                    except Exception as error:  # told at the next step
+                    except Exception as error:  # reported at the next step
                         self.lost(error)
                         return
 
@@ -160,7 +160,7 @@ class Ranks:
                 return
             self._closed.set()
             if self._lost is None:
-                with contextlib.suppress(Exception):  # they end all the same, when the connection does
+                with contextlib.suppress(Exception):  # they also end when the connection is closed
                     self._store.set(_OVER, "")
                     if self._ready:
                         self._send(None)
@@ -223,18 +223,18 @@ class Ranks:
         text = f"rank {self.rank} failed: {type(error).__name__}: {error}"
         if _by_peers(error):
             late = "tim" in str(error).lower() and "out" in str(error).lower()
-            text = f"rank {self.rank} has lost another rank, which ended without a word ({first_line(error)})"
+            text = f"rank {self.rank} has lost another rank, which left no message ({first_line(error)})"
             if late:
                 text = (
                     f"rank {self.rank} had no answer from another rank for {self.timeout:g} s; give a longer "
-                    "--parallel-timeout if it was at work"
+                    "--parallel-timeout if it was still working"
                 )
-            time.sleep(0.2)  # who has closed the connection may be writing why
+            time.sleep(0.2)  # the rank that closed the connection may still be writing the reason
         here = True
         try:
             agreed = self._store.compare_set(_FAILED, "", text).decode()
             here, text = agreed == text, agreed
-        except Exception as gone:  # the store went with the rank, or the launcher, that held it
+        except Exception as gone:  # the store ended with the rank or the launcher that hosted it
             text += f" (and the store is gone: {first_line(gone)})"
         self._lost = RanksLost(f"{text}; all ranks have ended")
         self._lost.here = here

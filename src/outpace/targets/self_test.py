@@ -273,7 +273,7 @@ _SHAPES = (_plainly, _as_tree, _in_chains, _at_once)
 
 
 class _Tracer:
-    """Keeps what goes into and comes out of the innermost modules, row by row."""
+    """Recorder of the inputs and outputs of the innermost modules, row by row."""
 
     def __init__(self) -> None:
         self.rows: _Trace = {}
@@ -321,7 +321,7 @@ def _culprit(plain: _Trace, other: _Trace) -> str:
     for name, rows in plain.items():
         both = [(pair, other[name][at]) for at, pair in rows.items() if at in other.get(name, {})]
         if any(not torch.equal(one[0], two[0]) for one, two in both):
-            return f"what goes into {name} differs: attention, rotary or another function outside modules"
+            return f"the inputs of {name} differ: attention, rotary or another function outside modules"
         if any(not torch.equal(one[1], two[1]) for one, two in both):
             return f"{name} gives a row other bits among other rows"
     return "the head, or a function after it, gives a row other bits among other rows"

@@ -110,7 +110,7 @@ class Seq2SeqTarget(TargetModel):
         refuse_by_config(model, seq2seq=True)
         if model.main_input_name not in (_TEXT, _FEATURES):
             raise UnsupportedModel(
-                f"{family(model)} reads {model.main_input_name}; encoders known are of {_TEXT}, {_FEATURES}"
+                f"{family(model)} reads {model.main_input_name}; supported are {_TEXT} and {_FEATURES}"
             )
         self.model = model
         self._encoder: Any = model.get_encoder()

@@ -172,9 +172,9 @@ class SplitTarget(AroundTarget):
         for expected, found in zip(*answers, strict=True):
             if not agree(self.inner.dtype, found, expected):
                 raise UnsupportedModel(
-                    f"{family(self.model)} gives other logits when it goes on from the hidden states of its "
-                    f"layer {self.depth}: something happens to embeddings or logits besides its layers, "
-                    "so it cannot exit early; use another drafter"
+                    f"{family(self.model)} gives other logits when it continues from the hidden states of "
+                    f"its layer {self.depth}: embeddings or logits are changed outside its layers, so it "
+                    "cannot exit early; use another drafter"
                 )
 
 

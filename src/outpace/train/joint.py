@@ -5,7 +5,7 @@ By default the latter is the divergence from the target's original distribution 
 other than the target's answers is needed. At first the drafter learns alone; the target learns at a lower
 rate.
 
-What differs from the paper: any drafter that reads the target's hidden states can be trained like this, not
+Differences from the paper: any drafter that reads the target's hidden states can be trained like this, not
 only heads; the target's head is not updated, because the heads share it.
 """
 

@@ -5,7 +5,7 @@ go into a buffer, from which a copy of the drafter's weights learns from time to
 drafter's weights only if it would have had at least as many tokens accepted, on text that it has not learnt
 from. The drafter only proposes, so no token of the output changes.
 
-What differs from the paper: new weights are measured before they are used, and dropped if they are worse;
+Differences from the paper: new weights are measured before they are used, and dropped if they are worse;
 heads and other trained drafters learn as draft models do. A draft model keeps keys and values computed with
 older weights until its request ends; that makes its drafts slightly worse, and nothing else.
 """

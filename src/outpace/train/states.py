@@ -21,7 +21,7 @@ from outpace.train.data import Document
 States = dict[int, Tensor]
 """Layer -> hidden states of a row's places, [places, hidden size]."""
 
-_PROBE = 16  # tokens by whose states a target is recognised
+_PROBE = 16  # tokens whose states identify a target
 
 
 class KeptStates:

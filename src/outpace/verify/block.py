@@ -37,8 +37,8 @@ def block(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
         p = proposal(draft, node, guesses[node + 1], q) if node + 1 < len(guesses) else None
         excess = q if p is None else (share * q - p).clamp(min=0)
         total = float(excess.sum())
-        stands = share if p is None else standing(share, total)
-        if node < 0 or draw.accept(stands, node):
+        chance = share if p is None else chance_of_prefix(share, total)
+        if node < 0 or draw.accept(chance, node):
             # The excess is empty only by rounding, and a draw from q is then the limit.
             last, left = node, excess if total > 0 else q
         if p is not None:
@@ -53,7 +53,7 @@ def block(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
     return Verdict(list(range(last + 1)), [*guesses[: last + 1], token])
 
 
-def standing(share: float, excess: float) -> float:
+def chance_of_prefix(share: float, excess: float) -> float:
     """Probability of accepting a prefix that is not the whole chain (section 4 of the paper).
 
     Args:

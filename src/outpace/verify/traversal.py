@@ -12,7 +12,7 @@ from outpace.core import Draft, Verdict
 from outpace.logits import Logits
 from outpace.tree import children, path_to
 from outpace.verify.base import Draw, Verifier, likelihood_ratio, proposal
-from outpace.verify.block import standing
+from outpace.verify.block import chance_of_prefix
 from outpace.verify.rejection import without
 
 
@@ -80,7 +80,7 @@ def _reject(frame: _Open, draft: Draft, token: int) -> None:
     # The excess is empty only by rounding, or if the share is small: then the node cannot be accepted.
     if total > 0:
         frame.q = excess / total
-    frame.share = standing(frame.share, total)
+    frame.share = chance_of_prefix(frame.share, total)
     if not draft.replacement:
         frame.p = without(frame.p, token)
 

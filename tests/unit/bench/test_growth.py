@@ -212,7 +212,7 @@ def test_straight_to_the_device() -> None:
         ({"hidden_size": 16}, "smaller than the model: hidden_size is 16, the model's 32"),
         ({"layers": 1}, "smaller than the model: layers is 1"),
         ({"kv_heads": 1}, "has 1 key and value heads, and the model's 4 heads need 2"),
-        ({"head_dim": 12}, "head size 12 is no multiple of the model's 8"),
+        ({"head_dim": 12}, "head size 12 is not a multiple of the model's 8"),
     ],
 )
 def test_shapes_without_room(change: dict[str, int], message: str) -> None:

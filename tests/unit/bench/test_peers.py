@@ -373,7 +373,7 @@ def test_what_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         python_of("vllm", None)
     with pytest.raises(OutpaceError, match="llama-cpp-python"):
         python_of("llama.cpp", None)
-    with pytest.raises(OutpaceError, match=r"is no environment: there is no .*python"):
+    with pytest.raises(OutpaceError, match=r"is not an environment: there is no .*python"):
         python_of("vllm", tmp_path)
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python"

@@ -431,11 +431,11 @@ def test_comparison(record: Record, tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_benchmark(tmp_path: Path) -> None:
-    with pytest.raises(OutpaceError, match="is no benchmark's JSON"):
+    with pytest.raises(OutpaceError, match="is not a benchmark's JSON"):
         read_rows(tmp_path / "missing.json")
     for text in ("{", "[]", "{}", '{"format": "outpace bench", "version": 0, "rows": []}'):
         (tmp_path / "some.json").write_text(text, "utf-8")
-        with pytest.raises(OutpaceError, match="is no benchmark's JSON"):
+        with pytest.raises(OutpaceError, match="is not a benchmark's JSON"):
             read_rows(tmp_path / "some.json")
 
 

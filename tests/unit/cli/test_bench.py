@@ -265,7 +265,7 @@ def test_ctrl_c_leaves_the_prompts_that_all_have_decoded(
         (["--drafters", "none,none,suffix,suffix"], "suffix twice"),
         (["--verifier", "mathc"], "mathc"),
         (["--peers", "sglang"], "there is no peer 'sglang'"),
-        (["--peers", "vllm=/no/such/venv"], "/no/such/venv is no environment"),
+        (["--peers", "vllm=/no/such/venv"], "/no/such/venv is not an environment"),
         (["--peers", "transformers:assisted"], "add --assistant MODEL"),
         (["--assistant", "some"], "--assistant is the draft model of transformers:assisted; add that"),
         (["--peers", "none", "--gguf", "model.gguf"], "--gguf is the model's weights for llama.cpp; add"),
@@ -336,7 +336,7 @@ def test_the_command_can_be_given_again(bench: Bench, monkeypatch: pytest.Monkey
 def test_options_before_a_subcommand_are_not_ignored(bench: Bench) -> None:
     result = CliRunner().invoke(app, ["bench", "--limit", "3", "compare", "a.json", "b.json"])
     refused(result, "--limit does not go with compare")
-    refused(CliRunner().invoke(app, ["bench", "compare", "a.json", "b.json"]), "is no benchmark's JSON")
+    refused(CliRunner().invoke(app, ["bench", "compare", "a.json", "b.json"]), "is not a benchmark's JSON")
 
 
 def test_prompts_that_are_too_long_are_told(bench: Bench, prompts: Path) -> None:

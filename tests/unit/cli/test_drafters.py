@@ -73,7 +73,7 @@ def test_drafters_of_other_packages_are_listed(run: Any) -> None:
     window = next(option for option in found["guess"]["options"] if option["name"] == "window")
     assert (window["default"], window["description"]) == (2, "tokens it looks at.")
     assert "'broken' of guesses 0.3 cannot be imported" in found["broken"]["error"]
-    assert "its own drafter 'lookahead'; name this one guesses:Guess" in found["lookahead"]["error"]
+    assert "its own drafter 'lookahead'; select this one as guesses:Guess" in found["lookahead"]["error"]
     shown = " ".join(run("drafters").stdout.split())
     assert "guess (guesses 0.3) Guesses well. Paper: Guess et al." in shown
     assert "broken (guesses 0.3) the drafter 'broken' of guesses 0.3 cannot be imported" in shown

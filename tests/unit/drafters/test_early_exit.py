@@ -1,4 +1,4 @@
-"""Early exit: the target's first layers draft, and the verification goes on from what they computed."""
+"""Early exit: the target's first layers draft, and the verification continues from their results."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_it_keeps_the_contract() -> None:
 
 @pytest.mark.parametrize("params", [LONG, SAMPLED])
 @pytest.mark.parametrize("static", [False, True])
-def test_where_the_rest_does_nothing_every_draft_stands(params: SamplingParams, static: bool) -> None:
+def test_where_the_rest_does_nothing_every_draft_is_accepted(params: SamplingParams, static: bool) -> None:
     model = target((2, 3), static)
     plain = Engine(model, slots=4, length=72).generate(PROMPTS, params)
     for count in (1, 5):

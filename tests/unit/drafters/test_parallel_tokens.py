@@ -60,7 +60,7 @@ def test_it_keeps_the_contract(behind: str) -> None:
 
 @pytest.mark.parametrize("params", [LONG, SAMPLED])
 @pytest.mark.parametrize(("behind", "count"), [("all", 1), ("all", 3), ("root", 3)])
-def test_where_nothing_counts_but_the_place_every_guess_stands(
+def test_where_nothing_counts_but_the_place_every_guess_is_accepted(
     params: SamplingParams, behind: str, count: int
 ) -> None:
     target = Clairvoyant()

@@ -321,7 +321,7 @@ def test_names_that_do_not_exist_are_refused(target: outpace.targets.TargetModel
         Engine(target, verifier="typicle")
     with pytest.raises(OutpaceError, match="verifier='block' verifies chains, but Lookahead drafts trees"):
         Engine(target, LOOKAHEAD, verifier="block")
-    with pytest.raises(OutpaceError, match="'gpt2' is no GGUF file"):
+    with pytest.raises(OutpaceError, match="'gpt2' is not a GGUF file"):
         Engine("gpt2")
 
 

@@ -141,7 +141,7 @@ def test_nothing_looks_across_documents_or_into_padding() -> None:
     assert not padded.ahead(1).any()
 
 
-def test_a_draft_stands_as_far_as_it_is_right() -> None:
+def test_a_draft_is_accepted_as_far_as_it_is_right() -> None:
     packed = batch([[1, 2, 3, 4, 5]], [[0, 0, 0, 0, 1]], [[1] * 5])
     guesses = torch.tensor([[[2, 3, 9], [3, 9, 5], [4, 5, 0], [5, 0, 0], [0, 0, 0]]])
     assert accepted_of_chain(packed, guesses).tolist() == [[2, 1, 1, 0, 0]]

@@ -100,7 +100,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "M2M100ForConditionalGeneration",
         "M2M100Config",
         {"vocab_size": 64, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, **HEADS},
-        "positions that nothing can set",
+        "positions that cannot be set",
     ),
     ("T5EncoderModel", "T5Config", {"vocab_size": 64, "d_model": 32, "num_layers": 1}, "modeling head"),
     ("LlamaModel", "LlamaConfig", SMALL, "no language modeling head"),

@@ -112,7 +112,7 @@ def test_what_cannot_be_split_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="cannot be split"):
         SplitTarget(ToyTarget(), 1)
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=64, n_embd=32, n_layer=2, n_head=2)).eval()
-    with pytest.raises(UnsupportedModel, match="no plain stack"):
+    with pytest.raises(UnsupportedModel, match="not a plain stack"):
         SplitTarget(CausalTarget(gpt2), 1)
     shape = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     gemma = Gemma2ForCausalLM(

@@ -120,11 +120,11 @@ DEEP = [-1, -1, 0, 1]
         ("spectr", "_any_of", lambda share, count: count * share, [-1, -1], True),
         ("spectr", "positive_part", lambda weights, otherwise: otherwise, [-1, -1], True),
         # A beginning is accepted as if it were the whole chain.
-        ("block", "standing", lambda share, excess: share, chain_shape(3), True),
+        ("block", "chance_of_prefix", lambda share, excess: share, chain_shape(3), True),
         # Each ratio is cut to 1, so that no token makes up for another.
         ("block", "likelihood_ratio", lambda q, p, x: min(1.0, float(q[x] / p[x])), chain_shape(3), True),
-        ("traversal", "standing", lambda share, excess: share, DEEP, False),
-        ("traversal", "standing", lambda share, excess: excess, DEEP, False),
+        ("traversal", "chance_of_prefix", lambda share, excess: share, DEEP, False),
+        ("traversal", "chance_of_prefix", lambda share, excess: excess, DEEP, False),
         ("traversal", "without", lambda p, token: p, DEEP, False),
         ("traversal", "likelihood_ratio", lambda q, p, x: min(1.0, float(q[x] / p[x])), DEEP, False),
     ],

@@ -119,7 +119,7 @@ def test_at_its_strictest_it_is_match_of_the_target_that_is_certain(
     assert error(verifier.verify, target, fixed(draft), 4) < EXACT
 
 
-def test_a_draw_that_is_drafted_stands_even_beside_a_likelier_guess() -> None:
+def test_a_draw_that_is_drafted_is_accepted_even_beside_a_likelier_guess() -> None:
     """What plain decoding would say is no change, so the walk never leaves it."""
     target, draft = always(0.6, 0.4), fixed(Draft([0, 1], [-1, -1]))
     found = output_distribution(TopBeta(2, 9.0).verify, target, draft, 1)

@@ -112,7 +112,7 @@ def check_growth(config: Any, shape: Shape) -> None:
         )
     if shape.head_dim % own.head_dim:
         raise OutpaceError(
-            f"the shape's head size {shape.head_dim} is no multiple of the model's {own.head_dim}, so its "
+            f"the shape's head size {shape.head_dim} is not a multiple of the model's {own.head_dim}, so its "
             "rotary frequencies are not the model's; choose another shape or model"
         )
     rope = (config.rope_parameters or {}).get("rope_type", "default")

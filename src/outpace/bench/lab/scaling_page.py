@@ -28,7 +28,7 @@ def _told(line: Line) -> str:
     )
     return (
         f"N = {line.ngram}: {falls}; a line explains {line.r2:.1%} of it. In the cheaper half of the "
-        f"windows it is {-line.first_half:.1%}, in the dearer half {-line.second_half:.1%}."
+        f"windows it is {-line.first_half:.1%}, in the more expensive half {-line.second_half:.1%}."
     )
 
 

@@ -4,7 +4,7 @@ Arguments: seconds of processor time, bytes of memory. The program is read from 
 writes ``passed`` to standard output, and nothing else, if the program ran to its end.
 
 This keeps mistakes of a model from doing harm: endless loops, huge allocations, files, processes and network
-connections. It is no sandbox against code that wants to escape.
+connections. It is not a sandbox against code that tries to escape.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import resource
 import sys
 from typing import Any
 
-# Events of sys.audit that a program which computes a result has no use for.
+# Events of sys.audit that a program which only computes a result does not raise.
 _REFUSED = (
     "ctypes.",
     "fcntl.",

@@ -1,7 +1,7 @@
 """Parallel speculative sampling: the target guesses ahead by look-ahead embeddings (PaSS, Monea et al. 2023).
 
 A step's forward includes rows with learned embeddings in place of tokens: after a node at place t, row k,
-from 0, stands for the unknown token at place t + 1 + k, and the target's prediction there is a guess of the
+from 0, represents the unknown token at place t + 1 + k, and the target's prediction there is a guess of the
 token at place t + 2 + k. The next step verifies the guesses and again includes look-ahead rows, so a step is
 one forward.
 

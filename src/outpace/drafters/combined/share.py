@@ -43,14 +43,14 @@ class Share(Step):
     _layers: Seq[int]
 
     @cached_property
-    def _stands(self) -> list[int]:
+    def _in_whole(self) -> list[int]:
         """For each node of the part's draft, its node in the whole step; -1 if it was not verified."""
         verified = {old: new for new, old in enumerate(self._whole.kept)}
         return [verified.get(node, -1) for node in self._nodes]
 
     @cached_property
     def kept(self) -> Seq[int]:
-        return [node for node, there in enumerate(self._stands) if there >= 0]
+        return [node for node, there in enumerate(self._in_whole) if there >= 0]
 
     @cached_property
     def draft(self) -> Draft:
@@ -59,23 +59,23 @@ class Share(Step):
     @cached_property
     def path(self) -> list[int]:
         accepted = set(self._whole.path)
-        own = enumerate(self._stands[node] for node in self.kept)
+        own = enumerate(self._in_whole[node] for node in self.kept)
         return path_to(
             self.draft.parents, max((node for node, there in own if there in accepted), default=-1)
         )
 
     @cached_property
     def logits(self) -> Logits:
-        return self._whole.logits.select([self._stands[node] for node in self.kept])
+        return self._whole.logits.select([self._in_whole[node] for node in self.kept])
 
     @cached_property
     def own(self) -> Mapping[int, int]:
-        places = {-1: -1, **dict(enumerate(self._stands[node] for node in self.kept))}
+        places = {-1: -1, **dict(enumerate(self._in_whole[node] for node in self.kept))}
         return {node: self._whole.own[there] for node, there in places.items() if there in self._whole.own}
 
     @cached_property
     def hidden(self) -> Mapping[int, Tensor]:
-        rows = [0, *(self._stands[node] + 1 for node in self.kept)]
+        rows = [0, *(self._in_whole[node] + 1 for node in self.kept)]
         return {layer: self._whole.hidden[layer][rows] for layer in self._layers}
 
     @cached_property

@@ -284,13 +284,13 @@ class LlamaCache(Cache):
         if text.tree:
             step = len(text.tree) - len(fed)  # first rows of the tree, a chain that joins the stem
             if step < 0 or not is_chain(text.tree[:step]) or any(p < step - 1 for p in text.tree[step:]):
-                raise ValueError("rows go in behind a chain, or go on with the tree that was kept")
+                raise ValueError("rows must follow a chain, or continue the tree that was kept")
             self._raise_stem(text, step)
             if text.tree != list(fed):
-                raise ValueError("rows go on with another tree than the one that was kept")
+                raise ValueError("rows continue another tree than the one that was kept")
         elif fed:
             if not is_chain(fed):
-                raise ValueError("rows go on with another tree than the one that was kept")
+                raise ValueError("rows continue another tree than the one that was kept")
             text.stem -= len(fed)
             text.tree = list(fed)
             for lane in text.lanes[1:]:
@@ -448,7 +448,7 @@ class LlamaCache(Cache):
         text = self._text(slot)
         start, stop, data = block
         if text.tree or start != text.stem:
-            raise OutpaceError(f"rows {start} to {stop} do not go in behind {text.length}")
+            raise OutpaceError(f"rows {start} to {stop} do not follow the {text.length} rows there")
         self.reserve(slot, stop)
         self._make_cells(stop - start)
         self._append(text, data, start, stop)

@@ -232,8 +232,8 @@ class LlamaContext:
         self._context = lib.llama_init_from_model(model.pointer, params)
         if not self._context:
             raise OutpaceError(
-                f"llama.cpp makes no context of {cells} rows ({last_error() or 'it gives no reason'}); give "
-                "the engine fewer slots, less length or less memory"
+                f"llama.cpp cannot make a context of {cells} rows ({last_error() or 'it gives no reason'}); "
+                "give the engine fewer slots, less length or less memory"
             )
         weakref.finalize(self, lib.llama_free, self._context)
         self._memory = lib.llama_get_memory(self._context)
@@ -297,7 +297,7 @@ class LlamaContext:
             self._logits = address, {}
         found = self._logits[1].get(wanted)
         if found is None:
-            # Kept, since after a forward has emptied the processor's caches each call here is dear.
+            # Kept, since after a forward has emptied the processor's caches each call here is expensive.
             size = wanted * self._vocabulary
             memory = (ctypes.c_float * size).from_address(address)
             found = torch.frombuffer(memory, dtype=torch.float32).view(wanted, self._vocabulary)

@@ -181,7 +181,7 @@ class LlamaCppTarget(TargetModel):
         return max(rows, self._least)
 
     def _check_room(self, cells: int) -> None:
-        """Refuse more rows than fit into the free memory, which llama.cpp would fill without a question.
+        """Refuse more rows than fit into the free memory, which llama.cpp would fill without a check.
 
         Raises:
             OutpaceError: they do not fit.
