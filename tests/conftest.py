@@ -21,7 +21,7 @@ settings.load_profile("outpace")
 
 @pytest.fixture(scope="session", autouse=True)
 def trained_for_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the processes of a run share the drafters of ``lossless.trained``; pytest removes it."""
+    """Share the drafters of ``lossless.trained`` among the processes of a run; pytest removes them."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trained"
     folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Decoding by dictation: what a drafter would do for a target that says a given text."""
+"""Decoding by dictation: a drafter's drafts for a target that emits a given text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outpace.tree import children, select
 
 @dataclass
 class Dictation:
-    """A sequence whose target says ``text`` after ``prompt``, and what was drafted in each step."""
+    """A sequence whose target emits ``text`` after ``prompt``, and the draft of each step."""
 
     drafter: Drafter[Any]
     text: Seq[int]

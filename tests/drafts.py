@@ -31,7 +31,7 @@ def table(seed: int, zeros: float = 0.0, vocabulary: int = 4) -> Model:
 
 
 def always(*probabilities: float) -> Model:
-    """A model that says the same after every text."""
+    """A model that predicts the same after every text."""
     row = torch.tensor(probabilities, dtype=torch.float64)
     return lambda text: row
 

@@ -57,7 +57,7 @@ def all_scripts(run: Callable[[Script], None]) -> Iterator[Script]:
 
 
 class Enumerated:
-    """A verifier's draws for one script. What the target says depends on the *node* it is asked at."""
+    """A verifier's draws for one script. The target's prediction depends on the *node*."""
 
     greedy = False
 

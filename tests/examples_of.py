@@ -11,6 +11,6 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def output_of(name: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What an example prints."""
+    """Return the output of an example."""
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     return capsys.readouterr().out

@@ -47,7 +47,7 @@ class Watch:
 
 
 class Letters:
-    """A tokenizer of letters; a chat is its roles and words."""
+    """A tokenizer of letters; a chat is formatted as its roles and texts."""
 
     def tokens(self, text: str) -> list[int]:
         return [1, *self.plain_tokens(text)]

@@ -22,7 +22,7 @@ _LAYERS = 2
 
 
 class ListCache(Cache):
-    """A list of committed rows per slot, and those of the open forward behind them."""
+    """Lists of committed rows per slot, followed by those of the open forward."""
 
     copies_rows = True
 

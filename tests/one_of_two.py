@@ -42,7 +42,7 @@ def draft() -> DraftModule:
 
 
 def weights(out: Path, stop: int | None = None, **changes: Any) -> dict[str, torch.Tensor]:
-    """Of a draft model that is trained; interrupted after the step ``stop``."""
+    """Weights of a draft model after training; interrupted after the step ``stop``."""
     module = draft()
 
     def report(entry: Mapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ def weights(out: Path, stop: int | None = None, **changes: Any) -> dict[str, tor
 
 
 def interrupted(out: Path, **changes: Any) -> dict[str, torch.Tensor]:
-    """The weights of a run that was interrupted and went on."""
+    """The weights of a run that was interrupted and resumed."""
     try:
         weights(out, stop=3, **changes)
     except KeyboardInterrupt:
@@ -91,7 +91,7 @@ def stopped_early(out: Path, rank: int) -> int:
 
 
 def command(model: Path, out: Path) -> dict[str, Any]:
-    """What ``outpace train`` writes."""
+    """The files that ``outpace train`` writes."""
     small = "--steps 4 --evaluate-every 2 --rows 1 --length 40 --held-out 0.3 -n 10 --device cpu --json"
     where = ["-m", str(model), "--data", str(model / "prompts.jsonl"), "--out", str(out)]
     result = CliRunner().invoke(app, ["train", "medusa:heads=2,max_nodes=4", *where, *small.split()])

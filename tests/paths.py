@@ -1,4 +1,4 @@
-"""What a draft says, node by node."""
+"""The texts along the paths of a draft."""
 
 from __future__ import annotations
 

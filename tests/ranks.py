@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class _Room:
-    """What the ranks share."""
+    """Data shared by the ranks."""
 
     def __init__(self, size: int) -> None:
         self.messages: list[queue.SimpleQueue[bytes]] = [queue.SimpleQueue() for _ in range(size)]
@@ -61,7 +61,7 @@ class ThreadRanks:
 def with_ranks(
     size: int, make: Callable[[], TargetModel], use: Callable[[LedTarget], T], least: int = 2
 ) -> T:
-    """What ``use`` returns of a target whose drafts ``size`` ranks share.
+    """Return the result of ``use`` for a target whose drafts ``size`` ranks share.
 
     Args:
         make: the whole target of a rank.

@@ -160,7 +160,7 @@ class Client:
         return await self.send(path).json()
 
     async def empty(self) -> None:
-        """Wait until nothing holds room any more, and check that the engine decodes nothing."""
+        """Wait until no room is reserved, and check that the engine decodes nothing."""
         await self.service.admission.empty.wait()
         one = SamplingParams(max_new_tokens=1)
         await self.service.engine.generate([5], one)  # after it, what was cancelled is out

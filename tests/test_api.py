@@ -39,7 +39,7 @@ PUBLIC = {
 
 
 def python(code: str) -> str:
-    """What `code` prints in a fresh interpreter."""
+    """Return the output of `code` in a fresh interpreter."""
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
@@ -74,7 +74,7 @@ def test_import_is_light() -> None:
 
 @pytest.mark.parametrize("name", ["drafters", "testing"])
 def test_a_package_resolves_on_its_own(name: str) -> None:
-    """In a fresh interpreter nothing else has imported the submodule yet."""
+    """A package resolves in a fresh interpreter, where nothing else has imported the submodule yet."""
     assert python(f"import outpace; print(outpace.{name}.__name__)") == f"outpace.{name}"
 
 

@@ -58,7 +58,7 @@ def code(text: str) -> list[str]:
 
 
 def lines_of_commands(text: str) -> Iterator[list[str]]:
-    """The words of each call of the command line."""
+    """Yield the words of each call of the command line."""
     for piece in code(text):
         for line in piece.replace("\\\n", " ").strip("`").splitlines():
             if line.strip().startswith("outpace "):

@@ -83,7 +83,7 @@ DRAFTER_FILES = {cls.__module__.removeprefix("outpace.drafters.") for cls in DRA
 
 
 def check_imports(name: str, source: str) -> list[str]:
-    """What is wrong with the imports of module `name`, e.g. "engine" or "drafters.lookahead"."""
+    """List the invalid imports of module `name`, e.g. "engine" or "drafters.lookahead"."""
     if name == "__init__":
         return []
     found = []
@@ -143,7 +143,7 @@ def why_not(importer: str, target: str) -> str:
 
 
 def same_unit(unit: str, importer: str, target: str) -> str:
-    """Files of one package may import each other, except drafters, which know no other drafter.
+    """True for files of one package, which may import each other, except drafters.
 
     Of their own family and of ``support`` they take what is not a drafter.
     """

@@ -81,7 +81,7 @@ def test_rows_that_exceed_the_memory_are_refused(loaded: Any) -> None:
 def test_an_interrupted_decode_leaves_the_process_clean(
     loaded: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A signal while llama.cpp decodes is raised once it returns, and all goes on as before."""
+    """A signal while llama.cpp decodes is raised once it returns, and decoding works afterwards."""
     expected = Engine(loaded.target).generate([loaded.tokens(PROMPT)], PARAMS)[0].tokens
     engine, decodes = Engine(loaded.target, "suffix"), threading.Semaphore(0)
     decode = LlamaContext.decode

@@ -1,4 +1,4 @@
-"""Models that llama.cpp runs decode with every kind of draft, alone or in company, as they decode plainly."""
+"""Models that llama.cpp runs give the tokens of plain decoding with every kind of draft, in any company."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How close two tokens were where plain and accelerated decoding first differ."""
+"""Margin between two tokens where plain and accelerated decoding first differ."""
 
 from __future__ import annotations
 

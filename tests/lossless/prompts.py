@@ -1,4 +1,4 @@
-"""64 short prompts of the kinds that the embedded model knows."""
+"""64 short prompts of kinds that are in the embedded model's training data."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def _wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _causal_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node sees every node before it, not its ancestors alone."""
+    """A node attends to every node before it, not only to its ancestors."""
     monkeypatch.setattr(masks, "ancestor_mask", lambda parents: np.tri(len(parents), dtype=np.bool_))
 
 

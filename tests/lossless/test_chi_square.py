@@ -149,7 +149,7 @@ def plain_chances(length: int = LENGTH) -> NDArray[np.float64]:
 
 
 def p_value(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
-    """Of the chi-square test; texts expected fewer than 5 times are counted together."""
+    """The p-value of the chi-square test; texts expected fewer than 5 times are pooled."""
     rare = expected * counts.sum() < 5
     pooled = np.append(counts[~rare], counts[rare].sum())
     awaited = np.append(expected[~rare], expected[rare].sum()) * counts.sum()
@@ -158,7 +158,7 @@ def p_value(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
 
 
 def count(case: str, draws: int) -> tuple[NDArray[np.int64], float]:
-    """How often each text came, over seeds 0 to draws - 1, and the mean accepted length."""
+    """Count each text over seeds 0 to draws - 1, and the mean accepted length."""
     verifier, drafter = CASES[case]
     engine = Engine(target(), drafter, verifier, adaptive=False, slots=BATCH, length=16)
     found: Counter[tuple[int, ...]] = Counter()
@@ -225,7 +225,7 @@ def p_is_not_normalised(patch: pytest.MonkeyPatch) -> None:
 
 
 def chosen_tokens_taken_for_sampled(patch: pytest.MonkeyPatch) -> None:
-    """As if each had been drawn from a distribution."""
+    """Treat chosen tokens as if each had been drawn from a distribution."""
     p = guess(())
     patch.setattr(rejection, "proposal", lambda draft, parent, token, like: p)
 

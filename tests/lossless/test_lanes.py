@@ -1,4 +1,4 @@
-"""Sequences of very different lengths, in lanes of their own, decode as each does alone."""
+"""Sequences of very different lengths, in separate lanes, decode as each does alone."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_tokens_are_those_of_plain_decoding_with_the_same_weights(
 
 
 def test_the_weights_are_rounded() -> None:
-    """Otherwise the test above would compare the model with itself."""
+    """The model is rounded; otherwise the test above would compare it with itself."""
     texts = {quantise: plain(quantise, 8) for quantise in ("int8", "int4")}
     assert texts["int8"] != texts["int4"]
     assert model("int4").target.packed == {"int4": 36, "int8": 7}

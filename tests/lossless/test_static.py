@@ -290,7 +290,7 @@ class OnTheDevice(Runner):
 
 
 def on_meta(name: str) -> CausalTarget:
-    """A target whose tensors hold nothing, so that whatever reads one raises."""
+    """A target whose tensors contain no data, so that reading one raises."""
     target = CausalTarget(FAMILIES[name].build(), static=True, runner=OnTheDevice(), check=False)
     target.model.to("meta")
     target.device = torch.device("meta")

@@ -1,4 +1,4 @@
-"""The matrix's row of Medusa-2: what its tuned target says is what that target says plainly."""
+"""The matrix's row of Medusa-2: the tokens of plain decoding of the tuned target."""
 
 from __future__ import annotations
 

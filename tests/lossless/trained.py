@@ -1,4 +1,4 @@
-"""Learned drafters for the embedded model, trained for a moment on its own words."""
+"""Learned drafters for the embedded model, trained briefly on its own text."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def tuned() -> Path:
 
 @lru_cache
 def _material() -> tuple[TargetModel, list[Document]]:
-    """The embedded model in float32, and some prompts with what it says after them."""
+    """The embedded model in float32, and some prompts with its output."""
     target = _target()
     tokenizer = AutoTokenizer.from_pretrained(outpace.nano_path())
     prompts = [tokenizer(text).input_ids for text in PROMPTS[:_TEXTS]]

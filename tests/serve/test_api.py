@@ -15,7 +15,7 @@ USAGE = {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_de
 
 
 def engine_text(prompt: list[int], **params: Any) -> tuple[list[int], str]:
-    """What plain decoding gives."""
+    """The text of plain decoding."""
     engine = Engine(model().target, tokenizer=model().tokenizer)
     (found,) = engine.generate([prompt], SamplingParams(**params))
     return found.tokens, found.text or ""

@@ -23,7 +23,7 @@ from serving import STORY, model, run, serving
 
 
 class Colour(BaseModel):
-    """What the model is to answer."""
+    """A schema of the answer."""
 
     model_config = ConfigDict(extra="forbid")
     name: Literal["red", "green", "blue"]

@@ -1,4 +1,4 @@
-"""Every mistake is answered in OpenAI's shape, and holds nothing."""
+"""Every mistake gets an error in OpenAI's format, and leaves no room reserved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is promised under load and faults: one test per line of docs/serving.md's table."""
+"""Promises under load and faults: one test per line of the table in docs/serving.md."""
 
 from __future__ import annotations
 

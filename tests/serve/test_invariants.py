@@ -1,4 +1,4 @@
-"""Requests that are added, stepped, cancelled and put back, in any order: what always holds."""
+"""Invariants of requests that are added, stepped, cancelled and preempted in any order."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Watched:
         self.check_order(waiting)
 
     def check_order(self, waiting: list[Sequence]) -> None:
-        """No one waits behind more than 8 later ones."""
+        """Check that no request waits behind more than 8 later ones."""
         order = [sequence for _, sequence in self.requests]
         for sequence in waiting:
             if any(sequence is one for one in self.joined):

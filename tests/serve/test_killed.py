@@ -1,4 +1,4 @@
-"""kill -9 of a server in a process of its own, and its restart: what clients hold is complete."""
+"""kill -9 of a server process, and its restart: responses that clients have are complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The application for Ray Serve, against a stand-in for what it uses of Ray; test_ray_cluster.py uses Ray."""
+"""The application for Ray Serve, with a stand-in for Ray; test_ray_cluster.py uses Ray."""
 
 from __future__ import annotations
 

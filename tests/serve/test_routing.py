@@ -1,4 +1,4 @@
-"""Which replica a request goes to."""
+"""The choice of a replica for a request."""
 
 from __future__ import annotations
 

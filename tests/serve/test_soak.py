@@ -45,7 +45,7 @@ OTHERS = {"copy": "prompt_lookup:branches=1", "jacobi": "jacobi", "look": "looka
 
 
 def held() -> float:
-    """Memory that this process holds, in MiB, without what it has freed already."""
+    """Memory of this process in MiB, without what it has freed already."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # another C library than glibc keeps its own counsel
         ctypes.CDLL(None).malloc_trim(0)
@@ -54,7 +54,7 @@ def held() -> float:
 
 
 def expected(asked: dict[str, Any]) -> str:
-    """The engine's text alone; of a call, its arguments."""
+    """The engine's text; for a call, its arguments."""
     params = SamplingParams(
         max_new_tokens=asked["max_tokens"], temperature=asked["temperature"], seed=asked["seed"]
     )
@@ -118,7 +118,7 @@ async def one(client: Client, number: int, texts: dict[int, tuple[dict[str, Any]
 
 
 def said(piece: dict[str, Any]) -> str:
-    """The text of a choice, a message or a chunk; of a call, its arguments."""
+    """The text of a choice, a message or a chunk; for a call, its arguments."""
     calls = piece.get("tool_calls") or [{"function": {}}]
     return piece.get("text") or piece.get("content") or calls[0]["function"].get("arguments") or ""
 

@@ -1,4 +1,4 @@
-"""The opt-in trace: what it says of each step, and that no one else pays for it."""
+"""The opt-in trace: its contents for each step, and no cost for other requests."""
 
 from __future__ import annotations
 

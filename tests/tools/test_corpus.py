@@ -1,4 +1,4 @@
-"""What the embedded models are trained on."""
+"""The training corpus of the embedded models."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PARTS = {
 
 
 def distribution(**fields: str | list[str]) -> Any:
-    """A package whose metadata has these fields (an underscore stands for a hyphen)."""
+    """A package whose metadata has these fields (an underscore represents a hyphen)."""
     metadata = Message()
     for name, values in fields.items():
         for value in [values] if isinstance(values, str) else values:

@@ -1,4 +1,4 @@
-"""How the embedded drafters are made."""
+"""The training of the embedded drafters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the embedded models are trained."""
+"""The training of the embedded models."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_tokenizer_loses_nothing(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("text", ["x\n    y", "x\n\n    y", "x\n"])
 def test_a_newline_is_a_token_of_its_own(tokenizer: Any, text: str) -> None:
-    """So a prompt that ends with one is the beginning of the tokens of a text that goes on."""
+    """A newline is a separate token, so that a prompt may end with one whatever follows."""
     tokens = [tokenizer.decode([token]) for token in tokenizer(text).input_ids]
     assert all(token == "\n" for token in tokens if "\n" in token)
     assert "\n" in tokens
@@ -70,7 +70,7 @@ def test_batches_go_on_where_their_state_was_taken() -> None:
 
 
 def test_a_checkpoint_of_other_documents_is_refused() -> None:
-    """One package more in the environment gives another tokenizer: every token would mean something else."""
+    """Other documents are refused: another tokenizer would give every token another meaning."""
     earlier = Record(packages=[{"name": "rich", "version": "14.0"}], documents={"code": 3})
     check_same_data(earlier, Record(packages=earlier.packages, documents={"code": 3}))
     with pytest.raises(SystemExit, match=r"gone: \[\], new: \['typer 0.16'\]"):

@@ -67,7 +67,7 @@ def add(cache: KVCache, values: dict[Slot, list[float]]) -> None:
 
 
 def check_views(cache: KVCache, found: Views, expected: dict[Slot, list[float]]) -> None:
-    """What attention sees: every slot's rows first, and nothing that is not finite behind them."""
+    """Check the rows that attention reads: every slot's rows first, and only finite values after them."""
     seen = set()
     for window, views in found:
         for (keys, values), kinds in zip(views, cache.layers, strict=True):
@@ -93,7 +93,7 @@ def check_rows(cache: KVCache, model: dict[Slot, list[float]]) -> None:
 
 
 def check_zeros(cache: KVCache) -> None:
-    """What no slot has written is zero, scratch rows apart."""
+    """Check that rows not written by any slot are zero, except scratch rows."""
     for lane in cache._lanes:
         for place in range(lane.places):
             written = lane.seats[place].written if place < len(lane.seats) else 0

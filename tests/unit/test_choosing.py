@@ -203,7 +203,7 @@ def test_most_rows_need_no_reference(size: int | None) -> None:
 @pytest.mark.parametrize("spread", [0.5, 4.0])
 @pytest.mark.parametrize("size", LISTS)
 def test_what_a_list_decides_is_the_references_draw(size: int | None, spread: float) -> None:
-    """Also where more tokens are left than a list holds."""
+    """Also with more tokens left than a list holds."""
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(64, 1500, generator=generator) * spread
     rows[::2] = (rows[::2] * 4).round() / 4  # ties at every border

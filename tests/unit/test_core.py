@@ -1,4 +1,4 @@
-"""The nouns: what a drafter counts."""
+"""Shared types: a drafter's own counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading models: what is refused, and what the message says."""
+"""Loading models: refusals and their messages."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_weights_with_a_gap_are_refused(copy: Path) -> None:
     gone = next(name for name in weights if "q_proj" in name)
     del weights[gone]
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(OutpaceError, match=f"not complete; missing are {gone}"):
+    with pytest.raises(OutpaceError, match=f"incomplete; missing are {gone}"):
         load(str(copy))
 
 

@@ -1,4 +1,4 @@
-"""Spec strings: what they describe, nested or of other packages, and the message about a mistake."""
+"""Spec strings: their meaning, nested or of other packages, and the messages about mistakes."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_a_broken_engine_changes_its_tokens(
 
 @dataclass(frozen=True)
 class Oracle(SequenceDrafter[Text]):
-    """Drafts what plain decoding says."""
+    """A drafter of plain decoding's tokens."""
 
     answers: dict[tuple[int, ...], list[int]]
     paper: ClassVar[str] = "none"
@@ -395,7 +395,7 @@ class DrawsFromAnother(Sampled):
 
 @dataclass(frozen=True)
 class LooksAtTheVerifiersDraws(Sampled):
-    """Drafts the token that the verifier's own draw will land on, and says it drew it blindly."""
+    """A drafter of the token that the verifier's own draw will select, declared as an independent draw."""
 
     def draft(self, state: Text) -> Draft:
         draft = super().draft(state)

@@ -106,7 +106,7 @@ def build(name: str) -> PreTrainedModel:
 
 
 def prompts(name: str, images: Sequence[int], seed: int = 0, more: int = 0) -> dict[str, Any]:
-    """What a processor would return for prompts of different lengths, padded on the left.
+    """Prompts of different lengths as a processor would return them, padded on the left.
 
     Args:
         images: number of images in each prompt.

@@ -1,4 +1,4 @@
-"""Every family: what the engine says is what transformers' own generate says, token for token, in float64.
+"""Every family: the engine's tokens are those of transformers' own generate, in float64.
 
 The drafter drafts random trees that hold the right continuation among wrong siblings, so that in most steps
 the accepted path runs through rows that are not contiguous and the cache moves them.
@@ -131,7 +131,7 @@ def test_static(name: str, attention: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_float32(name: str) -> None:
-    """As transformers loads it. Rows of a wide forward differ by rounding: near-ties may flip."""
+    """In the dtype that transformers loads. Rows of a wide forward round otherwise: near-ties may flip."""
     target = Target(FAMILIES[name].load())
     plain = decode(target)
     drafted = decode(target, trees(plain))

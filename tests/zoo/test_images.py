@@ -1,4 +1,4 @@
-"""Families of text and images: generate() and the engine say what transformers' own generate says.
+"""Families of text and images: generate() and the engine give the tokens of transformers' own generate.
 
 In float64, for batches of prompts with different numbers of images, of different sizes if a family has them.
 """
@@ -50,7 +50,7 @@ def generated(name: str, seed: int = 0) -> list[list[int]]:
 
 
 def alone(name: str, seed: int = 0, more: int = 0) -> list[dict[str, Any]]:
-    """The prompts of that batch, each as a processor returns it for one prompt; ``more`` tokens follow it."""
+    """The prompts of that batch, as a processor returns each alone; ``more`` tokens follow each."""
     given = prompts(name, IMAGES, seed, more)
     counts = [sum(IMAGES[:row]) for row in range(len(IMAGES) + 1)]
     found = []
@@ -102,7 +102,7 @@ def test_generate(name: str, images: tuple[int, ...]) -> None:
 
 
 def test_images_matter(name: str) -> None:
-    """Otherwise the other tests would pass for a target that looks at none."""
+    """The images change the output; otherwise the other tests would pass for a target that ignores them."""
     assert all(a != b for a, b in zip(generated(name), generated(name, seed=1), strict=True))
 
 
@@ -178,7 +178,7 @@ def test_it_resumes_after_preemption(name: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_bits(name: str) -> None:
-    """In bfloat16 a step runs the language model alone; what reads images does not spoil its bits."""
+    """In bfloat16 a step runs the language model alone; the parts that read images do not affect its bits."""
     model = build(name).to(torch.bfloat16)
     outputs = []
     for drafter in ("none", LOOKAHEAD, "prompt_lookup"):

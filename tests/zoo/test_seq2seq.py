@@ -1,4 +1,4 @@
-"""Encoder-decoder families: what the engine says is what transformers' own generate says, token for token.
+"""Encoder-decoder families: the engine's tokens are those of transformers' own generate.
 
 In float64, plainly greedy and with a penalty, without which random decoders repeat themselves (a head that is
 the embeddings makes a token its own best successor). As with decoder-only families, random trees make most

@@ -19,7 +19,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 
 @pytest.fixture(scope="session")
 def ending_model(model: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    """The tiny model, but the fifth token that it says after "abcdef" is its end token."""
+    """The tiny model, with the fifth token that it emits after "abcdef" as its end token."""
     engine = model.engine()
     (found,) = engine.generate([model.tokens("abcdef")], SamplingParams(max_new_tokens=5, ignore_eos=True))
     end = found.tokens[-1]

@@ -104,7 +104,7 @@ def test_one_candidate_at_a_time_has_a_cache(model: Loaded, monkeypatch: pytest.
 
 
 def test_what_is_on_a_gpu_is_waited_for(model: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zeros are written while Python goes on, and would count as the first step's seconds."""
+    """Zeros are written asynchronously, and would count as the first step's seconds."""
     order: list[str] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append(str(device)))
     monkeypatch.setattr(Ours, "run", lambda self, asked: order.append("ran"))

@@ -1,4 +1,4 @@
-"""Growing a model does not change what it says."""
+"""Growing a model does not change its tokens."""
 
 from __future__ import annotations
 

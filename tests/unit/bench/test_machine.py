@@ -1,4 +1,4 @@
-"""What a benchmark says that it ran on."""
+"""The description of a benchmark's machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists of methods, and the methods of this process: same tokens, honest counts, nothing left behind."""
+"""Lists of methods, and the methods of this process: same tokens, correct counts, no state left."""
 
 from __future__ import annotations
 

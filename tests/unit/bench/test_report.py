@@ -163,7 +163,7 @@ def test_grades_are_in_the_page_the_tables_and_the_json(record: Record) -> None:
 
 
 class Reader(HTMLParser):
-    """What a page holds."""
+    """The contents of a page."""
 
     def __init__(self) -> None:
         super().__init__()

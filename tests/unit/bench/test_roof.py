@@ -94,7 +94,7 @@ def test_the_widths_fit_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Seen(TorchDispatchMode):
-    """Notes the operations, and what goes into them."""
+    """A recorder of operations and their inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Seen(TorchDispatchMode):
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[torch.Tensor]]]:
-    """What is timed; rounds of a product of matrices take 4 and 2 seconds, others the longer the earlier."""
+    """Record what is timed; rounds of a matrix product take 4 and 2 seconds, earlier others longer."""
     calls: list[tuple[str, list[torch.Tensor]]] = []
 
     def rounds(work: Callable[[], object], device: str) -> list[float]:

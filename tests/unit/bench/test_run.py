@@ -1,4 +1,4 @@
-"""Who is asked what, and when: warm-up, turns, conversations, errors, interruptions."""
+"""The order of requests to methods: warm-up, turns, conversations, errors, interruptions."""
 
 from __future__ import annotations
 

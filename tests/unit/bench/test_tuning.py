@@ -53,7 +53,7 @@ def made_up(
     wrong: str = "",
     width_seconds: float = 0.0,
 ) -> list[tuple[str, int]]:
-    """Methods of these tokens per second; returns what will have been asked, by whom and how many prompts."""
+    """Methods with these tokens per second; returns the list of requests, by method and number of prompts."""
     asked: list[tuple[str, int]] = []
 
     class Fake:
@@ -306,7 +306,7 @@ SIXTEEN = {f"jacobi:num_speculative_tokens={i}": 10.0 + i for i in range(2, 18)}
 
 
 def prompts_of(found: Any) -> list[int]:
-    """How many prompts each candidate decoded, plain decoding left out, the most first."""
+    """The number of prompts that each candidate decoded, without plain decoding, the most first."""
     return sorted((row.prompts for way, row in found.rows.items() if way.spec != "none"), reverse=True)
 
 

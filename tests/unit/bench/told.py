@@ -1,4 +1,4 @@
-"""A method of the benchmark that does as it is told."""
+"""A method of the benchmark with prescribed results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from outpace.bench.runs import Method, Request, Run
 
 
 class Told(Method):
-    """A method whose answers and seconds are given; it notes what it was asked, in a shared log."""
+    """A method whose answers and seconds are given; it records its requests in a shared log."""
 
     peer = False
     verifier = "match"

@@ -1,4 +1,4 @@
-"""``outpace bench`` as a user meets it."""
+"""``outpace bench`` from a user's point of view."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_a_roof_that_is_not_known_is_noted(bench: Bench, monkeypatch: pytest.Mon
     result = bench("--drafters", "none", "--peers", "none", "--json", "-")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout.splitlines()[-1])
-    assert found["roof"] is None and found["notes"] == ["no roof was measured: out of memory"]
+    assert found["roof"] is None and found["notes"] == ["the roof was not measured: out of memory"]
     assert rows_of(result)["none", 1]["speedup"] == 1 and rows_of(result)["none", 1]["roof"] is None
 
     of_experts = roof.Roof(None, roof.Limits(1.0, 1, 1.0), (), 1)

@@ -1,4 +1,4 @@
-"""A chat's memory: what goes into the prompt, and what is dropped when it does not fit."""
+"""A chat's memory: the contents of the prompt, and the turns dropped if it does not fit."""
 
 from __future__ import annotations
 

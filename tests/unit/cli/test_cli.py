@@ -1,4 +1,4 @@
-"""The command line as a user meets it: what it prints, where, and with which exit code."""
+"""The command line from a user's point of view: output, streams, exit codes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[int]:
-    """What transformers itself decodes greedily."""
+    """The greedy output of transformers itself."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = AutoTokenizer.from_pretrained(folder)(PROMPT, return_tensors="pt").input_ids
     found = model.generate(ids, max_new_tokens=24, do_sample=False, use_cache=False)
@@ -455,7 +455,7 @@ def test_chat_template_that_is_not_there(run: Run, folder: Path) -> None:
 
 @pytest.mark.parametrize("command", [("generate",), ("demo", "--once")])
 def test_a_prompt_that_is_no_text_is_refused(run: Run, folder: Path, command: tuple[str, ...]) -> None:
-    """A shell hands over any bytes; those that are not UTF-8 arrive as unpaired surrogates."""
+    """A shell passes on any bytes; those that are not UTF-8 arrive as unpaired surrogates."""
     refused(run(*command, "-m", folder, "-p", "a\udcffb"), r"'\udcff' is an unpaired surrogate")
 
 

@@ -13,7 +13,7 @@ from outpace.core import OutpaceError
 
 
 def documents(file: Path, field: str = "text", end: int | None = None) -> list[str | list[int]]:
-    """What the pieces of a file make, each document as one."""
+    """The documents that the pieces of a file form."""
     found: list[str | list[int]] = []
     parts: list[str | list[int]] = []
     for piece in corpus.read(file, field, end):

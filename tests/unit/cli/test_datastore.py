@@ -1,4 +1,4 @@
-"""``outpace datastore`` as a user meets it."""
+"""``outpace datastore`` from a user's point of view."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``outpace drafters`` as a user meets it."""
+"""``outpace drafters`` from a user's point of view."""
 
 from __future__ import annotations
 

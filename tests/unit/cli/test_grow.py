@@ -1,4 +1,4 @@
-"""``outpace grow`` as a user meets it."""
+"""``outpace grow`` from a user's point of view."""
 
 from __future__ import annotations
 

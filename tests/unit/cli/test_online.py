@@ -1,4 +1,4 @@
-"""``--online`` as a user meets it."""
+"""``--online`` from a user's point of view."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPTS = [f"say {number}" for number in range(8)]
 
 
 class Thorough(Online):
-    """Whatever the clock says, there is a round."""
+    """Learning with a round in any case, independent of the clock."""
 
     def close(self) -> None:
         super().close()

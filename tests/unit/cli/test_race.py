@@ -1,4 +1,4 @@
-"""The race: whose turn it is, what is coloured, and what the screen shows."""
+"""The race: the order of turns, the colours, the screen."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def shown(console: Console) -> str:
 
 @dataclass
 class Runner:
-    """A lane whose steps take as long as it is told."""
+    """A lane whose steps take given times."""
 
     pace: float
     left: int

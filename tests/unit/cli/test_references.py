@@ -24,7 +24,7 @@ def run(*args: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def said() -> str:
-    """What the embedded model says plainly: a text of which its tokenizer makes the same tokens again."""
+    """The embedded model's plain output, cut to a text that is tokenised to the same tokens again."""
     model = load(device="cpu")
     params = SamplingParams(max_new_tokens=TOKENS)
     (generation,) = model.engine().generate([model.tokens(PROMPT)], params)

@@ -1,4 +1,4 @@
-"""What reaches a terminal, and Ctrl-C between steps."""
+"""Output to a terminal, and Ctrl-C between steps."""
 
 from __future__ import annotations
 

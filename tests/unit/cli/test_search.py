@@ -1,4 +1,4 @@
-"""``outpace search`` as a user meets it."""
+"""``outpace search`` from a user's point of view."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def stock(folder: Path) -> list[list[int]]:
-    """What transformers itself decodes, without the tokens that the decoder is given."""
+    """The output of transformers itself, without the tokens that the decoder is given."""
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float64)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     outputs = []

@@ -1,4 +1,4 @@
-"""``outpace train`` as a user meets it."""
+"""``outpace train`` from a user's point of view."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_drafter_is_trained_and_drafts(run: Run, model: Loaded, tmp_path: Path
 def test_what_others_wrote_is_measured_on_what_the_model_says(
     run: Run, model: Loaded, tmp_path: Path
 ) -> None:
-    """The held-out figure is of decoding, whatever is learnt; and all of a long text is learnt."""
+    """The held-out figure is that of decoding, whatever text is learnt; and all of a long text is learnt."""
     data, out = tmp_path / "data.jsonl", tmp_path / "out"
     asked = [{"prompt": f"say {number}", "response": "no " * (number + 1)} for number in range(20)]
     texts = [{"text": f"{number} tells a tale " + "of a day " * number} for number in range(20)]

@@ -1,4 +1,4 @@
-"""``outpace tune`` and ``--profile`` as a user meets them."""
+"""``outpace tune`` and ``--profile`` from a user's point of view."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_profile_is_written_and_every_command_reads_it(
 
 
 def words(text: str) -> str:
-    """Text as it is read: a table's lines are broken anywhere."""
+    """Text as one line: a table's lines may be broken anywhere."""
     return " ".join(text.split())
 
 

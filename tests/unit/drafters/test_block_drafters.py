@@ -1,4 +1,4 @@
-"""Drafters of blocks: what they forget, give back, refuse, and leave undrafted."""
+"""Drafters of blocks: state, slots, refusals, and places without drafts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def module(name: str, target: TargetModel = TARGET) -> BlockModule:
 
 
 def same(found: Draft, expected: Draft) -> bool:
-    """Whether two drafts are of the same tokens, drawn from the same distributions."""
+    """True if two drafts have the same tokens, drawn from the same distributions."""
     rows = found.distributions or {}, expected.distributions or {}
     return (
         list(found.tokens) == list(expected.tokens)

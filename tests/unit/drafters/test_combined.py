@@ -1,4 +1,4 @@
-"""Drafters combined: what each part sees of a step, who gets the nodes, what is refused."""
+"""Combined drafters: each part's view of a step, the choice of nodes, refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DRAFT_MODEL = DraftModel(ToyTarget(surprise=0.7), num_speculative_tokens=3)
 
 @dataclass(frozen=True)
 class Recorded(Drafter[Any]):
-    """Passes on to a drafter, and keeps what it proposed and what it was told, by sequence."""
+    """A wrapper of a drafter that records its proposals and what it observed, by sequence."""
 
     inner: Drafter[Any]
     layers: tuple[int, ...] = ()
@@ -164,7 +164,7 @@ def test_each_part_sees_the_fate_of_its_own_nodes(options: dict[str, Any], param
 
 
 def check_rows(target: ToyTarget, text: list[int], texts: list[list[int]], step: Step) -> None:
-    """The rows are what the target says after the text on the way to each node, and hidden states its own."""
+    """Check that the rows are the target's predictions after each node, and the hidden states its own."""
     for node in {-1, 0, len(step.draft) - 1} & set(range(-1, len(step.draft))):
         cache = target.new_cache()
         slot = cache.allocate()
@@ -182,7 +182,7 @@ def check_rows(target: ToyTarget, text: list[int], texts: list[list[int]], step:
 
 @dataclass(frozen=True)
 class Oracle(SequenceDrafter[Sequence]):
-    """Drafts what will be said, where it is asked to be right, else something else."""
+    """A drafter of the coming text where it is to be right, and of something else otherwise."""
 
     text: tuple[int, ...]
     right: tuple[int, int] = (0, 10**9)

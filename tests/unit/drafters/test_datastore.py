@@ -40,13 +40,13 @@ def for_rows(rows: int, vocabulary: int = 300) -> int:
 
 
 def said(found: Found) -> tuple[int, int, Counter[tuple[int, ...]]]:
-    """A finding, with the continuations in no order and without their padding."""
+    """A result, with sorted continuations and without their padding."""
     texts = (tuple(token for token in row if token >= 0) for row in found.continuations.tolist())
     return found.length, found.count, Counter(texts)
 
 
 def scan(documents: list[Text], text: Text, most: int) -> tuple[int, int, Counter[tuple[int, ...]]]:
-    """What a datastore should say, by looking at every place of every document."""
+    """The result that a datastore should return, by looking at every place of every document."""
     for length in range(min(most, len(text)), 0, -1):
         places = [
             tuple(document[i + length : i + length + DEPTH])
@@ -122,7 +122,7 @@ def test_pieces_make_one_document(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows", [1000, 50])
 def test_occurrences_looked_at_are_spread_evenly(tmp_path: Path, rows: int) -> None:
-    """What precedes orders the places: 30 times 7, 60 times 8, 10 times 9."""
+    """Places are ordered by what precedes them: 30 times 7, 60 times 8, 10 times 9."""
     documents = [
         [before, 1, after] for before, after, n in ((7, 7, 30), (8, 8, 60), (9, 9, 10)) for _ in range(n)
     ]

@@ -1,4 +1,4 @@
-"""Trees of a draft model: exact in every shape and with every way to draw, and worth more than a chain."""
+"""Trees of a draft model: exact in every shape and with every way to draw, and better than a chain."""
 
 from __future__ import annotations
 

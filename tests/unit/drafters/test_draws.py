@@ -1,4 +1,4 @@
-"""Candidates of a node: drawn as their distribution says, each from what is left or each by itself."""
+"""Candidates of a node: drawn from their distribution, without or with replacement."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pairs(draws: Draws, coupled: bool = False, first: int = 0) -> list[tuple[int
 
 
 def fits(found: list[tuple[int, int]], chances: dict[tuple[int, int], float]) -> bool:
-    """Whether pairs are spread as these chances say, by chi-square. The seeds are fixed, so the answer is."""
+    """True if pairs follow these chances, by chi-square; the seeds are fixed, so the answer is too."""
     possible = [pair for pair in PAIRS if chances[pair] > 0]
     assert set(found) <= set(possible)
     counts = [found.count(pair) for pair in possible]

@@ -116,7 +116,7 @@ def test_engines_share_a_target() -> None:
 
 
 def adapter_of(kind: Kind, model: CausalTarget) -> Adapter:
-    """An adapter behind three layers, with random weights."""
+    """An adapter after three layers, with random weights."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         config = AdapterConfig(3, kind, num_speculative_tokens=4, min_confidence=0.2)

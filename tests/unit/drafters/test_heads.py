@@ -1,4 +1,4 @@
-"""Drafters of heads: what they draft, what they learn, and what training predicts."""
+"""Drafters of heads: their drafts, what they learn, and the acceptance that training predicts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[type[Heads], Any, Any]] = {
 
 
 def heads(name: str, target: ToyTarget = TARGET) -> Heads:
-    """Heads with weights large enough to say something of their own."""
+    """Heads with weights large enough to affect their predictions."""
     cls, config, _ = KINDS[name]
     made = cls.new(config, target).double()
     random = torch.Generator().manual_seed(0)
@@ -51,7 +51,7 @@ def test_contract(name: str) -> None:
 
 @pytest.mark.parametrize("verifier", ["match", "rejection"])
 def test_replay_predicts_what_decoding_accepts(verifier: str) -> None:
-    """Heads that learnt this very text; each step of decoding accepts what ``accepted`` says at its root."""
+    """Heads that learnt this very text; each step accepts what ``accepted`` predicts at its root."""
     params = SamplingParams(max_new_tokens=60, ignore_eos=True)
     (plain,) = Engine(TARGET).generate([PROMPT], params)
     batch = batch_of(PROMPT + plain.tokens, len(PROMPT))

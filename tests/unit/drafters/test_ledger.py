@@ -1,4 +1,4 @@
-"""The ledger of guesses: which nodes are judged, where they are counted, what is forgotten."""
+"""The ledger of guesses: judged nodes, the cells in which they are counted, decay."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def chance(ledger: Ledger, depth: int, rank: int, guessers: int = ONE, stated: f
 
 
 def moved(ledger: Ledger, guessers: int = ONE) -> dict[tuple[int, int], int]:
-    """Where the chances went up (1) or down (-1), by depth and rank."""
+    """The cells whose chances increased (1) or decreased (-1), by depth and rank."""
     found = {}
     for depth in range(12):
         for rank in range(8):
@@ -106,7 +106,7 @@ def test_it_forgets() -> None:
 
 
 def texts(tokens: Sequence[int], parents: Sequence[int]) -> list[tuple[int, ...]]:
-    """What each node of a tree says, from the root on."""
+    """The text of each node of a tree, from the root on."""
     return [tuple(tokens[n] for n in path_to(parents, node)) for node in range(len(parents))]
 
 

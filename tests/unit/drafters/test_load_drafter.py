@@ -1,4 +1,4 @@
-"""Spec strings: every drafter by name, its options by type, and what is said about a mistake."""
+"""Spec strings: every drafter by name, its options by type, and the messages about mistakes."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Recorded(Lookahead):
 
 
 def window_mask(widths: list[int]) -> dict[tuple[tuple[int, int], tuple[int, int]], bool]:
-    """Who sees whom in the paper's figure: of level 0 all to its left, of its own column all above.
+    """The mask of the paper's figure: a cell attends to level 0 on its left, and to its own column above.
 
     Cells are (level, column); (0, 0) is the root.
     """

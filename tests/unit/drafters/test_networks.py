@@ -1,4 +1,4 @@
-"""Networks as their papers write them, a slow reference beside each; what losses weigh, where they look."""
+"""Networks as their papers describe them, each with a slow reference; the weights and masks of losses."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def gated(layer: dict[str, Tensor], rows: Tensor) -> Tensor:
 
 
 def attended(layer: dict[str, Tensor], rows: Tensor) -> Tensor:
-    """What the last row sees of all rows, at places 0, 1, ...: 4 heads of 8 numbers, 2 of keys."""
+    """The last row's attention over all rows, at places 0, 1, ...: 4 heads of 8 numbers, 2 of keys."""
 
     def heads(name: str) -> Tensor:
         return (rows @ layer[f"self_attn.{name}_proj.weight"].T).view(len(rows), -1, 8)
@@ -150,7 +150,7 @@ def eagle(
     normed_first: bool = False,
     normed_output: bool = False,
 ) -> Tensor:
-    """What comes out behind the text so far, [depth, 32]: each but the first goes on with the one before.
+    """The outputs after the text so far, [depth, 32]: each but the first continues from the one before.
 
     Args:
         features: of the text's places, [root, 32].
@@ -295,7 +295,7 @@ def test_places_are_drawn_where_there_is_something_to_learn() -> None:
 
 
 def test_look_ahead_rows_stand_where_a_token_counts_that_they_guess() -> None:
-    """Of a token one place ahead no row speaks."""
+    """No row predicts the token one place ahead."""
     module = made(LookAhead, LookAheadConfig(1, places=3))
     batch = read_batch(TARGET, [[Document((*TEXT, 8, 1, 4), 5)]], ())
     for _ in range(8):

@@ -10,7 +10,7 @@ from outpace.drafters.copying.ngram_index import Match, NgramIndex
 
 
 def search(text: list[int], max_ngram: int, min_ngram: int, limit: int) -> list[Match]:
-    """What the index should say, by looking at every place."""
+    """The matches that the index should return, by looking at every place."""
     found = []
     for place in range(1, len(text)):
         length = 0

@@ -1,4 +1,4 @@
-"""Look-ahead embeddings: rows past the vocabulary ride behind guesses, and say what comes after them."""
+"""Look-ahead embeddings: rows beyond the vocabulary follow guesses and predict the tokens after them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SAMPLED = SamplingParams(max_new_tokens=41, temperature=0.8, seed=3, ignore_eos=
 
 
 class Clairvoyant(ToyTarget):
-    """A target that goes by position alone, so that a look-ahead row knows as much as any other."""
+    """A target whose prediction depends on the position alone, so that look-ahead rows predict it too."""
 
     extra = 9
 
@@ -118,7 +118,7 @@ def test_an_id_past_the_vocabulary_is_a_row_of_the_table(target: TargetModel) ->
 
 @pytest.mark.parametrize("target", [CausalTarget(tiny_llama(vocabulary=40)), ToyTarget(vocabulary=40)])
 def test_a_table_that_learns_is_read_anew(target: TargetModel) -> None:
-    """As while it is used online: in float32, whatever the target is in."""
+    """Changes of the table take effect, as when learning online: in float32, whatever the target's dtype."""
     table = torch.nn.Parameter(torch.ones(2, target.hidden.size))
     more = target.with_embeddings(table)
     answers = []
@@ -200,7 +200,7 @@ def test_embeddings_are_trained_through_the_target_saved_and_draft(tmp_path: Pat
 
 
 def test_decoding_accepts_what_the_replay_says() -> None:
-    """Step by step, and in the counts of a row that holds all texts."""
+    """The replay's prediction holds step by step, and in the counts of a row that contains all texts."""
     target = CausalTarget(tiny_llama(vocabulary=40))
     plain = Engine(target).generate(PROMPTS, LONG)
     texts = [Document((*p, *g.tokens), len(p)) for p, g in zip(PROMPTS, plain, strict=True)]

@@ -1,4 +1,4 @@
-"""Prompt lookup: which matches are followed, where the draft branches, how much a match is worth."""
+"""Prompt lookup: the matches that are followed, the branches of the draft, the weight of a match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copying from references: where it begins, how it comes back after an edit, and what it never changes."""
+"""Copying from references: the start, resynchronisation after an edit, and unchanged tokens."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ SAMPLINGS = [
     [{}, {"branches": 1}, {"num_speculative_tokens": 5, "max_speculative_tokens": 9, "branches": 5}],
 )
 def test_tokens_are_those_of_plain_decoding(params: SamplingParams, options: dict[str, int]) -> None:
-    """References that hold the output with errors in it, and each request its own."""
+    """References contain the output with errors, and each request has its own."""
     target, rng = ToyTarget(), random.Random(1)
     prompts = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6], [*range(8), *range(8)]]
     plain = Engine(target).generate(prompts, params)

@@ -1,4 +1,4 @@
-"""Retrieval: what is drafted from a datastore, what is refused, and that the tokens stay the target's own."""
+"""Retrieval: drafts from a datastore, refusals, and unchanged tokens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write(file: Path, documents: Seq[Seq[int]], vocabulary: int = 32, memory: in
 
 @pytest.fixture(scope="module")
 def texts() -> list[list[int]]:
-    """What the target says after other prompts: much of it right, much of it not."""
+    """The target's outputs after other prompts: partly right, partly wrong."""
     params = SamplingParams(max_new_tokens=40, temperature=1.0, seed=9, ignore_eos=True)
     found = Engine(TARGET).generate([[token] for token in range(1, 32)], params)
     return [generation.tokens for generation in found]
@@ -155,7 +155,7 @@ def test_a_datastore_of_another_vocabulary(tmp_path: Path) -> None:
 
 
 def test_a_datastore_of_another_tokenizer(tmp_path: Path) -> None:
-    """As many tokens, but others."""
+    """A vocabulary of the same size with other tokens is refused."""
     folder = save_llama(tmp_path / "model")
     target = outpace.Target(LlamaForCausalLM.from_pretrained(folder))
     vocabulary = byte_tokenizer().get_vocab()

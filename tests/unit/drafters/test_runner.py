@@ -1,4 +1,4 @@
-"""The draft cache holds the rows of the text, whatever tree was in it."""
+"""The draft cache contains the rows of the text, after any tree."""
 
 from __future__ import annotations
 

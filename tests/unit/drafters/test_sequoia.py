@@ -17,7 +17,7 @@ from outpace.tree import children, depths
 
 
 def worth(acceptance: tuple[float, ...], parents: list[int]) -> float:
-    """Tokens expected to be accepted: the sum of all nodes' chances."""
+    """Expected number of accepted tokens: the sum of all nodes' chances."""
     chances: list[float] = []
     rank = [children(parents)[parent].index(node) for node, parent in enumerate(parents)]
     for node, parent in enumerate(parents):

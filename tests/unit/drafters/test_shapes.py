@@ -1,4 +1,4 @@
-"""Shapes of trees: what options mean, and what is kept of a tree that has grown."""
+"""Shapes of trees: the meaning of options, and the nodes kept of a tree that has grown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Suffix decoding: what is drafted from which match, what is remembered, and what it never changes."""
+"""Suffix decoding: drafts by match, memory, and unchanged tokens."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_engines_do_not_share_their_memory() -> None:
     ],
 )
 def test_tokens_are_those_of_plain_decoding(params: SamplingParams) -> None:
-    """Also the second time, when the memory knows the texts."""
+    """The tokens are also equal the second time, when the memory contains the texts."""
     target = ToyTarget()
     prompts = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6], [*range(8), *range(8)]]
     plain = Engine(target).generate(prompts, params)

@@ -22,7 +22,7 @@ def build(text: Text, counted: int = 64) -> SuffixAutomaton:
 
 
 def ends(text: Text, ngram: Text) -> list[int]:
-    """Where an n-gram ends in a text."""
+    """The places where an n-gram ends in a text."""
     size = len(ngram)
     return [end for end in range(size, len(text) + 1) if text[end - size : end] == ngram]
 

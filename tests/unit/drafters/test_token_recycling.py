@@ -1,4 +1,4 @@
-"""Token recycling: the tree's shape, what is learnt of a step, and what is drafted from it."""
+"""Token recycling: the tree's shape, what is learnt from a step, and the drafts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_tree_of_a_smaller_budget_is_the_beginning() -> None:
 
 
 def state(follow: dict[int, list[int]], text: list[int], **params: object) -> TokenRecyclingState:
-    """What is known of a vocabulary of 20 tokens."""
+    """A state with a vocabulary of 20 tokens."""
     width = max(map(len, follow.values()))
     known = np.full((21, width), 20, dtype=np.int32)
     for token, candidates in follow.items():

@@ -1,4 +1,4 @@
-"""EAGLE, DFlash and SpecDec's drafter: exact with any weights, learning, with held-out figures that hold."""
+"""EAGLE, DFlash and SpecDec's drafter: exact with any weights, learning, and correct held-out figures."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def plain(params: SamplingParams) -> list[list[int]]:
 
 
 def module(name: str, target: TargetModel) -> Learned:
-    """With random weights."""
+    """A module with random weights."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
         return MAKERS[name][0](target).double()
@@ -153,7 +153,7 @@ def test_decoding_accepts_what_the_replay_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_nothing_looks_across_documents(name: str) -> None:
-    """A text alone in a batch has the losses and acceptance that it has behind another."""
+    """A text alone in a batch has the losses and acceptance that it has after another text."""
     made = module(name, llama())
     texts = [Document((7, 7, 2, 9, 1, 4, 3, 8)), Document((3, 9, 2, 7, 11, 12, 13, 14))]
     both, alone = (read_batch(llama(), [row], made.hidden_layers) for row in (texts, texts[1:]))
@@ -185,7 +185,7 @@ def test_the_contract_holds(name: str) -> None:
 def test_each_token_is_drawn_from_the_distribution_it_brings_with_noise_of_its_own(
     name: str, verifier: str
 ) -> None:
-    """That those are what the drafter says of the place is in ``test_training_and_drafting``."""
+    """``test_training_and_drafting`` shows that those are the drafter's distributions at the place."""
     watch = Watch()
     drafter = MAKERS[name][1](trained(name)[0])
     found = Engine(llama(), drafter, verifier, observer=watch, adaptive=False).generate(PROMPTS, SAMPLED)

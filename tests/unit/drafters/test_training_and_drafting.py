@@ -1,4 +1,4 @@
-"""What a drafter learns from at a place of a text is what it drafts from there: positions, masks, states.
+"""A drafter learns at each place what it drafts from there: positions, masks, states.
 
 The logits that the loss is given are compared with the distributions that drafts bring, at each root of texts
 that were decoded with many rejections.
@@ -82,7 +82,7 @@ KINDS = {
 
 
 def module(kind: Kind) -> Learned:
-    """With weights large enough to say something of their own."""
+    """A module with weights large enough to affect its predictions."""
     with torch.random.fork_rng():
         torch.manual_seed(2)
         made = kind.module.new(kind.config, TARGET).double()

@@ -1,4 +1,4 @@
-"""A draft model with another tokenizer: exact all the same, and of use."""
+"""A draft model with another tokenizer: exact, and its drafts are accepted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HOW: dict[str, dict[str, Any]] = {
 
 
 def teller(tokenizer: Any, surprise: float, seed: int = 0, habit: float = 9.0) -> ToyTarget:
-    """A model that mostly tells the story, in a tokenizer's own tokens."""
+    """A model that mostly continues the story, in a tokenizer's own tokens."""
     toy = ToyTarget(len(tokenizer), 400, seed, tokenizer.eos_token_id, surprise)
     toy._habit.zero_()
     tokens = tokenizer(STORY.replace("\u2013", "-")).input_ids
@@ -91,7 +91,7 @@ def test_under_rejection_texts_are_distributed_as_the_target_says(how: str) -> N
 
 
 def chances(target: ToyTarget, prompt: list[int]) -> Tensor:
-    """Of the first token and the second, [vocabulary, vocabulary]."""
+    """Chances of the first and the second token, [vocabulary, vocabulary]."""
     cache = target.new_cache(target.vocabulary)
     feeds = {cache.allocate(): Rows([*prompt, token]) for token in range(target.vocabulary)}
     output = target.forward(cache, feeds)

@@ -1,4 +1,4 @@
-"""An engine with a governor says what plain decoding says; its clock is a fake, so every run is the same."""
+"""An engine with a governor emits the tokens of plain decoding; its clock is simulated."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_a_pinned_width_is_kept() -> None:
 
 
 class Outcomes(Governor):
-    """Keeps what it is told."""
+    """A policy that records the outcomes it gets."""
 
     def __init__(self) -> None:
         super().__init__()

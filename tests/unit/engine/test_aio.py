@@ -32,7 +32,7 @@ class Letters:
 
 
 class Gate:
-    """A criterion that holds the engine's thread in a step until it is opened."""
+    """A criterion that blocks the engine's thread in a step until it is opened."""
 
     def __init__(self) -> None:
         self.reached, self.opened = threading.Event(), threading.Event()

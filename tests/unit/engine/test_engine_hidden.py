@@ -1,4 +1,4 @@
-"""The hidden states a drafter is handed: those of every committed row, once, as a plain forward has them."""
+"""The hidden states that a drafter gets: those of every committed row, once, equal to a plain forward's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARAMS = [
 
 @dataclass
 class Reading:
-    """What has arrived for a sequence: layer -> parts of its rows."""
+    """The states that arrived for a sequence: layer -> parts of its rows."""
 
     sequence: Sequence
     inner: Any
@@ -39,7 +39,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Reader(Drafter[Reading]):
-    """Drafts as another does, and keeps every hidden state it is handed."""
+    """A wrapper of a drafter that records every hidden state it gets."""
 
     inner: Drafter[Any] = field(default_factory=lambda: PromptLookup(branches=2))
     readings: list[Reading] = field(default_factory=list, compare=False)

@@ -1,4 +1,4 @@
-"""A sequence that goes on from output that was there before: the tokens of one that was never interrupted."""
+"""A sequence resumed from earlier output has the tokens of an uninterrupted one."""
 
 from __future__ import annotations
 

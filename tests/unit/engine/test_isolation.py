@@ -1,4 +1,4 @@
-"""One bad request never touches another: what fails for one sequence ends that sequence alone."""
+"""One bad request never affects another: an error specific to one sequence ends that sequence alone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BAD = 2  # the prompt whose request goes wrong
 
 
 class Broken(RuntimeError):
-    """What is raised on purpose."""
+    """An exception raised on purpose."""
 
 
 class Numbers:
@@ -369,7 +369,7 @@ def test_combined_refuses_what_it_could_not_weigh(verifier: str) -> None:
 
 
 def in_thread(call: Callable[[], Any]) -> Exception | None:
-    """What a call raises in another thread, which lives on until the call has ended."""
+    """The exception that a call raises in another thread, which lives until the call has ended."""
     caught: list[Exception | None] = [None]
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Profiles: written, kept beside others, read for the model, dtype and machine they hold for."""
+"""Profiles: written, kept beside others, read for their model, dtype and machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who joins when, prompts in chunks, memory that runs short: the tokens are those of plain decoding."""
+"""Admission, prompts in chunks, and memory shortage: the tokens are those of plain decoding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAMPLED = SamplingParams(max_new_tokens=30, temperature=1.0, seed=3, ignore_eos=
 
 
 class Widths(ToyTarget):
-    """A target that notes the rows that each slot feeds to each forward, and whether logits were wanted."""
+    """A target that records the rows that slots feed to each forward, and whether logits were requested."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -1,4 +1,4 @@
-"""Requests choose their drafter: sequences of all ride in one forward, with the tokens of plain decoding."""
+"""Requests choose their drafter: all sequences share a forward, with the tokens of plain decoding."""
 
 from __future__ import annotations
 

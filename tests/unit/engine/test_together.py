@@ -30,11 +30,11 @@ CHUNK = 16
 
 
 class Trouble(Exception):
-    """What is raised on purpose."""
+    """An exception raised on purpose."""
 
 
 class Watched(ToyTarget):
-    """Counts chunks of prompts, and holds the most rows in one."""
+    """A target that counts chunks of prompts, and records the most rows of one."""
 
     chunks = widest = 0
 
@@ -164,7 +164,7 @@ def test_every_completed_text_is_that_of_plain_decoding(
 
 
 def _wrong_block(patch: pytest.MonkeyPatch) -> None:
-    """The prefix cache hands out the rows of whichever block was used last."""
+    """The prefix cache returns the rows of the block used last."""
 
     class Blocks(OrderedDict[Any, Any]):
         def get(self, key: Any, default: Any = None) -> Any:

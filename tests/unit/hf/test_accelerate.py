@@ -268,7 +268,7 @@ def test_an_inference_mode_of_the_callers(plain: Any, fast: Any, batch: Any) -> 
     "way", [lambda model, v: outpace.accelerate(model, "none", v), lambda _, v: outpace.decode("none", v)]
 )
 def test_a_lossy_verifier_warns(llama: Any, way: Any) -> None:
-    """generate() returns tokens alone, which cannot say it."""
+    """A lossy verifier warns, since generate() returns tokens only."""
     with pytest.warns(UserWarning, match=r"typical:.*lossy.* changes the model's output"):
         way(llama, "typical")
     way(llama, "rejection")  # pytest makes an error of a warning of ours

@@ -1,4 +1,4 @@
-"""Stopping criteria: those the engine decides by itself, and those that are called."""
+"""Stopping criteria: those that the engine evaluates itself, and those that are called."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_criteria_equal_stock(plain: Any, fast: Any, batch: Any) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_rows_grow_on_where_there_is_no_end_token(family: str, batch: Any) -> None:
-    """Without an end-of-sequence token, stock pads nothing: every row goes on until all have ended."""
+    """Without an end-of-sequence token transformers pads nothing: every row grows until all have ended."""
     model = make(family)
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
     asked = {"return_dict_in_generate": True, "output_logits": True}

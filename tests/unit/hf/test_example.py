@@ -1,4 +1,4 @@
-"""The example runs, and says what it is meant to say."""
+"""The example runs, and prints what it should."""
 
 from __future__ import annotations
 

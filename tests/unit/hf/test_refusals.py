@@ -1,4 +1,4 @@
-"""What cannot be decoded is refused, and the message names the remedy."""
+"""Calls that cannot be decoded are refused, and the message names the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which warpers the engine takes over, so that drafters can draw as the target will."""
+"""The warpers that the engine takes over, so that drafters can draw as the target will."""
 
 from __future__ import annotations
 

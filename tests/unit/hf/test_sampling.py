@@ -139,7 +139,7 @@ OF_OPTIONS = {
 
 
 def untrained(name: str, model: Any, folder: Path) -> str:
-    """The spec of a learned drafter that knows nothing yet."""
+    """The spec of an untrained learned drafter."""
     torch.manual_seed(0)
     LEARNED[name].new(LEARNED[name].config_type(), outpace.Target(model)).save(folder)
     return f"{name}:path={folder}"

@@ -85,7 +85,7 @@ def test_options(name: str, option: str) -> None:
 
 
 def test_it_is_accelerated() -> None:
-    """Otherwise the tests above would pass for a wrapper that does nothing."""
+    """The model is accelerated; otherwise the tests above would pass for a wrapper that does nothing."""
     given = padded("bart") | {"repetition_penalty": 1.0, "eos_token_id": None, "max_new_tokens": 40}
     counter = Forwards(fast("bart"))
     expected, found = both("bart", given)
@@ -327,7 +327,7 @@ def test_whisper(name: str, languages: bool) -> None:
 
 @pytest.mark.parametrize("languages", [True, False])
 def test_silence_and_conditions_matter(languages: bool) -> None:
-    """Otherwise the test above would pass without them."""
+    """Silence and conditions change the output; otherwise the test above would pass without them."""
     model, given = whisper(languages), SPOKEN["silence"]
     heard = model.generate(**given).tolist()
     assert heard != model.generate(**given | {"no_speech_threshold": 1.0}).tolist()

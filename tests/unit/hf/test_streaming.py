@@ -1,4 +1,4 @@
-"""Streamers: the prompt, then one token a put, then the end, also after an error."""
+"""Streamers: the prompt, then one token per put, then the end, also after an error."""
 
 from __future__ import annotations
 

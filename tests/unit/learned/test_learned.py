@@ -1,4 +1,4 @@
-"""Trained modules: their folders, what does not fit, and the batches they learn from."""
+"""Trained modules: their folders, mismatches, and the batches they learn from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published EAGLE-3 drafters: speculators' layout there and back, EAGLE's own, and files that are wrong."""
+"""Published EAGLE-3 drafters: speculators' layout there and back, EAGLE's own, and invalid files."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_speculators_layout_loads_and_drafts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_an_output_that_is_normed_is_read_from_the_config_alone(tmp_path: Path, nested: bool) -> None:
-    """It has no tensor of its own that would be missed."""
+    """A normed output has no tensor that would be missed, so only the config shows it."""
     said = {"norm_output": True}
     config = {**SPECULATORS, **({"eagle_config": said} if nested else said)}
     made = EagleModule.load(write(tmp_path, config, weights("layers.0.")), llama())
@@ -152,7 +152,7 @@ def first_weights(bias: bool) -> dict[str, Tensor]:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("expand", [None, 3])
 def test_an_eagle_1_loads_and_drafts(tmp_path: Path, bias: bool, expand: int | None) -> None:
-    """Its config is the layer's alone; with ``expand`` its trees are EAGLE-2's."""
+    """The config of an EAGLE-1 is that of its layer; with ``expand`` its trees are EAGLE-2's."""
     tensors = first_weights(bias)
     config = {**LAYER, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
     folder = write(tmp_path, config, tensors)

@@ -1,4 +1,4 @@
-"""DFlash as published, by z-lab and in speculators' layout: what it drafts, and files that are wrong."""
+"""DFlash as published, by z-lab and in speculators' layout: its drafts, and invalid files."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def weights(read: int = len(READ)) -> dict[str, Tensor]:
 
 
 def copies() -> dict[str, Tensor]:
-    """What speculators' files repeat of the target."""
+    """The tensors of the target that speculators' files repeat."""
     model: Any = llama().model
     return {
         "embed_tokens.weight": model.model.embed_tokens.weight.float().detach().clone(),

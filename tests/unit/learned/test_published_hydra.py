@@ -1,4 +1,4 @@
-"""Hydra's heads as they are published: names there and here, what they predict, and files that are wrong."""
+"""Hydra's heads as published: names there and here, predictions, and invalid files."""
 
 from __future__ import annotations
 

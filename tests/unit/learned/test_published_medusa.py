@@ -1,4 +1,4 @@
-"""Medusa's heads as they are published: names there and here, what they predict, and files that are wrong."""
+"""Medusa's heads as published: names there and here, predictions, and invalid files."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Machine:
 
 @dataclass
 class Text:
-    """What becomes of a chain of guesses: each is right with a chance that depends on its place.
+    """Outcomes of a chain of guesses: each is right with a chance that depends on its place.
 
     Attributes:
         chance: of each guess.

@@ -1,4 +1,4 @@
-"""Measured costs: medians, smooth curves, what is forgotten, and the file they are kept in."""
+"""Measured costs: medians, smooth curves, forgetting, and the file."""
 
 from __future__ import annotations
 

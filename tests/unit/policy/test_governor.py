@@ -210,7 +210,7 @@ def test_and_for_another_batch() -> None:
 
 
 def test_a_trial_that_finds_nothing_to_draft_turns_nothing_on() -> None:
-    """A dear drafter, and all that is known is the chance that nodes are taken to have at first."""
+    """An expensive drafter, when nothing is known but the initial estimate of how many nodes exist."""
     noted = plans(Governor(), Machine(flat, draft=(0.3 * 20e-3, 0.0)), Text(constant(0.9), found=0.0), 400)
     assert sum(map(bool, noted[:100])) <= 5 / 0.3 + 4  # what the account holds at first
     assert sum(map(bool, noted[100:])) < 0.05 * 300
@@ -250,7 +250,7 @@ def test_guesses_that_begin_to_be_right_are_noticed() -> None:
 
 @pytest.mark.parametrize("cost", [flat, lambda rows: 20e-3 + 0.1e-3 * rows])
 def test_what_pays_is_found_within_64_tokens(cost: Seconds) -> None:
-    """Rows nearly free, and a drafter that has little to say: 1.2 tokens per step."""
+    """Rows nearly free, and a drafter with few right guesses: 1.2 tokens per step."""
     for seed in range(5):
         text = Text(constant(0.4), found=0.35)
         whole = simulate(Governor(), Machine(cost, draft=(100e-6, 0.0)), text, 64, seed=seed)
@@ -262,7 +262,7 @@ def test_what_pays_is_found_within_64_tokens(cost: Seconds) -> None:
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0, 0.0, 1e9])
 def test_a_clock_that_jumps_or_stops_changes_nothing(wrong: float) -> None:
-    """One measurement in ten is nonsense; and a clock that shows nothing else decodes plainly."""
+    """One measurement in ten is wrong; with a clock that is always wrong it decodes plainly."""
 
     class Erratic(Machine):
         def forward(self, rows: int) -> float:
@@ -337,7 +337,7 @@ def test_what_was_in_vain_with_few_is_not_tried_at_once_with_more() -> None:
 
 
 def test_a_trial_that_prompts_show_to_be_dear_is_not_begun() -> None:
-    """As lookahead with 32 sequences: its first wide step would be 1,792 rows."""
+    """With 32 sequences, lookahead's first wide step would have 1,792 rows."""
     told = 1e-3
 
     def seconds_of(rows: int) -> float:
@@ -355,7 +355,7 @@ def test_a_trial_that_prompts_show_to_be_dear_is_not_begun() -> None:
 
 
 def test_trials_of_ever_other_widths_are_paid_too() -> None:
-    """As lookahead's with 16 sequences: each step is as wide as the longest draft of the batch."""
+    """With 16 sequences, each of lookahead's steps is as wide as the longest draft of the batch."""
     governor, wide = Governor(widths=(31, 55), ramp=8), 0
     for step in range(60):
         plan = governor.plan(16)

@@ -1,4 +1,4 @@
-"""When sharing a draft pays, and that a governor begins with it."""
+"""The latency model of shared drafts, and a governor that begins with it."""
 
 from __future__ import annotations
 

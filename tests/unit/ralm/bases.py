@@ -20,7 +20,7 @@ class Numbers:
 
 
 class HashRetriever:
-    """Scores a document by how much it likes a query's last tokens, from 0 to 2 each; a hash says how much.
+    """Scores of documents by a hash: 0 to 2 for each of a query's last tokens.
 
     The best document changes often, but not with every token, and ties are common.
 

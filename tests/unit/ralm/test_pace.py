@@ -1,4 +1,4 @@
-"""The stride that is chosen, from recorded times."""
+"""The choice of the stride, from recorded times."""
 
 from __future__ import annotations
 

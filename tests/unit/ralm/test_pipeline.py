@@ -1,4 +1,4 @@
-"""The pipeline: plain is what the paper describes, and speculation changes nothing but the calls."""
+"""The pipeline: plain decoding is the paper's, and speculation changes only the calls."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_seed_that_is_drawn_is_reported() -> None:
 
 
 def test_counts_when_every_guess_is_right() -> None:
-    """14 blocks: one asked about alone, then 4 at a time (3 guessed and the next one), the last alone."""
+    """14 blocks: one queried alone, then 4 at a time (3 guessed and the next one), the last alone."""
     retriever = HashRetriever()
     stats = decode(Speculation(stride=3, prefetch=6, asynchronous=False), GREEDY, retriever=retriever).stats
     assert retriever.batches == [1, 4, 4, 4, 1]
@@ -278,7 +278,7 @@ def test_a_document_that_does_not_fit_is_an_error() -> None:
 
 
 def test_rejection_keeps_the_distribution() -> None:
-    """Two tokens, each after a document of its own, against the exact distribution."""
+    """Two tokens, each after a separate document, against the exact distribution."""
     target, seeds = ToyTarget(vocabulary=6, eos=None), 1500
     documents = [[1, 2], [5, 3, 3], [4]]
     base = HashRetriever(documents=3, window=1)

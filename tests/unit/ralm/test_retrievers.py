@@ -1,4 +1,4 @@
-"""Retrievers: the knowledge base's ranking, the local cache's by the same score, and what is refused."""
+"""Retrievers: the knowledge base's ranking, the local cache's by the same score, and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VECTORS[301] = VECTORS[7]
 
 
 def encode(text: str) -> Any:
-    """A text as a vector: the sum of its words' vectors, each a document's."""
+    """A text's vector: the sum of its words' vectors; each word's is a document's."""
     numbers = [int(word[1:]) for word in words_of(text) if word in _WORDS]
     return VECTORS[numbers].sum(axis=0)
 

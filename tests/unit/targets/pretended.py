@@ -1,4 +1,4 @@
-"""Forwards of a model whose layers are on two devices that do not exist, in a process of its own.
+"""Forwards of a model whose layers are on two devices that do not exist, in a separate process.
 
 The devices have shapes and no data (torch's fake tensors); an operation on tensors of both raises an error.
 """
@@ -23,7 +23,7 @@ FIRST, SECOND = "pretended:0", "pretended:1"
 
 
 class Backend(_DummyBackendModule):
-    """What torch asks a kind of device for."""
+    """The functions that torch requires of a kind of device."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16]

@@ -1,4 +1,4 @@
-"""One rank of the tests of ``test_ranks``: a process of its own, over gloo.
+"""One rank of the tests of ``test_ranks``: a separate process, over gloo.
 
 Arguments: the mode, the rank, how many there are, the store's file, the time-out, and what goes wrong.
 """

@@ -1,4 +1,4 @@
-"""A causal target's forward: what goes into the model, and what comes out."""
+"""A causal target's forward: the inputs and outputs of the model."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_model_without_logits_to_keep() -> None:
 
 
 def test_chunked_prefill() -> None:
-    """The prompt's last token is the first root; the last chunk before it rides in the root's forward."""
+    """The prompt's last token is the first root; the last chunk before it is part of the root's forward."""
     prompt = list(range(40, 60))
     answers = []
     for chunk, widths in ((7, [7, 5, 8]), (19, [20]), (1000, [20])):

@@ -1,4 +1,4 @@
-"""Contrastive decoding: right by a reference of its own, and the same tokens with every drafter."""
+"""Contrastive decoding: correct by a separate reference, and the same tokens with every drafter."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Counting(ToyTarget):
 
 
 def test_forwards_of_a_step() -> None:
-    """With K drafted tokens: one of the expert and K + 1 of the amateur, as many as in the paper."""
+    """K drafted tokens take one forward of the expert and K + 1 of the amateur, as many as in the paper."""
     expert, amateur = Counting(), Counting(surprise=0.5)
     pair = ContrastiveTarget(expert, amateur)
     params = SamplingParams(max_new_tokens=30, ignore_eos=True)
@@ -166,7 +166,7 @@ def test_forwards_of_a_step() -> None:
 
 
 def test_implausible_tokens_are_excluded() -> None:
-    """Alpha 1 leaves the expert's best token, whatever the amateur says of it."""
+    """Alpha 1 keeps only the expert's best token, whatever the amateur's logits."""
     strict = ContrastiveTarget(PAIR.expert, AMATEUR, alpha=1.0, beta=5.0)
     plain = Engine(PAIR.expert).generate([PROMPT], GREEDY)[0].tokens
     assert Engine(strict).generate([PROMPT], GREEDY)[0].tokens == plain
@@ -184,7 +184,7 @@ def test_the_shorter_context_counts() -> None:
 
 
 def test_its_costs_are_not_those_of_the_expert() -> None:
-    """Recorded times of forwards are told apart by the target's identity."""
+    """Recorded times of forwards are distinguished by the target's identity."""
     models = Target(tiny_llama()), Target(tiny_llama(layers=1))
     assert ContrastiveTarget(*models).identity not in (models[0].identity, models[1].identity)
     assert ContrastiveTarget(*models).identity != ContrastiveTarget(models[0], models[0]).identity

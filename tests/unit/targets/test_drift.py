@@ -80,7 +80,7 @@ def test_mistakes_are_refused() -> None:
 
 @pytest.mark.parametrize("verifier", [TopBeta(5, 3.0), BiLD(5.0), Typical(0.02, 0.1)], ids=str)
 def test_a_lossy_verifier_takes_fewer_steps_and_drifts(verifier: Verifier) -> None:
-    """A draft model with a mind of its own, whose tokens the target lets stand."""
+    """A draft model that often differs, whose tokens the verifier accepts."""
     from outpace.drafters import DraftModel
 
     target, drafter = ToyTarget(), DraftModel(ToyTarget(surprise=0.5), num_speculative_tokens=4)

@@ -1,4 +1,4 @@
-"""Bit-exact steps and packed weights: the same bits for a row whatever goes with it."""
+"""Bit-exact steps and packed weights: the same bits for a row among any others."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_attention_is_that_of_scaled_dot_products(context: int) -> None:
 
 
 def test_sequences_of_several_lengths_do_not_see_each_other() -> None:
-    """Padded rows, which see column 0 alone, and columns past a sequence's own change nothing."""
+    """Padded rows, which attend to column 0 alone, and columns beyond a sequence's own change nothing."""
     long, short = states(300, 5, torch.float32), states(40, 5, torch.float32)
     columns = long[1].shape[2]
     pad = nn.functional.pad
@@ -140,7 +140,7 @@ def test_packed_layers_give_a_row_the_same_bits_among_any_rows(dtype: torch.dtyp
 
 
 class Doubled(Stock):
-    """A kernel that is easily told from the stock layer."""
+    """A kernel whose results differ clearly from the stock layer's."""
 
     copies = True
 
@@ -174,7 +174,7 @@ def test_a_kernel_whose_rows_see_each_other_is_found_out() -> None:
 
 
 def test_a_single_row_whose_sum_is_split_is_found_out_in_a_half_dtype() -> None:
-    """Rounding hides the order of most sums: oneDNN splits those of a row alone with many inputs."""
+    """Rounding hides the order of most sums: oneDNN splits those of a single row with many inputs."""
 
     class Split(Stock):
         def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:

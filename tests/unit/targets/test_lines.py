@@ -24,7 +24,7 @@ FEEDS = [Rows([1, 2, 3, 4, 5, 6, 7], (-1, 0, 0, 1, 1, 2, 4)), Rows([8]), Rows([4
 
 @contextmanager
 def rows_computed(model: Any) -> Iterator[list[int]]:
-    """Numbers of rows that the model's embeddings are asked for; copies of the model share them."""
+    """Numbers of rows that the model's embeddings are called with; copies of the model share them."""
     found: list[int] = []
     layer, table = model.get_input_embeddings(), torch.nn.functional.embedding
 

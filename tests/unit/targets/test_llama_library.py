@@ -1,4 +1,4 @@
-"""What is said where llama-cpp-python is missing, too old or does not load."""
+"""Messages if llama-cpp-python is missing, too old or does not load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masks row by row against the definition: a row sees committed rows and its ancestors, within the window."""
+"""Masks row by row against the definition: committed rows and ancestors, within the window."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def window_of(lengths: list[int], widths: list[int], static: int = 0) -> Window:
 
 
 def test_masks_made_on_a_device_are_those_made_on_the_cpu() -> None:
-    """Uneven lengths, a tree that goes on with rows fed before, padding, and slots that feed nothing."""
+    """Uneven lengths, a tree that continues rows fed before, padding, and slots that feed nothing."""
     rows = [Rows([1, 2, 3, 4], [-1, 0, 0, 2]), Rows([5, 6], [0, 2], fed=[-1, 0]), Rows(()), Rows([7, 8, 9])]
     for lengths in ([9, 4, 2, 1], [3, 2, 0, 20]):
         window = window_of(lengths, [len(row.tokens) for row in rows], static=40)

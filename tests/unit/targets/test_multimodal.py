@@ -1,4 +1,4 @@
-"""Models of text and images: what is refused, and the test that the first image makes."""
+"""Models of text and images: refusals, and the test at the first image."""
 
 from __future__ import annotations
 

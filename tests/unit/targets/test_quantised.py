@@ -151,7 +151,7 @@ def test_activations_per_row_by_torchao_are_refused_in_float32() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_activations_per_tensor_by_torchao_are_refused(dtype: torch.dtype) -> None:
-    """Also without a config that says so: in bfloat16 the self-test takes their effect for rounding."""
+    """Also without an entry in the config: in bfloat16 the self-test takes their effect for rounding."""
     quantization = pytest.importorskip("torchao.quantization", reason=AO)
     kind, tensor = "Int8DynamicActivationInt8WeightConfig", quantization.PerTensor()
     with pytest.raises(UnsupportedModel, match="activations per tensor"):

@@ -21,7 +21,7 @@ PATHS = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
 def processes(
     folder: Path, mode: str, size: int, timeout: float = 60, fault: str = "", at: int = 1
 ) -> list[dict[str, Any]]:
-    """What each rank reports; nothing of one that died.
+    """The report of each rank; none of one that died.
 
     Args:
         fault: what goes wrong, and ``at`` which rank.

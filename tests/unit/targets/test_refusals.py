@@ -1,4 +1,4 @@
-"""What cannot serve as a target is refused at construction, by family, with the reason."""
+"""Models that cannot be targets are refused at construction, by family, with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoder-decoder targets: sources, the ways to place rows, and what they leave behind."""
+"""Encoder-decoder targets: sources, the ways to pass positions, and no change of the model."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def opened(
 
 @torch.inference_mode()
 def plain(target: Seq2SeqTarget, source: Source, text: list[int]) -> Tensor:
-    """The logits of a text, by a forward of the model alone."""
+    """The logits of a text, by a plain forward of the model."""
     logits: Tensor = target.model(
         encoder_outputs=(source.states[None],), decoder_input_ids=torch.tensor([text]), use_cache=False
     ).logits
@@ -265,7 +265,7 @@ def test_features_of_two_lengths_are_not_decoded_together() -> None:
     ids=["alone", "cascade"],
 )
 def test_it_does_not_draft(drafter: Callable[[Any], Any]) -> None:
-    """Before anything is decoded, and whatever the target."""
+    """Refused before anything is decoded, whatever the target."""
     model = SEQ2SEQ_FAMILIES["bart"].build()
     for target in (Target(model), ToyTarget()):
         with pytest.raises(UnsupportedModel, match=r"Bart.*encoder-decoder.*give a decoder-only model"):
@@ -274,7 +274,7 @@ def test_it_does_not_draft(drafter: Callable[[Any], Any]) -> None:
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_it_does_not_draft_by_its_name(name: str, tmp_path: Path) -> None:
-    """transformers would load BART's decoder alone, and name all it knows for T5."""
+    """transformers would load BART's decoder alone, and list the classes it has for T5."""
     SEQ2SEQ_FAMILIES[name].build().save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match=r"is an encoder-decoder model.*give a decoder-only model"):
         Engine(ToyTarget(), DraftModel(str(tmp_path)))

@@ -1,4 +1,4 @@
-"""A target in two parts says what the whole says, and sends no row through a layer twice."""
+"""A target in two parts has the logits of the whole, and no row goes through a layer twice."""
 
 from __future__ import annotations
 
@@ -112,11 +112,11 @@ def test_what_cannot_be_split_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="cannot be split"):
         SplitTarget(ToyTarget(), 1)
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=64, n_embd=32, n_layer=2, n_head=2)).eval()
-    with pytest.raises(UnsupportedModel, match="not a plain stack"):
+    with pytest.raises(UnsupportedModel, match="plain stack"):
         SplitTarget(CausalTarget(gpt2), 1)
     shape = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     gemma = Gemma2ForCausalLM(
         Gemma2Config(**shape, num_attention_heads=2, num_key_value_heads=1, head_dim=16)
     )
-    with pytest.raises(UnsupportedModel, match="something happens to embeddings or logits"):
+    with pytest.raises(UnsupportedModel, match="embeddings or logits are changed"):
         SplitTarget(CausalTarget(gemma.double().eval()), 1)

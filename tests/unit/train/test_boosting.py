@@ -1,4 +1,4 @@
-"""Boosting: a drafter that learns what others get wrong, and what they are worth together."""
+"""Boosting: a drafter that learns what others get wrong, and the acceptance of all together."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def documents() -> list[Document]:
 
 @pytest.fixture(scope="module")
 def first(documents: list[Document], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a draft model that knows half of the texts."""
+    """The folder of a draft model trained on half of the texts."""
     folder = tmp_path_factory.mktemp("boosting") / "first"
     rows = data.pack(documents[:14], 40)
     train(draft(0), rows, rows, SETTINGS, folder)

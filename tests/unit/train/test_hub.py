@@ -1,4 +1,4 @@
-"""Data sets of the hub: what becomes of their rows, and what is said where there are none."""
+"""Data sets of the hub: the documents of their rows, and messages if there are none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A drafter and its target trained together: the tuned one decodes exactly, the other stays."""
+"""A drafter and its target trained together: the tuned one decodes exactly, the original is unchanged."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_the_tuned_target_decodes_as_it_does_plainly(
 
 
 def test_training_reads_the_tuned_target_as_decoding_does(tmp_path: Path) -> None:
-    """What counts on held-out text is what decoding with the merged weights accepts."""
+    """The figure on held-out text is the acceptance of decoding with the merged weights."""
     made = joint()
     learn(made, tmp_path, evaluate_every=SETTINGS.steps)  # so that the last weights are those kept
     tuned = Target(merge(tiny_llama(), tmp_path / TARGET))

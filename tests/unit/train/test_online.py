@@ -1,4 +1,4 @@
-"""Online learning: no token changes whatever the weights do, and what is worse is undone."""
+"""Online learning: no token changes with the weights, and worse weights are undone."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def plain(params: SamplingParams) -> list[list[int]]:
 
 
 def module(method: str, target: TargetModel | None = None) -> Learned:
-    """With random weights."""
+    """A module with random weights."""
     cls = LEARNED[method]
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -133,7 +133,7 @@ def test_rounds_in_the_middle_change_no_token(method: str) -> None:
 
 @pytest.mark.parametrize("method", LEARNED)
 def test_weights_change_between_steps_only(method: str) -> None:
-    """What arrives while a draft is made, or a step runs, waits for the step's end."""
+    """Weights that arrive while a draft is made, or a step runs, wait for the step's end."""
     learner = online(method)
     running = engine(learner)
     running.add(PROMPTS[0], GREEDY)

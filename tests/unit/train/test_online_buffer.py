@@ -1,4 +1,4 @@
-"""What online learning keeps of decoding: the target's own words, in bounded memory."""
+"""The buffer of online learning: the target's own text, in bounded memory."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def plain(tokens: Seq[int]) -> Whole:
 
 
 def places(steps: Seq[Step], prompt: int, everywhere: bool) -> list[int]:
-    """Where logits are to be kept: counted anew, from the trees."""
+    """The places at which logits should be kept: counted again, from the trees."""
     found: list[int] = []
     root = prompt - 1
     for step in steps:

@@ -28,7 +28,7 @@ SECONDS = 240
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes left."""
+    """The files of two processes."""
     folder = tmp_path_factory.mktemp("processes")
     save_llama(folder / "model")
     prompts = "".join(json.dumps({"prompt": f"say {number}"}) + "\n" for number in range(20))

@@ -324,7 +324,7 @@ def test_a_loss_that_is_no_number_ends_the_run(
 def test_a_module_stays_on_the_device_of_its_target(
     documents: list[Document], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where accelerate would have it is another, as it is for a target on a GPU that is not the first."""
+    """accelerate would place it elsewhere, as for a target on a GPU that is not the first."""
     monkeypatch.setattr(accelerate.Accelerator, "device", torch.device("meta"))
     module, rows = heads(), data.pack(documents, 70)
     train(module, rows[3:], rows[:2], replace(SETTINGS, steps=2), tmp_path, calibration=rows[2:3])

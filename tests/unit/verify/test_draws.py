@@ -1,4 +1,4 @@
-"""What the engine hands a verifier: draws that are keyed apart, processors that run once, true prefixes."""
+"""The draws that the engine gives a verifier: separate keys, processors that run once, true prefixes."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_processors_are_never_left_out_of_a_look_ahead() -> None:
 
 
 def test_greedy_point_masses_are_where_plain_decoding_is() -> None:
-    """Also where float32 cannot tell the two best apart."""
+    """Also where float32 cannot distinguish the two best."""
     row = torch.zeros(1, 12, dtype=torch.float64)
     row[0, 4], row[0, 8] = 1.0, 1.0 + 1e-12
     draw = KeyedDraw(_sequence(SamplingParams()))

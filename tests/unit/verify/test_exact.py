@@ -41,7 +41,7 @@ def _shape(data: st.DataObject, verifier: Verifier, size: int) -> list[int]:
 def test_sampled_drafts(
     verifier: Verifier, data: st.DataObject, vocabulary: int, seed: int, zeros: float, eos: int | None
 ) -> None:
-    """With replacement equal siblings are among the drafts."""
+    """Drafts drawn with replacement may have equal siblings."""
     parents = _shape(data, verifier, SIZES[vocabulary])
     replacement = verifier.independent or data.draw(st.booleans())
     target, draft_model = table(seed, zeros, vocabulary), table(seed + 100, zeros, vocabulary)

@@ -1,4 +1,4 @@
-"""Verifiers by name and option; what is lossy says so."""
+"""Verifiers by name and option; lossy ones are marked."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_at_its_strictest_it_is_match_of_the_target_that_is_certain(
 
 
 def test_a_draw_that_is_drafted_is_accepted_even_beside_a_likelier_guess() -> None:
-    """What plain decoding would say is no change, so the walk never leaves it."""
+    """The walk never leaves the token that plain decoding would emit."""
     target, draft = always(0.6, 0.4), fixed(Draft([0, 1], [-1, -1]))
     found = output_distribution(TopBeta(2, 9.0).verify, target, draft, 1)
     assert difference(found, {(0,): 0.6, (1,): 0.4}) < EXACT
@@ -132,7 +132,7 @@ def test_a_draw_that_is_drafted_is_accepted_even_beside_a_likelier_guess() -> No
 @pytest.mark.parametrize("lenience", [0.2, 0.5, 0.9])
 @pytest.mark.parametrize("parents", [[-1], [-1, -1]])
 def test_lenience_by_its_formula(lenience: float, parents: list[int]) -> None:
-    """Of one candidate: min(p, q / l) is accepted, and the rest follows the positive part of q - l p."""
+    """A single candidate is accepted with min(p, q / l); the rest follows the positive part of q - l p."""
     q, p = table(3)(()), table(103)(())
     target, drafts = always(*q.tolist()), sampled(always(*p.tolist()), parents)
     verify = Lenient(lenience).verify

@@ -1,4 +1,4 @@
-"""Matching accepts all that the tree holds of the target's text."""
+"""Matching accepts all of the target's text that the tree contains."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_match_accepts_all_that_the_tree_holds(draft: Draft, seed: int) -> None:
 
 
 def test_match_switches_between_equal_siblings() -> None:
-    """Two branches begin alike; only the second goes on as the target does."""
+    """Two branches begin alike; only the second continues as the target does."""
     draft = Draft([1, 1, 2, 3], [-1, -1, 0, 1])
     sure = {(): 1, (1,): 3, (1, 3): 0}
     target = lambda text: torch.eye(4, dtype=torch.float64)[sure[text]]  # noqa: E731

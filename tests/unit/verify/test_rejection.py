@@ -151,7 +151,7 @@ def test_a_wrong_point_mass_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_draft_of_the_wrong_distribution_is_seen() -> None:
-    """Drawn without replacement, and said to be drawn with it."""
+    """Tokens drawn without replacement, but declared as drawn with it."""
     honest = sampled(table(100), [-1, -1, -1], replacement=False)
 
     def drafts(script: Script) -> Draft:

@@ -25,7 +25,7 @@ from outpace.verify.spectr import division_factor, spectr
 
 
 def test_equal_siblings_lend_each_other_their_children() -> None:
-    """Both children of the root are the same; only the second has one of its own, the target's token."""
+    """Both children of the root are the same; only the second has a child, the target's token."""
     sure = {(): 1, (1,): 3, (1, 3): 0}
     target = lambda text: torch.eye(4, dtype=torch.float64)[sure[text]]  # noqa: E731
     half = torch.tensor([0.0, 0.5, 0, 0.5], dtype=torch.float64)

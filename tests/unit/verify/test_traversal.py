@@ -27,7 +27,7 @@ def test_on_a_chain_it_is_block_verification(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_it_accepts_more_of_a_tree_than_rejection(seed: int) -> None:
-    """Drawn without replacement: with it, equal siblings lend each other their children there alone."""
+    """Drawn without replacement: with it, equal siblings share their children there alone."""
     target, drafts = table(seed), sampled(table(seed + 100), [-1, -1, 0, 1], replacement=False)
     assert expected_length(traversal, target, drafts) > expected_length(rejection, target, drafts)
 
