@@ -265,7 +265,7 @@ def _ranked(tuned: Tuned) -> list[tuple[Way, Row]]:
     return sorted(tuned.rows.items(), key=order)
 
 
-def table(found: Found, chosen: Plan) -> Table:
+def table(found: Found) -> Table:
     """Table of the candidates that were measured longest."""
     tuned = found.tuned
     made = Table(title=f"{len(tuned.rows)} candidates, {tuned.seconds:.0f} s", title_justify="left")
@@ -281,7 +281,7 @@ def table(found: Found, chosen: Plan) -> Table:
 
 def show(found: Found, chosen: Plan, console: Console) -> None:
     """Print the table and the lines below it."""
-    console.print(table(found, chosen))
+    console.print(table(found))
     for line in lines(found, chosen):
         console.print(Text(line), soft_wrap=True)
 

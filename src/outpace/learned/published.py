@@ -119,8 +119,11 @@ def all_tensors(folder: str | Path, method: str) -> dict[str, Tensor]:
     return tensors_of(files, method)
 
 
-def head_tensors(folder: str | Path, file: str, method: str) -> dict[str, Tensor]:
+def head_tensors(folder: str | Path, file: str, method: str, prefix: str) -> dict[str, Tensor]:
     """The tensors of published heads: those of ``file``.safetensors, otherwise of all safetensors.
+
+    Args:
+        prefix: of their names in the checkpoint of a whole model; removed.
 
     Raises:
         OutpaceError: there is only a pickle, or a file cannot be read.
@@ -135,7 +138,8 @@ def head_tensors(folder: str | Path, file: str, method: str) -> dict[str, Tensor
             f"save_file({{k: v.clone() for k, v in torch.load('{file}.pt', weights_only=True).items()}}, "
             f"'{file}.safetensors')"
         )
-    return tensors_of(files, method)
+    found = tensors_of(files, method)
+    return {name.removeprefix(prefix): one for name, one in found.items() if name.startswith(prefix)} or found
 
 
 def named_layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:

@@ -19,7 +19,6 @@ from torch import Tensor
 from outpace.core import OutpaceError
 from outpace.learned.published import config_of, head_tensors
 
-_WITHIN = "hydra_head."
 _LAYER = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|bias)")
 _HEAD = re.compile(r"hydra_lm_head\.(\d+)\.(?:\d+\.)?(weight|bias)")
 
@@ -43,9 +42,8 @@ def read_tensors(folder: str | Path, config: Mapping[str, Any]) -> tuple[dict[st
                 f"hydra: {folder} has {name}={config[name]!r}; only {value!r} is supported (as in ankner/"
                 "hydra-vicuna-7b-v1.3, not Hydra++); train heads of your own: outpace train hydra"
             )
-    found = head_tensors(folder, "hydra_lm_head", "hydra")
-    within = {name.removeprefix(_WITHIN): one for name, one in found.items() if name.startswith(_WITHIN)}
-    return _renamed(within or found, Path(folder), int(config.get("hydra_num_layers", 1)))
+    found = head_tensors(folder, "hydra_lm_head", "hydra", "hydra_head.")
+    return _renamed(found, Path(folder), int(config.get("hydra_num_layers", 1)))
 
 
 def _renamed(found: Mapping[str, Tensor], place: Path, layers: int) -> tuple[dict[str, Tensor], int, int]:

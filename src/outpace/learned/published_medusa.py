@@ -8,7 +8,6 @@ first head, ``0.1.weight`` is its vocabulary projection; in the checkpoint of a 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from torch import Tensor
 from outpace.core import OutpaceError
 from outpace.learned.published import config_of, head_tensors
 
-_FILE = "medusa_lm_head"
-_WITHIN = "medusa_head."
 _NAME = re.compile(r"(\d+)\.(\d+)\.((?:linear\.)?)(weight|bias)")
 
 
@@ -34,18 +31,12 @@ def read_tensors(folder: str | Path) -> tuple[dict[str, Tensor], int, int]:
     Raises:
         OutpaceError: there are no safetensors with heads, or a tensor has an unknown name.
     """
-    place = Path(folder)
-    found = head_tensors(place, _FILE, "medusa")
-    within = {name.removeprefix(_WITHIN): one for name, one in found.items() if name.startswith(_WITHIN)}
-    return _renamed(within or found, place)
-
-
-def _renamed(found: Mapping[str, Tensor], place: Path) -> tuple[dict[str, Tensor], int, int]:
+    found = head_tensors(folder, "medusa_lm_head", "medusa", "medusa_head.")
     names = {name: _NAME.fullmatch(name) for name in found}
     unknown = sorted(name for name, matched in names.items() if matched is None)
     if unknown or not found:
         what = f"an unknown tensor {unknown[0]!r}" if unknown else "no tensors of heads"
-        raise OutpaceError(f"medusa: there is {what} in {place}; heads are named as in 0.0.linear.weight")
+        raise OutpaceError(f"medusa: there is {what} in {folder}; heads are named as in 0.0.linear.weight")
     matches = {name: matched for name, matched in names.items() if matched is not None}
     heads = 1 + max(int(matched[1]) for matched in matches.values())
     layers = max(int(matched[2]) for matched in matches.values())
