@@ -1,4 +1,4 @@
-"""What SGLang's compiled CPU kernels do for NGRAM, in torch, for machines without them.
+"""SGLang's CPU kernels for NGRAM in torch, for machines without the compiled ones.
 
 `end_to_end.py` puts this file into the path of SGLang's processes as ``sgl_kernel``, and `attend` into its
 list of plugins. Everything else of that package is missing.

@@ -13,7 +13,7 @@ def read_line(line: str) -> Any:
     """The value of a line.
 
     Raises:
-        OutpaceError: it is not JSON, or contains an unpaired surrogate; the message does not say where.
+        OutpaceError: it is not JSON, or contains an unpaired surrogate; the message does not name the place.
     """
     try:
         value = json.loads(line)

@@ -15,7 +15,7 @@ from outpace.testing import ToyTarget
 def test_no_more_is_within_reach_than_could_be_accepted_or_is_wanted(
     budget: int | None, depth: int, reach: int
 ) -> None:
-    """Of ten tokens still allowed, the last is the target's own."""
+    """The last of ten tokens still allowed is the target's own."""
     sequence = Engine(ToyTarget()).add([1, 2, 3], SamplingParams(max_new_tokens=10))
     sequence.budget = budget
     assert sequence.within_reach(depth) == reach

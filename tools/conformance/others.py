@@ -57,7 +57,7 @@ def get_open_port() -> int:
 
 
 class ModelConfig:
-    """What tests ask of a model's configuration."""
+    """The attributes of a model's configuration that tests read."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         self._config = json.loads((Path(MODEL) / "config.json").read_text("utf-8"))

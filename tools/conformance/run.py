@@ -67,7 +67,7 @@ SERVE = [sys.executable, "-m", "outpace", "serve", "--drafter", "prompt_lookup",
 
 @dataclass
 class Results:
-    """What became of one suite's tests.
+    """The result of one suite's tests.
 
     Attributes:
         passed: their number.

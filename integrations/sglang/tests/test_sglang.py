@@ -65,7 +65,7 @@ def corpus(**options: Any) -> Any:
 
 
 class NGRAMWorker:
-    """What SGLang's worker does around the methods that are replaced."""
+    """SGLang's worker around the methods that are replaced."""
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         self.enable_overlap = server_args.overlap
@@ -121,7 +121,7 @@ def worker(overlap: bool = False) -> Any:
 
 
 def serve(made: Any, texts: list[list[int]], count: int = 50, rows: int = 3) -> dict[str, list[int]]:
-    """What SGLang's scheduler does: requests join with their first token, rows move, results arrive late."""
+    """SGLang's scheduler: requests join with their first token, rows move, results arrive late."""
     rng = random.Random(1)
     waiting = [Req(f"r{number}", text, count) for number, text in enumerate(texts)]
     batch: list[Req] = []
@@ -313,7 +313,7 @@ def args(**given: Any) -> Any:
 
 @pytest.fixture
 def handled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What SGLang's own preparation for NGRAM was called with."""
+    """Arguments of the calls of SGLang's own preparation for NGRAM."""
     calls: list[Any] = []
     fakes: dict[str, dict[str, Any]] = {
         "sglang.srt.arg_groups.speculative_hook": {"_handle_ngram": calls.append},

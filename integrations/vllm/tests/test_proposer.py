@@ -64,7 +64,7 @@ class Row:
 
 
 class Runner:
-    """What vLLM does between two calls of a proposer: verifies, admits, ends, moves and interrupts rows."""
+    """vLLM between two calls of a proposer: rows are verified, admitted, ended, moved and interrupted."""
 
     def __init__(self, proposer: Proposer, seed: int = 0, slots: int = 4) -> None:
         self.proposer, self.random = proposer, random.Random(seed)

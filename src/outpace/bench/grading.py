@@ -86,7 +86,7 @@ def check_gradable(suites: Seq[Suite], run_code: bool) -> None:
         if not run_code:
             raise OutpaceError(
                 "--grade runs the programs that the model writes for humaneval, within limits of time, "
-                "memory and files that are no sandbox; allow it with --run-code, in a container if you can"
+                "memory and files, without a sandbox; allow it with --run-code, in a container if you can"
             )
         if find_spec("resource") is None:
             raise OutpaceError("--grade of humaneval needs a POSIX system, to limit the programs; omit it")

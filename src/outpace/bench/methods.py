@@ -103,7 +103,7 @@ def with_lengths(specs: Seq[str], lengths: Seq[int]) -> list[str]:
             found += [f"{spec}{',' if ':' in spec else ':'}{option}={length}" for length in lengths]
     if found == list(specs):
         raise OutpaceError(
-            f"no drafter of --drafters has {option}, which --lengths sets; give draft_model, say, or leave "
+            f"no drafter of --drafters has {option}, which --lengths sets; give one that has, or leave "
             "--lengths out"
         )
     return found

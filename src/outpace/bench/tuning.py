@@ -53,7 +53,7 @@ class Goal:
             )
         if self.objective == LATENCY and len(self.batches) > 1:
             raise OutpaceError(
-                "latency is least with one prompt at a time; give one --batch, that of the use to come"
+                "latency is tuned for one batch size; give one --batch, that of the intended use"
             )
 
     def seconds(self, run: Run) -> float:

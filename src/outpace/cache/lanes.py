@@ -1,4 +1,4 @@
-"""Tensors in which rows of many slots lie: lanes of slots with the same room, and a forward's window of one.
+"""Tensors of the rows of many slots: lanes of slots with the same room, and a forward's window of one.
 
 Non-finite rows. Attention multiplies a masked row's value by 0, and 0 x NaN is NaN, so a masked row must
 still be finite. Buffers are initialised to zeros, padded rows go to a scratch row outside every view, and

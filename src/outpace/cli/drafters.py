@@ -88,7 +88,7 @@ def _options(cls: type[Any]) -> list[dict[str, Any]]:
 
 
 def _default(field: Field[Any]) -> Any:
-    """A default as a JSON value, or else its repr; None if there is none."""
+    """A default as a JSON value, otherwise its repr; None if there is none."""
     if field.default is not MISSING:
         value = field.default
     elif field.default_factory is not MISSING:

@@ -41,7 +41,7 @@ def sampling(**values: Any) -> SamplingParams:
 
 @dataclass(frozen=True)
 class Source:
-    """The options that name a model and say how it is loaded; the last three as for ``outpace.load``."""
+    """The options of a model and of loading it; the last three as for ``outpace.load``."""
 
     model: str | None
     place: Place

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 _KEPT = 9  # latest measurements kept per width
 _LIFE = 512  # measurements of a curve after which a width without a new one is dropped
 _HOPE = 0.5  # share of the interpolated or extrapolated rise that an untried width is assumed to cost
-_TILES = 64  # rows up to which kernels tile them: beyond, a row costs what the slope tells
+_TILES = 64  # rows up to which kernels tile them: beyond, a row costs the slope
 _SWEEP = 64  # measurements between two sweeps for widths to drop
 _DRIFT = 0.25  # relative change of the least seconds per row that is not worth computing all curves again
 _SLOPE = 0.1  # assumed cost of doubling the narrowest width's rows, as a share of its seconds
@@ -203,7 +203,7 @@ class Costs:
     def set_floor(self, floor: float) -> None:
         """Set the least seconds per row of a forward that is wider than any measured one.
 
-        Rows of prompts tell it before the first wide draft, which in a large batch costs many plain steps.
+        Rows of prompts give it before the first wide draft, which in a large batch costs many plain steps.
         """
         if abs(floor - self._floor) > _DRIFT * self._floor:
             self._floor = floor

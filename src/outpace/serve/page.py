@@ -1,4 +1,4 @@
-"""The playground at ``/``: static files, sent with a policy that forbids a browser to load anything else."""
+"""The playground at ``/``: static files, sent with a policy that allows a browser to load nothing else."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def check(body: wire.OpenAI) -> None:
     """Refuse options that need a stream.
 
     Raises:
-        Refused: it is asked of an answer in one piece.
+        Refused: one is given for a response that is not streamed.
     """
     if body.stream_options is not None and not body.stream:
         raise Refused(400, "stream_options needs stream: true", "stream_options")

@@ -377,7 +377,7 @@ class TargetModel(ABC):
         Without an encoder the text is the prompt. Otherwise it is the source, and the prompt is ``start``.
 
         Raises:
-            OutpaceError: the config of a model with an encoder does not say what its decoder starts with.
+            OutpaceError: the config of a model with an encoder lacks the token that its decoder starts with.
         """
         if not self.has_encoder:
             return list(tokens), None

@@ -211,7 +211,7 @@ class Ranks:
         if self._lost is not None:
             raise self._lost
         if self._closed.is_set():
-            raise RanksLost("the other ranks were told to end; start them again")
+            raise RanksLost("the other ranks have ended; start them again")
 
     def lost(self, error: Exception) -> RanksLost:
         """End all ranks because of an error here: report the reason if none is known, close connections."""

@@ -175,7 +175,7 @@ class Seq2SeqTarget(TargetModel):
     def _one_vocabulary(self) -> bool:
         """True if encoder and decoder share their token ids."""
         sizes = {len(part.get_input_embeddings().weight) for part in (self._encoder, self._decoder)}
-        # Some Marian models have two vocabularies, possibly of one size; their config says so.
+        # Some Marian models have two vocabularies, possibly of one size; their config states it.
         return len(sizes) == 1 and bool(getattr(self.model.config, "share_encoder_decoder_embeddings", True))
 
     def _ids(self, source: Any) -> list[int]:

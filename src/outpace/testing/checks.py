@@ -37,12 +37,10 @@ def check_drafter(drafter: Drafter[Any], target: TargetModel | None = None) -> N
     """Check a drafter against the contract; call it in a test.
 
     - Class: a frozen dataclass whose options survive ``dataclasses.replace``, pickle and deepcopy.
-    - Drafts: trees of tokens of the vocabulary; if it samples, with the distributions that its tokens were
-    drawn
-      from; if it states chances, none above its parent's.
+    - Drafts: trees of tokens of the vocabulary; if it samples, with the distributions of its draws; if it
+      states chances, none above its parent's.
     - Tokens: those of plain decoding, greedy and sampled, in batches that sequences join and leave, up to the
-    end
-      of the context.
+      end of the context.
     - Budgets: it handles steps that use none of its draft, or only the first nodes.
     - State: none on the drafter itself, so that engines can share it, and the same run drafts the same again.
 
@@ -51,7 +49,7 @@ def check_drafter(drafter: Drafter[Any], target: TargetModel | None = None) -> N
         target: the target to draft for; a ``ToyTarget`` by default.
 
     Raises:
-        AssertionError: it breaks the contract; the message says how.
+        AssertionError: it breaks the contract; the message states how.
         OutpaceError: it does not fit the target.
     """
     _check_options(drafter)

@@ -187,7 +187,7 @@ def _check(
     """Check that the module can be trained with these rows and settings.
 
     Raises:
-        OutpaceError: it cannot; the message says why.
+        OutpaceError: it cannot; the message gives the reason.
     """
     for part, what in ((rows, "learn"), (held_out, "measure on")):
         if not any(len(document.tokens) > max(document.prompt, 1) for row in part for document in row):

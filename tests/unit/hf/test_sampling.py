@@ -65,7 +65,7 @@ def test_num_return_sequences(none: Any, lookahead: Any, batch: Any) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(WARPERS) - {"synthid"}))  # its processor counts its calls
 def test_scores_are_those_stock_draws_from(name: str, none: Any, lookahead: Any, one: Any) -> None:
-    """Whatever the token: teacher-forced through the stock processors, the scores are the same."""
+    """For any token, teacher-forced through the stock processors, the scores are the same."""
     asked = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
     torch.manual_seed(3)
     options = {"do_sample": True, "max_new_tokens": 12} | WARPERS[name]

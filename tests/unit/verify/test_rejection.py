@@ -59,7 +59,7 @@ def test_more_candidates_are_accepted_more_often(replacement: bool) -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.2, 0.05])
 def test_greedy_is_the_limit_of_temperature_zero(temperature: float) -> None:
-    """As the temperature falls, the text of the most probable tokens takes all the weight."""
+    """The text of the most probable tokens takes all the weight as the temperature falls."""
     scores = table(4)
     drafts = sampled(table(104), [-1, -1, 0, 1])
     cold = lambda text: (scores(text).log() / temperature).softmax(-1)  # noqa: E731

@@ -1,4 +1,4 @@
-"""Runs one generated Python program with limits, in a process of its own; imports nothing of outpace.
+"""Run one generated Python program with limits, in a separate process; imports nothing from outpace.
 
 Arguments: seconds of processor time, bytes of memory. The program is read from standard input. The process
 writes ``passed`` to standard output, and nothing else, if the program ran to its end.

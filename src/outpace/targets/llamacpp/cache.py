@@ -1,4 +1,4 @@
-"""Rows of many texts in llama.cpp's unified cache: each path of a draft is a sequence of its own.
+"""Rows of many texts in llama.cpp's unified cache: each path of a draft is a separate sequence.
 
 A cell of that cache may belong to many sequences, and a row attends to the cells of its first sequence at
 positions up to its own. So each leaf of a draft uses a *lane*, a sequence number: it contains the text's

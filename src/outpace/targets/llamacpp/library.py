@@ -141,7 +141,7 @@ class LlamaModel:
         if n_gpu_layers and not lib.llama_supports_gpu_offload():
             raise OutpaceError(
                 f"n_gpu_layers={n_gpu_layers}: this llama-cpp-python was built for the CPU alone; leave it "
-                "out, or build it for your GPU (its page on PyPI says how)"
+                "out, or build it for your GPU (its page on PyPI explains how)"
             )
         params = lib.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
