@@ -3,10 +3,12 @@
     python benchmarks/online.py --data DIR --json benchmarks/RESULT.json
 
 DIR contains gsm8k_test*.jsonl (lines with "question") and humaneval.jsonl (lines with "prompt"). Blocks of
-requests of the first topic are decoded, then blocks of the second; no prompt is repeated. One draft model is
-unchanged, the other learns after each block (outpace.train.Online, stepped explicitly, so that the run is
-reproducible). Both must give the same tokens. Printed per block: the mean accepted length (tau) and the share
-of drafted tokens accepted. These are counts, not times.
+requests of the first topic are decoded, then blocks of the second, and so on for --turns; no prompt is
+repeated. `fixed` is unchanged, `online` learns after each block (outpace.train.Online, stepped explicitly, so
+that the run is reproducible); with --topics also `topics`, a drafter per topic that a router picks
+(outpace.train.Topics), and with --on-policy also `mixed`, which learns from its own text in that share of
+updates. All must give the same tokens. Printed per block: the mean accepted length (tau). These are counts,
+not times.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +27,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import outpace
 from outpace.bench.machine import machine
 from outpace.core import Generation, SamplingParams
+from outpace.drafters.combined.routed import TopicRouter
 from outpace.engine.engine import Engine
-from outpace.train import Learning, Online
+from outpace.train import Learning, Online, Topics
 
 TOPICS = ("gsm8k", "humaneval")
+EXAMPLES = 8  # prompts of each topic, from the end of the data, that the router is made of
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,18 @@ def prompts_of(topic: str, data: Path, tokenizer: Any) -> list[list[int]]:
     return [list(tokenizer(text).input_ids) for text in texts]
 
 
+def rounds_of(learner: Online | Topics, count: int) -> list[dict[str, Any]]:
+    """Let a drafter learn for some rounds, and return those that there was enough text for."""
+    learners = learner.learners if isinstance(learner, Topics) else [learner]
+    found = [one.step() for _ in range(count) for one in learners]
+    return [asdict(one) for one in found if one is not None]
+
+
 def blocks(
-    engines: dict[str, Engine], online: Online, prompts: list[list[list[int]]], options: argparse.Namespace
+    engines: dict[str, Engine],
+    learners: dict[str, Online | Topics],
+    prompts: list[list[list[int]]],
+    options: argparse.Namespace,
 ) -> Iterator[dict[str, Any]]:
     """Decode block after block with each engine, and yield the counts and the rounds of learning."""
     params = SamplingParams(
@@ -78,10 +92,9 @@ def blocks(
             found = [one for call in calls for one in engine.generate(call, params)]
             tokens.append([one.tokens for one in found])
             row[name] = asdict(Block.of(found))
-        if tokens[0] != tokens[1]:
+        if any(one != tokens[0] for one in tokens):
             raise SystemExit("learning has changed a token")
-        rounds = [online.step() for _ in range(options.rounds)]
-        row["rounds"] = [asdict(found) for found in rounds if found is not None]
+        row["rounds"] = {name: rounds_of(learner, options.rounds) for name, learner in learners.items()}
         yield row
 
 
@@ -92,7 +105,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--block", type=int, default=16, help="requests in a block")
     parser.add_argument("--before", type=int, default=4, help="blocks of the first topic")
     parser.add_argument("--after", type=int, default=8, help="blocks of the second")
+    parser.add_argument("--turns", type=int, default=1, help="how often the topics come, one after the other")
     parser.add_argument("--reverse", action="store_true", help="code first")
+    parser.add_argument("--topics", action="store_true", help="measure a drafter per topic too")
+    parser.add_argument(
+        "--on-policy", type=float, default=0, help="measure mixed sampling too, with this share"
+    )
+    parser.add_argument("--model", default=outpace.nano_path(), help="folder of the target")
     parser.add_argument("--rounds", type=int, default=2, help="rounds of learning after each block")
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -118,34 +137,37 @@ def main() -> None:
             for name in ("tokens", "length", "updates", "rows", "measured", "seed")
         },
     )
-    tokenizer = AutoTokenizer.from_pretrained(outpace.nano_path())
-    model = AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=torch.float32)
-    online = Online(model.eval(), options.drafter, learning)
-    engines = {
-        "fixed": Engine(online.target, options.drafter, adaptive=False, slots=options.batch),
-        "online": Engine(online.target, online.drafter, observer=online, slots=options.batch),
-    }
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+    target = outpace.Target(model.eval())
     topics = TOPICS[::-1] if options.reverse else TOPICS
-    counts = (options.before, options.after)
+    found = {topic: prompts_of(topic, options.data, tokenizer) for topic in topics}
+    learners: dict[str, Online | Topics] = {"online": Online(target, options.drafter, learning)}
+    if options.on_policy:
+        mixed = replace(learning, on_policy=options.on_policy)
+        learners["mixed"] = Online(target, options.drafter, mixed)
+    if options.topics:
+        router = TopicRouter([found[topic][-EXAMPLES:] for topic in topics])
+        learners["topics"] = Topics(target, options.drafter, router, len(topics), learning)
+    engines = {"fixed": Engine(target, options.drafter, adaptive=False, slots=options.batch)}
+    for name, learner in learners.items():
+        engines[name] = Engine(target, learner.drafter, adaptive=False, observer=learner, slots=options.batch)
     named, prompts = [], []
-    for topic, count in zip(topics, counts, strict=True):
-        found = prompts_of(topic, options.data, tokenizer)
-        if len(found) < count * options.block:
-            raise SystemExit(f"{topic} has {len(found)} prompts, too few for {count} blocks")
-        named += [topic] * count
-        prompts += [found[at * options.block : (at + 1) * options.block] for at in range(count)]
-    print(f"{'block':>5} {'topic':<10} {'tau fixed':>10} {'online':>7} {'accepted fixed':>15} {'online':>7}")
+    for turn in range(options.turns):
+        for topic, count in zip(topics, (options.before, options.after), strict=True):
+            first, last = turn * count * options.block, (turn + 1) * count * options.block
+            if last > len(found[topic]) - EXAMPLES:
+                raise SystemExit(f"{topic} has {len(found[topic])} prompts, too few for these blocks")
+            named += [topic] * count
+            prompts += [found[topic][at : at + options.block] for at in range(first, last, options.block)]
+    print(f"{'block':>5} {'topic':<10} " + " ".join(f"{name:>7}" for name in engines))
     rows = []
-    for number, row in enumerate(blocks(engines, online, prompts, options), start=1):
+    for number, row in enumerate(blocks(engines, learners, prompts, options), start=1):
         row = {"block": number, "topic": named[number - 1], **row}
         rows.append(row)
-        fixed, learner = row["fixed"], row["online"]
-        print(
-            f"{number:>5} {row['topic']:<10} {fixed['tau']:>10.2f} {learner['tau']:>7.2f} "
-            f"{fixed['acceptance']:>15.3f} {learner['acceptance']:>7.3f}  "
-            + ", ".join(found["kept"] for found in row["rounds"]),
-            flush=True,
-        )
+        taus = " ".join(f"{row[name]['tau']:>7.2f}" for name in engines)
+        kept = {name: [one["kept"] for one in made] for name, made in row["rounds"].items()}
+        print(f"{number:>5} {row['topic']:<10} {taus}  {kept}", flush=True)
     result = {
         "machine": machine("cpu"),
         "command": " ".join(sys.argv),

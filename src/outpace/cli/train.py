@@ -151,7 +151,7 @@ def train_drafter(
                 seed=seed,
                 on_policy=on_policy,
             )
-            loaded = load(model, dtype, own_device(device), trust_remote_code=trust_remote_code)
+            loaded = load(model, dtype, own_device(device), trust_remote_code=trust_remote_code, seq2seq=True)
         corpus = texts.Corpus(data, chat, distil, max_new_tokens, temperature, length, held_out)
         earlier = [folder.strip() for folder in (boost_after or "").split(",") if folder.strip()]
         try:

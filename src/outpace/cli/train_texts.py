@@ -75,7 +75,8 @@ def prepare(model: Loaded, corpus: Corpus, out: Path, processes: Processes) -> T
     context = model.target.context
     if context is not None and corpus.length > context:
         raise OutpaceError(f"the model's context is {context}; give --length {context} or less")
-    documents = hub.read(corpus.source, model, corpus.chat)
+    read = hub.read(corpus.source, model, corpus.chat)
+    documents = [data.sourced(document, model.target) for document in read]
     given = [document for document in documents if not (corpus.distil or document.open)]
     asked = [document for document in documents if corpus.distil or document.open]
     answers = _answers(model, corpus, asked, out, processes) if asked else []
@@ -116,6 +117,6 @@ def _in_own_words(
     pieces = [data.cut(document, corpus.length) for document in held_out]
     if not all(pieces):
         screen.note(f"not measured on, no room for an answer in --length {corpus.length}: {pieces.count([])}")
-    asked = dict.fromkeys(piece.asked for found in pieces for piece in found)
-    prompts = [Document(tokens, len(tokens), open=True) for tokens in asked]
+    asked = dict.fromkeys((piece.asked, piece.source) for found in pieces for piece in found)
+    prompts = [Document(tokens, len(tokens), True, source) for tokens, source in asked]
     return answered(model, prompts, corpus.params, out, processes, HELD_OUT) if prompts else []

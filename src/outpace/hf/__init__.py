@@ -25,7 +25,7 @@ from outpace.engine.parts import Adaptive
 from outpace.engine.profile import load_profile
 from outpace.hf.checks import refuse_arguments
 from outpace.hf.decoding import Decoder
-from outpace.hf.engines import Engines
+from outpace.hf.engines import Engines, Learner
 from outpace.verify import Verifier, load_verifier
 
 __all__ = ["accelerate", "decode", "restore"]
@@ -42,6 +42,7 @@ def accelerate(
     exact: bool | Literal["auto"] = "auto",
     pack: bool | Literal["auto"] = "auto",
     quantise: str | None = None,
+    learner: Learner | None = None,
 ) -> Model:
     """Make ``model.generate(...)`` faster without changes to its callers, and return the model.
 
@@ -95,6 +96,8 @@ def accelerate(
         quantise: decode with a copy of the weights that is rounded to "int8" or "int4", for a bfloat16 model
             on a CPU. The tokens are those of plain decoding with it, ``accelerate(model, "none",
             quantise=...)``, and not those of the stock generate(). See ``CausalTarget``.
+        learner: an ``outpace.train.Online`` or ``Topics`` made with this model: its drafter is used, and
+            learns from all calls, which then wait for each other.
 
     Warns:
         UserWarning: the verifier is lossy.
@@ -112,7 +115,11 @@ def accelerate(
         known = load_profile(profile, alone.target(model))
         drafter, costs = known.drafter, known.costs
     spec = "lookahead" if drafter is None else drafter
-    engines = Engines(spec, verifier, adaptive, costs, exact, pack, quantise)
+    if learner is not None:
+        if drafter is not None or profile is not None:
+            raise OutpaceError("give a learner, or a drafter or profile: a learner has its own drafter")
+        spec = learner.drafter
+    engines = Engines(spec, verifier, adaptive, costs, exact, pack, quantise, learner)
     with engines.lend(engines.target(model)):  # refuses mismatched parts now, not at the first call
         pass
     _refuse_foreign(model)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from outpace.cache import Cache, KVCache, Slot
+from outpace.core import OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.engine.engine import Engine
+from outpace.engine.observer import Observer
 from outpace.engine.parts import Adaptive
 from outpace.policy.governor import Governor
 from outpace.sequence import Sequence
@@ -24,6 +26,16 @@ from outpace.targets.seq2seq import Seq2SeqCache
 from outpace.verify import Verifier
 
 LayerRows = tuple[Tensor, Tensor]
+
+
+class Learner(Observer, Protocol):
+    """An observer with a target and a drafter for its engine: ``outpace.train.Online`` or ``Topics``."""
+
+    @property
+    def target(self) -> TargetModel: ...
+
+    @property
+    def drafter(self) -> Drafter[Any]: ...
 
 
 class Kept(NamedTuple):
@@ -97,6 +109,10 @@ class Engines:
         adaptive: as for ``Engine``.
         costs: measured costs from a profile, the initial costs of governors.
         exact, pack, quantise: as for ``CausalTarget``.
+        learner: observer of the engine, of which there is then only one: calls wait for each other.
+
+    Raises:
+        OutpaceError: options of the target are given with a learner, which has made it.
     """
 
     def __init__(
@@ -108,7 +124,12 @@ class Engines:
         exact: bool | Literal["auto"] = "auto",
         pack: bool | Literal["auto"] = "auto",
         quantise: str | None = None,
+        learner: Learner | None = None,
     ) -> None:
+        if learner is not None and (exact, pack, quantise) != ("auto", "auto", None):
+            raise OutpaceError("the learner has made the target; give exact, pack or quantise to its Target")
+        self.learner = learner
+        self._alone = threading.Lock()  # held while a learner's engine is lent
         self.drafter = drafter
         self.verifier = verifier
         self.adaptive = adaptive
@@ -124,12 +145,20 @@ class Engines:
 
         Raises:
             UnsupportedModel: drafts cannot be verified with it; the message names the reason.
+            OutpaceError: a learner was made for another model, or the model has changed since.
         """
         with self._lock:
             state = _state(model, self._step["quantise"])
             if self._target is None or self._made_for != state:
-                self._idle.clear()
-                self._target = Target(model, check=_passed.get(model) != state, **self._step)
+                if self.learner is not None:
+                    if self._target is not None or self.learner.target.model is not model:
+                        raise OutpaceError(
+                            "the learner was made for another model, or it has changed; make one"
+                        )
+                    self._target = self.learner.target
+                else:
+                    self._idle.clear()
+                    self._target = Target(model, check=_passed.get(model) != state, **self._step)
                 self._made_for = _passed[model] = state
             return self._target
 
@@ -140,17 +169,29 @@ class Engines:
         Raises:
             OutpaceError: the target, the drafter and the verifier do not fit each other.
         """
-        with self._lock:
-            engine = self._idle.pop() if self._idle and target is self._target else None
-        if engine is None:
-            engine = RowEngine(
-                target, self.drafter, self.verifier, adaptive=self.adaptive, slots=1, length=1, memory=None
-            )
-            if self.costs and isinstance(engine.governor, Governor):
-                engine.governor.begin_with(self.costs)
-        # After an error the engine is dropped, since its state is undefined.
-        yield engine
-        engine.close()
-        with self._lock:
-            if target is self._target:
-                self._idle.append(engine)
+        with nullcontext() if self.learner is None else self._alone:
+            with self._lock:
+                engine = self._idle.pop() if self._idle and target is self._target else None
+            if engine is None:
+                engine = self._engine(target)
+            # After an error the engine is dropped, since its state is undefined.
+            yield engine
+            engine.close()
+            with self._lock:
+                if target is self._target:
+                    self._idle.append(engine)
+
+    def _engine(self, target: TargetModel) -> RowEngine:
+        engine = RowEngine(
+            target,
+            self.drafter,
+            self.verifier,
+            adaptive=self.adaptive,
+            observer=self.learner,
+            slots=1,
+            length=1,
+            memory=None,
+        )
+        if self.costs and isinstance(engine.governor, Governor):
+            engine.governor.begin_with(self.costs)
+        return engine

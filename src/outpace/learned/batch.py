@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+
+def padded(sources: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Tokens of sources, [B, S], with -1 after shorter ones."""
+    each = [torch.tensor(source, dtype=torch.long) for source in sources]
+    return pad_sequence(each, batch_first=True, padding_value=-1).to(device)
 
 
 @dataclass(frozen=True)
@@ -22,6 +29,8 @@ class Batch:
         counted: [B, T], true if the token is to be learnt: the target's own text, not a prompt's.
         hidden: layer -> [B, T, hidden size], for the layers that the module reads.
         scores: the target's logits, [B, T, vocabulary], or a function that computes them.
+        source: tokens of what an encoder-decoder model decodes each row from, as ``padded`` makes it; None
+            without any.
         sampled: whether the text after the prompts is the drafter's own (on-policy), not the target's.
 
     Hidden states and logits have no autograd graph; a method that also trains the target runs it itself.
@@ -34,6 +43,7 @@ class Batch:
     hidden: Mapping[int, Tensor]
     scores: Tensor | Callable[[], Tensor]
     sampled: bool = False
+    source: Tensor | None = None
 
     @cached_property
     def logits(self) -> Tensor:

@@ -186,7 +186,11 @@ def _kind_of(source: str, shown: str, trust_remote_code: bool, seq2seq: bool) ->
         text = type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
         if text and seq2seq:
             return transformers.AutoModelForSeq2SeqLM
-        where = "with `outpace generate` or `outpace bench`, or from Python" if text else "from Python"
+        where = (
+            "with `outpace generate`, `outpace train` or `outpace bench`, or from Python"
+            if text
+            else "from Python"
+        )
         raise UnsupportedModel(
             f"{shown} ({config.model_type}) is an encoder-decoder model; use it {where}: "
             "outpace.accelerate(model, drafter)"

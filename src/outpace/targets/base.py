@@ -229,6 +229,7 @@ class TargetModel(ABC):
         max_leaves: maximum number of leaves of the drafts in a forward, over all sequences; None for no
             limit.
         tokenizer: the tokenizer that comes with the model, if any.
+        shares_ids: the tokens of an encoder-decoder model's sources are ids of its vocabulary.
         tells: it returns the target's own tokens at ``Rows.asked`` instead of logits.
 
     Class attributes:
@@ -251,6 +252,7 @@ class TargetModel(ABC):
     quantised: str = ""
     max_leaves: int | None = None
     tokenizer: Any = None
+    shares_ids: bool = True
     tells: bool = False
 
     @property

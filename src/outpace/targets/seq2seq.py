@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +21,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from outpace.cache import Cache, KVCache, LayerShape, Slot, Window
 from outpace.core import ContextOverflow, OutpaceError, Source, UnsupportedModel
-from outpace.targets.base import Output, Rows, TargetModel, own_cache
+from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, own_cache
 from outpace.targets.checks import context_of, end_tokens, family, refuse_by_config
 from outpace.targets.inputs import CacheAdapter, Probe, device_of, inputs_of, rows_of
 from outpace.targets.masks import MaskMaker
@@ -120,6 +121,7 @@ class Seq2SeqTarget(TargetModel):
         self.context = getattr(self._decoder, "max_target_positions", None) or context_of(model.config)
         self.eos_token_ids = end_tokens(model)
         self.start = _start(model)
+        self.shares_ids = self._one_vocabulary()
         self.device = device_of(self._decoder.get_input_embeddings())
         self._probe()
         if check:
@@ -170,7 +172,7 @@ class Seq2SeqTarget(TargetModel):
 
     def source(self, states: Tensor, tokens: Sequence[int]) -> Source:
         """The encoder's output [length, size] for these tokens as a source."""
-        return Source(states, tuple(tokens) if self._one_vocabulary() else ())
+        return Source(states, tuple(tokens) if self.shares_ids else ())
 
     def _one_vocabulary(self) -> bool:
         """True if encoder and decoder share their token ids."""
@@ -257,6 +259,61 @@ class Seq2SeqTarget(TargetModel):
                 **self._placement.arguments(token),
             )
         return own, cross, output.logits
+
+    # -- for trained drafters ----------------------------------------------------------------------------
+
+    @property
+    def hidden(self) -> HiddenStates:
+        return HiddenStates(self._measured[0], self.model.dtype, self.device)
+
+    @property
+    def layers(self) -> int:
+        return len(self._layers)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        with torch.no_grad():
+            embedded: Tensor = self._decoder.get_input_embeddings()(tokens)
+        return embedded
+
+    def head(self, states: Tensor) -> Tensor:
+        """See ``TargetModel``.
+
+        Raises:
+            OutpaceError: the model does more with its decoder's output than to scale it and add a bias.
+        """
+        scale = self._measured[1]
+        return super().head(states) if scale is None else self._scaled_head(states, scale)
+
+    @cached_property
+    def _measured(self) -> tuple[int, float | None]:
+        """The size of the decoder's states, and their factor before the head, which T5 has.
+
+        The factor is None if the logits are not those of states with a factor, and a bias. Measured only when
+        asked for, since transformers leaves hooks in a model whose hidden states were read.
+        """
+        with torch.inference_mode():
+            output = self.model(
+                encoder_outputs=BaseModelOutput(
+                    last_hidden_state=torch.zeros(
+                        (1, 1, self._size), dtype=self.model.dtype, device=self.device
+                    )
+                ),
+                decoder_input_ids=torch.zeros((1, 1), dtype=torch.long, device=self.device),
+                output_hidden_states=True,
+                use_cache=False,
+            )
+            states, logits = output.decoder_hidden_states[-1], output.logits.float()
+            size: int = states.shape[-1]
+            for scale in (1.0, size**-0.5):
+                if (self._scaled_head(states, scale).float() - logits).std() < 0.02 * logits.std():
+                    return size, scale
+        return size, None
+
+    def _scaled_head(self, states: Tensor, scale: float) -> Tensor:
+        matrix: Any = self.model.get_output_embeddings()
+        logits: Tensor = matrix(states.to(matrix.weight.dtype) * scale)
+        bias = getattr(self.model, "final_logits_bias", None)
+        return logits if bias is None else logits + bias[0]
 
     # -- the forward -------------------------------------------------------------------------------------
 

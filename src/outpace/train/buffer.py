@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outpace.learned.batch import padded
 from outpace.learned.learned import Batch
 from outpace.sequence import Step
 
@@ -30,6 +31,7 @@ class Record:
         places: indices at which the target's logits are known, ascending.
         logits: [len(places), vocabulary], each predicting the token after its place.
         hidden: layer -> [at least n - 1, size], the target's hidden states from the first place on.
+        source: the tokens of the request's source.
     """
 
     tokens: tuple[int, ...]
@@ -37,6 +39,7 @@ class Record:
     places: tuple[int, ...]
     logits: Tensor
     hidden: Mapping[int, Tensor]
+    source: Seq[int] = ()
 
 
 class Recording:
@@ -47,9 +50,18 @@ class Recording:
         hidden: layer -> [len(tokens) - 1, size], the states of all tokens but the last.
         length: tokens after which a record ends; the next one starts with the last half of them as context.
         everywhere: keep the logits of every place, not only where a draft failed.
+        source: the tokens of the request's source.
     """
 
-    def __init__(self, tokens: Seq[int], hidden: Mapping[int, Tensor], length: int, everywhere: bool) -> None:
+    def __init__(
+        self,
+        tokens: Seq[int],
+        hidden: Mapping[int, Tensor],
+        length: int,
+        everywhere: bool,
+        source: Seq[int] = (),
+    ) -> None:
+        self._source = source
         self._length = length
         self._everywhere = everywhere
         self._begin(tokens, {layer: rows.cpu() for layer, rows in hidden.items()})
@@ -91,6 +103,7 @@ class Recording:
             tuple(self._places),
             torch.cat(self._logits) if self._logits else torch.empty(0, 0),
             {layer: torch.cat(parts) for layer, parts in self._hidden.items()},
+            self._source,
         )
 
 
@@ -182,6 +195,7 @@ def batch_of(
         counted=counted.to(device),
         hidden={layer: _stacked(records, layer, width).to(device) for layer in layers},
         scores=logits.to(device) if learn else torch.zeros(1, device=device).expand(*size, vocabulary),
+        source=padded([record.source for record in records], device),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from outpace.core import OutpaceError
 from outpace.files import read_line
+from outpace.targets.base import TargetModel
 
 LINES = (".jsonl", ".ndjson")
 
@@ -23,16 +24,18 @@ class Document:
     Attributes:
         prompt: the number of tokens at the start that are not learnt.
         open: the prompt has no answer yet; the target is to write one.
+        source: the tokens from which an encoder-decoder model decodes it.
     """
 
     tokens: tuple[int, ...]
     prompt: int = 0
     open: bool = False
+    source: tuple[int, ...] = ()
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the prompt, or of a text without one, so that answers to a prompt stay together."""
-        content = self.tokens[: self.prompt] or self.tokens
+        """SHA-256 of source and prompt, or of a text without, so that answers to a prompt stay together."""
+        content = self.source + self.tokens[: self.prompt] or self.tokens
         return hashlib.sha256(json.dumps(list(content)).encode()).digest()
 
     @property
@@ -56,7 +59,7 @@ def read(source: str | Path, encoder: Encoder, chat: bool = False) -> list[Docum
 
     A line is a string, or an object with one of: ``text``; ``prompt`` or ``question`` and, optionally,
     ``response`` or ``answer``; ``messages``, a chat whose last turn is learnt if it is the assistant's;
-    ``tokens`` and ``prompt_length``, as written by ``write``.
+    ``tokens``, ``prompt_length`` and, optionally, ``source``, as written by ``write``.
 
     Args:
         chat: treat prompts as turns of a chat.
@@ -98,13 +101,11 @@ def parse(value: Any, encoder: Encoder, chat: bool = False) -> Document:
     if not isinstance(value, dict):
         raise OutpaceError("neither a string nor an object")
     if "tokens" in value:
-        tokens = value["tokens"]
-        if not (isinstance(tokens, list) and all(type(token) is int for token in tokens)):
-            raise OutpaceError('"tokens" is not a list of token ids')
+        tokens, source = _ids(value, "tokens"), _ids(value, "source")
         prompt = value.get("prompt_length", 0)
         if type(prompt) is not int or not 0 <= prompt <= len(tokens):
             raise OutpaceError(f'"prompt_length" is not a number from 0 to {len(tokens)}')
-        return _checked(tokens, prompt)
+        return replace(_checked(tokens, prompt), source=tuple(source))
     if "text" in value:
         return _checked(encoder.tokens(_string(value, "text")), 0)
     if "messages" in value:
@@ -139,6 +140,13 @@ def _answered(prompt: list[int], answer: str | None, encoder: Encoder) -> Docume
     return _checked([*prompt, *encoder.plain_tokens(answer)], len(prompt))
 
 
+def _ids(value: dict[str, Any], name: str) -> list[int]:
+    ids = value.get(name, [])
+    if not (isinstance(ids, list) and all(type(token) is int for token in ids)):
+        raise OutpaceError(f'"{name}" is not a list of token ids')
+    return ids
+
+
 def _string(value: dict[str, Any], name: str) -> str:
     if not isinstance(value[name], str):
         raise OutpaceError(f'"{name}" is not a string')
@@ -153,9 +161,31 @@ def _checked(tokens: Seq[int], prompt: int, open: bool = False) -> Document:
 
 def write(documents: Seq[Document], file: Path, append: bool = False) -> None:
     """Write documents as token ids, in a format that ``read`` reads."""
-    lines = (json.dumps({"tokens": d.tokens, "prompt_length": d.prompt}) + "\n" for d in documents)
     with file.open("a" if append else "w", encoding="utf-8") as opened:
-        opened.writelines(lines)
+        for document in documents:
+            line: dict[str, Any] = {"tokens": document.tokens, "prompt_length": document.prompt}
+            if document.source:
+                line["source"] = document.source
+            opened.write(json.dumps(line) + "\n")
+
+
+def sourced(document: Document, target: TargetModel) -> Document:
+    """The document as an encoder-decoder model decodes it: the prompt is the source, the answer its text.
+
+    For other models, and if it has a source already, the document is unchanged.
+
+    Raises:
+        OutpaceError: it has no prompt to be the source.
+    """
+    if not target.has_encoder or document.source:
+        return document
+    if not document.prompt:
+        raise OutpaceError(
+            f"{target.name} is an encoder-decoder model, which answers prompts; give prompts, not texts"
+        )
+    start, source = target.parts(document.tokens[: document.prompt])
+    tokens = (*start, *document.tokens[document.prompt :])
+    return replace(document, tokens=tokens, prompt=len(start), source=tuple(source or ()))
 
 
 @dataclass(frozen=True)
@@ -202,7 +232,7 @@ def digest(documents: Seq[Document]) -> str:
     """SHA-256 of all documents in order, as hexadecimal digits."""
     total = hashlib.sha256()
     for document in documents:
-        total.update(json.dumps([document.prompt, *document.tokens]).encode())
+        total.update(json.dumps([document.prompt, *document.tokens, *document.source]).encode())
     return total.hexdigest()
 
 
@@ -220,11 +250,14 @@ def cut(document: Document, length: int) -> list[Document]:
 
 
 def pack(documents: Seq[Document], length: int) -> list[list[Document]]:
-    """Pack documents, cut into pieces, into rows of at most ``length`` tokens, first fit."""
+    """Pack documents, cut into pieces, into rows of at most ``length`` tokens, first fit.
+
+    A document with a source has a row of its own, since a row is decoded from one source.
+    """
     rows: list[list[Document]] = []
     room: list[int] = []
     for piece in (piece for document in documents for piece in cut(document, length)):
-        size = len(piece.tokens)
+        size = length if piece.source else len(piece.tokens)
         # Only the last 64 rows are searched: the earlier ones are nearly full.
         first = max(0, len(rows) - 64)
         place = next((at for at in range(first, len(rows)) if room[at] >= size), len(rows))

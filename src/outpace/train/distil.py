@@ -37,8 +37,10 @@ def answer(
         params if params.seed is None else replace(params, seed=(params.seed + place) % 2**64)
         for place in range(len(prompts))
     ]
+    sources = [document.source or None for document in documents]
+    found = engine.generate(prompts, own, sources=sources)
     return [
-        Document((*prompt, *generation.tokens), len(prompt))
-        for prompt, generation in zip(prompts, engine.generate(prompts, own), strict=True)
+        Document((*prompt, *generation.tokens), len(prompt), source=document.source)
+        for document, prompt, generation in zip(documents, prompts, found, strict=True)
         if generation.tokens
     ]

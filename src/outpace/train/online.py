@@ -56,6 +56,7 @@ class Online:
 
     Attributes:
         target, drafter: the target and drafter to make the engine with.
+        module: the trained part of that drafter, whose weights change.
         rounds: the results of the last thousand rounds.
         error: the exception that ended the thread early; ``close`` raises it.
 
@@ -71,12 +72,12 @@ class Online:
         report: Callable[[Round], None] = lambda round: None,
     ) -> None:
         self.target = Target(target)
-        self.drafter, self._module = own_weights(drafter, self.target)
+        self.drafter, self.module = own_weights(drafter, self.target)
         self.learning = learning or Learning()
         self.rounds: deque[Round] = deque(maxlen=1000)
         self.error: Exception | None = None
         self._report = report
-        self._trainee = Trainee(self._module, self.learning)
+        self._trainee = Trainee(self.module, self.learning)
         self._buffer = Buffer(self.learning.tokens, self.learning.held_back, self.learning.measured)
         self._open: dict[Sequence, Recording] = {}
         self._fresh = 0  # decoded tokens added to the buffer since the last round began
@@ -89,7 +90,7 @@ class Online:
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
-        return self._module.hidden_layers
+        return self.module.hidden_layers
 
     @property
     def timed(self) -> bool:
@@ -98,7 +99,8 @@ class Online:
     def joined(self, sequence: Sequence, hidden: Mapping[int, Tensor]) -> None:
         own = {layer: hidden[layer] for layer in self.hidden_layers if layer in hidden}
         everywhere = self.learning.places == "all"
-        self._open[sequence] = Recording(sequence.tokens, own, self.learning.length, everywhere)
+        source = () if sequence.source is None else sequence.source.tokens
+        self._open[sequence] = Recording(sequence.tokens, own, self.learning.length, everywhere, source)
 
     def stepped(self, steps: Seq[Step]) -> None:
         for step in steps:
@@ -124,7 +126,7 @@ class Online:
         if self._learnt is not None:
             learnt, self._learnt = self._learnt, None
             with torch.no_grad():
-                for name, own in self._module.state_dict().items():
+                for name, own in self.module.state_dict().items():
                     own.copy_(learnt[name])
 
     # -- learning ----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from outpace.learned.batch import padded
 from outpace.learned.learned import Batch
 from outpace.targets.base import Rows, TargetModel
 from outpace.train.data import Document
@@ -22,7 +23,7 @@ def read_batch(
     """Run the target over packed rows and return a batch.
 
     The documents of a row are branches of one tree, each a chain from position 0, so the target's tree mask
-    keeps them apart.
+    keeps them apart. A document with a source is alone in its row.
 
     Args:
         rows: [B] rows of documents; shorter rows are padded.
@@ -65,6 +66,7 @@ def read_batch(
             for layer in (layers if kept is None else wanted)
         },
         scores=scores,
+        source=padded([row[0].source if target.shares_ids else () for row in rows], device),
     )
 
 
@@ -85,7 +87,7 @@ def _run(
             parents += [-1, *range(first, first + len(document.tokens) - 1)]
         fed.append(Rows([token for document in row for token in document.tokens], parents))
     cache = target.new_cache(len(rows), max(len(row.tokens) for row in fed))
-    slots = [cache.allocate() for _ in rows]
+    slots = [target.open(cache, target.encode(row[0].source or None)) for row in rows]
     feeds = dict(zip(slots, fed, strict=True))
     output = target.forward(cache, feeds, logits_from=0 if scored else None, hidden_layers=layers)
     states = [dict(output.hidden_of(slot, 0, len(row.tokens))) for slot, row in feeds.items()]

@@ -47,7 +47,7 @@ class KeptStates:
             raise OutpaceError(f"states cannot be kept in {folder}: {error.strerror or error}") from None
         text = list(range(min(_PROBE, target.vocabulary)))
         cache = target.new_cache(1, len(text))
-        slot = cache.allocate()
+        slot = target.open(cache, target.encode(text if target.has_encoder else None))
         output = target.forward(cache, {slot: Rows(text)}, hidden_layers=(-1,))
         states, logits = output.hidden_of(slot, 0, len(text))[-1], output.logits_of(slot)
         if not torch.allclose(target.head(states).float(), logits.float(), rtol=0.02, atol=0.1):
@@ -64,13 +64,16 @@ class KeptStates:
             OutpaceError: the file is damaged, or there is no room for another.
         """
         facts = [self._target, *layers, *(document.tokens for document in row)]
+        facts += [document.source for document in row if document.source]
         file = self._folder / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()}.safetensors"
         try:
             if file.exists():
                 return {int(layer): states for layer, states in load_file(file).items()}
             made = run()
             part = file.with_suffix(f".{os.getpid()}")
-            save_file({str(layer): states.cpu().contiguous() for layer, states in made.items()}, part)
+            # Copies: the last layer may be there under two numbers, and files take no tensor twice.
+            whole = torch.contiguous_format
+            save_file({str(at): states.cpu().clone(memory_format=whole) for at, states in made.items()}, part)
             part.replace(file)
         except (OSError, SafetensorError) as error:
             raise OutpaceError(

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -17,8 +17,11 @@ from outpace.learned.learned import Batch, Learned
 from outpace.sampling import key
 from outpace.spec import check_choices, check_least
 from outpace.train.buffer import Record, batch_of
+from outpace.train.data import Document
 from outpace.train.metric import Replay
 from outpace.train.objectives import objective
+from outpace.train.on_policy import is_on_policy, own_text
+from outpace.train.reading import read_batch
 
 Weights = dict[str, Tensor]
 Kept = Literal["learnt", "before", "first"]
@@ -40,6 +43,9 @@ class Learning:
         rows: stretches per update.
         learning_rate: of AdamW, constant.
         objective: a name in ``outpace.train.objectives``.
+        on_policy: share of updates on text that the drafter itself writes after the beginning of a stretch,
+            scored by the target; for a draft model. 0 is the paper's sampling by the teacher, 1 that by the
+            student, between them is mixed sampling (of updates, where the paper mixes tokens).
         held_back: one stretch in this many is used for measuring, not learnt from; at least 2.
         measured: tokens of output to measure on, the newest of those held back. There is no round until this
             many are available: with fewer, chance would decide which weights are kept.
@@ -54,6 +60,7 @@ class Learning:
     rows: int = 8
     learning_rate: float = 1e-4
     objective: str = "forward_kl"
+    on_policy: float = 0.0
     held_back: int = 4
     measured: int = 512
     seed: int = 0
@@ -70,6 +77,8 @@ class Learning:
         check_choices("online", self, "places")
         if not 0 < self.learning_rate < math.inf:
             raise OutpaceError(f"online: learning_rate must be above 0, not {self.learning_rate}")
+        if not 0 <= self.on_policy <= 1:
+            raise OutpaceError(f"online: on_policy must be a share from 0 to 1, not {self.on_policy}")
         objective(self.objective)
 
 
@@ -100,9 +109,14 @@ class Trainee:
 
     Args:
         module: bound to its target; it is not changed.
+
+    Raises:
+        OutpaceError: it is to learn from its own text, and cannot write.
     """
 
     def __init__(self, module: Learned, learning: Learning) -> None:
+        if learning.on_policy:
+            _ = module.writer  # raises
         self._learning = learning
         # The target is shared, not copied.
         self.module = copy.deepcopy(module, {id(module.target): module.target})
@@ -164,11 +178,11 @@ class Trainee:
         word = key(learning.seed, self.rounds, update)
         with torch.random.fork_rng(), torch.inference_mode(False), torch.enable_grad():
             torch.manual_seed(word)
-            chosen = torch.randperm(len(records))[: learning.rows].tolist()
+            chosen = [records[place] for place in torch.randperm(len(records))[: learning.rows].tolist()]
+            own = is_on_policy(update, learning.on_policy)
+            batch = self._own_text(chosen, word) if own else self._batch(chosen, learn=True)
             self.module.train()
-            losses = self.module.loss(
-                self._batch([records[place] for place in chosen], learn=True), objective(learning.objective)
-            )
+            losses = self.module.loss(batch, objective(learning.objective))
             losses.total.backward()
             torch.nn.utils.clip_grad_norm_(self.module.parameters(), _CLIP)
             self._optimizer.step()
@@ -184,6 +198,12 @@ class Trainee:
             batch = self._batch(records[start : start + rows], learn=False)
             replay.add(batch, self.module.accepted(batch))
         return replay.expected_length
+
+    def _own_text(self, records: Seq[Record], seed: int) -> Batch:
+        """The drafter's continuations of the beginnings of records, scored by the target."""
+        rows = [[Document(r.tokens, r.context, source=tuple(r.source))] for r in records]
+        written = own_text(self.module, rows, seed)
+        return replace(read_batch(self.module.target, written, self.module.hidden_layers), sampled=True)
 
     def _batch(self, records: Seq[Record], learn: bool) -> Batch:
         target = self.module.target

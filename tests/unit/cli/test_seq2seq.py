@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from folders import byte_tokenizer
 from outpace.cli.app import app
+from outpace.loading import load
 from zoo.image_families import build
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES
 
@@ -102,17 +103,58 @@ def test_bench(run: Run, folder: Path, prompts: Path) -> None:
         assert row["error"] is None and row["equal"], row
 
 
-@pytest.mark.parametrize("command", ["chat", "search", "serve", "tune", "train"])
+TRAINED = [
+    "blockwise:heads=2",
+    "dflash:tokens=3,layers=1+2",
+    "eagle:layers=1+2",
+    "hydra:heads=2",
+    "medusa:heads=2",
+    "spec_drafter:tokens=3",
+]
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_train(run: Run, folder: Path, prompts: Path, tmp_path: Path, method: str) -> None:
+    """Drafters learn the model's answers to sources, and change none."""
+    asked, out = tmp_path / "asked.jsonl", tmp_path / "out"
+    asked.write_text("".join(json.dumps({"prompt": f"say {number} " * 3}) + "\n" for number in range(12)))
+    settings = ("--steps", 4, "--rows", 3, "--length", 40, "--held-out", 0.3, "-n", 12, "--json")
+    model = ("-m", folder, "--dtype", "float64")
+    result = run("train", method, *model, "--data", asked, "--out", out, "--states", tmp_path, *settings)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["expected_length"] >= 1
+    written = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()]
+    start = list(load(str(folder), seq2seq=True).target.start)
+    assert all(line["tokens"][: line["prompt_length"]] == start for line in written)
+    assert len({tuple(line["source"]) for line in written}) == 12
+    drafter = ("-d", f"{method.partition(':')[0]}:path={out}", "--no-adaptive", "--json", "--batch", 2)
+    result = run("generate", *model, "--file", prompts, "-n", NEW, *drafter)
+    assert result.exit_code == 0, result.output
+    found = sorted((json.loads(line) for line in result.stdout.splitlines()), key=lambda one: one["index"])
+    assert [one["tokens"] for one in found] == stock(folder)
+    assert all(one["stats"]["drafted"] > 0 for one in found)
+
+
+def test_training_on_texts_without_prompts_is_refused(run: Run, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text('"a text"\n')
+    texts = ("--data", tmp_path / "texts.jsonl", "--length", 40)
+    result = run("train", "medusa", "-m", folder, *texts, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "answers prompts; give prompts, not texts" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("command", ["chat", "search", "serve", "tune"])
 def test_other_commands_refuse(run: Run, folder: Path, prompts: Path, tmp_path: Path, command: str) -> None:
     more: dict[str, list[Any]] = {
-        "train": ["medusa", "--data", prompts, "--out", tmp_path / "out"],
         "search": ["--data", prompts, "--out", tmp_path / "out.json"],
         "serve": ["--port", 0],
         "tune": ["--out", tmp_path / "out"],
     }
     result = run(command, "-m", folder, *more.get(command, []))
     assert result.exit_code == 2, result.output
-    assert "is an encoder-decoder model; use it with `outpace generate`" in " ".join(result.stderr.split())
+    assert "is an encoder-decoder model; use it with `outpace generate`, `outpace train`" in " ".join(
+        result.stderr.split()
+    )
 
 
 def test_audio_is_refused(run: Run, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from outpace.drafters.models.cascade import Cascade
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.engine.engine import Engine
 from outpace.targets import Target, TargetModel
+from outpace.train.data import Document
+from outpace.train.reading import read_batch
+from zoo.seq2seq_families import SEQ2SEQ_FAMILIES, START
 
 TARGET = Target(tiny_llama(vocabulary=12))
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6]]
@@ -82,6 +86,35 @@ def test_a_spec_drafter_drafts_for_a_draft_model() -> None:
     found = Engine(TARGET, drafter, adaptive=False).generate(PROMPTS, SAMPLED)
     assert [g.tokens for g in found] == [g.tokens for g in Engine(TARGET).generate(PROMPTS, SAMPLED)]
     assert sum(g.stats.extra["inner_accepted"] for g in found) > 5
+
+
+@pytest.mark.parametrize("chunk", [4, 512])
+def test_a_spec_drafter_reads_sources_as_in_training(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft is the block that training fills after the same place of the same text and source."""
+    monkeypatch.setattr("outpace.drafters.blocks.spec_drafter._CHUNK", chunk)
+    family = SEQ2SEQ_FAMILIES["bart"]
+    target = Target(family.build())
+    made, sources = module("spec_drafter", target), family.sources((9, 3))
+    drafter = SpecDrafter(made)
+    engine = Engine(target, drafter, adaptive=False)
+    params = SamplingParams(12, 1.0, seed=5)
+    sequences = [engine.add([START, 7, 8, 9, 10], params, source=source) for source in sources]
+    engine.step()
+    states = [active.state for active in engine._batch.active]
+    with torch.inference_mode():
+        found = drafter.fill(states)
+    texts = [
+        Document(tuple(s.tokens), 5, source=tuple(own)) for s, own in zip(sequences, sources, strict=True)
+    ]
+    for text, logits in zip(texts, found, strict=True):
+        for beside in texts:  # longer or shorter, with more or fewer pads
+            batch = read_batch(target, [[text], [beside]], made.hidden_layers)
+            anchors = torch.tensor([[len(text.tokens) - 1], [0]])
+            torch.testing.assert_close(made.logits(made.blocks(batch, anchors))[0, 0], logits)
+    swapped = replace(texts[0], source=texts[1].source)
+    batch = read_batch(target, [[swapped]], made.hidden_layers)
+    anchors = torch.tensor([[len(swapped.tokens) - 1]])
+    assert not torch.allclose(made.logits(made.blocks(batch, anchors))[0, 0], found[0], atol=1e-3)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

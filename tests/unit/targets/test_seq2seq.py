@@ -82,6 +82,28 @@ def test_a_tree_has_the_logits_of_its_paths(name: str) -> None:
     assert close(last.logits_of(slots[0]), tree[3:]) and not len(last.logits_of(slots[1]))
 
 
+@pytest.mark.parametrize("name", SEQ2SEQ_FAMILIES)
+def test_the_head_gives_the_logits_of_the_last_states(name: str) -> None:
+    target = target_of(name, check=False)
+    cache, (slot,) = opened(target, [target.encode(SEQ2SEQ_FAMILIES[name].sources((5,))[0])], [[START]])
+    output = target.forward(cache, {slot: Rows([5, 9, 14])}, hidden_layers=(-1,))
+    states = output.hidden_of(slot, 0, 3)[-1]
+    assert close(target.head(states), output.logits_of(slot))
+    assert target.hidden.size == states.shape[1] and target.embed(torch.tensor([3, 4])).shape[0] == 2
+
+
+def test_a_head_that_is_not_linear_is_refused() -> None:
+    """Whoever trains heads on it would learn other predictions than the model's."""
+    model = SEQ2SEQ_FAMILIES["bart"].build()
+
+    def squash(model: Any, args: Any, output: Any) -> None:
+        output.logits = output.logits.tanh()
+
+    model.register_forward_hook(squash)
+    with pytest.raises(OutpaceError, match="shares no head"):
+        Target(model, check=False).head(torch.zeros(1, 32))
+
+
 def test_slots_keep_their_sources() -> None:
     """A slot that is given back is filled by the last one, whose source moves along; more slots than room."""
     target = target_of("bart", check=False)

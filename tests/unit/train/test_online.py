@@ -71,7 +71,7 @@ def engine(learner: Online, *more: Any, **options: Any) -> Engine:
 
 
 def weights(learner: Online) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in learner._module.state_dict().items()}
+    return {name: tensor.clone() for name, tensor in learner.module.state_dict().items()}
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -85,7 +85,7 @@ def scramble(learner: Online, seed: int) -> None:
         name: own + 0.5 * torch.randn(own.shape, generator=random).to(own)
         if own.is_floating_point()
         else own.clone()
-        for name, own in learner._module.state_dict().items()
+        for name, own in learner.module.state_dict().items()
     }
 
 

@@ -1,13 +1,14 @@
 """SpecDec's Spec-Drafter (Xia et al. 2023): an independent model fills a block of masks in one forward.
 
 Like ``dflash`` it fills a block, but without the target's hidden states: it has its own embeddings and reads
-only the text. Row t of a text attends to rows 0 to t and stays in the cache; after the last row come the
-masks, one per place of the block, which attend to all of the text and to each other, and are then removed
+only the text, after the source if the target is an encoder-decoder model. Rows of a source attend to each
+other; row t of the text attends to the source and to rows 0 to t. They stay in the cache; after the last row
+come the masks, one per place of the block, which attend to all before and to each other, and are then removed
 from the cache.
 
-Differences from the paper: a decoder instead of an encoder and a decoder; a separate mask embedding for each
-place; early places have more weight in training (``decay``); tokens are drawn with the target's own noise by
-default. The paper's relaxed verification is the lossy verifier ``top_beta``.
+Differences from the paper: one stack of layers instead of an encoder and a decoder; a separate mask embedding
+for each place; early places have more weight in training (``decay``); tokens are drawn with the target's own
+noise by default. The paper's relaxed verification is the lossy verifier ``top_beta``.
 """
 
 from __future__ import annotations
@@ -72,21 +73,28 @@ class SpecDrafterModule(BlockModule):
         return F.linear(self.norm(states), self.embed_tokens.weight)
 
     def blocks(self, batch: Batch, anchors: Tensor) -> Tensor:
-        (rows, count), width, text = anchors.shape, self.config.tokens, batch.tokens.shape[1]
+        (rows, count), width = anchors.shape, self.config.tokens
         device = anchors.device
+        source = batch.tokens[:, :0] if batch.source is None else batch.source
+        before = (source >= 0).sum(dim=1, keepdim=True)  # tokens of the source
         steps = torch.arange(1, width + 1, device=device)
         ahead = (batch.positions.gather(1, anchors)[..., None] + steps).flatten(1)
-        positions = torch.cat([batch.positions, ahead], dim=1)
+        order = torch.arange(source.shape[1], device=device).expand_as(source)
+        positions = torch.cat([order, before + batch.positions, before + ahead], dim=1)
         causal = F.pad(batch.seen, (0, count * width))
         own = sees_own_block(count, width, device).expand(rows, -1, -1)
         block = torch.cat([sees_before(batch, anchors, width, own=True), own], dim=-1)
-        mask = torch.cat([causal, block], dim=1)[:, None]
+        after = torch.cat([causal, block], dim=1)
+        # The source attends to itself, and what follows to the source.
+        sources = (source >= 0)[:, None].expand(-1, positions.shape[1], -1)
+        mask = torch.cat([sources, F.pad(after, (0, 0, source.shape[1], 0))], dim=2)[:, None]
         masks = self.masks.repeat(count, 1).expand(rows, -1, -1)
-        states = torch.cat([self.embed_tokens(batch.tokens), masks], dim=1)
+        embedded = self.embed_tokens(torch.cat([source.clamp(min=0), batch.tokens], dim=1))
+        states = torch.cat([embedded, masks], dim=1)
         angles = self.rotary(positions, states)
         for layer in self.layers:
             states = layer(states, angles, mask, itself)
-        filled: Tensor = states[:, text:].unflatten(1, (count, width))
+        filled: Tensor = states[:, embedded.shape[1] :].unflatten(1, (count, width))
         return filled
 
 
@@ -101,20 +109,36 @@ class SpecDrafter(BlockDrafter):
     )
 
     def revise(self, state: BlockState, unchanged: int) -> bool:
-        state.rows = min(state.rows, unchanged)
+        state.rows = min(state.rows, len(_source(state)) + unchanged)
         state.shared.cache.truncate(state.slot, state.rows)
         return True
 
     def fill(self, active: Seq[BlockState]) -> Tensor:
-        while behind := [state for state in active if len(state.sequence.tokens) - state.rows > _CHUNK]:
+        while behind := [state for state in active if _length(state) - _stop(state) > 0]:
             _feed(behind, masks=0)
         module = active[0].shared.module
         logits: Tensor = module.logits(_feed(active, masks=module.config.tokens))
         return logits
 
 
+def _source(state: BlockState) -> Seq[int]:
+    """The tokens that the text is decoded from."""
+    source = state.sequence.source
+    return () if source is None else source.tokens
+
+
+def _length(state: BlockState) -> int:
+    """Tokens of source and text."""
+    return len(_source(state)) + len(state.sequence.tokens)
+
+
+def _stop(state: BlockState) -> int:
+    """The end of the next chunk: a source is read as a whole, since its rows attend to each other."""
+    return min(max(state.rows + _CHUNK, len(_source(state))), _length(state))
+
+
 def _feed(active: Seq[BlockState], masks: int) -> Tensor:
-    """Feed at most ``_CHUNK`` new tokens of each text, followed by masks.
+    """Feed the next chunk of each source and text, followed by masks.
 
     Returns:
         The outputs of the masks, [n, masks, hidden size], whose rows do not stay in the cache.
@@ -122,9 +146,12 @@ def _feed(active: Seq[BlockState], masks: int) -> Tensor:
     module = active[0].shared.module
     feeds, inputs, widths = [], [], []
     for state in active:
-        text = state.sequence.tokens[state.rows : state.rows + _CHUNK]
+        source, first, stop = _source(state), state.rows, _stop(state)
+        start, end = (max(place - len(source), 0) for place in (first, stop))
+        text = [*source[first:stop], *state.sequence.tokens[start:end]]
         width = len(text) + masks
         sees = np.tri(width, dtype=np.bool_)
+        sees[:, : max(len(source) - first, 0)] = True
         sees[len(text) :] = True
         feeds.append(Feed(state.slot, range(state.rows, state.rows + width), sees))
         embedded = module.embed_tokens(torch.tensor(text, dtype=torch.long, device=module.masks.device))

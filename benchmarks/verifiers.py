@@ -1,0 +1,132 @@
+"""Verifiers of drawn trees, a drafter of another vocabulary, and contrastive decoding, on a real model.
+
+    python benchmarks/verifiers.py --data DIR --skip 10,13,16,19,22,25 --out benchmarks/RESULT.json
+
+The draft model, and the amateur of contrastive decoding, is the model itself without the layers of --skip: no
+smaller model has its vocabulary. Prompts are the first of HumanEval, GSM8K and MT-Bench; methods take turns
+on each. Printed are tokens per step (tau) and, as the median over prompts, the tokens per second over plain
+decoding's in the same run: of the model, and of the contrastive pair. The draft model costs nearly as much as
+the target, so only tau compares verifiers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+import outpace
+from outpace.bench.machine import machine
+from outpace.bench.suites import load_suite
+from outpace.core import SamplingParams
+from outpace.drafters import Drafter, DraftModel, load_drafter
+from outpace.engine.engine import Engine
+from outpace.loading import load
+from outpace.targets import Target
+
+SUITES = ("humaneval", "gsm8k", "mt_bench")
+PLAIN, PAIR = "plain", "contrastive"
+
+Method = tuple[Any, Drafter[Any] | str, str, bool]  # target, drafter, verifier, sampled
+
+
+def without(model: Any, skipped: set[int]) -> Any:
+    """A copy of a Llama model without some of its layers."""
+    found = copy.copy(model)
+    found._modules = dict(model._modules)
+    found.model = copy.copy(model.model)
+    found.model._modules = dict(model.model._modules)
+    kept = [copy.deepcopy(layer) for at, layer in enumerate(model.model.layers) if at not in skipped]
+    for place, layer in enumerate(kept):
+        layer.self_attn.layer_idx = place
+    found.model.layers = nn.ModuleList(kept)
+    found.config = copy.deepcopy(model.config)
+    found.config.num_hidden_layers = len(kept)
+    found.model.config = found.config
+    return found
+
+
+def methods(target: Any, small: Any) -> dict[str, Method]:
+    pair = outpace.ContrastiveTarget(target, Target(small))
+    drawn = {"branching": "3x2", "draws": "independent"}
+    twice = {**drawn, "replacement": True}
+    return {
+        PLAIN: (target, "none", "match", True),
+        "match, chain": (target, DraftModel(small), "match", True),
+        "match, tree": (target, DraftModel(small, branching="3x2"), "match", True),
+        "rejection, chain": (target, DraftModel(small), "rejection", True),
+        "block, chain": (target, DraftModel(small), "block", True),
+        "rejection, tree with (SpecInfer)": (
+            target,
+            DraftModel(small, **twice),
+            "rejection",
+            True,
+        ),
+        "rejection, tree without (RSD)": (target, DraftModel(small, **drawn), "rejection", True),
+        "spectr, tree": (target, DraftModel(small, **twice), "spectr", True),
+        "traversal, tree": (target, DraftModel(small, **drawn), "traversal", True),
+        "another vocabulary, intersection": (target, _nano("intersection"), "match", False),
+        "another vocabulary, text": (target, _nano("text"), "match", False),
+        PAIR: (pair, "none", "match", False),
+        f"{PAIR}, the amateur drafts": (pair, DraftModel(small), "match", False),
+        f"{PAIR}, suffix": (pair, "suffix", "match", False),
+    }
+
+
+def _nano(vocabulary: str) -> Drafter[Any]:
+    return load_drafter(f"draft_model:model={outpace.nano_path()},vocabulary={vocabulary}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--skip", required=True, help="layers that the draft model lacks")
+    parser.add_argument("--limit", type=int, default=3, help="prompts of each set")
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--only", default="", help="methods whose name begins so, and plain decoding")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    loaded = load(given.model, given.dtype, "cpu")
+    small = without(loaded.target.model, set(map(int, given.skip.split(","))))
+    engines = {
+        name: (Engine(target, drafter, verifier, loaded.tokenizer, adaptive=False), sampled)
+        for name, (target, drafter, verifier, sampled) in methods(loaded.target, small).items()
+        if name in (PLAIN, PAIR) or name.startswith(given.only)
+    }
+    items = [item for name in SUITES for item in load_suite(name, given.data).items[: given.limit]]
+    runs: dict[str, list[tuple[int, int, float]]] = {name: [] for name in engines}
+    for place, item in enumerate(items):
+        prompt = loaded.tokens(item.prompt)
+        for name, (engine, sampled) in engines.items():
+            heat = 0.8 if sampled else 0.0
+            seed = None if sampled and name != PLAIN else place
+            params = SamplingParams(given.tokens, heat, seed=seed, ignore_eos=True)
+            began = time.perf_counter()
+            (found,) = engine.generate([prompt], params)
+            runs[name].append((found.stats.tokens, found.stats.steps, time.perf_counter() - began))
+        print(f"{place + 1} of {len(items)}", file=sys.stderr, flush=True)
+    rows = {}
+    for name, each in runs.items():
+        plain = runs[PAIR if name.startswith(PAIR) else PLAIN]
+        ratios = [one[0] / one[2] * base[2] / base[0] for one, base in zip(each, plain, strict=True)]
+        tau = sum(one[0] for one in each) / sum(one[1] for one in each)
+        rows[name] = {"tau": tau, "speed": statistics.median(ratios), "runs": each}
+        print(f"{name:<48} tau {tau:.2f}  {rows[name]['speed']:.2f} x")
+    facts = {"machine": machine("cpu"), "command": " ".join(sys.argv), "skipped": given.skip, "rows": rows}
+    if given.out:
+        given.out.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
