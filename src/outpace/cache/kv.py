@@ -211,21 +211,21 @@ class KVCache(Cache):
 
     # -- the forward -------------------------------------------------------------------------------------
 
-    def begin(self, widths: Mapping[Slot, int], multiple: int = 1) -> list[Window]:
+    def begin(self, widths: Mapping[Slot, int], multiple: int = 1, least: int = 1) -> list[Window]:
         """Open a forward, with a window per lane.
 
         Args:
             widths: number of rows that each slot feeds, above 0 for at least one slot.
             multiple: the number of rows of a window, over all its slots, is padded to a multiple of this.
+            least: and to at least this number.
 
         Raises:
             CacheFull: there is no room for the rows.
         """
-        lanes = self._fed(widths)
-        windows = [
-            Window(lane, places, range(min(places), max(places) + 1), multiple=multiple)
-            for lane, places in lanes.items()
-        ]
+        windows = []
+        for lane, places in self._fed(widths).items():
+            covered = range(min(places), max(places) + 1)
+            windows.append(Window(lane, places, covered, -(-least // len(covered)), multiple))
         self._windows = windows
         return windows
 

@@ -221,8 +221,13 @@ class Window:
         return slice(self.start, self.stop)
 
     @cached_property
+    def buffers(self) -> list[tuple[Tensor, Tensor]]:
+        """Views of each layer's keys and values with all of their rows, [B, heads, room + 1, size]."""
+        return self.lane.by_layer(self.places, slice(None))
+
+    @cached_property
     def _targets(self) -> list[tuple[Tensor, Tensor]]:
-        return self.lane.by_layer(self.places, self.span or slice(None))
+        return self.buffers if self.span is None else self.lane.by_layer(self.places, self.span)
 
     @cached_property
     def _views(self) -> list[tuple[Tensor, Tensor]]:

@@ -37,6 +37,7 @@ from outpace.targets.checks import (
     why_not_exact,
 )
 from outpace.targets.fixed import FixedInputs, FixedShapes, width_of
+from outpace.targets.fused import fuse_layers, fused_linears, fusing_refused
 from outpace.targets.graphs import Made, Runner, runner_for
 from outpace.targets.inputs import CacheAdapter, Probe, device_of, inputs_of, padded, rows_of
 from outpace.targets.kernels import QUANTISED
@@ -79,10 +80,14 @@ class CausalTarget(TargetModel):
         compiled: options of ``torch.compile``, for the model in forwards of fixed shapes; None does not
             compile it.
         exact: make the logits of a row bit-identical for any number of rows, tree, other sequences and chunks
-            of the prompt. True refuses a model for which this fails; "auto" tries it for bfloat16 and float16
-            on a CPU, where near-ties would otherwise differ; see ``bit_exact``.
+            of the prompt. True refuses a model for which this fails; "auto" tries it on a CPU, for bfloat16
+            and float16, where near-ties would otherwise differ, and for fused layers; see ``bit_exact``.
         pack: keep packed copies of the weights of linear layers, in addition to the model's. True refuses a
             model or a machine that does not support it; "auto" packs if it is faster and memory allows.
+        fuse: run the layers' operations between matrix products as functions that are compiled on first use,
+            with this machine's C compiler (``fused.py``), for families of Llama's structure in float32 or
+            bfloat16 on a CPU. True refuses a model or a machine that does not support it; "auto" does it
+            where it is supported, unless ``pack`` is False; see ``unfused``.
         quantise: round the weights of linear layers of a bfloat16 model on a CPU, in a copy: "int8" to 8
             bits with a scale per output; "int4" to 4 bits with a scale and a zero per output and 32 inputs
             (to 8 bits in the head, and if the inputs are no multiple of 32 or the outputs of 16). Activations
@@ -113,6 +118,7 @@ class CausalTarget(TargetModel):
         compiled: Mapping[str, Any] | None = None,
         exact: bool | Literal["auto"] = "auto",
         pack: bool | Literal["auto"] = "auto",
+        fuse: bool | Literal["auto"] = "auto",
         quantise: str | None = None,
         release: bool = False,
     ) -> None:
@@ -130,7 +136,7 @@ class CausalTarget(TargetModel):
         self.device = device_of(model.get_input_embeddings())
         self._hidden_size: int = config.hidden_size
         self._scale = scale_of(config)
-        self._choose(check, exact, pack)
+        self._choose(check, exact, pack, fuse)
         if not static and (runner is not None or compiled is not None):
             raise OutpaceError("runner and compiled are for forwards of fixed shapes: give static=True too")
         if static:
@@ -141,10 +147,19 @@ class CausalTarget(TargetModel):
         if release:
             self._release()
 
-    def _choose(self, check: bool, exact: bool | Literal["auto"], pack: bool | Literal["auto"]) -> None:
+    def _choose(
+        self,
+        check: bool,
+        exact: bool | Literal["auto"],
+        pack: bool | Literal["auto"],
+        fuses: bool | Literal["auto"],
+    ) -> None:
         """Choose the modules that steps run on, and determine whether they are bit-exact."""
-        reason = why_not_exact(self.model, exact) or ("its shapes are fixed" if self.static else "")
+        fixed = "its shapes are fixed" if self.static else ""
         packs = packing_wanted(self.model, pack)
+        self.unfused = fixed or fusing_refused(self.model, pack, fuses)
+        self.fused = not self.unfused
+        reason = why_not_exact(self.model, exact, self.fused) or fixed
         if not reason:
             try:
                 self._take(packs, exact=True)
@@ -163,14 +178,20 @@ class CausalTarget(TargetModel):
     def _take(self, packs: bool, exact: bool) -> None:
         """Make the module that steps run on: a copy of the model if modules are replaced, or the model."""
         self._line, self._line_untried = None, False
-        packer = Packer(self.model, packs, exact, self.quantised)
-        changes = packs or exact or self.quantised
-        changed = exchange(self.model, packer, EXACT if exact else None) if changes else self.model
+        fused = self.fused
+        packer = Packer(self.model, packs, exact, self.quantised, fused_linears(self.model) if fused else ())
+        changed = self.model
+        if packs or exact or self.quantised or fused:
+            # A fused layer runs no attention but its own; its masks are those of the exact one.
+            changed = exchange(self.model, packer, EXACT if exact or fused else None)
+        if fused:
+            fuse_layers(self.model, changed, packer.join)
         self.packed = dict(packer.kernels)
-        self._step: Any = changed if exact or self.packed else self.model
+        self._step: Any = changed if exact or self.packed or fused else self.model
         self._packer = packer
         self._weights = Weights(packer.packed)
-        self.row_step = tail_step(self.model) if exact else 1
+        self.row_step = tail_step(self.model) if exact and not fused else 1
+        self._least_rows = packer.rows if fused else 1
         self._masks, self._own_masks = (
             MaskMaker(model.config.get_text_config(decoder=True), model.dtype)
             for model in (self._step, self.model)
@@ -230,6 +251,8 @@ class CausalTarget(TargetModel):
         layouts = [
             f"{kernel} weights" if kernel in QUANTISED else f"packed by {kernel}" for kernel in self.packed
         ]
+        if self.fused:
+            layouts.append("fused")
         return ", ".join([super().identity, *layouts, *(["bit-exact"] if self.bit_exact else [])])
 
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> KVCache:
@@ -274,7 +297,7 @@ class CausalTarget(TargetModel):
                 made = self._fixed.run(run, own, window, rows, self.hidden, layers, states)
                 logits = made.logits[:, logits_from:]
                 return Output.of(window.slots, feeds, logits, logits_from, made.hidden)
-        windows = own.begin(widths, self.row_step)
+        windows = own.begin(widths, self.row_step, self._least_rows)
         return Output.join([self._pass(one, feeds, logits_from, hidden_layers, states) for one in windows])
 
     def _pass(
@@ -292,7 +315,7 @@ class CausalTarget(TargetModel):
         both = torch.from_numpy(np.array([tokens, positions]))
         mask = self._masks(rows, window, positions, self.device)
         if (self._line is not None or self._line_untried) and not logits_from and states is None:
-            cells = cells_of(window, self.row_step)
+            cells = cells_of(window, self.row_step, self._least_rows)
             if cells is not None and self._line_untried:
                 self._line_untried = False
                 self._line = self._line_of()

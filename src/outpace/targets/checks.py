@@ -83,8 +83,12 @@ def refuse_by_config(model: Any, seq2seq: bool = False) -> None:
         )
 
 
-def why_not_exact(model: Any, exact: bool | Literal["auto"]) -> str:
-    """The reason not to try a bit-exact step with a model; empty if it is to be tried."""
+def why_not_exact(model: Any, exact: bool | Literal["auto"], fused: bool = False) -> str:
+    """The reason not to try a bit-exact step with a model; empty if it is to be tried.
+
+    Args:
+        fused: its layers are fused, so that exactness costs little in float32 too.
+    """
     if exact is False:
         return "exact is off"
     if why := untouchable(model):
@@ -94,7 +98,7 @@ def why_not_exact(model: Any, exact: bool | Literal["auto"]) -> str:
         return f"it uses its own attention, {attention!r}"
     if model.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"sums over {model.dtype} would need a wider type"
-    if exact == "auto" and model.dtype == torch.float32:
+    if exact == "auto" and model.dtype == torch.float32 and not fused:
         return "near-ties flip so rarely in float32 that exact='auto' leaves it unchanged"
     return ""
 

@@ -21,11 +21,15 @@ class CacheAdapter(ModelCache):
 
     Args:
         places: layer of the model -> layer of the cache. (Layers that share another's keys have no entry.)
+
+    Attributes:
+        shared: anything that the layers of one forward have in common.
     """
 
     def __init__(self, window: Window | FixedRows, places: dict[int, int]) -> None:
         super().__init__(layers=[])
-        self._window = window
+        self.window = window
+        self.shared: dict[Any, Any] = {}
         self._places = places
         self._columns = window.columns
         self._width = window.width
@@ -33,7 +37,12 @@ class CacheAdapter(ModelCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        return self._window.append(self._places[layer_idx], key_states, value_states)
+        return self.window.append(self._places[layer_idx], key_states, value_states)
+
+    def buffers(self, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """The keys and values of a layer, each [B, heads, rows, size], for code that writes them itself."""
+        assert isinstance(self.window, Window)
+        return self.window.buffers[self._places[layer_idx]]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._columns - self._width

@@ -33,7 +33,8 @@ class Kernel(ABC):
     Attributes:
         name: name in reports.
         dtypes: supported dtypes of weights.
-        least: minimum number of weights of a layer for which its call overhead pays.
+        least: minimum number of weights of a layer for which its call overhead pays, by their dtype; 1 by
+            default.
         copies: it keeps a copy of the weights.
         rounds: this copy is rounded to fewer bits.
         wide: its rows are float32 for any dtype of the weights.
@@ -41,10 +42,14 @@ class Kernel(ABC):
 
     name: ClassVar[str]
     dtypes: ClassVar[frozenset[torch.dtype]]
-    least: ClassVar[int] = 1
+    least: ClassVar[Mapping[torch.dtype, int]] = {}
     copies: ClassVar[bool] = True
     rounds: ClassVar[bool] = False
     wide: ClassVar[bool] = False
+
+    def takes(self, weight: Tensor) -> bool:
+        """True if a layer with these weights is large enough for it."""
+        return weight.numel() >= self.least.get(weight.dtype, 1)
 
     @abstractmethod
     def pack(self, weight: Tensor) -> Any:
@@ -81,7 +86,8 @@ class OneDNN(Kernel):
 
     name = "oneDNN"
     dtypes = frozenset((torch.float32, torch.bfloat16))
-    least = 1 << 18  # a call costs about 20 us more than the stock layer's
+    # A call costs about 20 us more than the stock layer's in float32, and as much in bfloat16.
+    least: ClassVar = {torch.float32: 1 << 17, torch.bfloat16: 1 << 14}
 
     def pack(self, weight: Tensor) -> Any:
         return torch.ops.mkldnn._reorder_linear_weight.default(weight, 8)
@@ -101,7 +107,7 @@ class HalfFBGEMM(Kernel):
 
     name = "FBGEMM float16"
     dtypes = frozenset((torch.bfloat16, torch.float16))
-    least = 1 << 16
+    least: ClassVar = {torch.bfloat16: 1 << 16, torch.float16: 1 << 16}
     wide = True
 
     def pack(self, weight: Tensor) -> Any:
@@ -230,11 +236,13 @@ class Trial(NamedTuple):
     Attributes:
         kernel: the fastest one by the total time of forwards of few rows.
         single: the stock layer is faster than it for a single row.
+        rows: 4 if it takes no longer for 4 rows than for one, otherwise 1.
         found: kernel's name -> its time relative to the stock layer's, or why it is not available.
     """
 
     kernel: Kernel
     single: bool
+    rows: int
     found: dict[str, str]
 
 
@@ -261,11 +269,12 @@ def best_kernel(dtype: torch.dtype, threads: int) -> Trial:
     seconds = _race(calls, inputs)
     total = {kernel: sum(each) for kernel, each in seconds.items()}
     stock = best = KERNELS[0]
-    for kernel, one in total.items():
-        if one <= total[best] * (_WINS if best is stock else _WINS_CLEARLY):
+    for kernel, own in total.items():
+        if own <= total[best] * (_WINS if best is stock else _WINS_CLEARLY):
             best = kernel
-        found[kernel.name] = f"{one / total[stock]:.2f} of the stock layer's time"
-    return Trial(best, seconds[stock][0] < seconds[best][0], found)
+        found[kernel.name] = f"{own / total[stock]:.2f} of the stock layer's time"
+    one, four, _ = seconds[best]
+    return Trial(best, seconds[stock][0] < one, 4 if four <= one else 1, found)
 
 
 def _call(kernel: Kernel, weights: Sequence[Tensor]) -> Callable[[Tensor], Any]:

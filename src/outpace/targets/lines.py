@@ -7,6 +7,7 @@ them back in their places, [B, width], so that it remains the one that it was.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -31,22 +32,25 @@ def line_attention(model: Any) -> str | None:
     return _NAMES.get(model.config.get_text_config(decoder=True)._attn_implementation)
 
 
-def cells_of(window: Window, multiple: int = 1) -> Tensor | None:
+def cells_of(window: Window, multiple: int = 1, least: int = 1) -> Tensor | None:
     """The places of a line's rows in the padded forward, as indices into [B * width].
 
     Args:
         multiple: padding is appended until the number of rows is a multiple of this.
+        least: and at least this.
 
     Returns:
         None if a line would save little.
     """
     width, count = window.width, sum(window.widths)
     total = width * len(window.widths)
-    if window.span is not None or count + -count % multiple > _WORTH * total:
+    spare = max(least - count, 0)
+    spare += -(count + spare) % multiple
+    if window.span is not None or count + spare > _WORTH * total:
         return None
     real = [place * width + row for place, own in enumerate(window.widths) for row in range(own)]
-    spare = (place * width + row for place, own in enumerate(window.widths) for row in range(own, width))
-    return torch.tensor([*real, *(next(spare) for _ in range(-count % multiple))])
+    padding = (place * width + row for place, own in enumerate(window.widths) for row in range(own, width))
+    return torch.tensor([*real, *itertools.islice(padding, spare)])
 
 
 def mark(mask: Mask, cells: Tensor) -> Mask:
@@ -55,6 +59,11 @@ def mark(mask: Mask, cells: Tensor) -> Mask:
         assert tensor is not None  # only even rows need none
         vars(tensor)[_CELLS] = cells
     return mask
+
+
+def cells_in(mask: Tensor) -> Tensor | None:
+    """The cells that ``mark`` told; None if the rows are not in a line."""
+    return vars(mask).get(_CELLS)
 
 
 def _attention(inner: Any) -> Any:

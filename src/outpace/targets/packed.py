@@ -68,15 +68,19 @@ class Packer:
         exact: pad rows to the ``row_step`` that makes them bit-exact, in layers that are not packed too.
         quantise: round the weights of all layers; to int8 those of the head, and of shapes that int4 does not
             take.
+        apart: layers to keep, for ``join``.
 
     Attributes:
         kernels: name of a kernel -> number of layers that use it.
         packed: layers of whose weights a packed copy was made.
         doubled: those among them whose own weights steps do not read.
+        rows: forwards of fewer rows take no less time than this number.
     """
 
-    def __init__(self, model: Any, pack: bool, exact: bool, quantise: str = "") -> None:
-        self._layers = set(_linears(model))
+    def __init__(
+        self, model: Any, pack: bool, exact: bool, quantise: str = "", apart: Iterable[nn.Linear] = ()
+    ) -> None:
+        self._layers = set(linears_of(model)).difference(apart)
         self._head = model.get_output_embeddings() if quantise else None
         self._quantise = quantise
         self._pack = pack
@@ -84,20 +88,41 @@ class Packer:
         self.kernels: Counter[str] = Counter()
         self.packed: list[nn.Linear] = []
         self.doubled: list[nn.Linear] = []
+        self.rows = 1
 
     def __call__(self, module: nn.Module) -> nn.Module | None:
         """The replacement of a module; None to keep it."""
         if type(module) is not nn.Linear or module not in self._layers:
             return None
+        return self._replaced(module, [module])
+
+    def join(self, modules: Sequence[nn.Linear]) -> nn.Module:
+        """One layer with the outputs of several that have the same inputs, one after the other."""
+        if len(modules) == 1:
+            return self._replaced(modules[0], modules) or modules[0]
+        weight = torch.cat([module.weight.detach() for module in modules])
+        whole = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
+        whole.weight = nn.Parameter(weight, requires_grad=False)
+        if any(module.bias is not None for module in modules):
+            biases = [weight.new_zeros(len(m.weight)) if m.bias is None else m.bias.detach() for m in modules]
+            whole.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
+        replaced = self._replaced(whole, modules)
+        if not (isinstance(replaced, Linear) and replaced.kernel.copies):  # it holds a copy itself
+            self.packed.extend(modules)
+            self.doubled.extend(modules)
+        return replaced or whole
+
+    def _replaced(self, module: nn.Linear, modules: Sequence[nn.Linear]) -> nn.Module | None:
+        """The replacement of a layer, made of these of the model; None to keep it."""
         weight = module.weight.detach()
         kernel, packed, single = self._packed(module, weight)
         size = module.in_features, min(module.out_features, TRIED_OUTPUTS)
         step = row_step(kernel, weight.dtype, *size) if self._exact else 1
         if kernel.copies:
-            self.kernels[kernel.name] += 1
-            self.packed.append(module)
-            if not single:
-                self.doubled.append(module)
+            self.kernels[kernel.name] += len(modules)
+            self.packed.extend(modules)
+            if not single or modules[1:]:
+                self.doubled.extend(modules)
         elif step == 1:
             return None
         return Linear(module, kernel, packed, step, weight if single else None)
@@ -112,7 +137,8 @@ class Packer:
             return kernel, packed, False
         if self._pack:
             best = best_kernel(weight.dtype, torch.get_num_threads())
-            if weight.numel() >= best.kernel.least and (packed := best.kernel.pack(weight)) is not None:
+            if best.kernel.takes(weight) and (packed := best.kernel.pack(weight)) is not None:
+                self.rows = best.rows
                 return best.kernel, packed, best.single and not self._exact
         return KERNELS[0], weight, False
 
@@ -130,8 +156,13 @@ def packing_wanted(model: Any, pack: bool | Literal["auto"]) -> bool:
         raise UnsupportedModel(f"{family(model)} cannot be packed: {why}; leave pack out")
     if why or pack is True:
         return not why
+    return copies_fit(model)
+
+
+def copies_fit(model: Any) -> bool:
+    """True if the free memory allows a copy of the weights of a model's linear layers."""
     free = free_bytes(torch.device("cpu"))
-    return free is None or sum(layer.weight.nbytes for layer in _linears(model)) <= free * _SHARE
+    return free is None or sum(layer.weight.nbytes for layer in linears_of(model)) <= free * _SHARE
 
 
 def check_rounding(quantise: str | None) -> None:
@@ -161,7 +192,7 @@ def _not_to_round(model: Any, kernel: Kernel) -> str:
         return f"the kernel is for bfloat16, and the model is in {model.dtype}; load it in bfloat16"
     if is_multimodal(model.config):
         return "it reads more than text; leave quantise out"
-    known = set(_linears(model))
+    known = set(linears_of(model))
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and module not in known:
             what = "has hooks" if _has_hooks(module) else "is quantised or replaced already"
@@ -180,8 +211,8 @@ def _stepped(model: Any) -> Iterator[tuple[str, nn.Module]]:
     yield "head", model.get_output_embeddings()
 
 
-def _linears(model: Any) -> list[nn.Linear]:
-    """Layers that a kernel may replace: none with hooks, and none that are quantised.
+def linears_of(model: Any) -> list[nn.Linear]:
+    """A model's layers that a kernel may replace: none with hooks, and none that are quantised.
 
     A quantised layer is a subclass, or its weight is: torchao's has the dtype that its products have.
     """
@@ -205,7 +236,7 @@ def unproven(step: nn.Module) -> str:
     Returns:
         Its name and the reason; empty if there is none.
     """
-    known = set(_linears(step))
+    known = set(linears_of(step))
     for name, module in _stepped(step):
         if not isinstance(module, Linear | nn.Embedding) and module not in known:
             own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
@@ -216,15 +247,15 @@ def unproven(step: nn.Module) -> str:
 
 def _none_to_pack(model: Any) -> str:
     """The reason why none of a model's layers would be packed; empty if some would."""
-    layers = _linears(model)
+    layers = linears_of(model)
     if not layers:
         return "it has no plain linear layers in float32, bfloat16 or float16"
-    dtype = layers[0].weight.dtype
-    largest = max(layer.weight.numel() for layer in layers)
-    if all(largest < kernel.least for kernel in KERNELS if kernel.copies and dtype in kernel.dtypes):
+    largest = max((layer.weight for layer in layers), key=Tensor.numel)
+    dtype = largest.dtype
+    if not any(kernel.takes(largest) for kernel in KERNELS if kernel.copies and dtype in kernel.dtypes):
         return "its layers are too small to gain from it"
     trial = best_kernel(dtype, torch.get_num_threads())
-    if largest >= trial.kernel.least and trial.kernel.copies:
+    if trial.kernel.takes(largest) and trial.kernel.copies:
         return ""
     return "; ".join(f"{name}: {what}" for name, what in trial.found.items())
 

@@ -153,7 +153,7 @@ def test_a_single_row_goes_to_the_stock_layer_where_that_is_faster(
     exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not in a bit-exact target, whose rows have one kernel's bits."""
-    monkeypatch.setattr("outpace.targets.packed.best_kernel", lambda *_: Trial(Doubled(), True, {}))
+    monkeypatch.setattr("outpace.targets.packed.best_kernel", lambda *_: Trial(Doubled(), True, 1, {}))
     model = nn.Sequential(nn.Linear(32, 32)).requires_grad_(False)
     packed = Packer(model, pack=True, exact=exact)(model[0])
     assert packed is not None
@@ -189,7 +189,7 @@ def test_a_single_row_whose_sum_is_split_is_found_out_in_a_half_dtype() -> None:
 def test_of_two_kernels_that_are_about_as_fast_the_first_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {"as it is": 1.0, "oneDNN": 0.6, "FBGEMM float16": 0.5}
     monkeypatch.setattr(
-        "outpace.targets.kernels._race", lambda calls, _: {one: [seconds[one.name]] for one in calls}
+        "outpace.targets.kernels._race", lambda calls, _: {one: [seconds[one.name]] * 3 for one in calls}
     )
     trial = best_kernel.__wrapped__  # not what was found before
     names = [kernel.name for kernel in available(torch.bfloat16)]

@@ -336,7 +336,7 @@ class Sealed(Stock):
 
 
 def test_a_copy_of_a_packed_draft_model_decodes_by_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outpace.targets.packed.best_kernel", lambda *_: Trial(Sealed(), False, {}))
+    monkeypatch.setattr("outpace.targets.packed.best_kernel", lambda *_: Trial(Sealed(), False, 1, {}))
     model = AutoModelForCausalLM.from_pretrained(nano_path(), dtype=torch.bfloat16).eval()
     module = DraftModule.load(nano_draft_path(), Target(model, pack=False))
     assert module.writer.model is module.model and module.writer.packed

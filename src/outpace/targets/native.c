@@ -1,0 +1,406 @@
+/* The parts of a Llama-like layer between its matrix products, for a step of a few rows on a CPU.
+
+   Compiled on the machine it runs on (native.py), once per dtype of the activations: REAL16 for bfloat16,
+   float32 otherwise. Sums are in float32, and results are rounded where transformers rounds them.
+
+   What a row gets does not depend on other rows: each sum runs over the row's own columns, in the order of the
+   text, in groups that begin at the first of them. So a node of a tree has the bits that the same token has in
+   plain decoding, although its columns are elsewhere in the cache. To keep it so, the sums over columns are in
+   functions that are never inlined: the compiler makes one form of each.
+
+   Sizes of rows are multiples of 16, those of heads of 32. */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#define EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#elif defined(__AVX2__)
+#define LANES 8
+#define EVEN 0, 2, 4, 6, 8, 10, 12, 14
+#define ODD 1, 3, 5, 7, 9, 11, 13, 15
+#else
+#define LANES 4
+#define EVEN 0, 2, 4, 6
+#define ODD 1, 3, 5, 7
+#endif
+
+#define GROUP 16 /* columns whose products are summed together */
+#define BLOCK 64 /* columns converted to float32 together */
+#define TILE 32  /* queries that share a converted block */
+#define SMALL 32768 /* numbers that one thread treats faster than several */
+
+typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint32_t bits __attribute__((vector_size(4 * LANES), aligned(4)));
+
+#ifdef REAL16
+typedef uint16_t real;
+typedef uint16_t reals __attribute__((vector_size(2 * LANES), aligned(2)));
+
+static inline lanes load(const real *from) {
+    return (lanes)(__builtin_convertvector(*(const reals *)from, bits) << 16);
+}
+
+static inline bits rounded(lanes value) {
+    bits raw = (bits)value, nan = (bits)(value != value);
+    bits even = raw + 0x7fff + ((raw >> 16) & 1);
+    return ((even & ~nan) | (0x7fc00000 & nan)) >> 16;
+}
+
+static inline void store(real *to, lanes value) {
+    *(reals *)to = __builtin_convertvector(rounded(value), reals);
+}
+
+static inline lanes narrow(lanes value) { return (lanes)(rounded(value) << 16); }
+#else
+typedef float real;
+
+static inline lanes load(const real *from) { return *(const lanes *)from; }
+
+static inline void store(real *to, lanes value) { *(lanes *)to = value; }
+
+static inline lanes narrow(lanes value) { return value; }
+#endif
+
+static inline lanes pick(ints which, lanes yes, lanes no) {
+    return (lanes)(((ints)yes & which) | ((ints)no & ~which));
+}
+
+static inline float total(lanes value) {
+    float sum = 0;
+    for (int lane = 0; lane < LANES; lane++) sum += value[lane];
+    return sum;
+}
+
+/* e to the power of x, to about 1e-7 of it; NaN stays. */
+static inline lanes exponential(lanes x) {
+    const lanes zero = {0};
+    x = pick(x < -87.0f, zero - 87.0f, x);
+    x = pick(x > 88.0f, zero + 88.0f, x);
+    lanes count = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* rounds to an integer */
+    lanes rest = x - count * 0.693359375f;
+    rest = rest + count * 2.12194440e-4f;
+    lanes sum = zero + 1.9875691500e-4f;
+    sum = sum * rest + 1.3981999507e-3f;
+    sum = sum * rest + 8.3334519073e-3f;
+    sum = sum * rest + 4.1665795894e-2f;
+    sum = sum * rest + 1.6666665459e-1f;
+    sum = sum * rest + 5.0000001201e-1f;
+    sum = sum * rest * rest + rest + 1.0f;
+    return sum * (lanes)((__builtin_convertvector(count, ints) + 127) << 23);
+}
+
+static inline float norm_scale(const real *row, long size, float epsilon) {
+    lanes sum = {0};
+    for (long i = 0; i < size; i += LANES) sum += load(row + i) * load(row + i);
+    return 1.0f / sqrtf(total(sum) / (float)size + epsilon);
+}
+
+/* Root mean square norm of rows [rows, size]; with ``more``, of their sum with it, which goes to ``sum``. */
+void norm(long rows, long size, const real *given, const real *more, const real *weight, float epsilon,
+          real *sum, real *out) {
+#pragma omp parallel for if (rows * size > SMALL)
+    for (long row = 0; row < rows; row++) {
+        const real *own = given + row * size;
+        if (more) {
+            for (long i = 0; i < size; i += LANES)
+                store(sum + row * size + i, load(own + i) + load(more + row * size + i));
+            own = sum + row * size;
+        }
+        const float scale = norm_scale(own, size, epsilon);
+        for (long i = 0; i < size; i += LANES)
+            store(out + row * size + i, load(weight + i) * narrow(load(own + i) * scale));
+    }
+}
+
+/* SiLU of ``gate`` times ``up``, rows [rows, size] ``stride`` apart. */
+void gated(long rows, long size, const real *gate, const real *up, long stride, real *out) {
+#pragma omp parallel for if (rows * size > SMALL)
+    for (long row = 0; row < rows; row++)
+        for (long i = 0; i < size; i += LANES) {
+            lanes value = load(gate + row * stride + i);
+            value = narrow(value / (exponential(-value) + 1.0f));
+            store(out + row * size + i, value * load(up + row * stride + i));
+        }
+}
+
+/* The rows of a forward, and the columns that each attends to: ``run`` ones from ``first`` on, and then
+   ``count - run`` ones in ``columns`` from ``start`` on, in ascending order; none for padding. */
+struct rows {
+    int32_t rows, sequences, heads, shared, size; /* ``shared``: heads that have keys */
+    const int32_t *order, *begin; /* rows by sequence; where each sequence's begin, [sequences + 1] */
+    const int32_t *sequence;      /* [rows] */
+    const int32_t *place;         /* [rows]: the cache row that each is written to; -1 for padding */
+    const int32_t *first, *run, *count, *start, *columns;
+    const real *cosine, *sine; /* [rows, size] */
+    float *queries;            /* [rows, heads, size]: workspace */
+};
+
+/* A layer's rows as its products gave them, ``stride`` apart, and where its keys and values are. */
+struct layer {
+    const real *query, *key, *value;
+    int64_t query_stride, key_stride, value_stride;
+    const real *query_norm, *key_norm; /* weights of the heads' norms, or NULL */
+    float epsilon, scale;
+    real *keys, *values;
+    int64_t sequence_stride, head_stride; /* of keys and values */
+    real *out;                            /* [rows, heads, size] */
+};
+
+static inline lanes normed(const real *head, const real *weight, float scale, int at) {
+    return weight ? narrow(load(weight + at) * narrow(load(head + at) * scale)) : load(head + at);
+}
+
+/* Rotate a head's query or key, after its norm if it has one. To float32, scaled, or to ``real``. */
+static inline void rotate(const struct rows *rows, long row, const real *head, const real *weight,
+                          float epsilon, float factor, float *wide, real *out) {
+    const int half = rows->size / 2;
+    const real *cosine = rows->cosine + row * rows->size, *sine = rows->sine + row * rows->size;
+    const float scale = weight ? norm_scale(head, rows->size, epsilon) : 1.0f;
+    for (int i = 0; i < half; i += LANES) {
+        lanes low = normed(head, weight, scale, i), high = normed(head, weight, scale, i + half);
+        lanes first = low * load(cosine + i) - high * load(sine + i);
+        lanes second = high * load(cosine + i + half) + low * load(sine + i + half);
+        if (wide) {
+            *(lanes *)(wide + i) = narrow(first) * factor;
+            *(lanes *)(wide + i + half) = narrow(second) * factor;
+        } else {
+            store(out + i, first);
+            store(out + i + half, second);
+        }
+    }
+}
+
+static void enter(const struct rows *rows, const struct layer *layer, long row) {
+    const int size = rows->size;
+    if (rows->place[row] < 0) return;
+    for (int head = 0; head < rows->heads; head++)
+        rotate(rows, row, layer->query + row * layer->query_stride + head * size, layer->query_norm,
+               layer->epsilon, layer->scale, rows->queries + (row * rows->heads + head) * size, NULL);
+    for (int head = 0; head < rows->shared; head++) {
+        const int64_t at = rows->sequence[row] * layer->sequence_stride + head * layer->head_stride +
+                           (int64_t)rows->place[row] * size;
+        rotate(rows, row, layer->key + row * layer->key_stride + head * size, layer->key_norm,
+               layer->epsilon, 1.0f, NULL, layer->keys + at);
+        const real *value = layer->value + row * layer->value_stride + head * size;
+        for (int i = 0; i < size; i += LANES) store(layer->values + at + i, load(value + i));
+    }
+}
+
+/* Dot products of a query with GROUP keys. */
+static inline __attribute__((always_inline)) void dots_of(int parts, const float *query,
+                                                          const float *const *keys, float *out) {
+    for (int first = 0; first < GROUP; first += LANES) {
+        lanes sums[LANES];
+        for (int column = 0; column < LANES; column++) {
+            const float *key = keys[first + column];
+            lanes sum = *(const lanes *)query * *(const lanes *)key;
+            for (int part = 1; part < parts; part++)
+                sum += *(const lanes *)(query + part * LANES) * *(const lanes *)(key + part * LANES);
+            sums[column] = sum;
+        }
+        for (int left = LANES / 2; left; left /= 2)
+            for (int i = 0; i < left; i++)
+                sums[i] = __builtin_shufflevector(sums[2 * i], sums[2 * i + 1], EVEN) +
+                          __builtin_shufflevector(sums[2 * i], sums[2 * i + 1], ODD);
+        *(lanes *)(out + first) = sums[0];
+    }
+}
+
+/* Add ``count`` values, at most GROUP, by their weights. */
+static inline __attribute__((always_inline)) void mix_of(int parts, float *sums, const float *weights,
+                                                         const float *const *values, int count) {
+    lanes sum[parts];
+    for (int part = 0; part < parts; part++) sum[part] = *(lanes *)(sums + part * LANES);
+    for (int column = 0; column < count; column++)
+        for (int part = 0; part < parts; part++)
+            sum[part] += weights[column] * *(const lanes *)(values[column] + part * LANES);
+    for (int part = 0; part < parts; part++) *(lanes *)(sums + part * LANES) = sum[part];
+}
+
+/* Loops of a known length are several times as fast, so the common sizes of heads have their own form. */
+static __attribute__((noinline)) void dots(int size, const float *query, const float *const *keys, float *out) {
+    if (size == 64) dots_of(64 / LANES, query, keys, out);
+    else if (size == 128) dots_of(128 / LANES, query, keys, out);
+    else dots_of(size / LANES, query, keys, out);
+}
+
+static __attribute__((noinline)) void mix(int size, float *sums, const float *weights,
+                                          const float *const *values, int count) {
+    if (size == 64) mix_of(64 / LANES, sums, weights, values, count);
+    else if (size == 128) mix_of(128 / LANES, sums, weights, values, count);
+    else mix_of(size / LANES, sums, weights, values, count);
+}
+
+/* Weights of scores [count], not yet divided by their sum, which is returned. */
+static __attribute__((noinline)) float weigh(float *scores, int count) {
+    const int whole = (count + LANES - 1) / LANES * LANES;
+    for (int i = count; i < whole; i++) scores[i] = -INFINITY;
+    lanes most = *(lanes *)scores, sum = {0};
+    for (int i = LANES; i < whole; i += LANES) {
+        lanes score = *(lanes *)(scores + i);
+        most = pick(score > most, score, most);
+    }
+    float top = most[0];
+    for (int lane = 1; lane < LANES; lane++) top = most[lane] > top ? most[lane] : top;
+    for (int i = 0; i < whole; i += LANES) {
+        lanes weight = exponential(*(lanes *)(scores + i) - top);
+        if (i + LANES > count)
+            for (int lane = count - i; lane < LANES; lane++) weight[lane] = 0;
+        *(lanes *)(scores + i) = weight;
+        sum += weight;
+    }
+    return total(sum);
+}
+
+static float *workspace(size_t numbers) {
+    static _Thread_local float *kept;
+    static _Thread_local size_t room;
+    if (numbers > room) { /* kept until the process ends: pages that are new in every call would cost more */
+        free(kept);
+        kept = aligned_alloc(64, (numbers * sizeof(float) + 63) / 64 * 64);
+        room = kept ? numbers : 0;
+    }
+    return kept;
+}
+
+static void widen(const real *from, long count, float *to) {
+    for (long i = 0; i < count; i += LANES) *(lanes *)(to + i) = load(from + i);
+}
+
+/* Pointers to the rows of a query's columns ``from`` .. ``from + GROUP - 1``; beyond its last, to zeros. */
+static inline void point(const struct rows *rows, int row, int from, const float *near, int begin,
+                         const float *zeros, const float **to) {
+    const int size = rows->size, first = rows->first[row], run = rows->run[row], count = rows->count[row];
+    const int32_t *rest = rows->columns + rows->start[row] - run;
+    for (int i = 0; i < GROUP; i++) {
+        const int at = from + i;
+        if (at >= count) to[i] = zeros;
+        else to[i] = near + (int64_t)((at < run ? first + at : rest[at]) - begin) * size;
+    }
+}
+
+/* Attention of one sequence's rows over one head's keys. Columns 0 .. far - 1, which all of the rows attend
+   to, are converted a block at a time, for a tile of queries; those from ``begin`` on at once. */
+static int attend(const struct rows *rows, const struct layer *layer, int sequence, int head) {
+    const int size = rows->size, group = rows->heads / rows->shared;
+    const int32_t *own = rows->order + rows->begin[sequence];
+    const int queries = (rows->begin[sequence + 1] - rows->begin[sequence]) * group;
+    int least = INT32_MAX, shortest = INT32_MAX, longest = 0, end = 0;
+    for (int i = 0; i < queries / group; i++) {
+        const int row = own[i], count = rows->count[row], run = rows->run[row];
+        if (!count) continue;
+        const int last = count > run ? rows->columns[rows->start[row] + count - run - 1]
+                                     : rows->first[row] + run - 1;
+        least = rows->first[row] < least ? rows->first[row] : least;
+        shortest = rows->first[row] ? 0 : run < shortest ? run : shortest;
+        longest = count > longest ? count : longest;
+        end = last >= end ? last + 1 : end;
+    }
+    if (!longest) least = shortest = 0;
+    const int far = shortest / BLOCK * BLOCK, begin = far ? far : least;
+    const int64_t room = longest + GROUP, near = (int64_t)(end > begin ? end - begin : 0) * size;
+    float *const scores = workspace(TILE * (room + size) + (2 * BLOCK + 1) * size + 2 * near + 64);
+    if (!scores) return 1;
+    float *const sums = scores + TILE * room, *const zeros = sums + TILE * size, *const block = zeros + size;
+    float *const keys = block + BLOCK * size, *const values = keys + near;
+    const int64_t from = sequence * layer->sequence_stride + head * layer->head_stride;
+    for (int i = 0; i < size; i++) zeros[i] = 0;
+    widen(layer->keys + from + (int64_t)begin * size, near, keys);
+    widen(layer->values + from + (int64_t)begin * size, near, values);
+    for (int tile = 0; tile < queries; tile += TILE) {
+        const int last = tile + TILE < queries ? tile + TILE : queries;
+        const float *to[BLOCK];
+        float weights[TILE];
+        for (int column = 0; column < BLOCK; column++) to[column] = block + column * size;
+        for (int column = 0; column < far; column += BLOCK) {
+            widen(layer->keys + from + (int64_t)column * size, BLOCK * size, block);
+            for (int i = tile; i < last; i++) {
+                const float *query = rows->queries +
+                    ((int64_t)own[i / group] * rows->heads + head * group + i % group) * size;
+                for (int some = 0; rows->count[own[i / group]] && some < BLOCK; some += GROUP)
+                    dots(size, query, to + some, scores + (i - tile) * room + column + some);
+            }
+        }
+        for (int i = tile; i < last; i++) {
+            const int row = own[i / group], count = rows->count[row];
+            const float *query = rows->queries + ((int64_t)row * rows->heads + head * group + i % group) * size;
+            float *score = scores + (i - tile) * room;
+            for (int column = far; column < count; column += GROUP) {
+                const float *near_rows[GROUP];
+                point(rows, row, column, keys, begin, zeros, near_rows);
+                dots(size, query, near_rows, score + column);
+            }
+            weights[i - tile] = count ? weigh(score, count) : 1.0f;
+            for (int at = 0; at < size; at++) sums[(i - tile) * size + at] = 0;
+        }
+        for (int column = 0; column < far; column += BLOCK) {
+            widen(layer->values + from + (int64_t)column * size, BLOCK * size, block);
+            for (int i = tile; i < last; i++)
+                for (int some = 0; rows->count[own[i / group]] && some < BLOCK; some += GROUP)
+                    mix(size, sums + (i - tile) * size, scores + (i - tile) * room + column + some, to + some,
+                        GROUP);
+        }
+        for (int i = tile; i < last; i++) {
+            const int row = own[i / group], count = rows->count[row];
+            float *sum = sums + (i - tile) * size;
+            for (int column = far; column < count; column += GROUP) {
+                const float *near_rows[GROUP];
+                point(rows, row, column, values, begin, zeros, near_rows);
+                mix(size, sum, scores + (i - tile) * room + column, near_rows,
+                    count - column < GROUP ? count - column : GROUP);
+            }
+            real *out = layer->out + ((int64_t)row * rows->heads + head * group + i % group) * size;
+            for (int at = 0; at < size; at += LANES)
+                store(out + at, *(lanes *)(sum + at) / weights[i - tile]);
+        }
+    }
+    return 0;
+}
+
+/* Rotate a layer's queries and keys, write its keys and values to the cache, attend. 1 if memory is out. */
+int attention(const struct rows *rows, const struct layer *layer) {
+    const int items = rows->sequences * rows->shared;
+    int64_t work = 0;
+    int failed = 0;
+    for (int row = 0; row < rows->rows; row++) work += (int64_t)rows->count[row] * rows->heads * rows->size;
+#pragma omp parallel if (work > 8 * SMALL) reduction(| : failed)
+    {
+#pragma omp for
+        for (int row = 0; row < rows->rows; row++) enter(rows, layer, row);
+#pragma omp for schedule(dynamic)
+        for (int item = 0; item < items; item++)
+            failed |= attend(rows, layer, item / rows->shared, item % rows->shared);
+    }
+    return failed;
+}
+
+/* Read a boolean mask [sequences * width, columns]: the columns that each row attends to, as ``struct rows``
+   has them. ``cells`` are the rows' places in it; those of padding (``place`` -1) attend to none. Returns the
+   number of ``columns``, which are written if there is room for them, ``columns`` not being NULL. */
+int64_t read_mask(const uint8_t *mask, int32_t rows, int32_t width, const int32_t *cells, const int32_t *place,
+                  int32_t *first, int32_t *run, int32_t *count, int32_t *start, int32_t *columns) {
+    int64_t listed = 0;
+    for (int row = 0; row < rows; row++) {
+        const uint8_t *own = mask + (int64_t)cells[row] * width;
+        int at = 0;
+        start[row] = (int32_t)listed;
+        first[row] = run[row] = count[row] = 0;
+        if (place[row] < 0) continue;
+        while (at < width && !own[at]) at++;
+        first[row] = at < width ? at : 0;
+        while (at < width && own[at]) at++;
+        run[row] = count[row] = at - first[row];
+        for (; at < width; at++)
+            if (own[at]) {
+                if (columns) columns[listed] = at;
+                listed++;
+                count[row]++;
+            }
+    }
+    return listed;
+}

@@ -1,0 +1,292 @@
+"""Fused layers: the logits of the model's own layers, and for a row the same bits whatever goes with it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from models import tiny_llama
+from outpace.core import SamplingParams, UnsupportedModel
+from outpace.engine.engine import Engine
+from outpace.targets import CausalTarget, Rows
+from outpace.targets import native as native_module
+from outpace.targets.native import functions
+
+HERE = not isinstance(functions(torch.float32), str)
+pytestmark = pytest.mark.skipif(not HERE, reason=f"nothing is compiled here: {functions(torch.float32)}")
+
+SIZES = {"vocab_size": 97, "hidden_size": 96, "intermediate_size": 112, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 1024}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {"attention_bias": True},
+    "Mistral": {"sliding_window": 40, "head_dim": 64},
+    "Qwen2": {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
+    "Qwen3": {"head_dim": 128, "num_key_value_heads": 6},
+}
+FAMILIES["wide heads"] = {"head_dim": 96}
+
+
+@cache
+def model(family: str, dtype: torch.dtype) -> Any:
+    kind = "Llama" if family == "wide heads" else family
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **HEADS, **FAMILIES[family]})
+    torch.manual_seed(0)
+    made = getattr(transformers, f"{kind}ForCausalLM")(config)
+    with torch.no_grad():
+        for name, weight in made.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                weight += 0.3 * torch.randn_like(weight)  # they begin as ones and zeros
+            else:
+                weight *= 4  # for attention that is not nearly uniform
+    return made.to(dtype).eval()
+
+
+@cache
+def target(family: str, dtype: torch.dtype) -> CausalTarget:
+    return CausalTarget(model(family, dtype), fuse=True, exact=True)
+
+
+def text(count: int, seed: int = 0) -> list[int]:
+    return torch.randint(1, 97, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def tree(size: int, seed: int) -> tuple[list[int], list[list[int]]]:
+    """Parents of a random tree, and the path of each node."""
+    generator = torch.Generator().manual_seed(seed)
+    parents, paths = [-1], [[0]]
+    for node in range(1, size):
+        parents.append(int(torch.randint(max(0, node - 5), node, (1,), generator=generator)))
+        paths.append([*paths[parents[-1]], node])
+    return parents, paths
+
+
+def fed(of: CausalTarget, prompt: list[int], chunk: int, beside: list[int]) -> Any:
+    """A cache with two texts, fed in chunks; its slots."""
+    cache = of.new_cache(slots=2, length=64)
+    slots = [cache.allocate(), cache.allocate()]
+    for start in range(0, max(map(len, (prompt, beside))), chunk):
+        feeds = {
+            slot: Rows(own[start : start + chunk])
+            for slot, own in zip(slots, (prompt, beside), strict=True)
+            if own[start:]
+        }
+        of.forward(cache, feeds, logits_from=None)
+        cache.keep({slot: range(len(rows.tokens)) for slot, rows in feeds.items()})
+    return cache, slots
+
+
+def tree_logits(of: CausalTarget, context: int, size: int) -> Iterator[tuple[list[int], Tensor]]:
+    """Paths of a tree after a text, beside another sequence, and the logits along each."""
+    parents, paths = tree(size, context)
+    nodes = text(size, seed=1)
+    cache, slots = fed(of, text(context), 33, text(21, seed=2))
+    feeds = {slots[0]: Rows(nodes, tuple(parents)), slots[1]: Rows(text(3, seed=3))}
+    logits = of.forward(cache, feeds).logits_of(slots[0]).clone()
+    for path in paths:
+        yield [nodes[node] for node in path], logits[path]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("context", [3, 70, 200])
+def test_logits_are_those_of_the_models_own_layers(family: str, context: int) -> None:
+    of = target(family, torch.float32)
+    assert of.fused and not of.unfused and "fused" in of.identity
+    prompt = text(context)
+    for path, logits in tree_logits(of, context, 13):
+        with torch.inference_mode():
+            expected = of.model(input_ids=torch.tensor([prompt + path])).logits[0, context:]
+        torch.testing.assert_close(logits, expected, rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("context", [3, 70, 200])
+def test_nodes_of_a_tree_have_the_bits_of_plain_decoding(
+    family: str, dtype: torch.dtype, context: int
+) -> None:
+    of = target(family, dtype)
+    assert of.bit_exact
+    for path, logits in tree_logits(of, context, 13):
+        cache = of.new_cache()
+        slot = cache.allocate()
+        of.forward(cache, {slot: Rows(text(context))}, logits_from=None)
+        cache.keep({slot: range(context)})
+        for token, expected in zip(path, logits, strict=True):
+            found = of.forward(cache, {slot: Rows([token])}).logits_of(slot)[0]
+            assert torch.equal(found, expected)
+            cache.keep({slot: [0]})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_in_a_line_have_the_bits_of_padded_ones(dtype: torch.dtype) -> None:
+    of = target("Llama", dtype)
+    found = [logits for _, logits in tree_logits(of, 70, 13)]
+    assert of._line is not None
+    line, of._line = of._line, None
+    try:
+        padded = [logits for _, logits in tree_logits(of, 70, 13)]
+    finally:
+        of._line = line
+    assert all(map(torch.equal, found, padded))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_do_not_depend_on_the_number_of_threads(dtype: torch.dtype) -> None:
+    of = target("Llama", dtype)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = [logits for _, logits in tree_logits(of, 500, 40)]
+        torch.set_num_threads(3)
+        shared = [logits for _, logits in tree_logits(of, 500, 40)]
+    finally:
+        torch.set_num_threads(before)
+    assert all(map(torch.equal, alone, shared))
+
+
+def test_a_row_that_is_not_finite_spoils_no_other_sequence() -> None:
+    of = CausalTarget(tiny_fused(), fuse=True, check=False)
+    expected = [logits for _, logits in tree_logits(of, 20, 5)]
+    cache, slots = fed(of, text(20), 33, text(21, seed=2))
+    cache.buffers = [view for lane in cache._lanes for view in lane.buffers]
+    for buffer in cache.buffers:
+        buffer[:, 1] = torch.nan  # the second sequence's rows
+    parents, paths = tree(5, 20)
+    feeds = {slots[0]: Rows(text(5, seed=1), tuple(parents)), slots[1]: Rows(text(3, seed=3))}
+    output = of.forward(cache, feeds)
+    assert all(torch.equal(output.logits_of(slots[0])[path], one) for path, one in zip(paths, expected, strict=True))
+    assert output.logits_of(slots[1]).isnan().all()
+
+
+def tiny_fused(**changes: Any) -> Any:
+    config = transformers.LlamaConfig(**{**SIZES, **HEADS, **changes})
+    torch.manual_seed(1)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def test_hidden_states_and_subsets_of_layers_are_those_of_the_model() -> None:
+    own = tiny_fused(num_hidden_layers=3)
+    of = CausalTarget(own, fuse=True)
+    tokens = text(9)
+    with torch.inference_mode():
+        expected = own(input_ids=torch.tensor([tokens]), output_hidden_states=True)
+    cache = of.new_cache()
+    slot = cache.allocate()
+    output = of.forward(cache, {slot: Rows(tokens)}, hidden_layers=[0, 1, 2, -1])
+    torch.testing.assert_close(output.logits_of(slot), expected.logits[0])
+    for layer, states in output.hidden[slot].items():
+        torch.testing.assert_close(states[: len(tokens)], expected.hidden_states[layer][0])
+    part = of.some_layers([0, 2])
+    whole = tiny_fused(num_hidden_layers=3)
+    del whole.model.layers[1]
+    whole.config.num_hidden_layers, whole.model.layers[1].self_attn.layer_idx = 2, 1
+    cache = part.new_cache()
+    slot = cache.allocate()
+    with torch.inference_mode():
+        logits = whole(input_ids=torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(part.forward(cache, {slot: Rows(tokens)}).logits_of(slot), logits)
+
+
+@pytest.mark.parametrize("weight", ["mlp.up_proj", "self_attn.k_proj", "input_layernorm"])
+def test_weights_that_are_written_to_are_followed(weight: str) -> None:
+    own = tiny_fused()
+    of = CausalTarget(own, fuse=True)
+    [logits] = [logits for _, logits in tree_logits(of, 5, 1)]
+    with torch.no_grad():
+        own.model.layers[1].get_submodule(weight).weight.mul_(1.5)
+    [after] = [logits for _, logits in tree_logits(of, 5, 1)]
+    [anew] = [logits for _, logits in tree_logits(CausalTarget(own, fuse=True), 5, 1)]
+    assert torch.equal(after, anew) and not torch.equal(after, logits)
+
+
+def test_released_weights_are_not_needed() -> None:
+    [expected] = [logits for _, logits in tree_logits(CausalTarget(tiny_fused(), fuse=True), 5, 1)]
+    own = tiny_fused()
+    of = CausalTarget(own, fuse=True, release=True)
+    assert of.released and own.model.layers[0].self_attn.q_proj.weight.is_meta
+    [found] = [logits for _, logits in tree_logits(of, 5, 1)]
+    assert torch.equal(found, expected)
+    part = of.some_layers([0])
+    cache = part.new_cache()
+    assert part.forward(cache, {cache.allocate(): Rows([5])}).logits is not None
+
+
+@pytest.mark.parametrize("quantise", ["int8", "int4"])
+def test_rounded_weights_can_be_fused(quantise: str) -> None:
+    own = model("Llama", torch.bfloat16)
+    found, expected = (
+        [logits for _, logits in tree_logits(CausalTarget(own, fuse=fuse, quantise=quantise), 30, 9)]
+        for fuse in (True, False)
+    )
+    spread = torch.cat(expected).float().std()
+    for one, other in zip(found, expected, strict=True):
+        assert (one.float() - other.float()).square().mean().sqrt() < 0.05 * spread
+
+
+def test_drafted_tokens_are_those_of_plain_decoding() -> None:
+    of = target("Llama", torch.bfloat16)
+    prompts = [text(12, seed) * 3 for seed in range(4)]
+    params = SamplingParams(40, temperature=0.7, seed=3, ignore_eos=True)
+    plain = [Engine(of, "none").generate([prompt], params)[0].tokens for prompt in prompts]
+    for drafter in ("prompt_lookup:branches=2", "lookahead:window=4,ngram=4,guesses=4"):
+        together = Engine(of, drafter).generate(prompts, params)
+        assert [one.tokens for one in together] == plain
+
+
+def test_what_cannot_be_fused_is_refused_with_the_reason() -> None:
+    for made, reason in (
+        (tiny_fused().double(), "no compiled steps in torch.float64"),
+        (tiny_llama(dtype=torch.float32), "multiples of 16"),
+        (tiny_fused(hidden_act="gelu"), "its activation is gelu"),
+        (transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=64, n_layer=1, n_head=2)), "plain stack"),
+        (transformers.OlmoForCausalLM(transformers.OlmoConfig(**SIZES, num_attention_heads=2)), "OlmoDecoder"),
+    ):
+        with pytest.raises(UnsupportedModel, match=rf"cannot be fused: .*{reason}.*; leave fuse out"):
+            CausalTarget(made.eval(), fuse=True)
+        assert reason in CausalTarget(made.eval()).unfused
+    hooked = tiny_fused()
+    hooked.model.layers[0].mlp.up_proj.register_forward_hook(lambda *_: None)
+    assert "hooks" in CausalTarget(hooked).unfused
+    assert CausalTarget(tiny_fused(), pack=False).unfused == "pack is off"
+    assert CausalTarget(tiny_fused(), fuse=False).unfused == "fuse is off"
+    assert CausalTarget(tiny_fused(), static=True).unfused == "its shapes are fixed"
+
+
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
+    """Nothing compiled yet, and an empty cache folder."""
+    monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path))
+    monkeypatch.setattr(native_module, "functions", native_module.functions.__wrapped__)
+    yield monkeypatch
+
+
+def test_a_machine_without_a_compiler_says_so(anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compile_ = native_module.functions
+    assert not isinstance(compile_(torch.bfloat16), str)
+    [library] = (tmp_path / "native").iterdir()
+    anew.setattr(native_module, "_compile", lambda *_: pytest.fail("it was compiled before"))
+    assert not isinstance(compile_(torch.bfloat16), str)
+    anew.setenv("CC", "no-such-compiler")
+    assert "no C compiler; install gcc or clang, or set CC" in str(compile_(torch.float32))
+    anew.setattr(sys, "platform", "darwin")
+    assert "for Linux, not darwin" in str(compile_(torch.float32))
+    assert library.suffix == ".so"
+
+
+def test_a_compiler_that_fails_is_named_with_its_message(anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "broken"
+    script.write_text("#!/bin/sh\necho 'unknown flag' >&2\nexit 3\n")
+    script.chmod(0o755)
+    anew.setenv("CC", str(script))
+    assert str(native_module.functions(torch.float32)) == f"{script} could not compile them: unknown flag"
+    assert not any((tmp_path / "native").iterdir())
+    assert shutil.which(str(script))
