@@ -1,4 +1,4 @@
-"""Benchmark of a step on a CPU: stock transformers, packed weights, and bit-exact.
+"""Benchmark of a step on a CPU: stock transformers, packed weights, bit-exact, and fused layers.
 
     OMP_NUM_THREADS=1 python benchmarks/step.py MODEL --dtype bfloat16 --out benchmarks/RESULT.json
 
@@ -39,8 +39,9 @@ from outpace.targets.hardware import processor
 
 WAYS: dict[str, dict[str, Any]] = {
     "as it is": {"exact": False, "pack": False},
-    "packed": {"exact": False},
-    "packed, bit-exact": {"exact": True},
+    "packed": {"exact": False, "fuse": False},
+    "packed, bit-exact": {"exact": True, "fuse": False},
+    "fused": {},  # bit-exact
     "int8": {"quantise": "int8"},  # bfloat16 only, as int4
     "int4": {"quantise": "int4"},
 }
