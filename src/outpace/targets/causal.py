@@ -193,7 +193,7 @@ class CausalTarget(TargetModel):
         self.row_step = tail_step(self.model) if exact and not fused else 1
         self._least_rows = packer.rows if fused else 1
         self._masks, self._own_masks = (
-            MaskMaker(model.config.get_text_config(decoder=True), model.dtype)
+            MaskMaker(model.config.get_text_config(decoder=True), model.dtype, fused and model is self._step)
             for model in (self._step, self.model)
         )
         self._probe()

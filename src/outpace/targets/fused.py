@@ -300,7 +300,8 @@ class _Rows:
     """The rows of a forward and the columns that each attends to, as ``native.c`` reads them.
 
     Args:
-        mask: boolean [B, 1, width, columns], of rows in a line too; None if each attends to all before it.
+        mask: boolean [B, 1, width, columns], of rows in a line too; None or without columns if each row
+            attends to all before it.
         rotation: cosines and sines of the rows' positions, each [B or 1, width, size].
     """
 
@@ -339,7 +340,7 @@ class _Rows:
 def _columns(found: Any, mask: Tensor | None, cells: Any, place: Any) -> list[Any]:
     """The arrays ``first``, ``run``, ``count``, ``start`` and ``columns`` of ``struct rows``."""
     rows = len(cells)
-    if mask is None:
+    if mask is None or not mask.shape[-1]:
         zeros, run = np.zeros(rows, dtype=np.int32), place + 1  # none for padding
         return [zeros, run, run, zeros, zeros]
     if mask.dtype != torch.bool:

@@ -34,6 +34,9 @@ class MaskMaker:
     A model whose config lists ``layer_types`` gets a dict with one mask per kind; otherwise a
     ``sliding_window`` in the config is applied to the single mask.
 
+    Args:
+        fused: the model's layers are fused: they know without a mask that rows attend to all before them.
+
     Attributes:
         by_kind: the model accepts a dict. Some list ``layer_types`` but do not; the target tests it.
 
@@ -41,8 +44,9 @@ class MaskMaker:
         UnsupportedModel: no tree mask is known for the kind or implementation of attention.
     """
 
-    def __init__(self, config: Any, dtype: torch.dtype) -> None:
+    def __init__(self, config: Any, dtype: torch.dtype, fused: bool = False) -> None:
         self._dtype = dtype
+        self._fused = fused
         self._compact = config._attn_implementation == TREE
         self._additive = not self._compact and _additive(config)
         kinds = getattr(config, "layer_types", None)
@@ -86,6 +90,8 @@ class MaskMaker:
             return self.of(placed_on(rows, window, device).trees, window.columns)
         if self._is_plain(rows, window):
             return dict.fromkeys(self._kinds) if self.by_kind else None
+        if self._fused and self._are_chains(rows, window):
+            return self._form(*2 * (torch.ones((1, 1, 1, 0), dtype=torch.bool),))
         return self._form(*tree_masks(rows, window, positions, self._sliding))
 
     def _is_plain(self, rows: Sequence[Rows], window: Window) -> bool:
@@ -94,10 +100,15 @@ class MaskMaker:
         This is one row per sequence, all of one length; or, on sdpa, for which no mask means a causal one,
         the first rows of a text.
         """
-        if window.span is None or (self._sliding is not None and window.columns > self._sliding):
+        if window.span is None or not self._are_chains(rows, window):
             return False
-        chains = all(row.parents is None or is_chain(row.tree) for row in rows)
-        return chains and (window.width == 1 or (window.span.start == 0 and not self._additive))
+        return window.width == 1 or (window.span.start == 0 and not self._additive)
+
+    def _are_chains(self, rows: Sequence[Rows], window: Window) -> bool:
+        """True if each row attends to all before it: there are no branches, and no sliding window's end."""
+        if self._sliding is not None and window.columns > self._sliding:
+            return False
+        return all(row.parents is None or is_chain(row.tree) for row in rows)
 
     def _form(self, full: Tensor, near: Tensor) -> Mask:
         """Convert masks to the model's form.

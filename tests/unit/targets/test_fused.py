@@ -157,13 +157,14 @@ def test_a_row_that_is_not_finite_spoils_no_other_sequence() -> None:
     of = CausalTarget(tiny_fused(), fuse=True, check=False)
     expected = [logits for _, logits in tree_logits(of, 20, 5)]
     cache, slots = fed(of, text(20), 33, text(21, seed=2))
-    cache.buffers = [view for lane in cache._lanes for view in lane.buffers]
-    for buffer in cache.buffers:
+    for buffer in cache._lanes[0].buffers:
         buffer[:, 1] = torch.nan  # the second sequence's rows
     parents, paths = tree(5, 20)
     feeds = {slots[0]: Rows(text(5, seed=1), tuple(parents)), slots[1]: Rows(text(3, seed=3))}
     output = of.forward(cache, feeds)
-    assert all(torch.equal(output.logits_of(slots[0])[path], one) for path, one in zip(paths, expected, strict=True))
+    assert all(
+        torch.equal(output.logits_of(slots[0])[path], one) for path, one in zip(paths, expected, strict=True)
+    )
     assert output.logits_of(slots[1]).isnan().all()
 
 
@@ -247,8 +248,14 @@ def test_what_cannot_be_fused_is_refused_with_the_reason() -> None:
         (tiny_fused().double(), "no compiled steps in torch.float64"),
         (tiny_llama(dtype=torch.float32), "multiples of 16"),
         (tiny_fused(hidden_act="gelu"), "its activation is gelu"),
-        (transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=64, n_layer=1, n_head=2)), "plain stack"),
-        (transformers.OlmoForCausalLM(transformers.OlmoConfig(**SIZES, num_attention_heads=2)), "OlmoDecoder"),
+        (
+            transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=64, n_layer=1, n_head=2)),
+            "plain stack",
+        ),
+        (
+            transformers.OlmoForCausalLM(transformers.OlmoConfig(**SIZES, num_attention_heads=2)),
+            "OlmoDecoder",
+        ),
     ):
         with pytest.raises(UnsupportedModel, match=rf"cannot be fused: .*{reason}.*; leave fuse out"):
             CausalTarget(made.eval(), fuse=True)
