@@ -58,8 +58,8 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     begin = KVCache.begin
 
-    def spy(self: KVCache, widths: Mapping[Slot, int], multiple: int = 1) -> list[Window]:
-        counts.append(len(found := begin(self, widths, multiple)))
+    def spy(self: KVCache, widths: Mapping[Slot, int], *least: int) -> list[Window]:
+        counts.append(len(found := begin(self, widths, *least)))
         return found
 
     monkeypatch.setattr(KVCache, "begin", spy)

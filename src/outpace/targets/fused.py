@@ -321,9 +321,8 @@ class _Rows:
         self._arrays = [order, begin, sequence, place, *_columns(found, mask, cells, place)]
         count = len(cells)
         size = shape.size
-        self._rotation = [
-            one.expand(batch if line is None else 1, -1, -1).reshape(count, size) for one in rotation
-        ]
+        grid_shape = (batch, width, size) if line is None else (1, count, size)
+        self._rotation = [one.expand(grid_shape).reshape(count, size) for one in rotation]
         self._queries = torch.empty(count * shape.heads * size)
         self.struct = RowsStruct(
             count,
