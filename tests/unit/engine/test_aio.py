@@ -194,10 +194,11 @@ def test_tokens_that_the_event_loop_has_not_delivered_yet_are_unread_too() -> No
             slow = await engine.add(PROMPTS[0], GREEDY)
             while engine.running or engine.waiting:
                 time.sleep(0.001)  # the loop delivers nothing meanwhile
-            tokens = await slow.read()
-            assert 0 < len(tokens) <= 9
+            tokens = []
             with pytest.raises(OutpaceError, match="unread"):
-                await slow.read()
+                while news := await slow.read():  # the last step's may arrive after the others
+                    tokens += news
+            assert 0 < len(tokens) <= 9
 
     run(main)
 
