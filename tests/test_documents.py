@@ -219,3 +219,17 @@ def test_a_mistake_is_seen(line: str) -> None:
         assert what_is_wrong(words) is not None
     except OutpaceError as error:
         assert "windows" in str(error)
+
+
+def test_the_readme_is_short() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    about, commands_of_it = text.split("\n\n")[1:3]
+    assert len(re.findall(r"\.(?=\s|$)", about)) == 2, "two sentences"
+    assert [line.split()[:2] for line in commands_of_it.strip("`\n").splitlines()] == [
+        ["make", "demo"],
+        ["make", "test"],
+    ]
+    assert text.count("![") == 1, "one picture"
+    (table,) = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    assert len(table.splitlines()) - 2 <= 8, "rows"
+    assert len(text.splitlines()) <= 120

@@ -8,6 +8,7 @@ each kind of mistake.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,9 +144,9 @@ def why_not(importer: str, target: str) -> str:
 
 
 def same_unit(unit: str, importer: str, target: str) -> str:
-    """True for files of one package, which may import each other, except drafters.
+    """The reason why one file of a package may not import another: only drafters have any.
 
-    Of their own family and of ``support`` they take what is not a drafter.
+    A drafter imports from its own family and from ``support`` what is not a drafter.
     """
     if unit != "drafters" or importer == "__init__":
         return ""
@@ -239,6 +240,13 @@ def test_imports_go_downwards(name: str) -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_optional_packages_stay_inside_their_package(name: str) -> None:
     assert check_optional(name, MODULES[name]) == []
+
+
+def test_only_targets_guess_at_a_targets_model() -> None:
+    guess = re.compile(r"(get|has)attr\([^)]*, \"model\"")
+    found = [name for name in MODULES if not name.startswith("targets") and guess.search(MODULES[name])]
+    assert not found
+    assert guess.search('getattr(engine.target, "model", None)')
 
 
 @pytest.mark.parametrize("name", MODULES)
