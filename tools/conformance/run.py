@@ -185,7 +185,7 @@ def read(reports: list[Path], reasons: dict[str, str]) -> Results:
 
 
 def pytest(python: Path, folder: Path, tests: list[str], report: Path, **variables: str) -> None:
-    """Run some of others' tests in their folder, with the plugin that stands in for what they need."""
+    """Run third-party tests in their folder, with the plugin that replaces what they need."""
     command = [python, "-m", "pytest", "-q", "-p", "others", "-p", "no:cacheprovider", "--timeout", "180"]
     command += ["--continue-on-collection-errors", f"--junitxml={report}", *tests]
     given = {"PYTHONPATH": str(HERE), "CONFORMANCE_VERSION": outpace.__version__, "HF_HUB_OFFLINE": "1"}
@@ -269,11 +269,11 @@ def llama(python: Path, cache: Path, url: str, report: Path, tests: list[str]) -
 def page(found: dict[str, Results]) -> str:
     """docs/conformance.md."""
     lines = [
-        "# Others' tests of the server",
+        "# Third-party tests of the server",
         "",
         "Written by `make conformance`, which fetches these suites from the package index and runs them",
-        "against `outpace serve` with the embedded model. Excluded are tests of others' own fields and",
-        "options, of their classes, and of the texts of their models; `tools/conformance/excluded.toml` has",
+        "against `outpace serve` with the embedded model. Excluded are tests of those projects' own fields and",
+        "options, classes and models' texts; `tools/conformance/excluded.toml` has",
         "the reasons.",
         "",
         "| suite | passed | excluded | failed |",
