@@ -272,7 +272,7 @@ def page(found: dict[str, Results]) -> str:
         "# Third-party tests of the server",
         "",
         "Written by `make conformance`, which fetches these suites from the package index and runs them",
-        "against `outpace serve` with the embedded model. Excluded are tests of those projects' own fields and",
+        "against `outpace serve` with the embedded model. Excluded are tests of their own fields and",
         "options, classes and models' texts; `tools/conformance/excluded.toml` has",
         "the reasons.",
         "",

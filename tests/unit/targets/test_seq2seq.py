@@ -93,7 +93,7 @@ def test_the_head_gives_the_logits_of_the_last_states(name: str) -> None:
 
 
 def test_a_head_that_is_not_linear_is_refused() -> None:
-    """Whoever trains heads on it would learn other predictions than the model's."""
+    """Heads trained on it would otherwise learn other predictions than the model's."""
     model = SEQ2SEQ_FAMILIES["bart"].build()
 
     def squash(model: Any, args: Any, output: Any) -> None:

@@ -56,7 +56,7 @@ class TopicRouter:
 
 
 class RoutedShared(NamedTuple):
-    """What each part shares among an engine's sequences, and the target's layers that it reads."""
+    """Data of each part that an engine's sequences share, and the target's layers that it reads."""
 
     prepared: list[Any]
     layers: list[tuple[int, ...]]
