@@ -47,7 +47,7 @@ _GROUPS = (
     ("mlp", ("gate_proj", "up_proj")),
     ("mlp", ("down_proj",)),
 )
-_SIZE, _HEAD_SIZE = 16, 32  # sizes of rows and of heads are multiples of these
+_SIZE, _HEAD_SIZE = 16, 32  # the hidden size and that of heads are multiples of these
 
 Join = Callable[[Sequence[nn.Linear]], nn.Module]
 
@@ -93,8 +93,8 @@ def why_not_fused(model: Any) -> str:
     heads = stack.layers[0].self_attn.head_dim
     if config.hidden_act not in ("silu", "swish"):
         return f"its activation is {config.hidden_act}"
-    if config.hidden_size % _SIZE or config.intermediate_size % _SIZE or heads % _HEAD_SIZE:
-        return f"its sizes are no multiples of {_SIZE}, or those of its heads of {_HEAD_SIZE}"
+    if config.hidden_size % _SIZE or config.intermediate_size < _SIZE or heads % _HEAD_SIZE:
+        return f"its hidden size is no multiple of {_SIZE}, or that of its heads of {_HEAD_SIZE}"
     found = functions(model.dtype)
     return found if isinstance(found, str) else ""
 

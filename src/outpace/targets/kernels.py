@@ -137,13 +137,17 @@ class Int8(Kernel):
     name = "int8"
     dtypes = frozenset((torch.bfloat16,))
     rounds = True
+    _step = 16  # the kernel reads beyond a row if its inputs are no multiple of this
 
     def pack(self, weight: Tensor) -> Any:
+        weight = nn.functional.pad(weight, (0, -weight.shape[1] % self._step))
         # Rounded before it is used, so that an all-zero output does not divide by zero either.
         scale = (weight.float().abs().amax(dim=1) / 127).clamp(min=1e-30).bfloat16()
         return (weight.float() / scale[:, None]).round_().clamp_(-127, 127).to(torch.int8), scale
 
     def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        if missing := -rows.shape[1] % self._step:
+            rows = nn.functional.pad(rows, (0, missing))
         product: Tensor = torch.ops.aten._weight_int8pack_mm.default(rows, *packed)
         return product if bias is None else product.add_(bias)
 

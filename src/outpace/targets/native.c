@@ -8,7 +8,7 @@
    plain decoding, although its columns are elsewhere in the cache. To keep it so, the sums over columns are in
    functions that are never inlined: the compiler makes one form of each.
 
-   Sizes of rows are multiples of 16, those of heads of 32. */
+   Hidden sizes are multiples of 16, sizes of heads of 32. */
 
 #include <math.h>
 #include <stdint.h>
@@ -117,11 +117,12 @@ void norm(long rows, long size, const real *given, const real *more, const real 
     }
 }
 
-/* SiLU of ``gate`` times ``up``, rows [rows, size] ``stride`` apart. */
+/* SiLU of ``gate`` times ``up``, rows [rows, size] ``stride`` apart; ``size`` is at least 16. */
 void gated(long rows, long size, const real *gate, const real *up, long stride, real *out) {
 #pragma omp parallel for if (rows * size > SMALL)
     for (long row = 0; row < rows; row++)
-        for (long i = 0; i < size; i += LANES) {
+        for (long next = 0; next < size; next += LANES) {
+            const long i = next < size - LANES ? next : size - LANES; /* the last ones may overlap */
             lanes value = load(gate + row * stride + i);
             value = narrow(value / (exponential(-value) + 1.0f));
             store(out + row * size + i, value * load(up + row * stride + i));

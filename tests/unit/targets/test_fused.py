@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not HERE, reason=f"nothing is compiled here: {fu
 SIZES = {"vocab_size": 97, "hidden_size": 96, "intermediate_size": 112, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 1024}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "Llama": {"attention_bias": True},
+    "Llama": {"attention_bias": True, "intermediate_size": 119},  # no multiple of a vector
     "Mistral": {"sliding_window": 40, "head_dim": 64},
     "Qwen2": {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
     "Qwen3": {"head_dim": 128, "num_key_value_heads": 6},
@@ -246,7 +246,7 @@ def test_drafted_tokens_are_those_of_plain_decoding() -> None:
 def test_what_cannot_be_fused_is_refused_with_the_reason() -> None:
     for made, reason in (
         (tiny_fused().double(), "no compiled steps in torch.float64"),
-        (tiny_llama(dtype=torch.float32), "multiples of 16"),
+        (tiny_llama(dtype=torch.float32), "multiple of 16"),
         (tiny_fused(hidden_act="gelu"), "its activation is gelu"),
         (
             transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=64, n_layer=1, n_head=2)),
