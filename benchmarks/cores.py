@@ -8,7 +8,8 @@ is run once to warm up and then timed; the ratio of two versions is taken per ro
 - one: batch 1, greedy, seconds per token, by drafter.
 - sampled: batch 16 at temperature 0.8, top-p 0.9, a repetition and a frequency penalty, seconds per token.
 - joining: 15 sequences decode, then a prompt of 4,000 tokens joins: the longest time between two tokens of
-  a neighbour while it joins, and the median time of a step before.
+  a neighbour while it joins, the time of that step's chunk (its rows, after as many rows of the prompt, in a
+  forward that has nothing else), and the median time of a step before.
 - memory: 15 requests of 200 rows and one of 8,000: peak bytes of keys and values.
 
 The run fails unless the tokens of the two versions are equal.
@@ -104,13 +105,36 @@ class Worker:
             before.append(self._step(engine))
         text = [token for prompt in self.prompts * 40 for token in prompt][:4000]
         late = engine.add(text, params)
+        read = [0]
         while not late.output:
             after.append(self._step(engine))
+            read.append(late.place.rows)
         tokens = [list(one.output)[:60] for one in neighbours] + [list(late.output)[:1]]
         for sequence in [*neighbours, late]:
             engine.remove(sequence)
-        figures = {"gap": max(after), "step": median(before), "steps": float(len(after))}
-        return {"figures": figures, "tokens": tokens}
+        worst = after.index(max(after))
+        chunk = self._chunk(text, read[worst], read[worst + 1])
+        figures = {"gap": max(after), "chunk": chunk, "gap / chunk": max(after) / chunk}
+        figures |= {"rows": float(read[worst + 1] - read[worst]), "step": median(before)}
+        return {"figures": figures | {"steps": float(len(after))}, "tokens": tokens}
+
+    def _chunk(self, text: list[int], start: int, end: int) -> float:
+        """Seconds of a forward over rows of a text alone; the median of 5."""
+        from outpace.targets import Rows
+
+        cache, found = self.target.new_cache(1, len(text)), []
+        slot = cache.allocate() if hasattr(cache, "allocate") else 0  # the old core has numbers for slots
+        forward = self.target.forward
+        for first in range(0, start, 500):
+            rows = text[first : min(first + 500, start)]
+            forward(cache, {slot: Rows(rows)}, None)
+            cache.keep({slot: range(len(rows))})
+        for _ in range(5):
+            began = self.clock()
+            forward(cache, {slot: Rows(text[start:end])}, None)
+            found.append(self.clock() - began)
+            cache.keep({slot: ()})
+        return median(found)
 
     def _step(self, engine: Any) -> float:
         began = self.clock()

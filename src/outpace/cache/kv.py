@@ -5,7 +5,7 @@ Independent of models and transformers (``targets/causal.py`` adapts it).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -211,21 +211,29 @@ class KVCache(Cache):
 
     # -- the forward -------------------------------------------------------------------------------------
 
-    def begin(self, widths: Mapping[Slot, int], multiple: int = 1, least: int = 1) -> list[Window]:
+    def begin(
+        self, widths: Mapping[Slot, int], multiple: int = 1, least: int = 1, apart: Collection[Slot] = ()
+    ) -> list[Window]:
         """Open a forward, with a window per lane.
 
         Args:
             widths: number of rows that each slot feeds, above 0 for at least one slot.
             multiple: the number of rows of a window, over all its slots, is padded to a multiple of this.
             least: and to at least this number.
+            apart: slots that have a window of their own.
 
         Raises:
             CacheFull: there is no room for the rows.
         """
+        lanes = self._fed(widths)
+        alone = {self._seat(slot) for slot in apart}
         windows = []
-        for lane, places in self._fed(widths).items():
-            covered = range(min(places), max(places) + 1)
-            windows.append(Window(lane, places, covered, -(-least // len(covered)), multiple))
+        for lane, fed in lanes.items():
+            own = [place for place in fed if lane.seats[place] in alone]
+            others = {place: width for place, width in fed.items() if place not in own}
+            for places in [*([others] if others else []), *({place: fed[place]} for place in own)]:
+                covered = range(min(places), max(places) + 1)
+                windows.append(Window(lane, places, covered, -(-least // len(covered)), multiple))
         self._windows = windows
         return windows
 
@@ -249,7 +257,9 @@ class KVCache(Cache):
                 raise ValueError(f"{slot} fed {self._open.get(slot, 0)} rows, so it cannot keep {list(path)}")
         for window in self._windows:
             places, sources, targets = [], [], []
-            for seat in filter(None, window.seats):
+            for seat, width in zip(window.seats, window.widths, strict=True):
+                if seat is None or not width:
+                    continue
                 path = paths.get(seat.slot, ())
                 for row, source in enumerate(path):
                     if row != source:

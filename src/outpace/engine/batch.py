@@ -69,17 +69,18 @@ class Batch:
 
     # -- joining -----------------------------------------------------------------------------------------
 
-    def join(self) -> int:
-        """Admit sequences, and feed a chunk of their prompts.
+    def join(self) -> dict[Active, int]:
+        """Admit sequences, and feed a chunk of their prompts, or leave it to the step.
 
-        The last token of a prompt is the first root. The first step's forward cannot include the rows before
+        The last token of a prompt is the first root. The forward that has it cannot include the rows before
         it if a drafter reads hidden states, which it needs before it drafts.
 
         Returns:
-            The number of rows per prompt that are left to the step.
+            The number of rows of prompts that are left to the step. If they are a prompt's last ones and its
+            root can follow in the same forward, the sequence is ready.
         """
         if not self.scheduler.joining:
-            return 0
+            return {}
         began = self._clock()
         for active in self.scheduler.admit(self.cache):
             active.drafting = self._draftings[active.sequence.params.drafts.drafter]
@@ -89,17 +90,14 @@ class Batch:
                 except Exception as error:
                     active.sequence.fail(error)
         self.leave([a.sequence for a in self.active if a.sequence.error is not None])
-        chunk, ahead = self.scheduler.chunk(self.cache, rides=not self._layers)
-        if not chunk:
-            return 0
-        self._prefill({a: rows for a, rows in chunk.items() if rows})
-        read = [a for a in chunk if a.sequence.error is None and self._behind(a) == ahead]
-        self._start(read)
+        alone, riding = self.scheduler.chunk(self.cache, rides=not self._layers)
+        self._prefill({a: rows for a, rows in alone.items() if rows})
+        self._start({} if self._layers else riding)
         seconds = self._clock() - began
-        for active in chunk:
+        for active in alone:
             active.sequence.stats.seconds_prefill += seconds
-        self.leave([a.sequence for a in chunk if a.sequence.error is not None])
-        return ahead
+        self.leave([a.sequence for a in self.active if a.sequence.error is not None])
+        return riding
 
     def _behind(self, active: Active) -> int:
         """The number of a sequence's rows that remain to be fed before its root."""
@@ -110,22 +108,42 @@ class Batch:
         if not chunk:
             return
         began = self._clock()
-        feeds = {}
-        for active, rows in chunk.items():
-            start = self.cache.length(active.slot)
-            feeds[active] = Rows(active.sequence.tokens[start : start + rows])
-        output = self.forward(feeds, None)
+        output = self.forward({a: self.next_rows(a, rows) for a, rows in chunk.items()}, None)
         if output is None:
             return
         fed = {a: chunk[a] for a in chunk if a.sequence.error is None}
         self.cache.keep({a.slot: range(rows) for a, rows in fed.items()})
+        self._take(fed, output)
+        self.scheduler.pace.measured(0, 0, sum(fed.values()), self._clock() - began)
+
+    def next_rows(self, active: Active, rows: int, unread: int = 0) -> Rows:
+        """A number of next rows of a prompt."""
+        start = self.cache.length(active.slot)
+        return Rows(active.sequence.tokens[start : start + rows], unread=unread)
+
+    def rode(self, riding: Mapping[Active, int], output: Output) -> None:
+        """Take the rows of prompts that a step's forward has fed and the cache has kept."""
+        self._take(riding, output)
+        self._start({})
+
+    def _take(self, fed: Mapping[Active, int], output: Output) -> None:
+        """Take the hidden states of rows of prompts; store prompts of which there are all rows."""
         for active, rows in fed.items():
             if self._layers:
                 active.hidden.append(output.hidden_of(active.slot, 0, rows))
-        self.scheduler.pace.chunked(sum(fed.values()), self._clock() - began)
+            if not self._behind(active):
+                try:
+                    self.memory.keep(active.slot, active.sequence)
+                except Exception as error:
+                    active.sequence.fail(error)
 
-    def _start(self, joined: Seq[Active]) -> None:
-        """Start the drafter and the observer for sequences whose prompts are in the cache."""
+    def _start(self, ahead: Mapping[Active, int]) -> None:
+        """Start the drafter and the observer for sequences whose prompts are in the cache.
+
+        Args:
+            ahead: numbers of rows of prompts that the step's forward feeds before the root.
+        """
+        joined = [a for a in self.active if not a.ready and self._behind(a) == ahead.get(a, 0)]
         hidden: dict[Active, dict[int, Tensor]] = {}
         for active in joined:
             active.ready = True
@@ -135,7 +153,6 @@ class Batch:
                     layer: torch.cat([rows[layer] for rows in pieces]) for layer in self._layers
                 }
             try:
-                self.memory.keep(active.slot, active.sequence)
                 active.state = active.drafting.drafter.start(active.sequence, active.drafting.shared)
                 active.started = True
             except Exception as error:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from outpace.cache import CacheFull
+from outpace.cache import CacheFull, Slot
 from outpace.choosing import own_tokens
 from outpace.core import (
     Draft,
@@ -350,46 +350,59 @@ class Engine:
         """
         with self._turn.taken():
             try:
-                ahead = self._batch.join()
+                riding = self._batch.join()
                 self._batch.make_room()
                 batch = self._batch.scheduler.ready
-                return self._advance(batch, ahead) if batch else []
+                riding = {a: rows for a, rows in riding.items() if a in self._batch.active}
+                return self._advance(batch, riding) if batch else []
             except BaseException:
                 self._batch.clear()
                 raise
 
-    def _advance(self, batch: list[Active], ahead: int) -> list[Sequence]:
-        """Run one step for a batch; it also feeds the last ``ahead`` rows of each prompt before its root."""
+    def _advance(self, batch: list[Active], riding: Mapping[Active, int]) -> list[Sequence]:
+        """Run one step for a batch.
+
+        Args:
+            riding: numbers of rows of prompts that its forward feeds too: of sequences that are not ready,
+                and before the roots of some that are.
+        """
         took_part = [a.sequence for a in batch]
         began = self._clock()
         trimmed = self._trim(self._propose(batch))
         drafted = self._clock()
-        output = self._forward({a: draft for a, (draft, _) in trimmed.items()}, ahead)
-        steps = {} if output is None else self._verify_each(trimmed, output, ahead)
+        output = self._forward({a: draft for a, (draft, _) in trimmed.items()}, riding)
+        steps = {} if output is None else self._verify_each(trimmed, output, riding)
         verified = self._clock()
+        read = {a: rows for a, rows in riding.items() if a.sequence.error is None}
         if output is not None:
-            self._batch.cache.keep({a.slot: _rows_kept(step, ahead) for a, step in steps.items()})
+            paths: dict[Slot, Seq[int]] = {a.slot: range(rows) for a, rows in read.items()}
+            paths |= {a.slot: _rows_kept(step, riding.get(a, 0)) for a, step in steps.items()}
+            self._batch.cache.keep(paths)
         kept = self._clock()
         rows, pace = sum(len(draft) + 1 for draft, _ in trimmed.values()), self._batch.scheduler.pace
-        if output is not None and not ahead:
-            pace.stepped(rows, kept - drafted)
+        if output is not None:
+            pace.measured(len(trimmed), rows, sum(read.values()), kept - drafted)
         self._observe(steps)
         learnt = self._clock()
+        verifying = pace.without(sum(read.values()), kept - drafted)
         for drafting, members in groups(steps).items():
             share = sum(len(steps[a].draft) + 1 for a in members) / rows
-            seconds = share * (drafted - began + learnt - kept), share * (kept - drafted)
-            verifying = None if ahead else seconds[1]
-            drafting.learn({a: steps[a] for a in members}, seconds[0], verifying, pace.row_seconds)
-        self._batch.leave([sequence for sequence in took_part if sequence.finish_reason is not None])
+            seconds = None if verifying is None else share * verifying
+            drafting_seconds = share * (drafted - began + learnt - kept)
+            drafting.learn({a: steps[a] for a in members}, drafting_seconds, seconds, pace.row_seconds)
+        if output is not None:
+            self._batch.rode(read, output)
+        self._batch.leave([a.sequence for a in self._batch.active if a.sequence.finish_reason is not None])
         ended = self._clock()
         for sequence in took_part:
-            stats = sequence.stats
-            stats.seconds_draft += drafted - began + learnt - kept
-            if ahead:
+            sequence.stats.seconds_draft += drafted - began + learnt - kept
+            sequence.stats.seconds_rest += kept - verified + ended - learnt
+        for active in dict.fromkeys([*batch, *riding]):
+            stats = active.sequence.stats
+            if riding.get(active):
                 stats.seconds_prefill += verified - drafted
             else:
                 stats.seconds_verify += verified - drafted
-            stats.seconds_rest += kept - verified + ended - learnt
         return took_part
 
     def _propose(self, batch: Seq[Active]) -> dict[Active, Draft]:
@@ -428,18 +441,27 @@ class Engine:
         self._batch.leave([a.sequence for a in proposals if a.sequence.error is not None])
         return trimmed
 
-    def _forward(self, drafts: Mapping[Active, Draft], ahead: int) -> Output | None:
+    def _forward(self, drafts: Mapping[Active, Draft], riding: Mapping[Active, int]) -> Output | None:
         """The target's forward over the roots and drafts of a batch; None if no sequence is left."""
+        before = {riding.get(active, 0) for active in drafts}
+        # Only a target that mixes rows has uneven ones.
+        even = before.pop() if len(before) == 1 and all(active.ready for active in riding) else 0
         feeds = {}
         for active, draft in drafts.items():
-            sequence = active.sequence
+            sequence, ahead = active.sequence, riding.get(active, 0)
             if sequence.error is None:
                 asked = sequence.tree(draft.guesses, 0, active.drafting.top) if self.target.tells else None
-                feeds[active] = Rows.under(sequence.tokens[-1 - ahead :], draft, asked)
-        return self._batch.forward(feeds, ahead)
+                feeds[active] = Rows.under(sequence.tokens[-1 - ahead :], draft, asked, ahead - even)
+        for active, rows in riding.items():
+            if not active.ready:
+                feeds[active] = self._batch.next_rows(active, rows, unread=rows)
+        return self._batch.forward(feeds, even)
 
     def _verify_each(
-        self, trimmed: Mapping[Active, tuple[Draft, Seq[int]]], output: Output, ahead: int
+        self,
+        trimmed: Mapping[Active, tuple[Draft, Seq[int]]],
+        output: Output,
+        riding: Mapping[Active, int],
     ) -> dict[Active, Step]:
         """Verify each sequence's draft and emit its tokens; a sequence that fails has no entry."""
         found = self._read(output, [a for a in trimmed if a.sequence.error is None], trimmed)
@@ -448,7 +470,7 @@ class Engine:
             sequence, root = active.sequence, active.sequence.output_length
             draft, kept = trimmed[active]
             try:
-                hidden = output.hidden_of(active.slot, ahead, 1 + len(draft))
+                hidden = output.hidden_of(active.slot, riding.get(active, 0), 1 + len(draft))
                 steps[active] = self._verify(sequence, draft, kept, logits, hidden, own)
             except Exception as error:
                 sequence.fail(error)
@@ -462,6 +484,8 @@ class Engine:
         """Each sequence's logits, and the target's own tokens as far as they are computed in advance."""
         if output.told:
             return {a: (output.told[a.slot], output.told[a.slot].own) for a in batch}
+        if not batch:  # prompts alone, whose logits are not returned
+            return {}
         assert output.logits is not None
         rows, first = output.logits, {a: output.spans[a.slot].start for a in batch}
         own = self._own_tokens(rows, first, trimmed)

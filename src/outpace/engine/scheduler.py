@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from outpace.cache import Cache, CacheFull, Place, Slot
@@ -18,7 +19,7 @@ from outpace.targets.base import TargetModel
 _PASSED = 8  # maximum number of later requests that may join before a waiting one
 _ANSWER, _DRAFT = 256, 64  # rows reserved at first: for the answer at most, and for drafts
 _LEAST = 16  # minimum number of rows of a chunk
-_WEIGHT = 0.3  # weight of the latest measurement in a moving average
+_REMEMBERED = 16  # forwards from whose seconds the size of a chunk is computed
 
 
 @dataclass(eq=False)
@@ -153,30 +154,37 @@ class Scheduler:
         sequence.place = Place(cache, slot)
         return slot
 
-    def chunk(self, cache: Cache, rides: bool) -> tuple[dict[Active, int], int]:
-        """Choose the rows of prompts to feed now, in one forward.
+    def chunk(self, cache: Cache, rides: bool) -> tuple[dict[Active, int], dict[Active, int]]:
+        """Choose the rows of prompts to feed now: in a forward of their own, and in the step's.
 
-        While other sequences are decoding, a chunk costs about half a decode step, and prompts share it;
-        otherwise each prompt feeds a full chunk. If none is decoding and the last rows of all prompts, equal
-        in number, fit into the first step's forward, they are left to that step, which saves a forward.
+        While other sequences are decoding, prompts share a chunk that ``Pace`` allows; otherwise each feeds a
+        full one. It rides in the step's forward if the target mixes rows, otherwise it has its own. If none
+        is decoding, the last rows of all prompts ride with their roots, which saves a forward: those of every
+        prompt if the target mixes rows, otherwise the same number of each.
 
         Args:
-            rides: whether a step's forward may include rows of a prompt.
+            rides: whether rows of a prompt may be in one forward with its root.
 
         Returns:
-            The number of rows of each prompt, and the number per prompt that is left to the step.
+            The number of rows of each prompt in a forward of their own, and in the step's.
         """
         reading = sorted((a for a in self.active if not a.ready), key=lambda a: a.rank, reverse=True)
+        if not reading:
+            return {}, {}
         behind = {a: len(a.sequence.tokens) - 1 - cache.length(a.slot) for a in reading}
-        if len(reading) < len(self.active):
-            rows = self.pace.rows()
-            shared = reading[: max(1, rows // _LEAST)]
-            return {a: min(behind[a], rows // len(shared)) for a in shared}, 0
+        mixes, decoding = len(self.active) > 1 and self._target.mixes, len(self.active) - len(reading)
+        if decoding:
+            rows = self.pace.rows(decoding, len(reading) if mixes else 0)
+            return ({}, _shared(behind, rows)) if mixes else (_shared(behind, rows), {})
         most = self.pace.most
-        ahead = min([most, *behind.values()]) if rides else 0
+        chunk = {a: min(rows, most) for a, rows in behind.items()}
+        if mixes and rides and any(chunk[a] == rows for a, rows in behind.items()):
+            return {}, chunk
+        ahead = min(chunk.values()) if rides else 0
         if all(rows - ahead <= most for rows in behind.values()):
-            return {a: rows - ahead for a, rows in behind.items()}, ahead
-        return {a: min(rows, most) for a, rows in behind.items()}, 0
+            riding = dict.fromkeys(behind, ahead) if ahead else {}
+            return {a: rows - ahead for a, rows in behind.items()}, riding
+        return chunk, {}
 
     def make_room(self, cache: Cache, release: Callable[[Active], None]) -> None:
         """Reserve a row for each root, and preempt the lowest-ranked sequences if there are too few rows.
@@ -197,8 +205,21 @@ class Scheduler:
                     self._waiting[last.sequence] = _Waiting(last.sequence, last.number)
 
 
+def _shared(behind: Mapping[Active, int], rows: int) -> dict[Active, int]:
+    """Share a chunk among prompts: half goes to the first, the rest to those with the fewest rows left."""
+    first, *others = behind
+    shares = {first: min(behind[first], rows // 2 if others else rows)}
+    for active in [*sorted(others, key=behind.__getitem__), first]:
+        left = rows - sum(shares.values())
+        shares[active] = min(behind[active], shares.get(active, 0) + left)
+    return {active: share for active, share in shares.items() if share}
+
+
 class Pace:
     """Number of a prompt's rows that cost about half a decode step, from measurements.
+
+    The seconds of a forward are taken as a constant, plus a price per row that is decoded, plus one per row
+    of a prompt.
 
     Args:
         most: maximum number of rows of a chunk, used as is when no sequence is decoding.
@@ -206,37 +227,58 @@ class Pace:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._step: tuple[float, float] | None = None  # mean rows and seconds of a decode forward
-        self._chunk: tuple[float, float] | None = None
+        # The latest forwards without and with rows of prompts: decoding rows, rows of prompts, seconds.
+        self._forwards = [deque[tuple[int, int, float]](maxlen=_REMEMBERED) for _ in range(2)]
+        self._width = 1.0  # rows per decoding sequence in the latest step
+        self._prices: list[float] | None = None  # the constant, of a decoding row, and of a row of a prompt
 
-    def stepped(self, rows: int, seconds: float) -> None:
-        self._step = _mean(self._step, rows, seconds)
+    def measured(self, decoding: int, drafted: int, prompts: int, seconds: float) -> None:
+        """Take the measurement of a forward.
 
-    def chunked(self, rows: int, seconds: float) -> None:
-        self._chunk = _mean(self._chunk, rows, seconds)
+        Args:
+            decoding: number of decoding sequences.
+            drafted: their rows, roots and drafts.
+            prompts: number of rows of prompts.
+        """
+        self._forwards[prompts > 0].append((drafted, prompts, seconds))
+        if decoding:
+            self._width = drafted / decoding
+        if prompts or self._prices is None:
+            self._fit()
+
+    def _fit(self) -> None:
+        if all(self._forwards):
+            found = np.array([one for forwards in self._forwards for one in forwards])
+            inputs = np.column_stack([np.ones(len(found)), found[:, :2]])
+            self._prices = np.linalg.lstsq(inputs, found[:, 2], rcond=None)[0].tolist()
 
     @property
     def row_seconds(self) -> float | None:
-        """Seconds of a further row in a wide forward; None before a chunk wider than a step was measured."""
-        if self._step is None or self._chunk is None or self._chunk[0] <= self._step[0]:
-            return None
-        (rows, seconds), (wide, longer) = self._step, self._chunk
-        return (longer - seconds) / (wide - rows)
+        """Seconds of a further row of a prompt in a forward; None before it was measured."""
+        return None if self._prices is None or self._prices[2] <= 0 else self._prices[2]
 
-    def rows(self) -> int:
-        """Rows of the next chunk: half a step's seconds divided by the seconds per further row."""
+    def without(self, prompts: int, seconds: float) -> float | None:
+        """Seconds of a forward without its rows of prompts; None if they took most of them, or too unsure."""
+        price = self.row_seconds if prompts else 0.0
+        return None if price is None or 2 * price * prompts > seconds else seconds - price * prompts
+
+    def rows(self, decoding: int, joining: int = 0) -> int:
+        """Rows of the next chunk.
+
+        A chunk alone takes half the time of a step. With a chunk in it, a step takes one and a half times
+        that of a step in which the joining sequences decode too: so it is the larger, the more of them wait.
+
+        Args:
+            decoding: number of sequences that are decoding.
+            joining: number of sequences whose prompts ride in the step; 0 if they have their own forward.
+        """
         least = min(_LEAST, self.most)
-        if self._step is None or self._chunk is None:
+        self._fit()
+        if self._prices is None:
             return least
-        (_, seconds), (wide, longer) = self._step, self._chunk
-        slope = self.row_seconds
-        if slope is None:
-            slope = longer / wide
-        found = self.most if slope <= 0 else int(seconds / 2 / slope)
-        return max(least, min(found, 2 * int(wide), self.most))  # no more than twice what was measured
-
-
-def _mean(mean: tuple[float, float] | None, rows: float, seconds: float) -> tuple[float, float]:
-    if mean is None:
-        return rows, seconds
-    return mean[0] + _WEIGHT * (rows - mean[0]), mean[1] + _WEIGHT * (seconds - mean[1])
+        constant, drafted, prompt = self._prices
+        sequence = drafted * self._width
+        spare = (constant + sequence * decoding) / 2 + 1.5 * sequence * joining
+        found = self.most if prompt <= 0 else int(spare / prompt)
+        tried = max(rows for _, rows, _ in self._forwards[True])
+        return max(least, min(found, 2 * tried, self.most))  # no more than twice what was measured

@@ -30,12 +30,15 @@ class Rows:
 
     ``asked`` is for a target that ``tells``: the nodes after which it returns its tokens. (``first`` is
     ignored.)
+
+    ``unread`` is for a target that ``mixes``: so many rows, of those whose logits are requested, get none.
     """
 
     tokens: Sequence[int]
     parents: Sequence[int] | None = None
     fed: Sequence[int] = ()
     asked: Tree | None = None
+    unread: int = 0
 
     @property
     def tree(self) -> Sequence[int]:
@@ -49,11 +52,11 @@ class Rows:
             raise ValueError("rows that continue a tree need their parents")
 
     @classmethod
-    def under(cls, text: Sequence[int], draft: Draft, asked: Tree | None = None) -> Rows:
+    def under(cls, text: Sequence[int], draft: Draft, asked: Tree | None = None, unread: int = 0) -> Rows:
         """A chain of text, whose last token is the root, and the draft below it."""
         root = len(text) - 1
         parents = (*range(-1, root), *(root + 1 + parent for parent in draft.parents))
-        return cls((*text, *draft.tokens), parents, asked=asked)
+        return cls((*text, *draft.tokens), parents, asked=asked, unread=unread)
 
 
 def extra_rows(embeddings: Tensor, table: Tensor | int) -> Tensor:
@@ -132,10 +135,11 @@ class Output:
             if hidden:
                 states[slot] = {layer: rows[place] for layer, rows in hidden.items()}
             if logits is not None and logits_from is not None:
-                count = max(len(feeds[slot].tokens) - logits_from, 0)
+                first = feeds[slot].unread
+                count = max(len(feeds[slot].tokens) - logits_from - first, 0)
                 spans[slot] = slice(end, end + count)
                 end += count
-                parts.append(logits[place, :count])
+                parts.append(logits[place, first : first + count])
         if logits is None or logits_from is None:
             return cls(None, {}, states)
         # One slot's rows need no copy, nor do those of all slots without padding.
@@ -147,7 +151,7 @@ class Output:
     @classmethod
     def of_line(
         cls,
-        slots: Sequence[Slot | None],
+        slots: Sequence[Slot],
         feeds: Mapping[Slot, Rows],
         logits: Tensor | None,
         hidden: Mapping[int, Tensor],
@@ -155,20 +159,19 @@ class Output:
         """Outputs of a forward of the rows of ``slots`` in a line, in their order; padding may follow.
 
         Args:
-            logits: [N, vocabulary], or None.
+            logits: of the rows that are read, [n, vocabulary], or None.
             hidden: layer -> [1, N, hidden size].
         """
         spans: dict[Slot, slice] = {}
-        end = 0
+        states: dict[Slot, dict[int, Tensor]] = {}
+        end = row = 0
         for slot in slots:
-            if slot is not None and slot in feeds:
-                spans[slot] = slice(end, end := end + len(feeds[slot].tokens))
-        states = {
-            slot: {layer: rows[0, span] for layer, rows in hidden.items()} for slot, span in spans.items()
-        }
-        if logits is None:
-            return cls(None, {}, states if hidden else {})
-        return cls(logits[:end], spans, states if hidden else {})
+            size, unread = len(feeds[slot].tokens), feeds[slot].unread
+            if hidden:
+                states[slot] = {layer: rows[0, row : row + size] for layer, rows in hidden.items()}
+            row += size
+            spans[slot] = slice(end, end := end + size - unread)
+        return cls(None, {}, states) if logits is None else cls(logits, spans, states)
 
     @classmethod
     def join(cls, outputs: Sequence[Output]) -> Output:
@@ -231,6 +234,8 @@ class TargetModel(ABC):
         tokenizer: the tokenizer that comes with the model, if any.
         shares_ids: the tokens of an encoder-decoder model's sources are ids of its vocabulary.
         tells: it returns the target's own tokens at ``Rows.asked`` instead of logits.
+        mixes: rows of prompts in a forward of other sequences' drafts cost little more than alone, and
+            ``Rows.unread`` is obeyed.
 
     Class attributes:
         has_encoder: a text is decoded from a source in addition to its prompt.
@@ -254,6 +259,7 @@ class TargetModel(ABC):
     tokenizer: Any = None
     shares_ids: bool = True
     tells: bool = False
+    mixes: bool = False
 
     @property
     def name(self) -> str:

@@ -42,7 +42,7 @@ from outpace.targets.graphs import Made, Runner, runner_for
 from outpace.targets.inputs import CacheAdapter, Probe, device_of, inputs_of, padded, rows_of
 from outpace.targets.kernels import QUANTISED
 from outpace.targets.layers import exchange, keep_layers
-from outpace.targets.lines import cells_of, line_attention, mark
+from outpace.targets.lines import WINDOW, Line, apart, line_attention
 from outpace.targets.masks import TREE, Mask, MaskMaker, placed
 from outpace.targets.packed import (
     Packer,
@@ -105,6 +105,7 @@ class CausalTarget(TargetModel):
     _packs_lines = True  # forwards of uneven rows may leave out the padding (``lines.py``)
     _line: Any = None  # a copy of ``_step`` that takes them, made and tested when first needed
     _line_untried = False
+    _mixes = False  # it takes those of several windows in one
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
     _fixed: FixedShapes | None = None
     released = False  # some of the model's own weights were freed
@@ -199,26 +200,43 @@ class CausalTarget(TargetModel):
         self._probe()
         self._own_masks.by_kind = self._masks.by_kind
 
-    def _line_of(self) -> Any:
-        """A copy of ``_step`` for rows in a line; None if it does not take them, as a small forward shows."""
+    @property
+    def mixes(self) -> bool:  # type: ignore[override]
+        return self._takes_lines and self._mixes
+
+    @property
+    def _takes_lines(self) -> bool:
+        if self._line_untried:
+            self._line_untried = False
+            self._try_lines()
+        return self._line is not None
+
+    def _try_lines(self) -> None:
+        """Make a copy of ``_step`` for rows in a line, if it takes them, as a small forward shows."""
         attention = line_attention(self._step)
         if not self._packs_lines or self.static or attention is None or untouchable(self._step):
-            return None
+            return
         line = exchange(self._step, lambda _: None, attention)
-        nodes = max(5, 4 * self.row_step)  # enough for the line to be shorter than the padded forward
+        # A tree beside a row, and rows of a prompt that are wide enough for a window of their own.
+        nodes = max(5, 4 * self.row_step)
         tree = Rows([node % 2 for node in range(nodes)], (-1, 0, 0, 1, 2, *range(4, nodes - 1)))
-        cache = self.new_cache(slots=2, length=nodes)
-        feeds = {cache.allocate(): tree, cache.allocate(): Rows([1])}
-        try:
-            expected = self.forward(cache, feeds).logits
-            self._line = line
-            found = self.forward(cache, feeds).logits
-        except Exception:  # some code of the family's own may not take keys of more sequences than rows
-            _log.debug("%s takes no rows in a line", family(self.model), exc_info=True)
-            return None
-        assert found is not None and expected is not None
-        same = torch.equal(found, expected) if self.bit_exact else agree(self.model.dtype, found, expected)
-        return line if same else None
+        prompt = Rows([node % 2 for node in range(nodes + WINDOW)], unread=nodes)
+        for feeds in ([tree, Rows([1]), prompt], [tree, Rows([1])]):
+            self._line, self._mixes = None, prompt in feeds
+            cache = self.new_cache(slots=3, length=nodes + WINDOW)
+            rows = {cache.allocate(): own for own in feeds}
+            try:
+                padded = self.forward(cache, rows)
+                self._line = line
+                in_line = self.forward(cache, rows)
+            except Exception:  # some code of the family's own may not take keys of more sequences than rows
+                _log.debug("%s takes no rows in a line", family(self.model), exc_info=True)
+                self._line = None
+                continue
+            expected, found = (torch.cat([o.logits_of(slot) for slot in rows]) for o in (padded, in_line))
+            if torch.equal(found, expected) if self.bit_exact else agree(self.model.dtype, found, expected):
+                return
+        self._line = None
 
     def _release(self) -> None:
         """Free the weights of which steps use copies."""
@@ -297,8 +315,16 @@ class CausalTarget(TargetModel):
                 made = self._fixed.run(run, own, window, rows, self.hidden, layers, states)
                 logits = made.logits[:, logits_from:]
                 return Output.of(window.slots, feeds, logits, logits_from, made.hidden)
-        windows = own.begin(widths, self.row_step, self._least_rows)
-        return Output.join([self._pass(one, feeds, logits_from, hidden_layers, states) for one in windows])
+        lines = len(feeds) > 1 and not logits_from and states is None and self._takes_lines
+        mixes = lines and self._mixes
+        windows = own.begin(widths, self.row_step, self._least_rows, apart(widths) if mixes else ())
+        outputs = []
+        for group in [windows] if mixes else [[window] for window in windows]:
+            if lines and (line := Line(group, self.row_step, self._least_rows)).pays:
+                outputs.append(self._pass_line(line, feeds, logits_from is not None, hidden_layers))
+            else:
+                outputs.append(self._pass(group[0], feeds, logits_from, hidden_layers, states))
+        return Output.join(outputs)
 
     def _pass(
         self,
@@ -309,19 +335,7 @@ class CausalTarget(TargetModel):
         states: Mapping[Slot, Tensor] | None,
     ) -> Output:
         """A forward of the model over one window."""
-        rows = rows_of(window, feeds)
-        tokens, positions = inputs_of(rows, window)
-        # One tensor for both, for a single copy to the device. NumPy reads lists four times as fast as torch.
-        both = torch.from_numpy(np.array([tokens, positions]))
-        mask = self._masks(rows, window, positions, self.device)
-        if (self._line is not None or self._line_untried) and not logits_from and states is None:
-            cells = cells_of(window, self.row_step, self._least_rows)
-            if cells is not None and self._line_untried:
-                self._line_untried = False
-                self._line = self._line_of()
-            if cells is not None and self._line is not None:
-                wanted = 0 if logits_from is None else len(cells)
-                return self._pass_line(window, feeds, both, mask, cells, wanted, hidden_layers)
+        both, mask = self._inputs(window, feeds)
         ids, places = both.to(self.device, non_blocking=True).unbind()
         wanted = 0 if logits_from is None else max(window.width - logits_from, 0)
         given = {"input_ids": ids} if states is None else {"inputs_embeds": padded(window, states)}
@@ -338,34 +352,31 @@ class CausalTarget(TargetModel):
             window.slots, feeds, made.logits[:, -wanted:] if wanted else None, logits_from, made.hidden
         )
 
-    def _pass_line(
-        self,
-        window: Window,
-        feeds: Mapping[Slot, Rows],
-        inputs: Tensor,
-        mask: Mask,
-        cells: Tensor,
-        wanted: int,
-        hidden_layers: Sequence[int],
-    ) -> Output:
-        """A forward of the model over one window, its rows in a line.
+    def _inputs(self, window: Window, feeds: Mapping[Slot, Rows]) -> tuple[Tensor, Mask]:
+        """Tokens and positions of a window's rows, padded, [2, B, width], and their mask."""
+        rows = rows_of(window, feeds)
+        tokens, positions = inputs_of(rows, window)
+        # One tensor for both, for a single copy to the device. NumPy reads lists four times as fast as torch.
+        both = torch.from_numpy(np.array([tokens, positions]))
+        return both, self._masks(rows, window, positions, self.device)
 
-        Args:
-            inputs: tokens and positions, padded, [2, B, width].
-            cells: the rows' places in them, from ``cells_of``.
-            wanted: number of rows of logits, all or none.
-        """
-        ids, places = inputs.flatten(1)[:, None, cells].unbind()
+    def _pass_line(
+        self, line: Line, feeds: Mapping[Slot, Rows], logits: bool, hidden_layers: Sequence[int]
+    ) -> Output:
+        """A forward of the model over all windows, their rows in a line."""
+        inputs, masks = zip(*(self._inputs(window, feeds) for window in line.windows), strict=True)
+        ids, places = line.inputs(inputs).unbind()
+        read = line.read(feeds) if logits else torch.empty(0)
         made = self._made(
             self._line,
             {"input_ids": ids},
-            mark(mask, cells),
+            line.mask(masks),
             places,
-            CacheAdapter(window.in_line(cells), self._places),
-            wanted,
+            CacheAdapter(line, self._places),
+            read if len(read) else 0,
             hidden_layers,
         )
-        return Output.of_line(window.slots, feeds, made.logits[0] if wanted else None, made.hidden)
+        return Output.of_line(line.slots, feeds, made.logits[0] if len(read) else None, made.hidden)
 
     def _rotated(self, window: Window, positions: Tensor) -> Tensor:
         """The positions that the model is given, from those in the text, [B, width]."""
@@ -378,12 +389,16 @@ class CausalTarget(TargetModel):
         mask: Mask,
         positions: Tensor,
         cache: CacheAdapter,
-        wanted: int,
+        wanted: int | Tensor,
         hidden_layers: Sequence[int],
     ) -> Made:
-        """Run the model, compiled or not; return logits of at least the last ``wanted`` rows."""
-        # For transformers, 0 means all of them.
-        more: dict[str, Any] = {"logits_to_keep": max(wanted, 1)} if self._keep_logits else {}
+        """Run the model, compiled or not.
+
+        Returns:
+            Logits of the rows ``wanted``, or, for a number, of at least so many at the end.
+        """
+        read = wanted if isinstance(wanted, Tensor) else max(wanted, 1)  # for transformers, 0 means all
+        more: dict[str, Any] = {"logits_to_keep": read} if self._keep_logits else {}
         if hidden_layers:
             more["output_hidden_states"] = True
         output = model(
@@ -394,7 +409,10 @@ class CausalTarget(TargetModel):
             use_cache=True,
             **more,
         )
-        return Made(output.logits, {layer: output.hidden_states[layer] for layer in hidden_layers})
+        logits = output.logits
+        if isinstance(wanted, Tensor) and not self._keep_logits:
+            logits = logits[:, wanted]
+        return Made(logits, {layer: output.hidden_states[layer] for layer in hidden_layers})
 
     def _forward_fixed(self, inputs: FixedInputs, hidden_layers: Sequence[int]) -> Made:
         """Run the forward from the data in the inputs, without any data from the host."""

@@ -23,7 +23,7 @@ from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.checks import family, is_multimodal, untouchable
 from outpace.targets.inputs import CacheAdapter
 from outpace.targets.layers import stack_of
-from outpace.targets.lines import cells_in
+from outpace.targets.lines import Line, parts_in
 from outpace.targets.native import (
     DTYPES,
     LayerStruct,
@@ -211,7 +211,7 @@ class _Fused(nn.Module):
         **more: Any,
     ) -> Tensor:
         assert position_embeddings is not None
-        if type(past_key_values) is not CacheAdapter or not isinstance(past_key_values.window, Window):
+        if type(past_key_values) is not CacheAdapter or not isinstance(past_key_values.window, Window | Line):
             unfused: Tensor = super().forward(
                 hidden_states,
                 attention_mask=attention_mask,
@@ -260,33 +260,37 @@ class _Fused(nn.Module):
     ) -> Tensor:
         """Attention of the rows with these queries, keys and values, [n, heads * size]."""
         shape: _Shape = vars(self)["_shape"]
-        rows = cache.shared.get(id(mask))
-        if rows is None:
-            rows = cache.shared[id(mask)] = _Rows(shape, found, mask, cache.window, rotation)
+        parts = cache.shared.get(id(mask))
+        if parts is None:
+            parts = cache.shared[id(mask)] = _rows_of(shape, found, mask, cache.window, rotation)
         attention: Any = self.self_attn
-        keys, values = cache.buffers(attention.layer_idx)
-        out = product.new_empty((len(product), shape.heads * shape.size))
-        query, item, stride = product.data_ptr(), product.element_size(), product.shape[1]
-        key = query + shape.heads * shape.size * item
-        layer = LayerStruct(
-            query,
-            key,
-            key + shape.shared * shape.size * item,
-            stride,
-            stride,
-            stride,
-            pointer(shape.query_norm),
-            pointer(shape.key_norm),
-            shape.epsilon,
-            shape.scale,
-            keys.data_ptr(),
-            values.data_ptr(),
-            keys.stride(0),
-            keys.stride(1),
-            out.data_ptr(),
-        )
-        if found.attention(byref(rows.struct), byref(layer)):
-            raise MemoryError("attention found no memory for its workspace")
+        out = product.new_zeros(
+            (len(product), shape.heads * shape.size)
+        )  # padding at a line's end stays zero
+        item, stride = product.element_size(), product.shape[1]
+        for start, window, rows in parts:
+            keys, values = cache.buffers(attention.layer_idx, window)
+            query = product.data_ptr() + start * stride * item
+            key = query + shape.heads * shape.size * item
+            layer = LayerStruct(
+                query,
+                key,
+                key + shape.shared * shape.size * item,
+                stride,
+                stride,
+                stride,
+                pointer(shape.query_norm),
+                pointer(shape.key_norm),
+                shape.epsilon,
+                shape.scale,
+                keys.data_ptr(),
+                values.data_ptr(),
+                keys.stride(0),
+                keys.stride(1),
+                out.data_ptr() + start * shape.heads * shape.size * item,
+            )
+            if found.attention(byref(rows.struct), byref(layer)):
+                raise MemoryError("attention found no memory for its workspace")
         return out
 
 
@@ -296,20 +300,41 @@ def _fused(kind: Any) -> Any:
     return type(f"Fused{kind.__name__}", (_Fused, kind), {})
 
 
+def _rows_of(
+    shape: _Shape, found: Any, mask: Tensor | None, window: Any, rotation: tuple[Tensor, Tensor]
+) -> list[tuple[int, Window, _Rows]]:
+    """The rows of each window of a forward, after the number of rows before them."""
+    if isinstance(window, Window):
+        return [(0, window, _Rows(shape, found, mask, None, window, rotation))]
+    assert mask is not None
+    rows = []
+    for part in parts_in(mask):
+        own = rotation[0][:, part.span], rotation[1][:, part.span]
+        found_rows = _Rows(shape, found, part.mask, part.cells, part.window, own)
+        rows.append((part.span.start, part.window, found_rows))
+    return rows
+
+
 class _Rows:
-    """The rows of a forward and the columns that each attends to, as ``native.c`` reads them.
+    """The rows of a window and the columns that each attends to, as ``native.c`` reads them.
 
     Args:
         mask: boolean [B, 1, width, columns], of rows in a line too; None or without columns if each row
             attends to all before it.
+        line: places of the rows in the window, if they are in a line and not all of it.
         rotation: cosines and sines of the rows' positions, each [B or 1, width, size].
     """
 
     def __init__(
-        self, shape: _Shape, found: Any, mask: Tensor | None, window: Any, rotation: tuple[Tensor, Tensor]
+        self,
+        shape: _Shape,
+        found: Any,
+        mask: Tensor | None,
+        line: Tensor | None,
+        window: Window,
+        rotation: tuple[Tensor, Tensor],
     ) -> None:
         batch, width = len(window.slots), window.width
-        line = None if mask is None else cells_in(mask)
         cells = np.arange(batch * width) if line is None else line.numpy()
         grid = np.full((batch, width), -1, dtype=np.int32)
         for row, offset, own in zip(grid, window.offsets, window.widths, strict=True):

@@ -11,6 +11,7 @@ from transformers import Cache as ModelCache
 
 from outpace.cache import FixedRows, LayerShape, RowShape, Slot, Window
 from outpace.targets.base import Rows
+from outpace.targets.lines import Line
 from outpace.tree import depths
 
 _NOTHING = Rows(())
@@ -26,7 +27,7 @@ class CacheAdapter(ModelCache):
         shared: anything that the layers of one forward have in common.
     """
 
-    def __init__(self, window: Window | FixedRows, places: dict[int, int]) -> None:
+    def __init__(self, window: Window | Line | FixedRows, places: dict[int, int]) -> None:
         super().__init__(layers=[])
         self.window = window
         self.shared: dict[Any, Any] = {}
@@ -39,10 +40,9 @@ class CacheAdapter(ModelCache):
     ) -> tuple[Tensor, Tensor]:
         return self.window.append(self._places[layer_idx], key_states, value_states)
 
-    def buffers(self, layer_idx: int) -> tuple[Tensor, Tensor]:
+    def buffers(self, layer_idx: int, window: Window) -> tuple[Tensor, Tensor]:
         """The keys and values of a layer, each [B, heads, rows, size], for code that writes them itself."""
-        assert isinstance(self.window, Window)
-        return self.window.buffers[self._places[layer_idx]]
+        return window.buffers[self._places[layer_idx]]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._columns - self._width
@@ -98,8 +98,9 @@ def device_of(embeddings: Any) -> torch.device:
 
 
 def rows_of(window: Window, feeds: Mapping[Slot, Rows]) -> list[Rows]:
-    """Feeds of a window's slots, in its order; empty for those without one."""
-    return [_NOTHING if slot is None else feeds.get(slot, _NOTHING) for slot in window.slots]
+    """Feeds of a window's slots, in its order; empty for those without one in it."""
+    fed = zip(window.slots, window.widths, strict=True)
+    return [feeds[slot] if slot is not None and width else _NOTHING for slot, width in fed]
 
 
 def inputs_of(rows: Sequence[Rows], window: Window) -> tuple[list[list[int]], list[list[int]]]:

@@ -107,8 +107,10 @@ def test_prompts_of_one_token_have_nothing_to_read() -> None:
     check(target, reader.readings)
 
 
-def test_sequences_that_join_later_leave_and_go_on() -> None:
+@pytest.mark.parametrize("mixes", [False, True])
+def test_sequences_that_join_later_leave_and_go_on(mixes: bool) -> None:
     target, reader = ToyTarget(), Reader()
+    target.mixes = mixes
     engine = Engine(target, reader, prefill_chunk=4, adaptive=False)
     (whole,) = Engine(target).generate([PROMPTS[1]], PARAMS[1])
     first = engine.add(PROMPTS[3], PARAMS[1])

@@ -58,6 +58,12 @@ def rows(target: ToyTarget, count: int) -> int:
 # -- chunks ------------------------------------------------------------------------------------------------
 
 
+class Mixing(Widths):
+    """A target whose forwards mix rows of prompts with those of steps."""
+
+    mixes = True
+
+
 @pytest.mark.parametrize("drafter", [None, "prompt_lookup"])
 def test_a_long_prompt_joins_in_chunks(drafter: Any) -> None:
     target = Widths(context=None)
@@ -82,25 +88,61 @@ def test_a_long_prompt_joins_in_chunks(drafter: Any) -> None:
         assert sequence.output == alone(tuple(sequence.prompt), sequence.params)
 
 
-def test_several_prompts_share_a_chunk() -> None:
-    target = Widths(context=None)
+@pytest.mark.parametrize("drafter", [None, "prompt_lookup"])
+def test_a_chunk_rides_in_the_step_where_the_target_mixes_rows(drafter: Any) -> None:
+    target = Mixing(context=None)
+    engine = Engine(target, drafter, prefill_chunk=64)
+    first = [engine.add(prompt, replace(SAMPLED, max_new_tokens=40)) for prompt in PROMPTS]
+    for _ in range(3):
+        engine.step()
+    target.seen.clear()
+    long = engine.add(text(150), GREEDY)
+    steps = 0
+    while not long.output_length:
+        steps += 1
+        engine.step()
+    assert steps > 2 and len(target.seen) == steps and all(decoding for _, decoding in target.seen)
+    assert sum(widths[-1] for widths, _ in target.seen) >= 150  # the root is in the last forward
+    finish(engine)
+    for sequence in [*first, long]:
+        assert sequence.output == alone(tuple(sequence.prompt), sequence.params)
+    assert long.stats.seconds_prefill > 0
+
+
+@pytest.mark.parametrize("mixing", [False, True])
+def test_several_prompts_share_a_chunk(mixing: bool) -> None:
+    """The first gets half, and the shortest of the others the rest."""
+    target = (Mixing if mixing else Widths)(context=None)
     engine = Engine(target, prefill_chunk=64)
-    engine._batch.scheduler.pace.rows = lambda: 32  # type: ignore[method-assign]
+    engine._batch.scheduler.pace.rows = lambda *_: 32  # type: ignore[method-assign]
     engine.add(PROMPTS[0], replace(SAMPLED, max_new_tokens=40))
     engine.step()
     target.seen.clear()
-    joined = [engine.add(text(21, place), GREEDY) for place in range(3)]
+    joined = [engine.add(text(size, size), GREEDY) for size in (40, 30, 13)]
     engine.step()
-    assert target.seen[0] == ([16, 16], False)
+    # The last one has all its rows, and in a forward with others its root.
+    assert target.seen[0] == (([1, 13, 16, 4], True) if mixing else ([16, 12, 4], False))
+    assert bool(joined[2].output_length)
     finish(engine)
     for sequence in joined:
         assert sequence.output == alone(tuple(sequence.prompt), GREEDY)
 
 
-def test_the_last_rows_ride_where_no_one_decodes() -> None:
-    target = Widths(context=None)
+@pytest.mark.parametrize("mixing", [False, True])
+def test_the_last_rows_ride_where_no_one_decodes(mixing: bool) -> None:
+    target = (Mixing if mixing else Widths)(context=None)
     Engine(target, prefill_chunk=64).generate([text(60), text(40)], replace(GREEDY, max_new_tokens=1))
-    assert target.seen == [([20], False), ([40, 40], True)]
+    assert target.seen == ([([60, 40], True)] if mixing else [([20], False), ([40, 40], True)])
+
+
+def test_prompts_of_which_none_ends_have_a_forward_of_their_own() -> None:
+    target = Mixing(context=None)
+    engine = Engine(target, prefill_chunk=16)
+    sequences = [engine.add(text(40, place), replace(GREEDY, max_new_tokens=2)) for place in range(2)]
+    engine.step()
+    assert target.seen == [([16, 16], False)]
+    finish(engine)
+    assert [one.output for one in sequences] == [alone(tuple(one.prompt), one.params) for one in sequences]
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
@@ -113,16 +155,40 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
 
 
 def test_a_pace_costs_half_a_step() -> None:
+    """A forward takes 1 s, 0.1 per decoding row, and 1/80 per row of a prompt."""
     pace = Pace(512)
-    assert pace.rows() == 16
-    for _ in range(50):
-        pace.stepped(10, 1.0)
-        pace.chunked(pace.rows(), 1.0 + (pace.rows() - 10) / 80)
-    assert 36 <= pace.rows() <= 44
-    for _ in range(50):
-        pace.chunked(pace.rows(), 1.0)  # rows that cost nothing
-    assert pace.rows() == 512
-    assert Pace(4).rows() == 4
+    assert pace.rows(10) == 16 and pace.row_seconds is None
+    for step in range(20):
+        rows = pace.rows(10)
+        pace.measured(10, 10 + step % 2, 0, 2.0 + 0.1 * (step % 2))
+        pace.measured(10, 10, rows, 2.0 + rows / 80)
+    assert pace.rows(10) == pytest.approx(80, abs=1)  # 1 s
+    # 15 sequences would take 2.5 s, and half as much again; 10 take 2 s.
+    assert pace.rows(10, 5) == pytest.approx((1.5 * 2.5 - 2.0) * 80, abs=1)
+    assert pace.row_seconds == pytest.approx(1 / 80)
+    assert pace.without(40, 2.5) == pytest.approx(2.0)
+    assert pace.without(400, 7.0) is None and pace.without(0, 2.0) == 2.0
+
+
+def test_the_pace_of_drafts() -> None:
+    """Sequences are expected to bring as many rows as in the latest step."""
+    pace = Pace(512)
+    for step in range(20):
+        drafted = 10 * (1 + step % 2)
+        pace.measured(10, drafted, 0, 1.0 + 0.1 * drafted)
+        pace.measured(10, 40, 100, 5.0 + 1.0)
+    assert pace.rows(10) == pytest.approx(2.5 / 0.01, abs=60)
+
+
+def test_a_pace_grows_by_two_at_most() -> None:
+    pace = Pace(512)
+    sizes = []
+    for _ in range(8):
+        sizes.append(pace.rows(1))
+        pace.measured(1, 1, 0, 1.0)
+        pace.measured(1, 1, sizes[-1], 1.0)  # rows that cost nothing
+    assert sizes == [16, 32, 64, 128, 256, 512, 512, 512] and pace.row_seconds is None
+    assert Pace(4).rows(1) == 4
 
 
 # -- who joins ---------------------------------------------------------------------------------------------

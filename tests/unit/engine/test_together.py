@@ -39,9 +39,10 @@ class Watched(ToyTarget):
     chunks = widest = 0
 
     def forward(self, cache: Any, feeds: Any, logits_from: int | None = 0, *args: Any) -> Output:
-        if logits_from is None:
+        rows = [len(own.tokens) if logits_from is None else own.unread for own in feeds.values()]
+        if any(rows):
             self.chunks += 1
-            self.widest = max(self.widest, *(len(rows.tokens) for rows in feeds.values()))
+            self.widest = max(self.widest, *rows)
         return super().forward(cache, feeds, logits_from, *args)
 
 
@@ -115,12 +116,19 @@ async def serve(inner: Engine, requests: int, tasks: int) -> dict[str, int]:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+def mixes() -> bool:
+    """True if rows of prompts ride in steps."""
+    return False
+
+
+@pytest.fixture
+def engine(mixes: bool, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """An engine with little memory, small chunks, a prefix cache and several drafters."""
     monkeypatch.setattr(kv, "_LEAST_ROOM", 64)
     monkeypatch.setattr(scheduler, "_ANSWER", 16)
     monkeypatch.setattr(scheduler, "_DRAFT", 8)
     target = Watched(context=None)
+    target.mixes = mixes
     row = target.new_cache().row_bytes
     return Engine(
         target,
@@ -134,6 +142,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     )
 
 
+@pytest.mark.parametrize("mixes", [False, True])
 @pytest.mark.parametrize(
     ("requests", "tasks"), [(60, 12), pytest.param(1500, 48, marks=pytest.mark.slow)], ids=["some", "many"]
 )

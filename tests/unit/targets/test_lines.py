@@ -13,10 +13,11 @@ from transformers import AutoModelForCausalLM
 
 import outpace
 from models import tiny_llama
+from outpace.cache import Window
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
-from outpace.targets import CausalTarget, Output, Rows
-from outpace.targets import causal as causal_module
+from outpace.targets import CausalTarget, Output, Rows, lines
+from zoo.families import FAMILIES
 
 PROMPTS = [[5, 9, 9, 2], [3, 1, 4, 1, 5, 9, 2, 6], [7], [2, 7, 2, 7, 2]]
 FEEDS = [Rows([1, 2, 3, 4, 5, 6, 7], (-1, 0, 0, 1, 1, 2, 4)), Rows([8]), Rows([4, 4]), Rows([6])]
@@ -93,27 +94,38 @@ def test_rows_of_wrong_cells_change_the_tokens(monkeypatch: pytest.MonkeyPatch) 
     prompts = [[1, 2, 3, 4, 1, 2, 3, 4, 1, 2], [5], [6, 7, 6, 7, 6]]
     target = CausalTarget(model)
     alone = [Engine(target).generate([prompt], params)[0].tokens for prompt in prompts]
-    cells_of = causal_module.cells_of
+    cells_of = lines._cells_of
 
-    def swapped(*args: Any) -> Tensor | None:
-        cells = cells_of(*args)
-        return None if cells is None else cells.sort().values.roll(1)
+    def swapped(window: Window) -> Tensor | None:
+        cells = cells_of(window)
+        return None if cells is None else cells.roll(1)
 
     def tokens() -> list[list[int]]:
         engine = Engine(target, "lookahead:window=4,ngram=3", adaptive=False)
         return [one.tokens for one in engine.generate(prompts, params)]
 
     assert tokens() == alone
-    monkeypatch.setattr(causal_module, "cells_of", swapped)
+    monkeypatch.setattr(lines, "_cells_of", swapped)
     assert tokens() != alone
-    assert CausalTarget(model)._line is None  # the target's own test sees it too
+    assert not CausalTarget(model)._takes_lines  # the target's own test sees it too
 
 
 def test_a_model_that_takes_no_line_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise RuntimeError("no batch of one")
 
-    monkeypatch.setattr(causal_module, "mark", fail)
+    monkeypatch.setattr(lines.Line, "mask", fail)
     target = CausalTarget(tiny_llama())
-    assert target._line is None
     assert decoded(target)[1].logits is not None
+    assert not target._takes_lines and not target.mixes
+
+
+def test_a_model_that_computes_other_keys_takes_lines_of_one_window() -> None:
+    """Multi-head latent attention expands the latents that the cache returns."""
+    target = CausalTarget(FAMILIES["deepseek-v3"].build(attention="sdpa"))
+    with rows_computed(target.model) as counts:
+        found = decoded(target)
+    assert counts[-3:] == [18, 11, 4] and not target.mixes
+    target._line = None
+    for one, other in zip(found[1:], decoded(target)[1:], strict=True):
+        torch.testing.assert_close(one.logits, other.logits)

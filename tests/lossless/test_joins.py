@@ -1,0 +1,191 @@
+"""Prompts whose chunks ride in the steps of others: all tokens are those of plain decoding of each alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import outpace
+from lossless.prompts import PROMPTS
+from outpace.cache import Slot, Window
+from outpace.core import SamplingParams, Speculation
+from outpace.engine.engine import Engine
+from outpace.targets import CausalTarget, Rows
+from outpace.targets.lines import Line
+
+DRAFTERS = ["none", "prompt_lookup:branches=2", "lookahead:window=4,ngram=4,guesses=4", "eagle", "suffix"]
+PARAMS = {
+    "greedy": SamplingParams(24, ignore_eos=True),
+    "sampled": SamplingParams(24, temperature=1.0, top_p=0.9, frequency_penalty=0.5, ignore_eos=True),
+}
+CHUNK = 24
+
+
+@lru_cache
+def texts() -> list[list[int]]:
+    """Prompts of 8 to 150 tokens, the longer ones with a common beginning."""
+    ids: list[list[int]] = AutoTokenizer.from_pretrained(outpace.nano_path())(PROMPTS).input_ids
+    long = [token for text in ids[:5] for token in text]
+    return [
+        ids[20][:8],
+        ids[1],
+        [*long[:100], *ids[2]],
+        [*long[:70], *ids[3]],
+        ids[21],
+        [*long[:100], 7],
+        ids[4],
+    ]
+
+
+@lru_cache
+def target_of(dtype: torch.dtype) -> CausalTarget:
+    target = CausalTarget(AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=dtype))
+    if dtype == torch.bfloat16 and not target.bit_exact:
+        pytest.skip(f"not bit-exact here: {target.inexact}")
+    assert target.mixes
+    return target
+
+
+def params_of(sampling: str) -> list[SamplingParams]:
+    return [replace(PARAMS[sampling], seed=place) for place in range(len(texts()))]
+
+
+@lru_cache
+def alone(dtype: torch.dtype, sampling: str) -> list[list[int]]:
+    engine = Engine(target_of(dtype))
+    pairs = zip(texts(), params_of(sampling), strict=True)
+    return [engine.generate([text], own)[0].tokens for text, own in pairs]
+
+
+@pytest.fixture
+def rode(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of prompts of which each forward feeds rows beside the rows of steps."""
+    counts: list[int] = []
+    run = CausalTarget.run
+
+    def note(self: CausalTarget, cache: Any, feeds: Mapping[Slot, Rows], *args: Any) -> Any:
+        unread = [rows.unread for rows in feeds.values()]
+        if any(unread) and not all(unread):
+            counts.append(sum(map(bool, unread)))
+        return run(self, cache, feeds, *args)
+
+    monkeypatch.setattr(CausalTarget, "run", note)
+    return counts
+
+
+def decode(dtype: torch.dtype, drafter: str, sampling: str, **options: Any) -> list[list[int]]:
+    """The tokens of all texts, which join one after another while the first ones are decoded."""
+    engine = Engine(target_of(dtype), drafter, adaptive=False, prefill_chunk=CHUNK, **options)
+    waiting = list(zip(texts(), params_of(sampling), strict=True))[::-1]
+    sequences = [engine.add(*waiting.pop())]
+    while engine.sequences:
+        engine.step()
+        for _ in range(min(2, len(waiting))):
+            sequences.append(engine.add(*waiting.pop()))
+    return [sequence.output for sequence in sequences]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["float64", "bfloat16"])
+@pytest.mark.parametrize("sampling", PARAMS)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_tokens_are_those_of_each_alone(
+    rode: list[int], drafter: str, sampling: str, dtype: torch.dtype
+) -> None:
+    expected = alone(dtype, sampling)
+    assert decode(dtype, drafter, sampling) == expected
+    assert len(rode) > 3 and max(rode) > 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["float64", "bfloat16"])
+def test_prompts_that_hit_the_prefix_cache(rode: list[int], dtype: torch.dtype) -> None:
+    target, params = target_of(dtype), params_of("sampled")
+    expected = alone(dtype, "sampled")
+    engine = Engine(target, "prompt_lookup", adaptive=False, prefill_chunk=CHUNK, prefix_cache=1 << 26)
+    first = engine.add(texts()[2], params[2])
+    for _ in range(8):
+        engine.step()  # its prompt is stored when it has been read, not only when the sequence ends
+    assert first.finish_reason is None
+    sequences = [engine.add(text, own) for text, own in zip(texts(), params, strict=True)]
+    while engine.sequences:
+        engine.step()
+    assert [sequence.output for sequence in sequences] == expected
+    assert [s.stats.cached_tokens for s in sequences] == [0, 0, 96, 64, 0, 96, 0] and rode
+
+
+def test_sequences_of_several_drafters(rode: list[int]) -> None:
+    names = [None, "off", "copy", "window", Speculation("copy", 2), None, "window"]
+    engine = Engine(
+        target_of(torch.float64),
+        "jacobi",
+        adaptive=False,
+        prefill_chunk=CHUNK,
+        drafters={"copy": "prompt_lookup:branches=2", "window": "lookahead:window=3,ngram=3"},
+    )
+    sequences = []
+    for text, own, name in zip(texts(), params_of("sampled"), names, strict=True):
+        sequences.append(engine.add(text, replace(own, speculation=name)))
+        engine.step()
+    while engine.sequences:
+        engine.step()
+    assert [sequence.output for sequence in sequences] == alone(torch.float64, "sampled")
+    assert rode
+
+
+def test_only_rows_that_are_read_reach_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, rows = target_of(torch.float64), []
+    head: Any = target._step.get_output_embeddings()
+    hook = head.register_forward_pre_hook(lambda _, given: rows.append(given[0].shape[1]))
+    cache = target.new_cache(slots=3)
+    slots = [cache.allocate() for _ in range(3)]
+    feeds = [Rows([1, 2, 3], (-1, 0, 0)), Rows([4] * 90, unread=90), Rows([5] * 40, unread=39)]
+    try:
+        target._line, line = None, target._line
+        padded = target.forward(cache, dict(zip(slots, feeds, strict=True)))
+        target._line = line
+        del rows[:]
+        found = target.forward(cache, dict(zip(slots, feeds, strict=True)))
+    finally:
+        hook.remove()
+    for slot, count in zip(slots, (3, 0, 1), strict=True):
+        assert len(found.logits_of(slot)) == count
+        torch.testing.assert_close(found.logits_of(slot), padded.logits_of(slot))
+
+
+def _other_rows(patch: pytest.MonkeyPatch) -> None:
+    """The logits returned are those of other rows."""
+    read = Line.read
+    patch.setattr(Line, "read", lambda self, feeds: (read(self, feeds) + 1).clamp(max=self.size - 2))
+
+
+def _keys_of_a_neighbour(patch: pytest.MonkeyPatch) -> None:
+    """A chunk's rows attend to the sequence beside their own."""
+
+    def shifted(name: str, columns: Callable[[Window], slice]) -> None:
+        views = vars(Window)[name].func
+
+        def view(self: Window) -> Any:
+            beside = 1 if self.start == 0 else -1
+            place = slice(self.start + beside, self.stop + beside)
+            alone = self.stop - self.start == 1 and self.lane.places > 1
+            return self.lane.by_layer(place, columns(self)) if alone else views(self)
+
+        patch.setattr(Window, name, property(view))
+
+    shifted("_views", lambda window: slice(window.columns))
+    shifted("buffers", lambda window: slice(None))  # of fused layers
+
+
+@pytest.mark.parametrize("plant", [_other_rows, _keys_of_a_neighbour])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["float64", "bfloat16"])
+def test_a_bug_changes_the_tokens(
+    plant: Callable[[pytest.MonkeyPatch], None], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = alone(dtype, "greedy")
+    plant(monkeypatch)
+    assert decode(dtype, "prompt_lookup:branches=2", "greedy") != expected
