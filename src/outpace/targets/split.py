@@ -132,6 +132,8 @@ class SplitTarget(AroundTarget):
             )
         held = {slot: self._held.pop(slot, Held()) for slot in feeds}
         counts = {slot: held[slot].shared(row) for slot, row in feeds.items()}
+        if not any(counts.values()) and not hidden_layers:  # nothing to continue from: one forward, not two
+            return self.inner.forward(cache, feeds, logits_from)
         rest = {
             slot: _rest(row, counts[slot]) for slot, row in feeds.items() if counts[slot] < len(row.tokens)
         }
