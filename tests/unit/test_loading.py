@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from folders import save_llama
 from outpace.core import ContextOverflow, OutpaceError
 from outpace.loading import Loaded, load
+from outpace.loading.placement import Shared
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +68,16 @@ def test_code_of_a_models_own_runs_only_where_asked_for(copy: Path, tmp_path: Pa
     with pytest.raises(OutpaceError, match="pass --trust-remote-code if you trust it"):
         load(str(copy))
     assert not ran.exists()
+
+
+def test_weights_are_not_rounded_in_several_processes() -> None:
+    class Ranks:
+        def lost(self, error: Exception) -> Exception:
+            return error  # the other processes are told it
+
+    ranks: Any = Ranks()
+    with pytest.raises(OutpaceError, match="leave --quantise or --parallel out"):
+        load(None, "bfloat16", Shared(ranks, "draft"), quantise="int8")
 
 
 def test_weights_with_a_gap_are_refused(copy: Path) -> None:
