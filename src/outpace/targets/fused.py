@@ -76,6 +76,8 @@ def why_not_fused(model: Any) -> str:
         return why
     if model.dtype not in DTYPES:
         return f"there are no compiled steps in {model.dtype}"
+    if {weight.dtype for weight in model.parameters()} != {model.dtype}:
+        return "its weights have several dtypes"
     if is_multimodal(model.config):
         return "it reads more than text"
     try:
@@ -157,8 +159,8 @@ class _Norm(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         given, out = states.contiguous(), torch.empty_like(states, memory_format=torch.contiguous_format)
         rows, size = given.numel() // given.shape[-1], given.shape[-1]
-        norm = functions(states.dtype).norm  # type: ignore[union-attr]  # fused only where they are found
-        norm(rows, size, pointer(given), None, pointer(self.weight), self.epsilon, None, pointer(out))
+        found: Any = functions(states.dtype)
+        found.norm(rows, size, pointer(given), None, pointer(self.weight), self.epsilon, None, pointer(out))
         return out
 
 

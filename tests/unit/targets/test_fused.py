@@ -19,6 +19,7 @@ from outpace.core import SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows
 from outpace.targets import native as native_module
+from outpace.targets.fused import why_not_fused
 from outpace.targets.native import functions
 
 HERE = not isinstance(functions(torch.float32), str)
@@ -260,6 +261,9 @@ def test_what_cannot_be_fused_is_refused_with_the_reason() -> None:
         with pytest.raises(UnsupportedModel, match=rf"cannot be fused: .*{reason}.*; leave fuse out"):
             CausalTarget(made.eval(), fuse=True)
         assert reason in CausalTarget(made.eval()).unfused
+    mixed = tiny_fused().bfloat16()
+    mixed.model.norm.float()
+    assert why_not_fused(mixed) == "its weights have several dtypes"
     hooked = tiny_fused()
     hooked.model.layers[0].mlp.up_proj.register_forward_hook(lambda *_: None)
     assert "hooks" in CausalTarget(hooked).unfused
