@@ -251,11 +251,11 @@ class Engine:
             top: number of the most probable tokens to report with each.
 
         Raises:
-            OutpaceError: the target returns no logits, there are no rows for the text, or a token is none of
-            the vocabulary's.
+            OutpaceError: the target returns no logits, there are no rows for the text, or a token is not in
+            the vocabulary.
         """
         if self.target.tells:
-            raise OutpaceError(f"log probabilities of a prompt weigh logits, and {TOKENS_ONLY}")
+            raise OutpaceError(f"log probabilities of a prompt need logits, and {TOKENS_ONLY}")
         if not all(0 <= token < self.target.vocabulary for token in tokens):
             raise OutpaceError(f"token ids are from 0 to {self.target.vocabulary - 1}")
         with self._turn.taken():
@@ -550,7 +550,7 @@ class Engine:
         with self._turn.taken():
             if self._batch.active:
                 raise OutpaceError(
-                    "sequences are being decoded, and their rows lie in the cache; remove them first"
+                    "sequences are being decoded, and their rows are in the cache; remove them first"
                 )
             self._batch.memory.renew(slots, length)
 

@@ -17,7 +17,7 @@ class Score:
 
     Attributes:
         answer: called once, with the log probabilities or an error.
-        cancelled: True once nobody waits for the answer.
+        cancelled: True once the answer is no longer needed.
         chunks: what ``Engine.score`` returned; None before its first chunk.
         found: the log probabilities so far.
     """
@@ -43,7 +43,7 @@ class Scores:
         self._waiting.append(one)
 
     def advance(self, engine: Engine) -> None:
-        """Score a chunk of the first text, unless nobody waits for it any more."""
+        """Score a chunk of the first text; drop it if it was cancelled."""
         if not self._waiting:
             return
         one = self._waiting[0]

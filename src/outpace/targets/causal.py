@@ -90,8 +90,9 @@ class CausalTarget(TargetModel):
             where it is supported, unless ``pack`` is False; see ``unfused``.
         quantise: round the weights of linear layers of a bfloat16 model on a CPU, in a copy: "int8" to 8
             bits with a scale per output; "int4" to 4 bits with a scale and a zero per output and 32 inputs
-            (to 8 bits in the head, and if the inputs are no multiple of 32 or the outputs of 16). Activations
-            stay bfloat16. This changes tokens: they are those of plain decoding with the rounded weights.
+            (to 8 bits in the head, and if the inputs are not a multiple of 32 or the outputs not one of 16).
+            Activations stay bfloat16. This changes tokens: they are those of plain decoding with the rounded
+            weights.
         release: free the weights of the model's layers that have a packed or rounded copy, except the head.
             The model can then neither be run nor trained, only decoded through this target.
         check: run the self-test. Disable it only for a model that has passed it.

@@ -96,7 +96,7 @@ def why_not_fused(model: Any) -> str:
     if config.hidden_act not in ("silu", "swish"):
         return f"its activation is {config.hidden_act}"
     if config.hidden_size % _SIZE or config.intermediate_size < _SIZE or heads % _HEAD_SIZE:
-        return f"its hidden size is no multiple of {_SIZE}, or that of its heads of {_HEAD_SIZE}"
+        return f"its hidden size is not a multiple of {_SIZE}, or that of its heads of {_HEAD_SIZE}"
     found = functions(model.dtype)
     return found if isinstance(found, str) else ""
 
@@ -298,7 +298,7 @@ class _Fused(nn.Module):
 
 @lru_cache(maxsize=8)
 def _fused(kind: Any) -> Any:
-    """A class of layers that are fused ones and, for what looks for them by class, still of their kind."""
+    """A subclass of fused layers of this class, so that lookups by class still find them."""
     return type(f"Fused{kind.__name__}", (_Fused, kind), {})
 
 

@@ -137,7 +137,7 @@ class Int8(Kernel):
     name = "int8"
     dtypes = frozenset((torch.bfloat16,))
     rounds = True
-    _step = 16  # the kernel reads beyond a row if its inputs are no multiple of this
+    _step = 16  # the kernel reads beyond a row if its inputs are not a multiple of this
 
     def pack(self, weight: Tensor) -> Any:
         weight = nn.functional.pad(weight, (0, -weight.shape[1] % self._step))

@@ -1,7 +1,7 @@
 """Models of a subset of a transformers model's layers, with shared weights; the model is unchanged.
 
 For a plain stack: embeddings, a sequence of layers, a norm, a head (Llama and similar models). Only the two
-outer modules are copied, and hold other lists of the same layers.
+outer modules are copied, with other lists of the same layers.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def stack_of(model: Any) -> Any:
         or len(layers) != base.config.num_hidden_layers
     ):
         raise UnsupportedModel(
-            f"{family(model)} is no plain stack of layers with a norm behind it, as Llama, Mistral and Qwen "
-            "are, so it cannot draft with some of its layers; use another drafter"
+            f"{family(model)} is not a plain stack of layers with a norm after it, as Llama, Mistral and "
+            "Qwen are, so it cannot draft with some of its layers; use another drafter"
         )
     return base
 

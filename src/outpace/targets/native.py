@@ -96,7 +96,7 @@ def functions(dtype: torch.dtype) -> CDLL | str:
 
 
 def _compile(command: list[str], library: Path) -> None:
-    """Compile beside the library's place and move it there, so that no other process reads half of it."""
+    """Compile beside the library's place and move it there, so that no other process reads a partial file."""
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder) / library.name

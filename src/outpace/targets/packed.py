@@ -241,7 +241,7 @@ def unproven(step: nn.Module) -> str:
         if not isinstance(module, Linear | nn.Embedding) and module not in known:
             own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
             if any(weight.dim() > 1 for weight in own):
-                return f"{name} ({type(module).__name__}) multiplies rows in a way of its own"
+                return f"{name} ({type(module).__name__}) multiplies rows in another way"
     return ""
 
 

@@ -460,7 +460,7 @@ def test_room_is_given_back_and_made_anew(target: outpace.targets.TargetModel, d
         assert [one.tokens for one in engine.generate(PROMPTS, SAMPLED)] == expected
     sequence = engine.add(PROMPTS[0], SAMPLED)
     engine.step()
-    with pytest.raises(OutpaceError, match="their rows lie in the cache; remove them first"):
+    with pytest.raises(OutpaceError, match="their rows are in the cache; remove them first"):
         engine.make_room(1, 1)
     while sequence.finish_reason is None:
         engine.step()

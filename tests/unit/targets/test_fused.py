@@ -274,7 +274,7 @@ def test_what_cannot_be_fused_is_refused_with_the_reason() -> None:
 
 @pytest.fixture
 def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
-    """Nothing compiled yet, and an empty cache folder."""
+    """An empty cache folder, with nothing compiled yet."""
     monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path))
     monkeypatch.setattr(native_module, "functions", native_module.functions.__wrapped__)
     yield monkeypatch
