@@ -25,7 +25,7 @@ _FIRST = re.compile(
 _BANNED = {
     r"stands?|stood|standing": "is accepted; represents",
     r"comes? true|came true": "is right, is accepted",
-    r"so many": "N, at most N",
+    r"so many(?! more)": "N, at most N",
     r"whoever|somebody": "the caller, the user, a thread",
     r"says?|said|saying": "predicts, emits, states",
     r"(is|are|was|were|be) (asked|wanted|told) of": "is requested from",

@@ -31,7 +31,7 @@ class Rows:
     ``asked`` is for a target that ``tells``: the nodes after which it returns its tokens. (``first`` is
     ignored.)
 
-    ``unread`` is for a target that ``mixes``: so many rows, of those whose logits are requested, get none.
+    ``unread`` is for a target that ``mixes``: the number of requested rows that get no logits.
     """
 
     tokens: Sequence[int]

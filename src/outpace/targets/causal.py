@@ -231,7 +231,7 @@ class CausalTarget(TargetModel):
                 self._line = line
                 in_line = self.forward(cache, rows)
             except Exception:  # some code of the family's own may not take keys of more sequences than rows
-                _log.debug("%s takes no rows in a line", family(self.model), exc_info=True)
+                _log.debug("%s does not support rows in a line", family(self.model), exc_info=True)
                 self._line = None
                 continue
             expected, found = (torch.cat([o.logits_of(slot) for slot in rows]) for o in (padded, in_line))
@@ -254,7 +254,7 @@ class CausalTarget(TargetModel):
             OutpaceError: this target is a subset of another's layers, or the weights of others were released.
         """
         if self._is_part or self.released:
-            raise OutpaceError("the model's weights were written to; make its target and engine anew")
+            raise OutpaceError("the model's weights were modified; make a new target and engine")
         self._take(bool(self.packed), self.bit_exact)
         self._line_untried = True
         self._fixed = self._fixed and self._fixed.anew()
@@ -396,7 +396,7 @@ class CausalTarget(TargetModel):
         """Run the model, compiled or not.
 
         Returns:
-            Logits of the rows ``wanted``, or, for a number, of at least so many at the end.
+            Logits of the rows ``wanted``, or, for a number, of at least the last N.
         """
         read = wanted if isinstance(wanted, Tensor) else max(wanted, 1)  # for transformers, 0 means all
         more: dict[str, Any] = {"logits_to_keep": read} if self._keep_logits else {}

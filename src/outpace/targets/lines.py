@@ -2,7 +2,7 @@
 
 In a batch of uneven drafts most rows of a padded forward are padding, and on a CPU each costs about as much
 as a real one. In a line the model's layers compute the real rows alone, as one sequence; its attention gets
-them back in their places, [B, width], so that it remains the one that it was. The windows of a forward (of
+them back in their places, [B, width], so that it is unchanged. The windows of a forward (of
 several lanes of the cache, or of a prompt's rows beside drafts) adjoin in the line, so the weights are read
 once, and each window is padded for itself.
 """
@@ -38,7 +38,7 @@ def line_attention(model: Any) -> str | None:
 
 
 def apart(widths: Mapping[Slot, int]) -> list[Slot]:
-    """Choose the slots that feed so many more rows than the others that they get windows of their own."""
+    """Choose the slots that feed so many more rows than the others that they get separate windows."""
     slots = sorted(widths, key=lambda slot: widths[slot], reverse=True)
     wide = [widths[slot] for slot in slots]
     costs = [
@@ -131,7 +131,7 @@ class Part(NamedTuple):
 
 
 def parts_in(mask: Tensor) -> list[Part]:
-    """What ``Line.mask`` told."""
+    """The parts that ``Line.mask`` attached."""
     found: list[Part] = vars(mask)[_PARTS]
     return found
 
