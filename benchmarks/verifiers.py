@@ -29,7 +29,7 @@ from outpace.core import SamplingParams
 from outpace.drafters import Drafter, DraftModel, load_drafter
 from outpace.engine.engine import Engine
 from outpace.loading import load
-from outpace.targets import Target
+from outpace.targets import ContrastiveTarget, Target
 
 SUITES = ("humaneval", "gsm8k", "mt_bench")
 PLAIN, PAIR = "plain", "contrastive"
@@ -54,7 +54,7 @@ def without(model: Any, skipped: set[int]) -> Any:
 
 
 def methods(target: Any, small: Any) -> dict[str, Method]:
-    pair = outpace.ContrastiveTarget(target, Target(small))
+    pair = ContrastiveTarget(target, Target(small))
     drawn = {"branching": "3x2", "draws": "independent"}
     twice = {**drawn, "replacement": True}
     return {
@@ -94,6 +94,7 @@ def main() -> None:
     parser.add_argument("--skip", required=True, help="layers that the draft model lacks")
     parser.add_argument("--limit", type=int, default=3, help="prompts of each set")
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--seconds", type=float, default=900, help="no further prompt is begun after these")
     parser.add_argument("--only", default="", help="methods whose name begins so, and plain decoding")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -104,10 +105,14 @@ def main() -> None:
         for name, (target, drafter, verifier, sampled) in methods(loaded.target, small).items()
         if name in (PLAIN, PAIR) or name.startswith(given.only)
     }
-    items = [item for name in SUITES for item in load_suite(name, given.data).items[: given.limit]]
+    suites = [load_suite(name, given.data).items[: given.limit] for name in SUITES]
+    items = [item for turn in zip(*suites, strict=True) for item in turn]
     runs: dict[str, list[tuple[int, int, float]]] = {name: [] for name in engines}
+    started = time.perf_counter()
     for place, item in enumerate(items):
-        prompt = loaded.tokens(item.prompt)
+        if time.perf_counter() - started > given.seconds:
+            break
+        prompt = loaded.tokens(item.turns[0])
         for name, (engine, sampled) in engines.items():
             heat = 0.8 if sampled else 0.0
             seed = None if sampled and name != PLAIN else place
