@@ -127,12 +127,12 @@ def forget_to_move_values(lane: Lane, places: list[int], sources: list[int], tar
     keys[:, places, :, targets] = keys[:, places, :, sources]
 
 
-def hang_under_the_root(text: Sequence[int], draft: Draft, asked: object = None) -> Rows:
+def hang_under_the_root(text: Sequence[int], draft: Draft, *more: object) -> Rows:
     root = len(text) - 1
     return Rows((*text, *draft.tokens), (*range(-1, root), *[root] * len(draft)))
 
 
-def shift_parents(text: Sequence[int], draft: Draft, asked: object = None) -> Rows:
+def shift_parents(text: Sequence[int], draft: Draft, *more: object) -> Rows:
     root = len(text) - 1
     return Rows((*text, *draft.tokens), (*range(-1, root), *(root + max(p, 0) for p in draft.parents)))
 
@@ -180,7 +180,7 @@ class Oracle(SequenceDrafter[Text]):
         return chain(answer[state.output_length :][:8])
 
 
-def hang_under_the_prompt(text: Sequence[int], draft: Draft, asked: object = None) -> Rows:
+def hang_under_the_prompt(text: Sequence[int], draft: Draft, *more: object) -> Rows:
     return Rows((*text, *draft.tokens), (*range(-1, len(text) - 1), *(p + 1 for p in draft.parents)))
 
 
