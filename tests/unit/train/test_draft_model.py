@@ -194,7 +194,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     weights = load_file(tmp_path / "model.safetensors")
     weights.pop("model.norm.weight")
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(OutpaceError, match=r"are not complete; missing are model\.norm\.weight"):
+    with pytest.raises(OutpaceError, match=r"are incomplete; missing are model\.norm\.weight"):
         DraftModule.new(CheckpointConfig(draft=str(tmp_path)), TARGET)
     with pytest.raises(OutpaceError, match="a target of the class ToyTarget cannot be trained"):
         ToyTarget().read(*[torch.zeros(1, 1)] * 3)
