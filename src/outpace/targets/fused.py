@@ -266,9 +266,7 @@ class _Fused(nn.Module):
         if parts is None:
             parts = cache.shared[id(mask)] = _rows_of(shape, found, mask, cache.window, rotation)
         attention: Any = self.self_attn
-        out = product.new_zeros(
-            (len(product), shape.heads * shape.size)
-        )  # padding at a line's end stays zero
+        out = product.new_zeros((len(product), shape.heads * shape.size))  # for padding at a line's end
         item, stride = product.element_size(), product.shape[1]
         for start, window, rows in parts:
             keys, values = cache.buffers(attention.layer_idx, window)
@@ -373,6 +371,7 @@ def _columns(found: Any, mask: Tensor | None, cells: Any, place: Any) -> list[An
         raise OutpaceError(f"a fused layer takes boolean masks, not {mask.dtype}")
     seen = mask.contiguous()
     at = cells.astype(np.int32)
+    assert len(seen) * seen.shape[2] > at.max()  # read_mask trusts it
     first, run, count, start = np.empty((4, rows), dtype=np.int32)
     given = (seen.data_ptr(), rows, seen.shape[-1], *map(address, (at, place, first, run, count, start)))
     listed = np.empty(max(found.read_mask(*given, None), 1), dtype=np.int32)
