@@ -46,15 +46,18 @@ class Linear(nn.Module):
         self.train(linear.training)
 
     def forward(self, states: Tensor) -> Tensor:
-        rows = states.reshape(-1, self.in_features)
+        product = self.of_rows(states.reshape(-1, self.in_features))
+        return product.view(*states.shape[:-1], self.out_features)
+
+    def of_rows(self, rows: Tensor) -> Tensor:
+        """``forward`` for rows [n, inputs]."""
         count = len(rows)
         if count == 1 and self._single is not None:
-            return nn.functional.linear(states, self._single, self.bias)
-        missing = -count % self.step
-        if missing:
-            rows = torch.cat([rows, rows[-1:].expand(missing, -1)])
-        product = self.kernel.multiply(rows, self.packed, self.bias)
-        return product[:count].view(*states.shape[:-1], self.out_features)
+            return nn.functional.linear(rows, self._single, self.bias)
+        if missing := -count % self.step:
+            padded = torch.cat([rows, rows[-1:].expand(missing, -1)])
+            return self.kernel.multiply(padded, self.packed, self.bias)[:count]
+        return self.kernel.multiply(rows, self.packed, self.bias)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, kernel={self.kernel.name}"
