@@ -1,6 +1,8 @@
-"""The texts along the paths of a draft."""
+"""Paths of drafts and of random trees."""
 
 from __future__ import annotations
+
+import torch
 
 from outpace.core import Draft
 
@@ -18,3 +20,13 @@ def distinct_paths(draft: Draft) -> set[tuple[int, ...]]:
     texts = paths(draft)
     assert len(set(texts)) == len(texts), "equal siblings"
     return set(texts)
+
+
+def random_tree(size: int, seed: int) -> tuple[list[int], list[list[int]]]:
+    """Parents of a random tree, and the path of each node."""
+    generator = torch.Generator().manual_seed(seed)
+    parents, paths = [-1], [[0]]
+    for node in range(1, size):
+        parents.append(int(torch.randint(max(0, node - 5), node, (1,), generator=generator)))
+        paths.append([*paths[parents[-1]], node])
+    return parents, paths

@@ -38,7 +38,7 @@ def line_attention(model: Any) -> str | None:
 
 
 def apart(widths: Mapping[Slot, int]) -> list[Slot]:
-    """Choose the slots that feed so many more rows than the others that they get separate windows."""
+    """Choose the slots that get a window of their own, because they feed many more rows than the others."""
     slots = sorted(widths, key=lambda slot: widths[slot], reverse=True)
     wide = [widths[slot] for slot in slots]
     costs = [

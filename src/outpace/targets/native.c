@@ -3,7 +3,7 @@
    Compiled on the machine it runs on (native.py), once per dtype of the activations: REAL16 for bfloat16,
    float32 otherwise. Sums are in float32, and results are rounded where transformers rounds them.
 
-   What a row gets does not depend on other rows: each sum runs over the row's own columns, in the order of the
+   A row's result does not depend on other rows: each sum runs over the row's own columns, in the order of the
    text, in groups that begin at the first of them. So a node of a tree has the bits that the same token has in
    plain decoding, although its columns are elsewhere in the cache. To keep it so, the sums over columns are in
    functions that are never inlined: the compiler makes one form of each.
@@ -31,7 +31,7 @@
 #define GROUP 16 /* columns whose products are summed together */
 #define BLOCK 64 /* columns converted to float32 together */
 #define TILE 32  /* queries that share a converted block */
-#define SMALL 32768 /* numbers that one thread treats faster than several */
+#define SMALL 32768 /* numbers below which one thread is faster than several */
 
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -363,7 +363,7 @@ static int attend(const struct rows *rows, const struct layer *layer, int sequen
     return 0;
 }
 
-/* Rotate a layer's queries and keys, write its keys and values to the cache, attend. 1 if memory is out. */
+/* Rotate a layer's queries and keys, write its keys and values to the cache, attend. Returns 1 if out of memory. */
 int attention(const struct rows *rows, const struct layer *layer) {
     const int items = rows->sequences * rows->shared;
     int64_t work = 0;

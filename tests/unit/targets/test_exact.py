@@ -23,6 +23,7 @@ from outpace.targets import CausalTarget, Rows, Target
 from outpace.targets.attention import exact_attention
 from outpace.targets.kernels import KERNELS, QUANTISED, HalfFBGEMM, Stock, Trial, best_kernel, row_step
 from outpace.targets.packed import Linear, Packer
+from paths import random_tree
 
 HALF = HalfFBGEMM()
 
@@ -42,22 +43,12 @@ def available(dtype: torch.dtype) -> list[Any]:
 # -- attention ----------------------------------------------------------------------------
 
 
-def tree(size: int, seed: int) -> tuple[list[int], list[list[int]]]:
-    """Parents of a random tree, and the path of each node."""
-    generator = torch.Generator().manual_seed(seed)
-    parents, paths = [-1], [[0]]
-    for node in range(1, size):
-        parents.append(int(torch.randint(max(0, node - 5), node, (1,), generator=generator)))
-        paths.append([*paths[parents[-1]], node])
-    return parents, paths
-
-
 def states(context: int, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
     """Queries of a tree, keys and values, the tree's mask, and its paths."""
     generator = torch.Generator().manual_seed(context)
     query = torch.randn(1, 6, size, 16, generator=generator).to(dtype)
     keys, values = (torch.randn(1, 2, context + size, 16, generator=generator).to(dtype) for _ in range(2))
-    _, paths = tree(size, context)
+    _, paths = random_tree(size, context)
     mask = torch.zeros(1, 1, size, context + size, dtype=torch.bool)
     for node, path in enumerate(paths):
         mask[0, 0, node, [*range(context), *(context + one for one in path)]] = True
@@ -306,7 +297,7 @@ def test_drafts_do_not_change_a_token_in_any_dtype(target: CausalTarget) -> None
 
 
 def test_logits_have_the_same_bits_in_a_tree_and_alone(target: CausalTarget) -> None:
-    parents, paths = tree(15, 4)
+    parents, paths = random_tree(15, 4)
     tokens = list(range(300, 315))
     cache = target.new_cache(2, 256)
     slots = [cache.allocate(), cache.allocate()]

@@ -21,6 +21,7 @@ from outpace.targets import CausalTarget, Rows
 from outpace.targets import native as native_module
 from outpace.targets.fused import why_not_fused
 from outpace.targets.native import functions
+from paths import random_tree
 
 HERE = not isinstance(functions(torch.float32), str)
 pytestmark = pytest.mark.skipif(not HERE, reason=f"nothing is compiled here: {functions(torch.float32)}")
@@ -60,16 +61,6 @@ def text(count: int, seed: int = 0) -> list[int]:
     return torch.randint(1, 97, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def tree(size: int, seed: int) -> tuple[list[int], list[list[int]]]:
-    """Parents of a random tree, and the path of each node."""
-    generator = torch.Generator().manual_seed(seed)
-    parents, paths = [-1], [[0]]
-    for node in range(1, size):
-        parents.append(int(torch.randint(max(0, node - 5), node, (1,), generator=generator)))
-        paths.append([*paths[parents[-1]], node])
-    return parents, paths
-
-
 def fed(of: CausalTarget, prompt: list[int], chunk: int, beside: list[int]) -> Any:
     """A cache with two texts, fed in chunks; its slots."""
     cache = of.new_cache(slots=2, length=64)
@@ -87,7 +78,7 @@ def fed(of: CausalTarget, prompt: list[int], chunk: int, beside: list[int]) -> A
 
 def tree_logits(of: CausalTarget, context: int, size: int) -> Iterator[tuple[list[int], Tensor]]:
     """Paths of a tree after a text, beside another sequence, and the logits along each."""
-    parents, paths = tree(size, context)
+    parents, paths = random_tree(size, context)
     nodes = text(size, seed=1)
     cache, slots = fed(of, text(context), 33, text(21, seed=2))
     feeds = {slots[0]: Rows(nodes, tuple(parents)), slots[1]: Rows(text(3, seed=3))}
@@ -160,7 +151,7 @@ def test_a_row_that_is_not_finite_spoils_no_other_sequence() -> None:
     cache, slots = fed(of, text(20), 33, text(21, seed=2))
     for buffer in cache._lanes[0].buffers:
         buffer[:, 1] = torch.nan  # the second sequence's rows
-    parents, paths = tree(5, 20)
+    parents, paths = random_tree(5, 20)
     feeds = {slots[0]: Rows(text(5, seed=1), tuple(parents)), slots[1]: Rows(text(3, seed=3))}
     output = of.forward(cache, feeds)
     assert all(
