@@ -9,6 +9,14 @@ that the run is reproducible); with --topics also `topics`, a drafter per topic 
 (outpace.train.Topics), and with --on-policy also `mixed`, which learns from its own text in that share of
 updates. All must give the same tokens. Printed per block: the mean accepted length (tau). These are counts,
 not times.
+
+With --server the blocks are sent over HTTP to servers that run already, in turn, and learn in the background:
+
+    outpace serve --port 8001 --drafter draft_model --no-adaptive &
+    outpace serve --port 8002 --drafter draft_model --no-adaptive --online \
+        --topic maths.jsonl --topic code.jsonl &
+    python benchmarks/online.py --data DIR --json benchmarks/RESULT.json \
+        --server fixed=http://127.0.0.1:8001 --server topics=http://127.0.0.1:8002
 """
 
 from __future__ import annotations
@@ -16,17 +24,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outpace
 from outpace.bench.machine import machine
-from outpace.core import Generation, SamplingParams
+from outpace.core import SamplingParams
 from outpace.drafters.combined.routed import TopicRouter
 from outpace.engine.engine import Engine
 from outpace.train import Learning, Online, Topics
@@ -47,11 +57,7 @@ class Block:
     accepted: int
 
     @classmethod
-    def of(cls, found: Sequence[Generation]) -> Block:
-        tokens, steps, drafted, accepted = (
-            sum(getattr(one.stats, name) for one in found)
-            for name in ("tokens", "steps", "drafted", "accepted")
-        )
+    def of(cls, tokens: int, steps: int, drafted: int, accepted: int) -> Block:
         return cls(tokens / steps, accepted / drafted, tokens, steps, drafted, accepted)
 
 
@@ -67,6 +73,54 @@ def prompts_of(topic: str, data: Path, tokenizer: Any) -> list[list[int]]:
     return [list(tokenizer(text).input_ids) for text in texts]
 
 
+Decoder = Callable[[list[list[int]]], tuple[list[list[int]], Block]]
+"""The tokens that answer a block's prompts, and the counts."""
+
+
+def by_engine(engine: Engine, options: argparse.Namespace) -> Decoder:
+    params = SamplingParams(
+        max_new_tokens=options.new_tokens, temperature=options.temperature, seed=1, ignore_eos=True
+    )
+
+    def decode(block: list[list[int]]) -> tuple[list[list[int]], Block]:
+        calls = [block[at : at + options.batch] for at in range(0, len(block), options.batch)]
+        found = [one for call in calls for one in engine.generate(call, params)]
+        names = ("tokens", "steps", "drafted", "accepted")
+        counts = (sum(getattr(one.stats, name) for one in found) for name in names)
+        return [one.tokens for one in found], Block.of(*counts)
+
+    return decode
+
+
+def by_server(url: str, options: argparse.Namespace) -> Decoder:
+    asked = {
+        "max_tokens": options.new_tokens,
+        "temperature": options.temperature,
+        "seed": 1,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "speculation_metrics": True,
+    }
+
+    def ask(prompt: list[int]) -> dict[str, Any]:
+        answer = httpx2.post(f"{url}/v1/completions", json={"prompt": prompt, **asked}, timeout=600)
+        answer.raise_for_status()
+        return answer.json()
+
+    def decode(block: list[list[int]]) -> tuple[list[list[int]], Block]:
+        with ThreadPoolExecutor(options.batch) as clients:
+            found = list(clients.map(ask, block))
+        tokens = [one["choices"][0]["token_ids"] for one in found]
+        counts = [one["metrics"]["speculative_decoding"] for one in found]
+        steps, drafted, accepted = (
+            sum(one[f"num_{name}"] for one in counts)
+            for name in ("spec_steps", "draft_tokens", "accepted_draft_tokens")
+        )
+        return tokens, Block.of(sum(map(len, tokens)), steps, drafted, accepted)
+
+    return decode
+
+
 def rounds_of(learner: Online | Topics, count: int) -> list[dict[str, Any]]:
     """Let a drafter learn for some rounds, and return those that there was enough text for."""
     learners = learner.learners if isinstance(learner, Topics) else [learner]
@@ -75,23 +129,19 @@ def rounds_of(learner: Online | Topics, count: int) -> list[dict[str, Any]]:
 
 
 def blocks(
-    engines: dict[str, Engine],
+    decoders: dict[str, Decoder],
     learners: dict[str, Online | Topics],
     prompts: list[list[list[int]]],
     options: argparse.Namespace,
 ) -> Iterator[dict[str, Any]]:
-    """Decode block after block with each engine, and yield the counts and the rounds of learning."""
-    params = SamplingParams(
-        max_new_tokens=options.new_tokens, temperature=options.temperature, seed=1, ignore_eos=True
-    )
+    """Decode block after block with each decoder, and yield the counts and the rounds of learning."""
     for block in prompts:
-        calls = [block[at : at + options.batch] for at in range(0, len(block), options.batch)]
         row: dict[str, Any] = {}
         tokens = []
-        for name, engine in engines.items():
-            found = [one for call in calls for one in engine.generate(call, params)]
-            tokens.append([one.tokens for one in found])
-            row[name] = asdict(Block.of(found))
+        for name, decode in decoders.items():
+            found, counts = decode(block)
+            tokens.append(found)
+            row[name] = asdict(counts)
         if any(one != tokens[0] for one in tokens):
             raise SystemExit("learning has changed a token")
         row["rounds"] = {name: rounds_of(learner, options.rounds) for name, learner in learners.items()}
@@ -111,6 +161,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--on-policy", type=float, default=0, help="measure mixed sampling too, with this share"
     )
+    parser.add_argument(
+        "--server",
+        action="append",
+        default=[],
+        metavar="NAME=URL",
+        help="decode by this server; options of drafting and learning are then the server's",
+    )
     parser.add_argument("--model", default=outpace.nano_path(), help="folder of the target")
     parser.add_argument("--rounds", type=int, default=2, help="rounds of learning after each block")
     parser.add_argument("--new-tokens", type=int, default=96)
@@ -126,6 +183,24 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def in_process(
+    options: argparse.Namespace, learning: Learning, router: TopicRouter
+) -> tuple[dict[str, Decoder], dict[str, Online | Topics]]:
+    """Engines in this process by name, and what learns in them."""
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+    target = outpace.Target(model.eval())
+    learners: dict[str, Online | Topics] = {"online": Online(target, options.drafter, learning)}
+    if options.on_policy:
+        mixed = replace(learning, on_policy=options.on_policy)
+        learners["mixed"] = Online(target, options.drafter, mixed)
+    if options.topics:
+        learners["topics"] = Topics(target, options.drafter, router, len(TOPICS), learning)
+    engines = {"fixed": Engine(target, options.drafter, adaptive=False, slots=options.batch)}
+    for name, learner in learners.items():
+        engines[name] = Engine(target, learner.drafter, adaptive=False, observer=learner, slots=options.batch)
+    return {name: by_engine(engine, options) for name, engine in engines.items()}, learners
+
+
 def main() -> None:
     options = arguments()
     learning = Learning(
@@ -138,20 +213,15 @@ def main() -> None:
         },
     )
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
-    target = outpace.Target(model.eval())
     topics = TOPICS[::-1] if options.reverse else TOPICS
     found = {topic: prompts_of(topic, options.data, tokenizer) for topic in topics}
-    learners: dict[str, Online | Topics] = {"online": Online(target, options.drafter, learning)}
-    if options.on_policy:
-        mixed = replace(learning, on_policy=options.on_policy)
-        learners["mixed"] = Online(target, options.drafter, mixed)
-    if options.topics:
+    learners: dict[str, Online | Topics] = {}
+    if options.server:
+        servers = dict(one.split("=", 1) for one in options.server)
+        decoders = {name: by_server(url, options) for name, url in servers.items()}
+    else:
         router = TopicRouter([found[topic][-EXAMPLES:] for topic in topics])
-        learners["topics"] = Topics(target, options.drafter, router, len(topics), learning)
-    engines = {"fixed": Engine(target, options.drafter, adaptive=False, slots=options.batch)}
-    for name, learner in learners.items():
-        engines[name] = Engine(target, learner.drafter, adaptive=False, observer=learner, slots=options.batch)
+        decoders, learners = in_process(options, learning, router)
     named, prompts = [], []
     for turn in range(options.turns):
         for topic, count in zip(topics, (options.before, options.after), strict=True):
@@ -160,18 +230,18 @@ def main() -> None:
                 raise SystemExit(f"{topic} has {len(found[topic])} prompts, too few for these blocks")
             named += [topic] * count
             prompts += [found[topic][at : at + options.block] for at in range(first, last, options.block)]
-    print(f"{'block':>5} {'topic':<10} " + " ".join(f"{name:>7}" for name in engines))
+    print(f"{'block':>5} {'topic':<10} " + " ".join(f"{name:>7}" for name in decoders))
     rows = []
-    for number, row in enumerate(blocks(engines, learners, prompts, options), start=1):
+    for number, row in enumerate(blocks(decoders, learners, prompts, options), start=1):
         row = {"block": number, "topic": named[number - 1], **row}
         rows.append(row)
-        taus = " ".join(f"{row[name]['tau']:>7.2f}" for name in engines)
+        taus = " ".join(f"{row[name]['tau']:>7.2f}" for name in decoders)
         kept = {name: [one["kept"] for one in made] for name, made in row["rounds"].items()}
         print(f"{number:>5} {row['topic']:<10} {taus}  {kept}", flush=True)
     result = {
         "machine": machine("cpu"),
         "command": " ".join(sys.argv),
-        "learning": asdict(learning),
+        "learning": None if options.server else asdict(learning),
         "blocks": rows,
     }
     if options.json:

@@ -176,17 +176,20 @@ async def serving(
     on_failure: Callable[[], object] | None = None,
     memory: float | int = 0.2,
     loaded: Loaded | None = None,
+    learner: Any = None,
     **limits: Any,
 ) -> AsyncIterator[Client]:
     """A service of a model, and a client of it.
 
     Args:
         loaded: the model; None for the embedded one.
+        learner: what the drafter learns with; it has its own drafter.
         change: is given the engine before it is used.
     """
     chosen = Limits(**limits)
     served = loaded or model()
-    engine = make_engine(served, drafter, chosen, others, adaptive=False, memory=memory)
+    own = drafter if learner is None else learner.drafter
+    engine = make_engine(served, own, chosen, others, learner, adaptive=False, memory=memory)
     change(engine)
     app = make_app(Keys(keys), chosen.body)
     service = Service(served, engine, chosen, ["nano", "other name"], on_failure=on_failure)

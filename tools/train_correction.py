@@ -5,8 +5,9 @@
 
 Sentences are taken from the passages; the source is a sentence typed in haste: spelling errors, no capitals,
 no punctuation, and about a third of the articles missing. The architecture is that of Pegasus, the learning
-rate falls to zero over the time given. FOLDER gets the model with its tokenizer, sources that were not learnt
-(`prompts.jsonl` for drafters, `test.jsonl` for measuring), and what was learnt (`pairs.jsonl`).
+rate falls to zero over the time given; `--start` goes on with the weights of an earlier run. FOLDER gets the
+model with its tokenizer, sources that were not learnt (`prompts.jsonl` for drafters, `test.jsonl` for
+measuring), and what was learnt (`pairs.jsonl`).
 """
 
 from __future__ import annotations
@@ -124,12 +125,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=12)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", type=Path, help="FOLDER of an earlier run on the same passages, to go on")
     given = parser.parse_args()
     torch.manual_seed(given.seed)
     rng = random.Random(given.seed)
     answers = sentences(given.documents)
     sources = [in_haste(text, rng) for text in answers]
-    tokenizer = train_tokenizer([*sources[:20_000], *answers[:20_000]])
+    if given.start is None:
+        tokenizer = train_tokenizer([*sources[:20_000], *answers[:20_000]])
+    else:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(given.start)
     pairs = list(zip(*(tokenizer(texts).input_ids for texts in (sources, answers)), strict=True))
     aside = TEST + PROMPTS
     print(f"{len(pairs) - aside} sentences, {sum(len(pair[1]) for pair in pairs[aside:])} tokens of answers")
@@ -151,7 +156,10 @@ def main() -> None:
         decoder_start_token_id=0,
         forced_eos_token_id=None,
     )
-    model = PegasusForConditionalGeneration(config)
+    if given.start is None:
+        model = PegasusForConditionalGeneration(config)
+    else:
+        model = PegasusForConditionalGeneration.from_pretrained(given.start)
     seen = train(model, pairs[aside:], 60 * given.minutes)
     with torch.no_grad():
         held_out = sum(loss_of(model, [pair]).item() for pair in pairs[:TEST]) / TEST

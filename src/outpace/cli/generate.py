@@ -131,7 +131,7 @@ def generate(
     Text goes to standard output, statistics to standard error; --compare ends with 1 if outputs differ."""
     given = dict(locals()) | {"stop": stop or ()}
     check_together(compare, batch, logprobs, as_json, online)
-    check_online(online, online_options, online_out)
+    check_online(online, online_options, online_out, parallel)
     params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})
     place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
     found = prompts.read(prompt, file, reference or ())

@@ -1,47 +1,64 @@
-"""``--online``: the drafter of ``generate`` and ``chat`` learns while it is used."""
+"""``--online``: the drafter of ``generate``, ``chat`` and ``serve`` learns while it is used."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outpace.cli import screen
+from outpace.cli.prompts import read
 from outpace.core import OutpaceError
 from outpace.spec import load
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
     from outpace.loading import Loaded
-    from outpace.train import Online
+    from outpace.train import Online, Topics
 
 
 @contextmanager
 def learning(
-    model: Loaded, drafter: str, wanted: bool, options: str, out: Path | None
-) -> Iterator[Online | None]:
+    model: Loaded,
+    drafter: str,
+    wanted: bool,
+    options: str,
+    out: Path | None,
+    topics: Sequence[Path] = (),
+) -> Iterator[Online | Topics | None]:
     """Context in which a drafter learns in the background; prints a summary at the end.
 
     Args:
         options: of ``Learning``, as in ``every=512,learning_rate=3e-5``.
         out: a folder to write the drafter to.
+        topics: files with example prompts of a topic each, for a drafter per topic.
 
     Raises:
-        OutpaceError: unknown option, invalid value, or a drafter that cannot learn.
+        OutpaceError: unknown option, invalid value, a drafter that cannot learn, or a file without prompts.
     """
     if not wanted:
         yield None
         return
-    from outpace.train import Learning, Online
+    from outpace.drafters.combined.routed import TopicRouter
+    from outpace.train import Learning, Online, Topics
 
-    online = Online(model.target, drafter, load("way to learn", {"online": Learning}, f"online:{options}"))
+    how = load("way to learn", {"online": Learning}, f"online:{options}")
+    online: Online | Topics
+    if topics:
+        router = TopicRouter([[model.encode(one.text) for one in read(None, file)] for file in topics])
+        online = Topics(model.target, drafter, router, len(topics), how)
+        learners = dict(zip((f"{file}: " for file in topics), online.learners, strict=True))
+    else:
+        online = Online(model.target, drafter, how)
+        learners = {"": online}
     try:
         with online:
             yield online
     finally:
-        screen.note(summary(online))
+        for name, learner in learners.items():
+            screen.note(name + summary(learner))
     if out is not None:
         online.save(out, model.tokenizer)
         screen.note(f"the drafter with the learnt weights is in {out}")
@@ -75,8 +92,18 @@ def summary(online: Online) -> str:
     return line + (f", {last['first']:.2f} with the first weights" if "first" in last else "")
 
 
-def check_online(online: bool, options: str, out: Path | None) -> None:
-    """Refuse options of --online without it, and an output folder that exists."""
+def check_online(
+    online: bool,
+    options: str,
+    out: Path | None,
+    parallel: str | None = None,
+    topics: Sequence[Path] = (),
+) -> None:
+    """Refuse options of --online without it, several processes, and an output folder that exists."""
+    if online and parallel is not None:
+        raise OutpaceError("--online learns in one process; leave one of --online and --parallel out")
+    if topics and not online:
+        raise OutpaceError("--topic names a topic of --online; add --online")
     if options and not online:
         raise OutpaceError("--online-options are options of --online; add --online")
     if out is None:

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from socket import socket
@@ -16,6 +17,7 @@ import typer
 from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, guarded
+from outpace.cli.online import check_online, learning
 from outpace.cli.parts import Source, profiled
 from outpace.cli.place import place_of
 from outpace.core import OutpaceError
@@ -69,6 +71,14 @@ Others = Annotated[
         help="A further drafter, which requests select by its name; repeatable.",
     ),
 ]
+TopicFiles = Annotated[
+    list[Path] | None,
+    o.model_option(
+        "--topic",
+        metavar="FILE",
+        help="With --online: a drafter for prompts like those in this JSONL file; once per topic.",
+    ),
+]
 MaxRunning = Annotated[int, _limits("--max-running", help="Sequences decoded at once.", min=1)]
 MaxWaiting = Annotated[
     int, _limits("--max-waiting", help="Maximum of waiting requests; beyond it, requests get 429.", min=0)
@@ -103,6 +113,10 @@ def serve(
     device_map: o.DeviceMap = None,
     parallel: o.Parallel = None,
     parallel_timeout: o.ParallelTimeout = 120.0,
+    online: o.OnlineLearning = False,
+    online_options: o.OnlineOptions = "",
+    online_out: o.OnlineOut = None,
+    topic: TopicFiles = None,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
     llamacpp: o.LlamaCpp = "",
@@ -137,7 +151,8 @@ def serve(
     place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
     limits = Limits(max_running, max_waiting, max_wait, body=int(max_body * 2**20))
     keys = Keys.read(api_keys, os.environ.get("OUTPACE_API_KEYS", ""))
-    others = _others(also or [])
+    others, topics = _others(also or []), tuple(topic or ())
+    check_online(online, online_options, online_out, parallel, topics)
     names, origins = tuple(served_model_name or ()), tuple(cors_origin or ())
     tracer = tracer_to(otlp_endpoint) if otlp_endpoint else None
     options = Options(host, port, names, drain, origins, tracer, keys, limits)
@@ -145,14 +160,17 @@ def serve(
     address = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
 
     def load() -> tuple[Loaded, Engine]:
-        source = Source(model, place, dtype, trust_remote_code, None, llamacpp, False, quantise, True)
+        source = Source(model, place, dtype, trust_remote_code, None, llamacpp, False, quantise, not online)
         loaded, spec = profiled(source, drafter, profile, "match")
         governed: Adaptive = "auto" if adaptive is None else adaptive
         rooms = _memory(memory, prefix_cache)
-        return loaded, make_engine(loaded, spec, limits, others, adaptive=governed, **rooms)
+        learner = learners.enter_context(learning(loaded, spec, online, online_options, online_out, topics))
+        own = spec if learner is None else learner.drafter
+        return loaded, make_engine(loaded, own, limits, others, learner, adaptive=governed, **rooms)
 
     _log(not no_access_log)
-    _run(Server(options, load, lambda service: _banner(service, address, len(keys), began)), listener)
+    with ExitStack() as learners:
+        _run(Server(options, load, lambda service: _banner(service, address, len(keys), began)), listener)
 
 
 def _run(server: Server, listener: socket) -> None:

@@ -11,6 +11,7 @@ from outpace.drafters.combined.combined import Combined
 from outpace.drafters.copying.reference import Reference
 from outpace.drafters.none import NoDraft
 from outpace.engine.engine import Engine
+from outpace.engine.observer import Observer
 from outpace.engine.parts import drafter_of
 from outpace.loading import Loaded
 from outpace.serve.admission import Limits
@@ -34,12 +35,14 @@ def make_engine(
     drafter: Drafter[Any] | str | None,
     limits: Limits,
     others: Mapping[str, str] | None = None,
+    learner: Observer | None = None,
     **more: Any,
 ) -> Engine:
     """Make an engine for a service.
 
     Args:
         others: spec strings of further drafters, by the names that requests use.
+        learner: what the drafter learns with while it is used, ``outpace.train.Online`` or ``Topics``.
         more: further arguments of ``Engine``.
 
     Raises:
@@ -51,4 +54,5 @@ def make_engine(
         raise OutpaceError(f"{BROUGHT!r} names the drafter of predictions; choose another name")
     if type(own).attach is Drafter.attach:  # a drafter that replaces the target cannot be combined
         drafters[BROUGHT] = with_brought(own)
-    return model.engine(own, max_running=limits.running, drafters=drafters, observer=Tracer(), **more)
+    observer = Tracer(learner)
+    return model.engine(own, max_running=limits.running, drafters=drafters, observer=observer, **more)

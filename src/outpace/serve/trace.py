@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from outpace.core import SamplingParams, StreamedToken
+from outpace.engine.observer import Observer
 from outpace.sequence import Sequence, Step
 
 _INNER = "inner"  # a cascade's counts of its own draft model's steps, which are not steps of the target
@@ -94,19 +95,37 @@ class Traced(SamplingParams):
 
 
 class Tracer:
-    """Observer that records the steps of traced requests only."""
+    """Observer that records the steps of traced requests only.
 
-    hidden_layers: tuple[int, ...] = ()
-    timed = False
+    Args:
+        learner: a further observer, which is shown everything.
+    """
+
+    def __init__(self, learner: Observer | None = None) -> None:
+        self._learner = learner
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        return () if self._learner is None else self._learner.hidden_layers
+
+    @property
+    def timed(self) -> bool:
+        return self._learner is not None and self._learner.timed
 
     def joined(self, sequence: Sequence, hidden: Mapping[int, Tensor]) -> None:
-        """Do nothing, since nothing is recorded before the first step."""
+        """Show the learner a sequence; nothing is recorded before the first step."""
+        if self._learner is not None:
+            self._learner.joined(sequence, hidden)
 
     def stepped(self, steps: Seq[Step]) -> None:
         """Record the steps of traced requests."""
         for step in steps:
             if isinstance(step.sequence.params, Traced):
                 step.sequence.params.trace.note(step)
+        if self._learner is not None:
+            self._learner.stepped(steps)
 
     def left(self, sequence: Sequence) -> None:
-        """Do nothing, since the trace belongs to the request."""
+        """Show the learner that a sequence has left; a trace belongs to its request."""
+        if self._learner is not None:
+            self._learner.left(sequence)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache as ModelCache
 from transformers import EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
@@ -314,6 +315,44 @@ class Seq2SeqTarget(TargetModel):
         logits: Tensor = matrix(states.to(matrix.weight.dtype) * scale)
         bias = getattr(self.model, "final_logits_bias", None)
         return logits if bias is None else logits + bias[0]
+
+    @torch.inference_mode()
+    def read_texts(
+        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], layers: Sequence[int], scored: bool
+    ) -> tuple[list[dict[int, Tensor]], list[Tensor]]:
+        """Hidden states of whole texts, and their logits if ``scored``, in one forward without a cache.
+
+        Args:
+            texts: source and text of each.
+            layers: the layers whose states are returned.
+
+        Raises:
+            OutpaceError: the encoder cannot read a source.
+        """
+        if self.model.training:
+            raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
+        if self.reads_features:
+            raise OutpaceError(f"{family(self.model)} reads features, of which texts have none")
+        each = [torch.tensor(self._ids(source)) for source, _ in texts]
+        # Some encoders derive positions from the model's own pad.
+        pad = self.model.config.pad_token_id or 0
+        ids = pad_sequence(each, batch_first=True, padding_value=pad).to(self.device)
+        lengths = torch.tensor([len(source) for source in each], device=self.device)
+        decoded = pad_sequence([torch.tensor(text) for _, text in texts], batch_first=True).to(self.device)
+        output = self.model(
+            input_ids=ids,
+            attention_mask=(torch.arange(ids.shape[1], device=self.device) < lengths[:, None]).long(),
+            decoder_input_ids=decoded,
+            output_hidden_states=bool(layers),
+            use_cache=False,
+        )
+        # Pads follow a text, so its places do not attend to them.
+        sizes = [len(text) for _, text in texts]
+        states = [
+            {layer: output.decoder_hidden_states[layer][at, :size] for layer in layers}
+            for at, size in enumerate(sizes)
+        ]
+        return states, [output.logits[at, :size] for at, size in enumerate(sizes)] if scored else []
 
     # -- the forward -------------------------------------------------------------------------------------
 

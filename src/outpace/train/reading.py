@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from outpace.learned.batch import padded
 from outpace.learned.learned import Batch
 from outpace.targets.base import Rows, TargetModel
+from outpace.targets.seq2seq import Seq2SeqTarget
 from outpace.train.data import Document
 from outpace.train.states import KeptStates, States
 
@@ -20,7 +21,7 @@ from outpace.train.states import KeptStates, States
 def read_batch(
     target: TargetModel, rows: Seq[Seq[Document]], layers: Seq[int], kept: KeptStates | None = None
 ) -> Batch:
-    """Run the target over packed rows and return a batch.
+    """Run the target over packed rows and return a batch; with no layers only when logits are asked for.
 
     The documents of a row are branches of one tree, each a chain from position 0, so the target's tree mask
     keeps them apart. A document with a source is alone in its row.
@@ -41,9 +42,17 @@ def read_batch(
         documents.append([at for at, d in enumerate(row) for _ in d.tokens] + [-1] * gap)
         counted.append([place >= d.prompt for d in row for place in range(len(d.tokens))] + [False] * gap)
     scores: Tensor | Callable[[], Tensor]
-    if kept is None:
+    if kept is None and layers:
         states, logits = _run(target, rows, layers, scored=True)
         scores = pad_sequence(logits, batch_first=True)
+    elif kept is None:
+        states = [{} for _ in rows]
+
+        def scores() -> Tensor:
+            # The drafter's forward may be in bfloat16; the target's is in its own dtype.
+            with torch.autocast(target.hidden.device.type, enabled=False):
+                return pad_sequence(_run(target, rows, (), scored=True)[1], batch_first=True)
+
     else:
         wanted = tuple(sorted({*layers, -1}))
         states = [kept.of(row, wanted, partial(_alone, target, row, wanted)) for row in rows]
@@ -79,6 +88,8 @@ def _run(
     target: TargetModel, rows: Seq[Seq[Document]], layers: Seq[int], scored: bool = False
 ) -> tuple[list[States], list[Tensor]]:
     """The states of each row, and its logits if it is to be scored."""
+    if isinstance(target, Seq2SeqTarget):
+        return target.read_texts([(row[0].source, row[0].tokens) for row in rows], layers, scored)
     fed = []
     for row in rows:
         parents: list[int] = []

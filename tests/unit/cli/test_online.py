@@ -95,6 +95,7 @@ def test_a_chat_teaches_the_drafter(run: Run, heads: str, tmp_path: Path) -> Non
         (("-d", "early_exit", "--online"), "give path=FOLDER"),
         (("--online", "--compare"), "leave one of --compare and --online out"),
         (("--online-out", "new"), "add --online"),
+        (("--online", "--parallel", "draft"), "leave one of --online and --parallel out"),
         (("--online-options", "every=9"), "add --online"),
         (
             ("-d", "HEADS", "--online", "--online-options", "often=9"),

@@ -82,6 +82,28 @@ def test_a_tree_has_the_logits_of_its_paths(name: str) -> None:
     assert close(last.logits_of(slots[0]), tree[3:]) and not len(last.logits_of(slots[1]))
 
 
+@pytest.mark.parametrize("name", [name for name, one in SEQ2SEQ_FAMILIES.items() if not one.features])
+def test_texts_read_together_have_the_states_and_logits_of_each_alone(name: str) -> None:
+    """Sources and texts of different lengths, of which neither may see the pads of another."""
+    target = target_of(name, check=False)
+    sources = SEQ2SEQ_FAMILIES[name].sources((12, 5, 7))
+    texts = [[START, 7], [START, *range(3, 40)], [START, 9, 11, 0, 12]]
+    states, logits = target.read_texts(list(zip(sources, texts, strict=True)), (0, -1), scored=True)
+    for source, text, own, scores in zip(sources, texts, states, logits, strict=True):
+        encoded = target.encode(source)
+        cache = target.new_cache(1, len(text))
+        slot = target.open(cache, encoded)
+        output = target.forward(cache, {slot: Rows(text)}, hidden_layers=(0, -1))
+        alone = output.hidden_of(slot, 0, len(text))
+        assert all(close(own[layer], alone[layer]) for layer in (0, -1))
+        assert close(scores, plain(target, encoded, text)) and close(scores, output.logits_of(slot))
+
+
+def test_features_are_not_read_as_text() -> None:
+    with pytest.raises(OutpaceError, match=r"whisper\) reads features, of which texts have none"):
+        target_of("whisper", check=False).read_texts([([3, 4], [START, 5])], (-1,), scored=False)
+
+
 @pytest.mark.parametrize("name", SEQ2SEQ_FAMILIES)
 def test_the_head_gives_the_logits_of_the_last_states(name: str) -> None:
     target = target_of(name, check=False)

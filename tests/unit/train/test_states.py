@@ -53,6 +53,17 @@ def test_kept_states_are_those_of_a_forward_and_each_row_is_run_once(tmp_path: P
         assert not found.logits.is_inference() and not found.hidden[1].is_inference()
 
 
+def test_without_layers_the_target_runs_when_logits_are_asked_for_in_its_own_dtype() -> None:
+    target = Counting()
+    expected = read_batch(target, ROWS, (1,)).logits
+    before = len(target.fed)
+    found = read_batch(target, ROWS, ())
+    assert len(target.fed) == before
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(found.logits, expected) and torch.equal(found.logits, expected)
+    assert len(target.fed) == before + 1
+
+
 def test_states_of_another_target_or_of_other_layers_or_texts_are_not_taken(tmp_path: Path) -> None:
     target = Counting()
     read_batch(target, ROWS, (1,), KeptStates(tmp_path, target))
