@@ -30,7 +30,7 @@ def build() -> Any:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=128,
-        bos_token_id=None,
+        bos_token_id=1,
         eos_token_id=END,
         pad_token_id=0,
     )
