@@ -65,7 +65,12 @@ def learning(
 
 
 def engine_of(
-    model: Loaded, spec: str, verifier: str, slots: int, adaptive: bool | None, learner: Online | None
+    model: Loaded,
+    spec: str,
+    verifier: str,
+    slots: int,
+    adaptive: bool | None,
+    learner: Online | Topics | None,
 ) -> Engine:
     """An engine with a drafter, or with the learning drafter in its place."""
     return model.engine(

@@ -48,7 +48,8 @@ class KnnStore:
         Raises:
             OutpaceError: no text has two tokens, or the target shares no hidden states.
         """
-        keys, tokens = [], []
+        keys: list[Tensor] = []
+        tokens: list[int] = []
         for piece in (text[at : at + length] for text in texts for at in range(0, len(text) - 1, length)):
             if len(piece) < 2:
                 continue
