@@ -6,7 +6,8 @@ import logging
 import os
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from socket import socket
@@ -138,16 +139,12 @@ def serve(
 ) -> None:
     """Serve a model over HTTP with OpenAI's API."""
     began = time.monotonic()
-    try:
+    with _installed():
         from outpace.serve.admission import Limits
         from outpace.serve.door import Keys
         from outpace.serve.engine import make_engine
         from outpace.serve.server import Options, Server, listen
         from outpace.serve.telemetry import tracer_to
-    except ModuleNotFoundError as error:
-        raise OutpaceError(
-            f"outpace serve needs {error.name}, which is not installed: pip install 'outpace[serve]'"
-        ) from error
     place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
     limits = Limits(max_running, max_waiting, max_wait, body=int(max_body * 2**20))
     keys = Keys.read(api_keys, os.environ.get("OUTPACE_API_KEYS", ""))
@@ -171,6 +168,17 @@ def serve(
     _log(not no_access_log)
     with ExitStack() as learners:
         _run(Server(options, load, lambda service: _banner(service, address, len(keys), began)), listener)
+
+
+@contextmanager
+def _installed() -> Iterator[None]:
+    """Name the extra where a package is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise OutpaceError(
+            f"outpace serve needs {error.name}, which is not installed: pip install 'outpace[serve]'"
+        ) from error
 
 
 def _run(server: Server, listener: socket) -> None:
