@@ -25,7 +25,6 @@ from outpace.core import OutpaceError
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
-    from outpace.engine.parts import Adaptive
     from outpace.loading import Loaded
     from outpace.serve.server import Server
     from outpace.serve.service import Service
@@ -150,24 +149,23 @@ def serve(
     keys = Keys.read(api_keys, os.environ.get("OUTPACE_API_KEYS", ""))
     others, topics = _others(also or []), tuple(topic or ())
     check_online(online, online_options, online_out, parallel, topics)
-    names, origins = tuple(served_model_name or ()), tuple(cors_origin or ())
     tracer = tracer_to(otlp_endpoint) if otlp_endpoint else None
-    options = Options(host, port, names, drain, origins, tracer, keys, limits)
+    names = tuple(served_model_name or ())
+    options = Options(host, port, names, drain, tuple(cors_origin or ()), tracer, keys, limits)
     listener = listen(host, port)
-    address = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
+    ready = partial(_banner, host=host, listener=listener, keys=len(keys), began=began)
 
     def load() -> tuple[Loaded, Engine]:
         source = Source(model, place, dtype, trust_remote_code, None, llamacpp, False, quantise, not online)
         loaded, spec = profiled(source, drafter, profile, "match")
-        governed: Adaptive = "auto" if adaptive is None else adaptive
-        rooms = _memory(memory, prefix_cache)
         learner = learners.enter_context(learning(loaded, spec, online, online_options, online_out, topics))
-        own = spec if learner is None else learner.drafter
-        return loaded, make_engine(loaded, own, limits, others, learner, adaptive=governed, **rooms)
+        rooms = _options(memory, prefix_cache, adaptive)
+        return loaded, make_engine(
+            loaded, learner.drafter if learner else spec, limits, others, learner, **rooms
+        )
 
-    _log(not no_access_log)
     with ExitStack() as learners:
-        _run(Server(options, load, lambda service: _banner(service, address, len(keys), began)), listener)
+        _run(Server(options, load, ready), listener, not no_access_log)
 
 
 @contextmanager
@@ -181,8 +179,9 @@ def _installed() -> Iterator[None]:
         ) from error
 
 
-def _run(server: Server, listener: socket) -> None:
+def _run(server: Server, listener: socket, access: bool) -> None:
     """Serve; raise what that ended with as a user's mistake: one line, and an exit code other than 0."""
+    _log(access)
     server.run(sockets=[listener])
     error = server.error
     if isinstance(error, OutpaceError | OSError):
@@ -191,15 +190,17 @@ def _run(server: Server, listener: socket) -> None:
         raise OutpaceError(f"the server failed: {error!r}") from error
 
 
-def _memory(memory: float, prefix_cache: int) -> dict[str, Any]:
-    """Memory options in bytes, as arguments of ``Engine``."""
+def _options(memory: float, prefix_cache: int, adaptive: bool | None) -> dict[str, Any]:
+    """Memory in bytes and the governor, as arguments of ``Engine``."""
     return {
+        "adaptive": "auto" if adaptive is None else adaptive,
         "memory": memory if memory < 1 else int(memory * 2**30),
         "prefix_cache": prefix_cache * 2**20 or None,
     }
 
 
-def _banner(service: Service, address: str, keys: int, began: float) -> None:
+def _banner(service: Service, host: str, listener: socket, keys: int, began: float) -> None:
+    address = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
     screen.note(f"outpace serves {service.name} ({service.model.dtype} on {service.model.device})")
     screen.note(f"  API       {address}/v1")
     screen.note(f"  page      {address}/")
