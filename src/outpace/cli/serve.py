@@ -150,8 +150,7 @@ def serve(
     others, topics = _others(also or []), tuple(topic or ())
     check_online(online, online_options, online_out, parallel, topics)
     tracer = tracer_to(otlp_endpoint) if otlp_endpoint else None
-    names = tuple(served_model_name or ())
-    options = Options(host, port, names, drain, tuple(cors_origin or ()), tracer, keys, limits)
+    options = Options(host, port, served_model_name or (), drain, cors_origin or (), tracer, keys, limits)
     listener = listen(host, port)
     ready = partial(_banner, host=host, listener=listener, keys=len(keys), began=began)
 
@@ -160,9 +159,8 @@ def serve(
         loaded, spec = profiled(source, drafter, profile, "match")
         learner = learners.enter_context(learning(loaded, spec, online, online_options, online_out, topics))
         rooms = _options(memory, prefix_cache, adaptive)
-        return loaded, make_engine(
-            loaded, learner.drafter if learner else spec, limits, others, learner, **rooms
-        )
+        own = spec if learner is None else learner.drafter
+        return loaded, make_engine(loaded, own, limits, others, learner, **rooms)
 
     with ExitStack() as learners:
         _run(Server(options, load, ready), listener, not no_access_log)
