@@ -33,6 +33,7 @@ from outpace.targets.checks import (
     end_tokens,
     family,
     refuse_by_config,
+    runs_on_gpu,
     untouchable,
     why_not_exact,
 )
@@ -40,10 +41,11 @@ from outpace.targets.fixed import FixedInputs, FixedShapes, width_of
 from outpace.targets.fused import fuse_layers, fused_linears, fusing_refused
 from outpace.targets.graphs import Made, Runner, runner_for
 from outpace.targets.inputs import CacheAdapter, Probe, device_of, inputs_of, padded, rows_of
+from outpace.targets.invariant import TRITON, invariant_norm, unproven_norm
 from outpace.targets.kernels import QUANTISED
 from outpace.targets.layers import exchange, keep_layers
 from outpace.targets.lines import WINDOW, Line, apart, line_attention
-from outpace.targets.masks import TREE, Mask, MaskMaker, placed
+from outpace.targets.masks import INVARIANT, TREE, Mask, MaskMaker, placed
 from outpace.targets.packed import (
     Packer,
     Weights,
@@ -82,6 +84,7 @@ class CausalTarget(TargetModel):
         exact: make the logits of a row bit-identical for any number of rows, tree, other sequences and chunks
             of the prompt. True refuses a model for which this fails; "auto" tries it on a CPU, for bfloat16
             and float16, where near-ties would otherwise differ, and for fused layers; see ``bit_exact``.
+            On a GPU linear layers, norms and attention then run on Triton kernels (``invariant.py``).
         pack: keep packed copies of the weights of linear layers, in addition to the model's. True refuses a
             model or a machine that does not support it; "auto" packs if it is faster and memory allows.
         fuse: run the layers' operations between matrix products as functions that are compiled on first use,
@@ -157,15 +160,16 @@ class CausalTarget(TargetModel):
         fuses: bool | Literal["auto"],
     ) -> None:
         """Choose the modules that steps run on, and determine whether they are bit-exact."""
+        self._on_gpu = runs_on_gpu(self.model)
         fixed = "its shapes are fixed" if self.static else ""
         packs = packing_wanted(self.model, pack)
         self.unfused = fixed or fusing_refused(self.model, pack, fuses)
         self.fused = not self.unfused
-        reason = why_not_exact(self.model, exact, self.fused) or fixed
+        reason = why_not_exact(self.model, exact, self.fused) or ("" if self._on_gpu else fixed)
         if not reason:
             try:
                 self._take(packs, exact=True)
-                reason = unproven(self._step)
+                reason = unproven(self._step) or (unproven_norm(self._step) if self._on_gpu else "")
                 if not reason and (check or exact is not True):  # without a check it is known to pass
                     reason = bit_test(self, self._step, self._embedded)
             except UnsupportedModel as error:
@@ -180,10 +184,14 @@ class CausalTarget(TargetModel):
     def _take(self, packs: bool, exact: bool) -> None:
         """Make the module that steps run on: a copy of the model if modules are replaced, or the model."""
         self._line, self._line_untried = None, False
-        fused = self.fused
-        packer = Packer(self.model, packs, exact, self.quantised, fused_linears(self.model) if fused else ())
+        fused, invariant = self.fused, exact and self._on_gpu
+        apart = fused_linears(self.model) if fused else ()
+        packer = Packer(self.model, packs, exact, self.quantised, apart, kernel=TRITON if invariant else None)
         changed = self.model
-        if packs or exact or self.quantised or fused:
+        if invariant:
+            dtype = self.model.dtype
+            changed = exchange(self.model, lambda one: packer(one) or invariant_norm(one, dtype), INVARIANT)
+        elif packs or exact or self.quantised or fused:
             # A fused layer runs no attention but its own; its masks are those of the exact one.
             changed = exchange(self.model, packer, EXACT if exact or fused else None)
         if fused:
@@ -192,7 +200,7 @@ class CausalTarget(TargetModel):
         self._step: Any = changed if exact or self.packed or fused else self.model
         self._packer = packer
         self._weights = Weights(packer.packed)
-        self.row_step = tail_step(self.model) if exact and not fused else 1
+        self.row_step = tail_step(self.model) if exact and not (fused or invariant) else 1
         self._least_rows = packer.rows if fused else 1
         self._masks, self._own_masks = (
             MaskMaker(model.config.get_text_config(decoder=True), model.dtype, fused and model is self._step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -13,7 +14,9 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from outpace.core import UnsupportedModel
+from outpace.targets.masks import TREE
 
+GPU = "cuda"
 # Under these the longest position in a forward decides the rope of all its rows, past the original length.
 _ROPE_BY_LENGTH = ("dynamic", "longrope")
 _NEEDED = ("attention_mask", "position_ids", "past_key_values")
@@ -91,10 +94,15 @@ def why_not_exact(model: Any, exact: bool | Literal["auto"], fused: bool = False
     """
     if exact is False:
         return "exact is off"
-    if why := untouchable(model):
+    on_gpu = runs_on_gpu(model)
+    if on_gpu and exact == "auto":
+        return "exact='auto' leaves GPUs as they are, since the cost there is not measured"
+    if on_gpu and find_spec("triton") is None:
+        return "its kernels for GPUs need Triton (pip install triton)"
+    if why := untouchable(model, GPU if on_gpu else "cpu"):
         return why
     attention = model.config.get_text_config(decoder=True)._attn_implementation
-    if attention not in ("sdpa", "eager"):
+    if attention not in ("sdpa", "eager", *([TREE] if on_gpu else [])):
         return f"it uses its own attention, {attention!r}"
     if model.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"sums over {model.dtype} would need a wider type"
@@ -103,10 +111,15 @@ def why_not_exact(model: Any, exact: bool | Literal["auto"], fused: bool = False
     return ""
 
 
-def untouchable(model: Any) -> str:
-    """The reason why a model's modules cannot be replaced on a CPU; empty if they can."""
+def runs_on_gpu(model: Any) -> bool:
+    """True if all of a model is on GPUs."""
+    return {weight.device.type for weight in model.parameters()} == {GPU}
+
+
+def untouchable(model: Any, device: str = "cpu") -> str:
+    """The reason why a model's modules cannot be replaced on a kind of device; empty if they can."""
     devices = {weight.device.type for weight in model.parameters()}
-    if devices != {"cpu"}:
+    if devices != {device}:
         return f"it runs on {', '.join(sorted(devices))}; this is for a CPU"
     if any("forward" in vars(module) for module in model.modules()):
         return "modules have a forward of their own (device_map does this)"

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from outpace.core import UnsupportedModel, first_line
 
 TRIED_OUTPUTS = 64  # outputs of the layers that rows are tried on
+_CPU = torch.device("cpu")
 _TRIED = (2048, 1024)  # outputs and inputs of the layers of a trial: larger than a processor's nearest cache
 _LAYERS = 4
 _ROWS = (1, 4, 8)
@@ -188,7 +189,13 @@ QUANTISED: dict[str, Kernel] = {kernel.name: kernel for kernel in (Int8(), Int4(
 
 
 @lru_cache(maxsize=64)
-def row_step(kernel: Kernel, dtype: torch.dtype, inputs: int, outputs: int = TRIED_OUTPUTS) -> int:
+def row_step(
+    kernel: Kernel,
+    dtype: torch.dtype,
+    inputs: int,
+    outputs: int = TRIED_OUTPUTS,
+    device: torch.device = _CPU,
+) -> int:
     """The smallest step such that any multiple of it gives a row the same bits, for any other rows.
 
     Kernels treat the last one or two rows of a forward differently, or split the sum of a single row with
@@ -202,7 +209,7 @@ def row_step(kernel: Kernel, dtype: torch.dtype, inputs: int, outputs: int = TRI
         # Weights that it holds exactly, or the products would not cancel. Such products have few bits, so
         # their sums are rounded only if they differ much in size.
         weight, rows = weight.sign() * 7.5, rows.pow(7)
-    weight, rows = weight.to(dtype), rows.to(torch.float32 if kernel.wide else dtype)
+    weight, rows = weight.to(device, dtype), rows.to(device, torch.float32 if kernel.wide else dtype)
     packed = kernel.pack(weight)
     expected = torch.cat([kernel.multiply(part, packed, None) for part in rows.split(24)])
     for step in (1, 2, 3, 4, 6, 8, 12, 24):

@@ -19,8 +19,9 @@ _FULL = "full_attention"
 _SLIDING = "sliding_attention"
 WORD = 64  # nodes in a word of a compact mask
 
-# Attention over compact masks (``tree_attention.py``).
-TREE = "outpace_tree"
+# Attention over compact masks (``tree_attention.py``), and over masks in the order of the text
+# (``invariant.py``).
+TREE, INVARIANT = "outpace_tree", "outpace_invariant"
 
 # A model's attention_mask. None if its own causal mask is the right one.
 Mask = Tensor | dict[str, Tensor | None] | None
@@ -29,8 +30,8 @@ Mask = Tensor | dict[str, Tensor | None] | None
 class MaskMaker:
     """Masks [B, 1, width, columns] for one model.
 
-    Boolean for sdpa, additive for eager attention (which would *add* a boolean mask), and ``compact`` for
-    ``outpace_tree``.
+    Boolean for sdpa, additive for eager attention (which would *add* a boolean mask), ``compact`` for
+    ``outpace_tree``, and ``in_order`` for ``outpace_invariant``.
     A model whose config lists ``layer_types`` gets a dict with one mask per kind; otherwise a
     ``sliding_window`` in the config is applied to the single mask.
 
@@ -47,8 +48,8 @@ class MaskMaker:
     def __init__(self, config: Any, dtype: torch.dtype, fused: bool = False) -> None:
         self._dtype = dtype
         self._fused = fused
-        self._compact = config._attn_implementation == TREE
-        self._additive = not self._compact and _additive(config)
+        self._encode = {TREE: compact, INVARIANT: in_order}.get(config._attn_implementation)
+        self._additive = self._encode is None and _additive(config)
         kinds = getattr(config, "layer_types", None)
         self._kinds = sorted(set(kinds)) if kinds else []
         unknown = set(self._kinds) - {_FULL, _SLIDING}
@@ -78,15 +79,15 @@ class MaskMaker:
 
     def of(self, trees: Trees, columns: int) -> Mask:
         """The mask or masks of a forward whose rows are on the device."""
-        if self._compact:
-            return self._form(*compact(trees, self._sliding))
+        if self._encode is not None:
+            return self._form(*self._encode(trees, self._sliding))
         return self._form(*dense(trees, columns, self._sliding))
 
     def __call__(
         self, rows: Sequence[Rows], window: Window, positions: Sequence[Sequence[int]], device: torch.device
     ) -> Mask:
         """The mask or masks of a forward. ``positions`` of the rows: [B][width]."""
-        if self._compact or (device.type != "cpu" and not self._is_plain(rows, window)):
+        if self._encode is not None or (device.type != "cpu" and not self._is_plain(rows, window)):
             return self.of(placed_on(rows, window, device).trees, window.columns)
         if self._is_plain(rows, window):
             return dict.fromkeys(self._kinds) if self.by_kind else None
@@ -115,7 +116,7 @@ class MaskMaker:
 
         Args:
             full, near: the rows that each row attends to, all and within the sliding window: boolean
-                [B, 1, width, columns], or compact.
+                [B, 1, width, columns], or in a form without columns.
         """
         if not self.by_kind:
             return self._tensor(full if self._sliding is None else near)
@@ -297,6 +298,32 @@ def _words(base: Tensor, low: Tensor, sees: Tensor) -> Tensor:
     bits = torch.nn.functional.pad(sees, (0, -nodes % WORD)).unflatten(2, (-1, WORD)).long()
     words = (bits << torch.arange(WORD, device=sees.device)).sum(dim=-1)
     return torch.cat([base[..., None], low[..., None], words], dim=-1)[:, None]
+
+
+def in_order(trees: Trees, sliding: int | None) -> tuple[Tensor, Tensor]:
+    """Make the masks of ``dense`` in the order of each row's text, int32 [B, 1, width, 4 + nodes].
+
+    Per row: the first position that it attends to; the position of its tree's first node; a position up to
+    which each is in the column of the same number; the position after the last one; the columns of the
+    positions from the tree on. Padding attends to no row.
+    """
+    count = torch.where(trees.real, trees.sees.sum(dim=-1), 0)
+    base = trees.base.expand_as(count)
+    # The nodes that a row attends to, in their order, and then the others.
+    path = (~trees.sees).to(torch.uint8).sort(dim=-1, stable=True).indices
+    straight = (path == torch.arange(path.shape[-1], device=path.device)).to(torch.uint8)
+    whole = base + torch.minimum(straight.cummin(dim=-1).values.sum(dim=-1), count)
+    end = torch.where(trees.real, base + count, 0)
+    columns = base[..., None] + path
+
+    def mask(low: Tensor) -> Tensor:
+        fields = torch.stack([torch.where(trees.real, low, 0), base, whole, end], dim=-1)
+        return torch.cat([fields, columns], dim=-1)[:, None].int()
+
+    full = near = mask(torch.zeros_like(base))
+    if sliding is not None:
+        near = mask((trees.positions - sliding + 1).clamp(min=0))
+    return full, near
 
 
 def ancestors(parents: Tensor) -> Tensor:

@@ -72,6 +72,7 @@ class Packer:
         quantise: round the weights of all layers; to int8 those of the head, and of shapes that int4 does not
             take.
         apart: layers to keep, for ``join``.
+        kernel: the kernel of all layers; None to choose it.
 
     Attributes:
         kernels: name of a kernel -> number of layers that use it.
@@ -81,13 +82,20 @@ class Packer:
     """
 
     def __init__(
-        self, model: Any, pack: bool, exact: bool, quantise: str = "", apart: Iterable[nn.Linear] = ()
+        self,
+        model: Any,
+        pack: bool,
+        exact: bool,
+        quantise: str = "",
+        apart: Iterable[nn.Linear] = (),
+        kernel: Kernel | None = None,
     ) -> None:
         self._layers = set(linears_of(model)).difference(apart)
         self._head = model.get_output_embeddings() if quantise else None
         self._quantise = quantise
         self._pack = pack
         self._exact = exact
+        self._kernel = kernel
         self.kernels: Counter[str] = Counter()
         self.packed: list[nn.Linear] = []
         self.doubled: list[nn.Linear] = []
@@ -120,18 +128,20 @@ class Packer:
         weight = module.weight.detach()
         kernel, packed, single = self._packed(module, weight)
         size = module.in_features, min(module.out_features, TRIED_OUTPUTS)
-        step = row_step(kernel, weight.dtype, *size) if self._exact else 1
+        step = row_step(kernel, weight.dtype, *size, weight.device) if self._exact else 1
         if kernel.copies:
             self.kernels[kernel.name] += len(modules)
             self.packed.extend(modules)
             if not single or modules[1:]:
                 self.doubled.extend(modules)
-        elif step == 1:
+        elif step == 1 and self._kernel is None:
             return None
         return Linear(module, kernel, packed, step, weight if single else None)
 
     def _packed(self, module: nn.Linear, weight: Tensor) -> tuple[Kernel, Any, bool]:
         """The kernel of a layer, the weights as it needs them, and whether the stock layer takes one row."""
+        if self._kernel is not None:
+            return self._kernel, self._kernel.pack(weight), False
         if self._quantise:
             kernel = QUANTISED["int8" if module is self._head else self._quantise]
             if (packed := kernel.pack(weight)) is None:

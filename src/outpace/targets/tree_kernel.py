@@ -26,7 +26,7 @@ def _stretch(
     sqb, sqh, sqm, skb, skh, skn, svb, svh, svn,
     heads, width, columns, words,
     D: tl.constexpr, BD: tl.constexpr, DV: tl.constexpr, BV: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, GROUPS: tl.constexpr, CAP: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, GROUPS: tl.constexpr, CAP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Attend from a block of rows to a stretch of columns: weighted values, top score, sum of exp."""
     bh, block, stretch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -46,14 +46,16 @@ def _stretch(
     dims, wide = tl.arange(0, BD), tl.arange(0, BV)
     at = Query + b * sqb + head[:, None] * sqh + row[:, None] * sqm + dims[None, :]
     query = tl.load(at, mask=real[:, None] & (dims < D)[None, :], other=0.0)
+    if WIDE:
+        query = query.to(tl.float32)
     top = tl.full((BM,), -1e30, tl.float32)
     total = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, BV), tl.float32)
     for column in range(start, stop, BN):
         cols = column + tl.arange(0, BN)
         there = cols < stop
-        at = Key + b * skb + h * skh + cols[:, None] * skn + dims[None, :]
-        key = tl.load(at, mask=there[:, None] & (dims < D)[None, :], other=0.0)
+        keys = Key + b * skb + h * skh + cols[:, None] * skn + dims[None, :]
+        key = tl.load(keys, mask=there[:, None] & (dims < D)[None, :], other=0.0).to(query.dtype)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         if CAP:
             scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
@@ -67,8 +69,8 @@ def _stretch(
         higher = tl.maximum(top, tl.max(scores, 1))
         weights = tl.where(seen, tl.exp(scores - higher[:, None]), 0.0)
         fade = tl.exp(top - higher)
-        at = Value + b * svb + h * svh + cols[:, None] * svn + wide[None, :]
-        value = tl.load(at, mask=there[:, None] & (wide < DV)[None, :], other=0.0)
+        values = Value + b * svb + h * svh + cols[:, None] * svn + wide[None, :]
+        value = tl.load(values, mask=there[:, None] & (wide < DV)[None, :], other=0.0).to(query.dtype)
         own = tl.dot(weights.to(value.dtype), value, input_precision="ieee")
         acc = acc * fade[:, None] + own
         total = total * fade + tl.sum(weights, 1)
@@ -111,6 +113,11 @@ def _merge(
     tl.store(at, result.to(Out.dtype.element_ty), mask=real[:, None] & (wide < DV)[None, :])
 
 
+def multiplies_bits(rows: Tensor) -> bool:
+    """True in Triton's interpreter, on a CPU, which multiplies the bits of bfloat16 as integers."""
+    return rows.device.type == "cpu"
+
+
 def tree_attention(
     query: Tensor,
     key: Tensor,
@@ -139,7 +146,7 @@ def tree_attention(
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
         kv, width, columns, mask.shape[3] - 2,
         D=size, BD=max(16, triton.next_power_of_2(size)), DV=wide, BV=padded,
-        BM=rows, BN=_COLUMNS, GROUPS=groups, CAP=softcap is not None,
+        BM=rows, BN=_COLUMNS, GROUPS=groups, CAP=softcap is not None, WIDE=multiplies_bits(query),
     )  # fmt: skip
     _merge[(batch * kv, blocks)](
         acc, top, total, acc if sinks is None else sinks, out, kv, width,

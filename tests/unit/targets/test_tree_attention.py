@@ -14,11 +14,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as with_softcap
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as with_sinks
 
-from devices import DEVICES
+from devices import TRITON_DEVICES
 from outpace import Engine, SamplingParams
 from outpace.core import UnsupportedModel
 from outpace.targets import CausalTarget, Rows
-from outpace.targets.masks import TREE, compact, dense, packed, placed
+from outpace.targets.masks import TREE, compact, dense, in_order, packed, placed
 from outpace.targets.tree_attention import reference, tree_attention, visible
 from replay import Replay
 from zoo.families import FAMILIES
@@ -28,9 +28,9 @@ SHAPES = [(8, 2, 5, 150, 32, 32, 0), (4, 4, 1, 90, 24, 24, 0), (6, 2, 24, 160, 1
 
 
 def case(
-    shape: tuple[int, ...], dtype: torch.dtype, sliding: int | None
+    shape: tuple[int, ...], dtype: torch.dtype, sliding: int | None, encode: Any
 ) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Query, keys and values of three sequences, and their masks: compact, and dense without padding's."""
+    """Query, keys and values of three sequences, and their masks: encoded, and dense without padding's."""
     heads, kv, width, columns, size, wide, fed = shape
     rng, generator = random.Random(width), torch.Generator().manual_seed(width)
     rows, offsets = [], []
@@ -44,7 +44,7 @@ def case(
     parts = [(3, heads, width, size), (3, kv, columns, size), (3, kv, columns, wide)]
     tensors = [torch.randn(part, generator=generator, dtype=torch.float64).to(dtype) for part in parts]
     tensors[0] = tensors[0].transpose(1, 2).contiguous().transpose(1, 2)  # as models make it
-    short, seen = compact(trees, sliding)[1], dense(trees, columns, sliding)[1]
+    short, seen = encode(trees, sliding)[1], dense(trees, columns, sliding)[1]
     return tensors, short, seen
 
 
@@ -64,11 +64,18 @@ def expected(
     return sdpa_attention_forward(module, query, key, value, seen, scaling=scale)[0]
 
 
-def check(run: Any, shape: tuple[int, ...], dtype: torch.dtype, off: float, device: str = "cpu") -> None:
+def check(
+    run: Any,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    off: float,
+    device: str = "cpu",
+    encode: Any = compact,
+) -> None:
     heads, kv = shape[:2]
     sinks = torch.linspace(-2, 3, heads).to(dtype)
     for sliding, softcap, own in ((None, None, None), (9, 3.0, None), (40, None, sinks)):
-        parts, short, seen = case(shape, dtype, sliding)
+        parts, short, seen = case(shape, dtype, sliding, encode)
         want = expected(parts, seen, heads // kv, softcap, own)
         given = [part.to(device) for part in (*parts, short)]
         found = run(*given, shape[4] ** -0.5, softcap, None if own is None else own.to(device)).cpu()
@@ -86,7 +93,7 @@ def test_reference(shape: tuple[int, ...], dtype: torch.dtype, off: float) -> No
     check(run, shape, dtype, off)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", TRITON_DEVICES)
 @pytest.mark.parametrize(
     ("shape", "dtype", "off"),
     [
@@ -98,11 +105,30 @@ def test_reference(shape: tuple[int, ...], dtype: torch.dtype, off: float) -> No
 def test_kernels(shape: tuple[int, ...], dtype: torch.dtype, off: float, device: str) -> None:
     """On the CPU by Triton's interpreter."""
     pytest.importorskip("triton")
-    if device == "cpu" and dtype == torch.bfloat16:
-        pytest.skip("Triton's interpreter multiplies the bits of bfloat16")
     from outpace.targets.tree_kernel import tree_attention as run
 
     check(run, shape, dtype, off, device)
+
+
+@pytest.mark.parametrize("device", TRITON_DEVICES)
+@pytest.mark.parametrize(
+    ("shape", "dtype", "off"),
+    [
+        *((shape, torch.float32, 1e-4) for shape in SHAPES),
+        (SHAPES[0], torch.float16, 0.01),
+        (SHAPES[0], torch.bfloat16, 0.05),
+    ],
+)
+def test_kernels_in_the_order_of_the_text(
+    shape: tuple[int, ...], dtype: torch.dtype, off: float, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of bit-exact targets on a GPU; with stretches so short that there are several."""
+    pytest.importorskip("triton")
+    from outpace.targets import invariant_kernels
+
+    monkeypatch.setattr(invariant_kernels, "_SPLIT", 64)
+    monkeypatch.setattr(invariant_kernels, "_LAUNCHED", 16)
+    check(invariant_kernels.attend, shape, dtype, off, device, in_order)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
