@@ -1,14 +1,15 @@
 """Steps and decoding on a GPU: models with random weights, with and without graphs, and transformers.
 
     python benchmarks/gpu.py --out benchmarks/RESULT.json
+    python benchmarks/gpu.py --shapes llama-7b --dtypes int8 fp8 --out benchmarks/RESULT.json
     python benchmarks/gpu.py --device cpu --shapes tiny --dtypes float32 --batches 1 2 --context 32 --tokens 8
 
 Two tables for every shape, dtype and number of sequences:
 
 - steps: median milliseconds of a forward by its rows per sequence, for the default target (dynamic), for
-  fixed shapes (static: CUDA graphs), for those with the attention for trees (tree), and with ``--compile``
-  for compiled ones; and the share of the bandwidth roof (the least time to read weights, keys and values once
-  divided by the measured one) that a step of one row reaches.
+  fixed shapes (static: CUDA graphs), for those with the attention for trees (tree), on a GPU for bit-exact
+  ones (exact), and with ``--compile`` for compiled ones; and the share of the bandwidth roof (the least time
+  to read weights, keys and values once divided by the measured one) that a step of one row reaches.
 - decoding: tokens per second of plain decoding and of every drafter, with and without a governor, through
   graphs, in turns with transformers' own ``generate`` with its static cache, which it compiles on a GPU.
 
@@ -44,6 +45,8 @@ from outpace.targets.masks import TREE
 ALL_SHAPES = {**SHAPES, "tiny": Shape(64, 128, 2, 4, 2, 16)}
 DRAFTERS = ("prompt_lookup", "suffix", "token_recycling", "jacobi", "lookahead", "draft_model")
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+# Rows are bfloat16; weights are torchao's, int8, or float8 with rows rounded to it one by one.
+QUANTISED = ("int8", "fp8")
 
 
 @contextmanager
@@ -56,6 +59,20 @@ def made_on(device: str, dtype: torch.dtype) -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(before)
+
+
+def quantise(model: Any, kind: str) -> None:
+    """Round the weights of a model's layers by torchao; not those of the head."""
+    try:
+        from torchao import quantization
+    except ImportError:
+        raise SystemExit(f"--dtypes {kind} needs torchao: pip install torchao") from None
+    how = (
+        quantization.Int8WeightOnlyConfig()
+        if kind == "int8"
+        else quantization.Float8DynamicActivationFloat8WeightConfig(granularity=quantization.PerRow())
+    )
+    quantization.quantize_(model.model, how)
 
 
 def model_of(shape: Shape, dtype: torch.dtype, options: argparse.Namespace) -> Any:
@@ -77,24 +94,28 @@ def model_of(shape: Shape, dtype: torch.dtype, options: argparse.Namespace) -> A
         return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
-def kinds_of_target(model: Any, options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
-    """Ways to run a model's forwards, by name."""
+def kinds_of_target(model: Any, exact: bool, options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+    """Ways to run a model's forwards, by name; ``exact`` adds bit-exact ones."""
     on_trees = exchange(model, lambda _: None, TREE)
     kinds: dict[str, Callable[[], Any]] = {
         "dynamic": lambda: outpace.Target(model, check=False),
         "static": lambda: outpace.Target(model, static=True, check=False),
         "tree": lambda: outpace.Target(on_trees, static=True, check=False),
     }
+    if exact:
+        kinds["exact"] = lambda: outpace.Target(model, static=True, check=False, exact=True)
     if options.compile:
         how = {"mode": "max-autotune-no-cudagraphs"}
         kinds["compiled"] = lambda: outpace.Target(model, static=True, check=False, compiled=how)
     return kinds
 
 
-def steps(model: Any, batch: int, limits: Limits, options: argparse.Namespace) -> list[dict[str, Any]]:
+def steps(
+    kinds: dict[str, Callable[[], Any]], batch: int, limits: Limits, options: argparse.Namespace
+) -> list[dict[str, Any]]:
     """Milliseconds of a forward by width, for each kind of target."""
     found = []
-    for kind, make in kinds_of_target(model, options).items():
+    for kind, make in kinds.items():
         target = make()
         seconds = measure_widths(target, options.context, WIDTHS, batch)
         work = work_of(target)
@@ -194,7 +215,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write the figures to this file, as JSON")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shapes", nargs="*", default=["llama-7b", "llama-13b"], choices=ALL_SHAPES)
-    dtypes = ["bfloat16", "float16", "float32"]
+    dtypes = ["bfloat16", "float16", "float32", *QUANTISED]
     parser.add_argument("--dtypes", nargs="*", default=dtypes[:1], choices=dtypes)
     parser.add_argument("--batches", nargs="*", type=int, default=[1, 8, 32])
     parser.add_argument("--drafters", nargs="*", default=DRAFTERS)
@@ -208,16 +229,20 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for name in options.shapes:
-        for dtype in (getattr(torch, given) for given in options.dtypes):
+        for given in options.dtypes:
+            dtype = torch.bfloat16 if given in QUANTISED else getattr(torch, given)
             model = model_of(ALL_SHAPES[name], dtype, options)
+            if given in QUANTISED:
+                quantise(model, given)
             draft = model_of(ALL_SHAPES["tiny" if name == "tiny" else "llama-0.1b"], dtype, options)
             limits = measure_limits(1 << 30, options.device, dtype)
             for batch in options.batches:
-                found = steps(model, batch, limits, options)
+                exact = options.device != "cpu" and given not in QUANTISED
+                found = steps(kinds_of_target(model, exact, options), batch, limits, options)
                 decoders = decoding(Decoders(model, draft, batch, options), options)
-                show(f"{name}, {dtype}, {batch} at a time", found, decoders)
+                show(f"{name}, {given}, {batch} at a time", found, decoders)
                 rows.append(
-                    {"shape": name, "dtype": str(dtype), "batch": batch, "steps": found, "decoding": decoders}
+                    {"shape": name, "dtype": given, "batch": batch, "steps": found, "decoding": decoders}
                 )
     if options.out:
         result = {"command": " ".join(sys.argv), "machine": machine(options.device), "rows": rows}

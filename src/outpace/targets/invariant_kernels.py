@@ -88,7 +88,9 @@ def norm(states: Tensor, weight: Tensor, epsilon: float, one: bool, rounds: bool
     """
     size = states.shape[-1]
     rows = states.reshape(-1, size)
-    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    # The compiler lays rows out over threads by their alignment, and the threads decide the order of the sum.
+    if rows.stride(1) != 1 or rows.storage_offset() * rows.element_size() % 16:
+        rows = rows.clone(memory_format=torch.contiguous_format)
     out = rows.new_empty(rows.shape)
     _norm[(len(rows),)](
         rows, weight, out, size, epsilon, rows.stride(0),

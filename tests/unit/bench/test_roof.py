@@ -36,6 +36,27 @@ def test_the_work_of_a_step_of_a_small_llama() -> None:
     assert work.operations(3, 10) == 2 * 3 * (matrices + 10 * work.attention_numbers)
 
 
+def test_a_quantised_weight_is_read_as_it_is_stored() -> None:
+    """Not as wide as its rows: this stand-in, like torchao's, is a tensor made of others."""
+
+    class Rounded(torch.Tensor):
+        stored: torch.Tensor
+        scales: torch.Tensor
+
+        def __tensor_flatten__(self) -> Any:
+            return ["stored", "scales"], None
+
+    model = tiny_llama()
+    before = work_of(Target(model)).weight_bytes
+    whole = model.lm_head.weight
+    rounded = torch.nn.Parameter(whole.data.as_subclass(Rounded))
+    rounded.stored = torch.zeros(whole.shape, dtype=torch.int8)  # type: ignore[attr-defined]
+    rounded.scales = torch.zeros(len(whole))  # type: ignore[attr-defined]
+    model.lm_head.weight = rounded
+    target = Target(model, check=False)
+    assert before - work_of(target).weight_bytes == whole.nbytes - whole.numel() - 4 * len(whole)
+
+
 def test_a_head_that_is_the_embeddings_is_read() -> None:
     model = tiny_llama()
     apart = work_of(Target(model)).weight_numbers

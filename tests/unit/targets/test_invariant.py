@@ -77,6 +77,7 @@ def test_a_norm_is_the_models_with_one_rows_bits(kind: Any, dtype: torch.dtype, 
         assert whole.dtype == dtype and off <= 4 * torch.finfo(dtype).eps * expected.abs().max()
         for count in COUNTS:
             assert torch.equal(found(rows[1, :count]), whole[1, :count])
+        assert torch.equal(found(nn.functional.pad(rows, (1, 0))[..., 1:]), whole)  # not aligned
 
 
 @pytest.mark.parametrize("device", TRITON_DEVICES)

@@ -115,11 +115,17 @@ def work_of(target: TargetModel) -> Work:
     assert isinstance(cache, KVCache)  # that of a transformers model
     kinds = [kind for one in cache.layers for kind in (one.keys, one.values)]
     return Work(
-        weight_bytes=sum(weight.numel() * weight.element_size() for weight in weights),
+        weight_bytes=sum(map(_stored, weights)),
         row_bytes=cache.row_bytes,
         weight_numbers=sum(weight.numel() for weight in matrices),
         attention_numbers=_attended(config, [kind.heads * kind.size for kind in kinds]),
     )
+
+
+def _stored(weight: torch.Tensor) -> int:
+    """Bytes of a weight; a quantised one, such as torchao's, consists of other tensors."""
+    parts = getattr(weight, "__tensor_flatten__", None)
+    return weight.nbytes if parts is None else sum(_stored(getattr(weight, name)) for name in parts()[0])
 
 
 def _model_of(target: TargetModel) -> Any:
