@@ -147,6 +147,8 @@ class CausalTarget(TargetModel):
         if static:
             devices = {shape.keys.device for shape in self._layers} | {w.device for w in model.parameters()}
             self._fixed = FixedShapes(runner or runner_for(self.device, devices), compiled)
+            if check and self.bit_exact and (reason := bit_test(self, self._step, self._embedded)):
+                raise self._not_exact(reason)
         if check:
             self_test(self, model, self._embedded, self._plain)
         if release:
@@ -170,16 +172,20 @@ class CausalTarget(TargetModel):
             try:
                 self._take(packs, exact=True)
                 reason = unproven(self._step) or (unproven_norm(self._step) if self._on_gpu else "")
-                if not reason and (check or exact is not True):  # without a check it is known to pass
+                # Without a check it is known to pass; fixed shapes are tested when they exist.
+                if not (reason or self.static) and (check or exact is not True):
                     reason = bit_test(self, self._step, self._embedded)
             except UnsupportedModel as error:
                 reason = str(error)
         if reason and exact is True:
-            raise UnsupportedModel(f"{family(self.model)} is not bit-exact: {reason}; leave exact out")
+            raise self._not_exact(reason)
         if reason:
             self._take(packs, exact=False)
         self.bit_exact, self.inexact = not reason, reason
         self._line_untried = True
+
+    def _not_exact(self, reason: str) -> UnsupportedModel:
+        return UnsupportedModel(f"{family(self.model)} is not bit-exact: {reason}; leave exact out")
 
     def _take(self, packs: bool, exact: bool) -> None:
         """Make the module that steps run on: a copy of the model if modules are replaced, or the model."""

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outpace.targets.tree_kernel import multiplies_bits
+from outpace.targets.tree_kernel import device_of, multiplies_bits
 
 _ROWS = 16  # rows of a tile: the fewest that tensor cores multiply
 _OUTPUTS = 32
@@ -53,11 +53,12 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows, weight = (part if part.stride(1) == 1 else part.contiguous() for part in (rows, weight))
     out = rows.new_empty((len(rows), len(weight)))
     grid = triton.cdiv(len(rows), _ROWS), triton.cdiv(len(weight), _OUTPUTS)
-    _linear[grid](
-        rows, weight, weight if bias is None else bias, out, len(rows), *weight.shape,
-        rows.stride(0), weight.stride(0),
-        BM=_ROWS, BN=_OUTPUTS, BK=_INPUTS, BIAS=bias is not None, WIDE=multiplies_bits(rows),
-    )  # fmt: skip
+    with device_of(rows):
+        _linear[grid](
+            rows, weight, weight if bias is None else bias, out, len(rows), *weight.shape,
+            rows.stride(0), weight.stride(0),
+            BM=_ROWS, BN=_OUTPUTS, BK=_INPUTS, BIAS=bias is not None, WIDE=multiplies_bits(rows),
+        )  # fmt: skip
     return out
 
 
@@ -92,10 +93,11 @@ def norm(states: Tensor, weight: Tensor, epsilon: float, one: bool, rounds: bool
     if rows.stride(1) != 1 or rows.storage_offset() * rows.element_size() % 16:
         rows = rows.clone(memory_format=torch.contiguous_format)
     out = rows.new_empty(rows.shape)
-    _norm[(len(rows),)](
-        rows, weight, out, size, epsilon, rows.stride(0),
-        BLOCK=triton.next_power_of_2(size), ONE=one, ROUND=rounds,
-    )  # fmt: skip
+    with device_of(rows):
+        _norm[(len(rows),)](
+            rows, weight, out, size, epsilon, rows.stride(0),
+            BLOCK=triton.next_power_of_2(size), ONE=one, ROUND=rounds,
+        )  # fmt: skip
     return out.view(states.shape)
 
 
@@ -232,14 +234,15 @@ def attend(
     like: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
     acc, top, total = torch.empty((places, padded), **like), *torch.empty((2, places), **like)
     out = torch.empty((batch, width, heads, wide), dtype=query.dtype, device=query.device)
-    _stretch[(batch * kv, blocks, stretches)](
-        query, key, value, paths, acc, top, total, scale, softcap or 0.0,
-        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], kv, width, paths.shape[3],
-        D=size, BD=max(16, triton.next_power_of_2(size)), DV=wide, BV=padded, BM=_ROWS, BN=_POSITIONS,
-        SPLIT=_SPLIT, GROUPS=groups, CAP=softcap is not None, WIDE=multiplies_bits(query),
-    )  # fmt: skip
-    _merge[(batch * kv, blocks)](
-        acc, top, total, acc if sinks is None else sinks, out, kv, width, stretches,
-        DV=wide, BV=padded, BM=_ROWS, GROUPS=groups, SINKS=sinks is not None,
-    )  # fmt: skip
+    with device_of(query):
+        _stretch[(batch * kv, blocks, stretches)](
+            query, key, value, paths, acc, top, total, scale, softcap or 0.0,
+            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], kv, width, paths.shape[3],
+            D=size, BD=max(16, triton.next_power_of_2(size)), DV=wide, BV=padded, BM=_ROWS, BN=_POSITIONS,
+            SPLIT=_SPLIT, GROUPS=groups, CAP=softcap is not None, WIDE=multiplies_bits(query),
+        )  # fmt: skip
+        _merge[(batch * kv, blocks)](
+            acc, top, total, acc if sinks is None else sinks, out, kv, width, stretches,
+            DV=wide, BV=padded, BM=_ROWS, GROUPS=groups, SINKS=sinks is not None,
+        )  # fmt: skip
     return out

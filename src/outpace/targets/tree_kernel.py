@@ -113,6 +113,11 @@ def _merge(
     tl.store(at, result.to(Out.dtype.element_ty), mask=real[:, None] & (wide < DV)[None, :])
 
 
+def device_of(rows: Tensor) -> torch.cuda.device:
+    """Context in which kernels run on the rows' device; Triton takes the current one, whatever their rows."""
+    return torch.cuda.device(rows.get_device())  # -1, which changes nothing, on a CPU
+
+
 def multiplies_bits(rows: Tensor) -> bool:
     """True in Triton's interpreter, on a CPU, which multiplies the bits of bfloat16 as integers."""
     return rows.device.type == "cpu"
@@ -141,15 +146,16 @@ def tree_attention(
     like: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
     acc, top, total = torch.empty((places, padded), **like), *torch.empty((2, places), **like)
     out = torch.empty((batch, width, heads, wide), dtype=query.dtype, device=query.device)
-    _stretch[(batch * kv, blocks, stretches)](
-        query, key, value, mask.contiguous(), acc, top, total, scale, softcap or 0.0,
-        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
-        kv, width, columns, mask.shape[3] - 2,
-        D=size, BD=max(16, triton.next_power_of_2(size)), DV=wide, BV=padded,
-        BM=rows, BN=_COLUMNS, GROUPS=groups, CAP=softcap is not None, WIDE=multiplies_bits(query),
-    )  # fmt: skip
-    _merge[(batch * kv, blocks)](
-        acc, top, total, acc if sinks is None else sinks, out, kv, width,
-        DV=wide, BV=padded, BM=rows, STRETCHES=stretches, GROUPS=groups, SINKS=sinks is not None,
-    )  # fmt: skip
+    with device_of(query):
+        _stretch[(batch * kv, blocks, stretches)](
+            query, key, value, mask.contiguous(), acc, top, total, scale, softcap or 0.0,
+            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
+            kv, width, columns, mask.shape[3] - 2,
+            D=size, BD=max(16, triton.next_power_of_2(size)), DV=wide, BV=padded,
+            BM=rows, BN=_COLUMNS, GROUPS=groups, CAP=softcap is not None, WIDE=multiplies_bits(query),
+        )  # fmt: skip
+        _merge[(batch * kv, blocks)](
+            acc, top, total, acc if sinks is None else sinks, out, kv, width,
+            DV=wide, BV=padded, BM=rows, STRETCHES=stretches, GROUPS=groups, SINKS=sinks is not None,
+        )  # fmt: skip
     return out

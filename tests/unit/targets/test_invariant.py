@@ -5,6 +5,7 @@ Without a GPU, Triton's interpreter runs them on a CPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -21,6 +22,7 @@ from models import tiny_llama
 from outpace.core import SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows, Target
+from outpace.targets.graphs import Eager, Made
 from outpace.targets.invariant import Norm, Triton, invariant_attention, invariant_norm
 from outpace.targets.kernels import row_step
 from outpace.targets.masks import in_order, packed, placed
@@ -364,6 +366,26 @@ def test_fixed_shapes_are_replayed_with_the_same_tokens(device: str, monkeypatch
     drafted = tokens_of(target, "lookahead:window=2,ngram=3,guesses=1")
     assert runner.replays > runner.captures > 1
     assert drafted == tokens_of(exact(device), "none")
+
+
+class Off(Eager):
+    """A runner whose forwards of one row give other logits."""
+
+    def capture(self, forward: Callable[[], Made]) -> Callable[[], Made]:
+        def run() -> Made:
+            made = forward()
+            return made._replace(logits=made.logits + 1e-3) if made.logits.shape[1] == 1 else made
+
+        return run
+
+
+@pytest.mark.parametrize("device", TRITON_DEVICES)
+def test_fixed_shapes_are_tested_too(device: str) -> None:
+    model = tiny_llama(dtype=torch.float32, layers=1).to(device)
+    options: dict[str, Any] = {"exact": True, "fuse": False, "pack": False, "static": True}
+    assert CausalTarget(model, runner=Eager(), **options).bit_exact
+    with pytest.raises(UnsupportedModel, match="is not bit-exact"):
+        CausalTarget(model, runner=Off(), **options)
 
 
 def operation(name: str, function: Any) -> Any:
