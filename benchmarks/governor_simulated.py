@@ -33,11 +33,14 @@ from outpace.sequence import Sequence as Text
 
 # Milliseconds of a step by nodes verified: the embedded model in float32 on two cores of an Intel Xeon, and
 # SmolLM2-135M in float32 (whose second row is expensive) and bfloat16 (whose first rows cost nothing) on a
-# core of an AMD EPYC with AVX-512, interpolated.
+# core of an AMD EPYC with AVX-512, interpolated; there too, a model of 0.1 billion parameters in llama.cpp's
+# q4_0 and q8_0, whose four rows cost two and four plain steps.
 STEPS = {
     "nano": (2.3, 2.99, 2.92, 3.24, 3.33, 3.45, 3.6, 3.84, 3.9, 4.1, 4.15, 4.21, 4.87, 5.0, 5.1, 5.1, 5.37),
     "smollm2-float32": (72, *(96,) * 7, 98, 101, 104, 107, 110, 112, 115, 118, 122),
     "smollm2-bfloat16": (57, 57, 58, 58, 60, 62, 64, 66, 69, 71, 73, 75, 77, 79, 81, 83, 85),
+    "q4_0": (5.1, 8.4, 9.7, 9.8, 13, 15.5, 16.5, 16.7, 20, 22, 23, 23.7, 25.3, 25.6, 25.8, 25.8, 29),
+    "q8_0": (7.6, 24.1, 34.5, 34.3, 41, 41, 41, 41, 46, 49, 50, 50, 52, 52, 52, 52, 57),
 }
 IDLE, LOOK, FOUND, NODE = 0.012, 0.0225, 0.041, 0.0015  # drafter: not called, no match, match, per node
 JITTER, SLOW = 0.06, 0.03  # standard deviation, relative; chance that a step takes up to twice as long
