@@ -139,15 +139,15 @@ def test_sequences_of_several_drafters(rode: list[int]) -> None:
 
 def test_only_rows_that_are_read_reach_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
     target, rows = target_of(torch.float64), []
-    head: Any = target._step.get_output_embeddings()
+    head: Any = target._modules.step.get_output_embeddings()
     hook = head.register_forward_pre_hook(lambda _, given: rows.append(given[0].shape[1]))
     cache = target.new_cache(slots=3)
     slots = [cache.allocate() for _ in range(3)]
     feeds = [Rows([1, 2, 3], (-1, 0, 0)), Rows([4] * 90, unread=90), Rows([5] * 40, unread=39)]
     try:
-        target._line, line = None, target._line
+        target._modules.line, line = None, target._modules.line
         padded = target.forward(cache, dict(zip(slots, feeds, strict=True)))
-        target._line = line
+        target._modules.line = line
         del rows[:]
         found = target.forward(cache, dict(zip(slots, feeds, strict=True)))
     finally:

@@ -294,13 +294,13 @@ def on_meta(name: str) -> CausalTarget:
     target = CausalTarget(FAMILIES[name].build(), static=True, runner=OnTheDevice(), check=False)
     target.model.to("meta")
     target.device = torch.device("meta")
-    target._layers = [
+    target._modules.shapes = [
         replace(
             layer,
             keys=replace(layer.keys, device=target.device),
             values=replace(layer.values, device=target.device),
         )
-        for layer in target._layers
+        for layer in target._modules.shapes
     ]
     return target
 
@@ -319,7 +319,9 @@ def test_nothing_is_read_on_the_host(name: str) -> None:
 def test_an_upload_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     target = on_meta("llama")
     cache = target.new_cache(1, 32)
-    monkeypatch.setattr(target._masks, "of", lambda trees, _: torch.ones(1, 1, 1, 32).to(trees.base.device))
+    monkeypatch.setattr(
+        target._modules.masks, "of", lambda trees, _: torch.ones(1, 1, 1, 32).to(trees.base.device)
+    )
     with pytest.raises(HostRead):
         target.forward(cache, {cache.allocate(): Rows([1])})
 

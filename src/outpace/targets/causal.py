@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 
 from outpace.cache import Cache, KVCache, Slot, StaticCache, Window
 from outpace.core import OutpaceError, Source, UnsupportedModel
-from outpace.targets.attention import EXACT
 from outpace.targets.base import (
     HiddenStates,
     Output,
@@ -38,23 +37,16 @@ from outpace.targets.checks import (
     why_not_exact,
 )
 from outpace.targets.fixed import FixedInputs, FixedShapes, width_of
-from outpace.targets.fused import fuse_layers, fused_linears, fusing_refused
+from outpace.targets.fused import fusing_refused
 from outpace.targets.graphs import Made, Runner, runner_for
-from outpace.targets.inputs import CacheAdapter, Probe, device_of, inputs_of, padded, rows_of
-from outpace.targets.invariant import TRITON, invariant_norm, unproven_norm
+from outpace.targets.inputs import CacheAdapter, device_of, inputs_of, padded, rows_of
+from outpace.targets.invariant import unproven_norm
 from outpace.targets.kernels import QUANTISED
-from outpace.targets.layers import exchange, keep_layers
+from outpace.targets.layers import exchange
 from outpace.targets.lines import WINDOW, Line, apart, line_attention
-from outpace.targets.masks import INVARIANT, TREE, Mask, MaskMaker, placed
-from outpace.targets.packed import (
-    Packer,
-    Weights,
-    check_quantise,
-    packing_wanted,
-    release,
-    tail_step,
-    unproven,
-)
+from outpace.targets.masks import TREE, Mask, placed
+from outpace.targets.modules import Modules
+from outpace.targets.packed import check_quantise, packing_wanted, unproven
 from outpace.targets.self_test import agree, bit_test, self_test
 from outpace.targets.tree_attention import takes_no_tree
 
@@ -107,8 +99,8 @@ class CausalTarget(TargetModel):
 
     _is_part = False  # some layers of another target
     _packs_lines = True  # forwards of uneven rows may leave out the padding (``lines.py``)
-    _line: Any = None  # a copy of ``_step`` that takes them, made and tested when first needed
-    _line_untried = False
+    _modules: Modules
+    _line_untried = False  # the module for those is made and tested when first needed
     _mixes = False  # it takes those of several windows in one
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
     _fixed: FixedShapes | None = None
@@ -145,14 +137,14 @@ class CausalTarget(TargetModel):
         if not static and (runner is not None or compiled is not None):
             raise OutpaceError("runner and compiled are for forwards of fixed shapes: give static=True too")
         if static:
-            devices = {shape.keys.device for shape in self._layers} | {w.device for w in model.parameters()}
+            caches = {shape.keys.device for shape in self._modules.shapes}
+            devices = caches | {weight.device for weight in model.parameters()}
             self._fixed = FixedShapes(runner or runner_for(self.device, devices), compiled)
-            if check and self.bit_exact and (reason := bit_test(self, self._step, self._embedded)):
+            if check and self.bit_exact and (reason := bit_test(self, self._modules.step, self._embedded)):
                 raise self._not_exact(reason)
         if check:
             self_test(self, model, self._embedded, self._plain)
-        if release:
-            self._release()
+        self.released = release and self._modules.release()
 
     def _choose(
         self,
@@ -171,10 +163,11 @@ class CausalTarget(TargetModel):
         if not reason:
             try:
                 self._take(packs, exact=True)
-                reason = unproven(self._step) or (unproven_norm(self._step) if self._on_gpu else "")
+                step = self._modules.step
+                reason = unproven(step) or (unproven_norm(step) if self._on_gpu else "")
                 # Without a check it is known to pass; fixed shapes are tested when they exist.
                 if not (reason or self.static) and (check or exact is not True):
-                    reason = bit_test(self, self._step, self._embedded)
+                    reason = bit_test(self, step, self._embedded)
             except UnsupportedModel as error:
                 reason = str(error)
         if reason and exact is True:
@@ -188,32 +181,10 @@ class CausalTarget(TargetModel):
         return UnsupportedModel(f"{family(self.model)} is not bit-exact: {reason}; leave exact out")
 
     def _take(self, packs: bool, exact: bool) -> None:
-        """Make the module that steps run on: a copy of the model if modules are replaced, or the model."""
-        self._line, self._line_untried = None, False
-        fused, invariant = self.fused, exact and self._on_gpu
-        apart = fused_linears(self.model) if fused else ()
-        packer = Packer(self.model, packs, exact, self.quantised, apart, kernel=TRITON if invariant else None)
-        changed = self.model
-        if invariant:
-            dtype = self.model.dtype
-            changed = exchange(self.model, lambda one: packer(one) or invariant_norm(one, dtype), INVARIANT)
-        elif packs or exact or self.quantised or fused:
-            # A fused layer runs no attention but its own; its masks are those of the exact one.
-            changed = exchange(self.model, packer, EXACT if exact or fused else None)
-        if fused:
-            fuse_layers(self.model, changed, packer.join)
-        self.packed = dict(packer.kernels)
-        self._step: Any = changed if exact or self.packed or fused else self.model
-        self._packer = packer
-        self._weights = Weights(packer.packed)
-        self.row_step = tail_step(self.model) if exact and not (fused or invariant) else 1
-        self._least_rows = packer.rows if fused else 1
-        self._masks, self._own_masks = (
-            MaskMaker(model.config.get_text_config(decoder=True), model.dtype, fused and model is self._step)
-            for model in (self._step, self.model)
-        )
-        self._probe()
-        self._own_masks.by_kind = self._masks.by_kind
+        """Make the modules that steps run on."""
+        self._line_untried = False
+        self._modules = found = Modules(self.model, packs, exact, self.fused, self.quantised)
+        self.packed, self.row_step, self.vocabulary = found.packed, found.row_step, found.vocabulary
 
     @property
     def mixes(self) -> bool:  # type: ignore[override]
@@ -224,42 +195,34 @@ class CausalTarget(TargetModel):
         if self._line_untried:
             self._line_untried = False
             self._try_lines()
-        return self._line is not None
+        return self._modules.line is not None
 
     def _try_lines(self) -> None:
-        """Make a copy of ``_step`` for rows in a line, if it takes them, as a small forward shows."""
-        attention = line_attention(self._step)
-        if not self._packs_lines or self.static or attention is None or untouchable(self._step):
+        """Make a copy of the step for rows in a line, if it takes them, as a small forward shows."""
+        attention = line_attention(self._modules.step)
+        if not self._packs_lines or self.static or attention is None or untouchable(self._modules.step):
             return
-        line = exchange(self._step, lambda _: None, attention)
+        line = exchange(self._modules.step, lambda _: None, attention)
         # A tree beside a row, and rows of a prompt that are wide enough for a window of their own.
         nodes = max(5, 4 * self.row_step)
         tree = Rows([node % 2 for node in range(nodes)], (-1, 0, 0, 1, 2, *range(4, nodes - 1)))
         prompt = Rows([node % 2 for node in range(nodes + WINDOW)], unread=nodes)
         for feeds in ([tree, Rows([1]), prompt], [tree, Rows([1])]):
-            self._line, self._mixes = None, prompt in feeds
+            self._modules.line, self._mixes = None, prompt in feeds
             cache = self.new_cache(slots=3, length=nodes + WINDOW)
             rows = {cache.allocate(): own for own in feeds}
             try:
                 padded = self.forward(cache, rows)
-                self._line = line
+                self._modules.line = line
                 in_line = self.forward(cache, rows)
             except Exception:  # some code of the family's own may not take keys of more sequences than rows
                 _log.debug("%s does not support rows in a line", family(self.model), exc_info=True)
-                self._line = None
+                self._modules.line = None
                 continue
             expected, found = (torch.cat([o.logits_of(slot) for slot in rows]) for o in (padded, in_line))
             if torch.equal(found, expected) if self.bit_exact else agree(self.model.dtype, found, expected):
                 return
-        self._line = None
-
-    def _release(self) -> None:
-        """Free the weights of which steps use copies."""
-        head = self.model.get_output_embeddings()  # drafters use it, and it may be the embeddings
-        found = [layer for layer in self._packer.doubled if layer is not head]
-        release(found)
-        self.released = bool(found)
-        self._weights = Weights(self._packer.packed)
+        self._modules.line = None
 
     def _renew(self) -> None:
         """Pack weights again after they were modified.
@@ -290,7 +253,7 @@ class CausalTarget(TargetModel):
 
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> KVCache:
         kind = StaticCache if self.static else KVCache
-        return kind(self._layers, slots, length, capacity)
+        return kind(self._modules.shapes, slots, length, capacity)
 
     def forward(
         self,
@@ -318,7 +281,7 @@ class CausalTarget(TargetModel):
         """
         if self.model.training:
             raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
-        if self._weights.changed:
+        if self._modules.changed:
             self._renew()
         own, widths = own_cache(self, cache, KVCache), {slot: len(row.tokens) for slot, row in feeds.items()}
         if self._fixed is not None and isinstance(own, StaticCache) and logits_from is not None:
@@ -332,10 +295,10 @@ class CausalTarget(TargetModel):
                 return Output.of(window.slots, feeds, logits, logits_from, made.hidden)
         lines = len(feeds) > 1 and not logits_from and states is None and self._takes_lines
         mixes = lines and self._mixes
-        windows = own.begin(widths, self.row_step, self._least_rows, apart(widths) if mixes else ())
+        windows = own.begin(widths, self.row_step, self._modules.least_rows, apart(widths) if mixes else ())
         outputs = []
         for group in [windows] if mixes else [[window] for window in windows]:
-            if lines and (line := Line(group, self.row_step, self._least_rows)).pays:
+            if lines and (line := Line(group, self.row_step, self._modules.least_rows)).pays:
                 outputs.append(self._pass_line(line, feeds, logits_from is not None, hidden_layers))
             else:
                 outputs.append(self._pass(group[0], feeds, logits_from, hidden_layers, states))
@@ -355,11 +318,11 @@ class CausalTarget(TargetModel):
         wanted = 0 if logits_from is None else max(window.width - logits_from, 0)
         given = {"input_ids": ids} if states is None else {"inputs_embeds": padded(window, states)}
         made = self._made(
-            self._step,
+            self._modules.step,
             given,
             mask,
             self._rotated(window, places),
-            CacheAdapter(window, self._places),
+            CacheAdapter(window, self._modules.places),
             wanted,
             hidden_layers,
         )
@@ -373,7 +336,7 @@ class CausalTarget(TargetModel):
         tokens, positions = inputs_of(rows, window)
         # One tensor for both, for a single copy to the device. NumPy reads lists four times as fast as torch.
         both = torch.from_numpy(np.array([tokens, positions]))
-        return both, self._masks(rows, window, positions, self.device)
+        return both, self._modules.masks(rows, window, positions, self.device)
 
     def _pass_line(
         self, line: Line, feeds: Mapping[Slot, Rows], logits: bool, hidden_layers: Sequence[int]
@@ -383,11 +346,11 @@ class CausalTarget(TargetModel):
         ids, places = line.inputs(inputs).unbind()
         read = line.read(feeds) if logits else torch.empty(0)
         made = self._made(
-            self._line,
+            self._modules.line,
             {"input_ids": ids},
             line.mask(masks),
             places,
-            CacheAdapter(line, self._places),
+            CacheAdapter(line, self._modules.places),
             read if len(read) else 0,
             hidden_layers,
         )
@@ -437,11 +400,11 @@ class CausalTarget(TargetModel):
         given = {"input_ids": at.tokens} if inputs.states is None else {"inputs_embeds": inputs.states}
         assert self._fixed is not None
         return self._made(
-            self._fixed.compiled(self._step),
+            self._fixed.compiled(self._modules.step),
             given,
-            self._masks.of(at.trees, rows.columns),
+            self._modules.masks.of(at.trees, rows.columns),
             at.trees.positions,
-            CacheAdapter(rows, self._places),
+            CacheAdapter(rows, self._modules.places),
             rows.width,
             hidden_layers,
         )
@@ -461,17 +424,9 @@ class CausalTarget(TargetModel):
         """See ``TargetModel``. With ``bare``, norm and head are omitted: the logits are hidden states."""
         part = self._twin()
         part._is_part = True
-        part._line, part._line_untried = None, False
-        part.model = keep_layers(self.model, layers, bare)
-        part._step = part.model if self._step is self.model else keep_layers(self._step, layers, bare)
-        probe = Probe()
-        with torch.inference_mode():
-            part._first_token(probe)
-        if list(probe.shapes) != list(layers):  # if accelerate has replaced a module's forward, for example
-            raise UnsupportedModel(
-                f"{family(self.model)} runs layers {list(probe.shapes)} when asked for {list(layers)}; load "
-                "it on one device without device_map, or use another drafter"
-            )
+        part._line_untried = False
+        part._modules = self._modules.some_layers(layers, bare)
+        part.model = part._modules.model
         return part
 
     def with_embeddings(self, table: Tensor | int) -> CausalTarget:
@@ -537,19 +492,8 @@ class CausalTarget(TargetModel):
 
     def _whole(self, positions: Tensor, seen: Tensor) -> dict[str, Any]:
         """Arguments of a forward without a cache, except its inputs."""
-        mask = self._own_masks.given(seen, positions)
+        mask = self._modules.own_masks.given(seen, positions)
         return {"attention_mask": mask, "position_ids": positions, "use_cache": False}
-
-    def _first_token(self, probe: Probe) -> Any:
-        """The model's output for a token without a cache."""
-        token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
-        return self._step(
-            input_ids=token,
-            attention_mask=self._masks.one(self.device),
-            position_ids=token,
-            past_key_values=probe,
-            use_cache=True,
-        )
 
     @property
     def hidden(self) -> HiddenStates:
@@ -566,37 +510,10 @@ class CausalTarget(TargetModel):
         logits: Tensor = head(states.to(head.weight.dtype))
         return self._scale(logits)
 
-    @torch.inference_mode()
-    def _probe(self) -> None:
-        """Determine the model's form of mask, the shape of each layer's rows, and the vocabulary."""
-        while True:
-            probe = Probe()
-            try:
-                output = self._first_token(probe)
-                break
-            except UnsupportedModel:
-                raise  # it names the reason itself
-            except Exception as error:
-                if self._masks.by_kind and self._masks.kinds == 1:
-                    self._masks.by_kind = False
-                    continue
-                token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
-                self.model(input_ids=token)  # an error without outpace's inputs is raised as is
-                raise UnsupportedModel(
-                    f"{family(self.model)} does not take a 4-D mask, positions and a cache object: {error!r}"
-                ) from error
-        if not probe.rows:
-            raise UnsupportedModel(
-                f"{family(self.model)} does not keep its keys and values in the cache it is given"
-            )
-        self._places = {layer: place for place, layer in enumerate(probe.shapes)}
-        self._layers = list(probe.shapes.values())
-        self.vocabulary = output.logits.shape[-1]
-
     def _plain(self, source: Source | None, text: list[int]) -> Tensor:
         model: Any = self.model
         if self.quantised:  # the rounded weights, with the model's own attention
-            model = exchange(self._step, lambda _: None, self._attention)
+            model = exchange(self._modules.step, lambda _: None, self._attention)
         logits: Tensor = model(input_ids=torch.tensor([text], device=self.device), use_cache=False).logits
         return logits[0]
 

@@ -1,8 +1,9 @@
-"""Layers whose operations between the matrix products are compiled functions (``native.c``), on a CPU.
+"""Layers that are compiled functions (``native.c``), on a CPU.
 
 A step of a small model in eager mode consists of thousands of small operations, which together take about as
 long as its products. A fused layer has nine: four products, two norms, attention (with rotation, the heads'
-norms and the cache's update), the gate, a sum. Its products of the same input are one.
+norms and the cache's update), the gate, a sum. Its products of the same input are one. If the products are
+compiled too, one call runs all layers; otherwise they are called one by one.
 
 It rounds where transformers' layer does, but sums in another order. A row's result does not depend on the
 other rows, on their number, or on where its columns are in the cache.
@@ -10,7 +11,9 @@ other rows, on their number, or on where its columns are in the cache.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
+from ctypes import POINTER
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -22,11 +25,15 @@ from outpace.cache import Window
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.checks import family, is_multimodal, untouchable
 from outpace.targets.inputs import CacheAdapter
+from outpace.targets.kernels import Compiled
 from outpace.targets.layers import stack_of
 from outpace.targets.lines import Line, parts_in
 from outpace.targets.native import (
     DTYPES,
-    LayerStruct,
+    BlockStruct,
+    HeadsStruct,
+    ProductStruct,
+    RoomStruct,
     RowsStruct,
     address,
     byref,
@@ -47,6 +54,7 @@ _GROUPS = (
     ("mlp", ("gate_proj", "up_proj")),
     ("mlp", ("down_proj",)),
 )
+_FUSED = "_outpace_layer"  # where a module keeps its ``_Layer``
 _SIZE, _HEAD_SIZE = 16, 32  # the hidden size and that of heads are multiples of these
 
 Join = Callable[[Sequence[nn.Linear]], nn.Module]
@@ -130,11 +138,11 @@ def fuse_layers(model: Any, step: Any, join: Join) -> None:
                 setattr(getattr(layer, part), name, _Part(whole, start, stop) if linears[1:] else whole)
                 start = stop
             products.append(whole)
-        kind: Any = type(layer)
-        layer.__class__ = _fused(kind)
-        layer.take(products)
+        vars(layer)[_FUSED] = _layer(layer, products)
     norm = stack.norm
     stack.norm = _Norm(norm.weight, norm.variance_epsilon)
+    kind: Any = type(step)
+    step.__class__ = _fused(kind)
 
 
 class _Part(nn.Module):
@@ -164,9 +172,10 @@ class _Norm(nn.Module):
         return out
 
 
-class _Shape(NamedTuple):
-    """Sizes of a layer, its weights outside the products, and the products by group."""
+class _Layer(NamedTuple):
+    """A layer's sizes, its weights outside the products, and the products by group."""
 
+    place: int  # in the cache
     heads: int
     shared: int  # heads that have keys
     size: int  # of a head
@@ -178,140 +187,215 @@ class _Shape(NamedTuple):
     key_norm: Tensor | None
     epsilon: float
     products: tuple[Callable[[Tensor], Tensor], ...]
+    block: Any  # pointer to products and norms, if all products are compiled
 
 
-class _Fused(nn.Module):
-    """A layer of ``_KNOWN``; without a window of a cache its own class's forward runs, on joined products."""
+def _layer(own: Any, products: Sequence[nn.Module]) -> _Layer:
+    """What a fused layer needs of its module, with products in the order of ``_GROUPS``."""
+    attention, config = own.self_attn, own.self_attn.config
+    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    before, between = own.input_layernorm, own.post_attention_layernorm
+    structs = [
+        ProductStruct(one.in_features, one.out_features, pointer(one.packed[1]), pointer(one.bias))
+        for one in products
+        if isinstance(one, Linear) and isinstance(one.kernel, Compiled)
+    ]
+    weights, epsilon = (pointer(before.weight), pointer(between.weight)), before.variance_epsilon
+    whole = len(structs) == len(products)
+    return _Layer(
+        place=attention.layer_idx,
+        heads=config.num_attention_heads,
+        shared=config.num_key_value_heads,
+        size=attention.head_dim,
+        scale=attention.scaling,
+        inner=config.intermediate_size,
+        before=before.weight,
+        between=between.weight,
+        query_norm=norms[0] and norms[0].weight,
+        key_norm=norms[1] and norms[1].weight,
+        epsilon=epsilon,
+        # Without a module's call around each, which takes a few microseconds.
+        products=tuple(one.of_rows if isinstance(one, Linear) else one.forward for one in products),
+        block=ctypes.pointer(BlockStruct(*structs, *weights, epsilon)) if whole else None,
+    )
 
-    def take(self, products: Sequence[nn.Module]) -> None:
-        """Set the layer's products, in the order of ``_GROUPS``."""
-        own: Any = self
-        attention, config = own.self_attn, own.self_attn.config
-        norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-        vars(self)["_shape"] = _Shape(
-            heads=config.num_attention_heads,
-            shared=config.num_key_value_heads,
-            size=attention.head_dim,
-            scale=attention.scaling,
-            inner=config.intermediate_size,
-            before=own.input_layernorm.weight,
-            between=own.post_attention_layernorm.weight,
-            query_norm=norms[0] and norms[0].weight,
-            key_norm=norms[1] and norms[1].weight,
-            epsilon=own.input_layernorm.variance_epsilon,
-            # Without a module's call around each, which takes a few microseconds.
-            products=tuple(one.of_rows if isinstance(one, Linear) else one.forward for one in products),
-        )
+
+class _Output(NamedTuple):
+    """What a fused model returns."""
+
+    logits: Tensor
+    hidden_states: Sequence[Tensor]  # the embeddings and each layer's result, the last one after the norm
+
+
+class _Model(nn.Module):
+    """A model with fused layers: the forward of transformers' models of these families, and no more.
+
+    Without a window of a cache its own class's forward runs, on joined products.
+    """
 
     def forward(
         self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Any = None,
         position_ids: Tensor | None = None,
         past_key_values: Any = None,
-        use_cache: bool | None = False,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        inputs_embeds: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool = False,
         **more: Any,
-    ) -> Tensor:
-        assert position_embeddings is not None
+    ) -> Any:
         if type(past_key_values) is not CacheAdapter or not isinstance(past_key_values.window, Window | Line):
-            unfused: Tensor = super().forward(
-                hidden_states,
+            return super().forward(
+                input_ids=input_ids,
                 attention_mask=attention_mask,
                 position_ids=position_ids,
                 past_key_values=past_key_values,
-                use_cache=use_cache,
-                position_embeddings=position_embeddings,
+                inputs_embeds=inputs_embeds,
+                logits_to_keep=logits_to_keep,
+                output_hidden_states=output_hidden_states,
                 **more,
             )
-            return unfused
-        shape: _Shape = vars(self)["_shape"]
-        found: Any = functions(hidden_states.dtype)
-        joined, output, gates, down = shape.products
-        given = hidden_states.reshape(-1, hidden_states.shape[-1])
-        count, size = given.shape
-        state = torch.empty_like(given)
-        place, room = pointer(state), pointer(given)
-        found.norm(count, size, room, None, pointer(shape.before), shape.epsilon, None, place)
-        attended = self._attended(found, joined(state), attention_mask, past_key_values, position_embeddings)
-        result = torch.empty_like(given)
-        added = output(attended)
-        found.norm(
-            count,
-            size,
-            room,
-            pointer(added),
-            pointer(shape.between),
-            shape.epsilon,
-            pointer(result),
-            place,
+        own: Any = self
+        stack = getattr(own, own.base_model_prefix)
+        states: Tensor = stack.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        masks = [attention_mask] * len(stack.layers)
+        if isinstance(attention_mask, dict):
+            masks = [attention_mask[kind] for kind in stack.config.layer_types]
+        rotation = stack.rotary_emb(states, position_ids=position_ids)
+        layers: list[_Layer] = [vars(layer)[_FUSED] for layer in stack.layers]
+        given = states.reshape(-1, states.shape[-1]).contiguous()
+        window, by_mask = past_key_values.window, {id(mask): mask for mask in masks}
+        rows = {key: _rows_of(layers[0], mask, window, rotation) for key, mask in by_mask.items()}
+        run = _whole if all(layer.block for layer in layers) else _separate
+        results = run(
+            layers, given, [rows[id(mask)] for mask in masks], past_key_values, output_hidden_states
         )
-        both = gates(state)
-        inner = both.new_empty((count, shape.inner))
-        gate = both.data_ptr()
-        up = gate + shape.inner * both.element_size()
-        found.gated(count, shape.inner, gate, up, 2 * shape.inner, pointer(inner))
-        return result.add_(down(inner)).view(hidden_states.shape)
-
-    def _attended(
-        self,
-        found: Any,
-        product: Tensor,
-        mask: Tensor | None,
-        cache: CacheAdapter,
-        rotation: tuple[Tensor, Tensor],
-    ) -> Tensor:
-        """Attention of the rows with these queries, keys and values, [n, heads * size]."""
-        shape: _Shape = vars(self)["_shape"]
-        parts = cache.shared.get(id(mask))
-        if parts is None:
-            parts = cache.shared[id(mask)] = _rows_of(shape, found, mask, cache.window, rotation)
-        attention: Any = self.self_attn
-        out = product.new_zeros((len(product), shape.heads * shape.size))  # for padding at a line's end
-        item, stride = product.element_size(), product.shape[1]
-        for start, window, rows in parts:
-            keys, values = cache.buffers(attention.layer_idx, window)
-            query = product.data_ptr() + start * stride * item
-            key = query + shape.heads * shape.size * item
-            layer = LayerStruct(
-                query,
-                key,
-                key + shape.shared * shape.size * item,
-                stride,
-                stride,
-                stride,
-                pointer(shape.query_norm),
-                pointer(shape.key_norm),
-                shape.epsilon,
-                shape.scale,
-                keys.data_ptr(),
-                values.data_ptr(),
-                keys.stride(0),
-                keys.stride(1),
-                out.data_ptr() + start * shape.heads * shape.size * item,
-            )
-            if found.attention(byref(rows.struct), byref(layer)):
-                raise MemoryError("attention found no memory for its workspace")
-        return out
+        last = stack.norm(results[-1].view(states.shape))
+        kept = last[:, -logits_to_keep:] if isinstance(logits_to_keep, int) else last[:, logits_to_keep]
+        inner = [result.view(states.shape) for result in results[:-1]]
+        return _Output(own.lm_head(kept), [states, *inner, last] if output_hidden_states else [])
 
 
 @lru_cache(maxsize=8)
 def _fused(kind: Any) -> Any:
-    """A subclass of fused layers of this class, so that lookups by class still find them."""
-    return type(f"Fused{kind.__name__}", (_Fused, kind), {})
+    """A subclass of models of this class, so that lookups by class still find them."""
+    return type(f"Fused{kind.__name__}", (_Model, kind), {})
 
 
-def _rows_of(
-    shape: _Shape, found: Any, mask: Tensor | None, window: Any, rotation: tuple[Tensor, Tensor]
-) -> list[tuple[int, Window, _Rows]]:
-    """The rows of each window of a forward, after the number of rows before them."""
+def _whole(
+    layers: Sequence[_Layer], given: Tensor, rows: Sequence[_Parts], cache: CacheAdapter, keep: bool
+) -> list[Tensor]:
+    """Run layers by one call.
+
+    Args:
+        given: inputs of the first, [n, hidden size].
+        rows: for each layer.
+        keep: all results are needed, not only the last.
+
+    Returns:
+        The results, each [n, hidden size].
+    """
+    first, count = layers[0], len(layers)
+    attended = first.heads * first.size
+    joined = attended + 2 * first.shared * first.size
+    zeros = given.new_zeros((len(given), attended))  # for rows of no window
+    sizes = given.shape[1], joined, 2 * first.inner, first.inner
+    room = [given.new_empty((len(given), size)) for size in sizes]
+    state, product, both, inner = map(pointer, room)
+    results = [torch.empty_like(given) for _ in range(count if keep else 2)]
+    results = [results[place % len(results)] for place in range(count)]
+    heads = [
+        own
+        for layer, parts in zip(layers, rows, strict=True)
+        for own in _heads(layer, parts, cache, given, product, pointer(zeros))
+    ]
+    structs = [own.pointer for parts in rows for _, _, own in parts]
+    _check_memory(
+        _functions(given).layers(
+            count,
+            (POINTER(BlockStruct) * count)(*(layer.block for layer in layers)),
+            byref(RoomStruct(state, product, pointer(zeros), both, inner)),
+            len(given),
+            pointer(given),
+            (ctypes.c_void_p * count)(*map(pointer, results)),
+            len(rows[0]),
+            (POINTER(RowsStruct) * len(structs))(*structs),
+            (HeadsStruct * len(heads))(*heads),
+        )
+    )
+    return results
+
+
+def _separate(
+    layers: Sequence[_Layer], given: Tensor, rows: Sequence[_Parts], cache: CacheAdapter, keep: bool
+) -> list[Tensor]:
+    """``_whole``, for products of any kernels."""
+    found, results = _functions(given), []
+    for layer, parts in zip(layers, rows, strict=True):
+        joined, output, gates, down = layer.products
+        (count, size), epsilon = given.shape, layer.epsilon
+        state, result = torch.empty_like(given), torch.empty_like(given)
+        place, room, before, between = map(pointer, (state, given, layer.before, layer.between))
+        found.norm(count, size, room, None, before, epsilon, None, place)
+        product = joined(state)
+        attended = given.new_zeros((count, layer.heads * layer.size))  # for rows of no window
+        heads = _heads(layer, parts, cache, given, pointer(product), pointer(attended))
+        for (_, _, own), one in zip(parts, heads, strict=True):
+            _check_memory(found.attention(own.pointer, byref(one)))
+        added = output(attended)
+        found.norm(count, size, room, pointer(added), between, epsilon, pointer(result), place)
+        both = gates(state)
+        inner = both.new_empty((count, layer.inner))
+        gate = both.data_ptr()
+        up = gate + layer.inner * both.element_size()
+        found.gated(count, layer.inner, gate, up, 2 * layer.inner, pointer(inner))
+        given = result.add_(down(inner))
+        results.append(given)
+    return results
+
+
+def _functions(given: Tensor) -> Any:
+    """The compiled functions for these rows, which exist if a model was fused."""
+    return functions(given.dtype)
+
+
+def _heads(
+    layer: _Layer, parts: _Parts, cache: CacheAdapter, given: Tensor, product: Any, attended: Any
+) -> list[HeadsStruct]:
+    """Tell, per window, where a layer's queries, keys, values, cache and attention's results are.
+
+    Args:
+        product, attended: addresses of [n, queries, keys and values] and [n, heads * size].
+    """
+    queries, keys, item = layer.heads * layer.size, layer.shared * layer.size, given.element_size()
+    stride, norms = queries + 2 * keys, (pointer(layer.query_norm), pointer(layer.key_norm))
+    found = []
+    for start, window, _ in parts:
+        cached = cache.buffers(layer.place, window)
+        query = product + start * stride * item
+        key = query + queries * item
+        places = query, key, key + keys * item, stride, stride, stride
+        buffers = *map(pointer, cached), *cached[0].stride()[:2]
+        result = attended + start * queries * item
+        found.append(HeadsStruct(*places, *norms, layer.epsilon, layer.scale, *buffers, result))
+    return found
+
+
+def _check_memory(failed: int) -> None:
+    if failed:
+        raise MemoryError("attention found no memory for its workspace")
+
+
+def _rows_of(layer: _Layer, mask: Tensor | None, window: Any, rotation: tuple[Tensor, Tensor]) -> _Parts:
+    """The rows of a forward's windows."""
+    found = _functions(rotation[0])
     if isinstance(window, Window):
-        return [(0, window, _Rows(shape, found, mask, None, window, rotation))]
+        return [(0, window, _Rows(layer, found, mask, None, window, rotation))]
     assert mask is not None
     rows = []
     for part in parts_in(mask):
         own = rotation[0][:, part.span], rotation[1][:, part.span]
-        found_rows = _Rows(shape, found, part.mask, part.cells, part.window, own)
+        found_rows = _Rows(layer, found, part.mask, part.cells, part.window, own)
         rows.append((part.span.start, part.window, found_rows))
     return rows
 
@@ -328,7 +412,7 @@ class _Rows:
 
     def __init__(
         self,
-        shape: _Shape,
+        layer: _Layer,
         found: Any,
         mask: Tensor | None,
         line: Tensor | None,
@@ -346,20 +430,21 @@ class _Rows:
         begin = np.searchsorted(sequence[order], np.arange(batch + 1)).astype(np.int32)
         self._arrays = [order, begin, sequence, place, *_columns(found, mask, cells, place)]
         count = len(cells)
-        size = shape.size
+        size = layer.size
         grid_shape = (batch, width, size) if line is None else (1, count, size)
         self._rotation = [one.expand(grid_shape).reshape(count, size) for one in rotation]
-        self._queries = torch.empty(count * shape.heads * size)
-        self.struct = RowsStruct(
+        self._queries = torch.empty(count * layer.heads * size)
+        struct = RowsStruct(
             count,
             batch,
-            shape.heads,
-            shape.shared,
+            layer.heads,
+            layer.shared,
             size,
             *map(address, self._arrays),
             *map(pointer, self._rotation),
             pointer(self._queries),
         )
+        self.pointer = ctypes.pointer(struct)
 
 
 def _columns(found: Any, mask: Tensor | None, cells: Any, place: Any) -> list[Any]:
@@ -378,3 +463,7 @@ def _columns(found: Any, mask: Tensor | None, cells: Any, place: Any) -> list[An
     listed = np.empty(max(found.read_mask(*given, None), 1), dtype=np.int32)
     found.read_mask(*given, address(listed))
     return [first, run, count, start, listed]
+
+
+# The rows of each window of a forward, after the number of rows before them.
+_Parts = list[tuple[int, Window, _Rows]]

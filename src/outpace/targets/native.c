@@ -1,18 +1,24 @@
-/* The parts of a Llama-like layer between its matrix products, for a step of a few rows on a CPU.
+/* A Llama-like layer for a step of a few rows on a CPU, and its matrix products for any model.
 
    Compiled on the machine it runs on (native.py), once per dtype of the activations: REAL16 for bfloat16,
    float32 otherwise. Sums are in float32, and results are rounded where transformers rounds them.
 
-   A row's result does not depend on other rows: each sum runs over the row's own columns, in the order of the
-   text, in groups that begin at the first of them. So a node of a tree has the bits that the same token has in
-   plain decoding, although its columns are elsewhere in the cache. To keep it so, the sums over columns are in
-   functions that are never inlined: the compiler makes one form of each.
+   A row's result does not depend on other rows. A product's sums run over the inputs one after the other, for
+   any number of rows. Those of attention run over the row's own columns, in the order of the text, in groups
+   that begin at the first of them. So a node of a tree has the bits that the same token has in plain decoding,
+   although its columns are elsewhere in the cache. To keep it so, the sums over columns are in functions that
+   are never inlined: the compiler makes one form of each.
 
    Hidden sizes are multiples of 16, sizes of heads of 32. */
 
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
+
+#if defined(REAL16) && defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 #define LANES 16
@@ -94,6 +100,134 @@ static inline lanes exponential(lanes x) {
     return sum * (lanes)((__builtin_convertvector(count, ints) + 127) << 23);
 }
 
+/* Products of rows with weights [outputs, inputs], which are packed in panels of WIDE vectors of outputs:
+   [panels, inputs / PAIR, PANEL, PAIR]. For a tile of rows a panel's sums stay in registers. Its weights are
+   read from memory once, for the first tile, and from the cache for the others; meanwhile the next panel is
+   fetched. */
+#if LANES == 16
+#define WIDE 4
+#define MOST 6 /* rows of a tile */
+#else
+#define WIDE 2
+#define MOST 5
+#endif
+#define PANEL (WIDE * LANES)
+#define TILES 16      /* whose sums are kept at once */
+#define LINE 64       /* bytes of a cache line */
+#define DISTANCE 4096 /* bytes that a single tile fetches ahead */
+#define DEEP 512      /* inputs that are summed together; their part of a panel stays in the cache */
+
+#ifdef REAL16
+#define PAIR 2
+#else
+#define PAIR 1
+#endif
+
+/* The product of a row's next PAIR inputs with a vector of outputs, added to the sums. */
+static inline lanes step_of(lanes sum, const real *given, const real *weights) {
+#if defined(REAL16) && defined(__AVX512BF16__)
+    int32_t pair;
+    memcpy(&pair, given, sizeof pair);
+    return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair),
+                                   (__m512bh)_mm512_loadu_si512(weights));
+#elif defined(REAL16)
+    const bits both = *(const bits *)weights, zero = {0};
+    sum += (lanes)(zero + ((uint32_t)given[0] << 16)) * (lanes)(both << 16);
+    return sum + (lanes)(zero + ((uint32_t)given[1] << 16)) * (lanes)(both & 0xffff0000u);
+#else
+    return sum + *given * *(const lanes *)weights;
+#endif
+}
+
+/* Add to the sums ``steps`` pairs of inputs of ``count`` rows; a tile in turn ``turn`` of ``turns`` fetches its share of
+   what is at ``ahead``. */
+static inline __attribute__((always_inline)) void tile_of(int count, const real *given, long stride,
+                                                          const real *weights, long steps, float *sums,
+                                                          const char *ahead, int turn, int turns) {
+    const long size = PANEL * PAIR; /* numbers of a step */
+    lanes sum[MOST][WIDE] = {0};
+    for (long step = 0; step < steps; step++) {
+        const char *next = ahead + step * size * (long)sizeof(real);
+        if (turns == 1) {
+            for (long at = 0; at < size * (long)sizeof(real); at += LINE) __builtin_prefetch(next + at, 0, 3);
+        } else if (turn-- == 0) { /* not into the nearest cache, which holds this panel's */
+            for (long at = 0; at < size * (long)sizeof(real); at += LINE) __builtin_prefetch(next + at, 0, 2);
+            turn = turns - 1;
+        }
+        for (int row = 0; row < count; row++)
+            for (int part = 0; part < WIDE; part++)
+                sum[row][part] = step_of(sum[row][part], given + row * stride + step * PAIR,
+                                         weights + step * size + part * LANES * PAIR);
+    }
+    for (int row = 0; row < count; row++)
+        for (int part = 0; part < WIDE; part++) *(lanes *)(sums + row * PANEL + part * LANES) += sum[row][part];
+}
+
+#define FORM(count)                                                                                          \
+    static __attribute__((noinline)) void tile_##count(const real *given, long stride, const real *weights,  \
+                                                       long steps, float *sums, const char *ahead, int turn, \
+                                                       int turns) {                                          \
+        tile_of(count, given, stride, weights, steps, sums, ahead, turn, turns);                             \
+    }
+FORM(1)
+FORM(2)
+FORM(3)
+FORM(4)
+FORM(5)
+#if MOST == 6
+FORM(6)
+#endif
+static void (*const tiles[])(const real *, long, const real *, long, float *, const char *, int, int) = {
+    tile_1, tile_2, tile_3, tile_4, tile_5,
+#if MOST == 6
+    tile_6,
+#endif
+};
+
+/* Numbers of outputs in a panel and of inputs in a pair, for packing. */
+int panel_outputs(void) { return PANEL; }
+int pair_inputs(void) { return PAIR; }
+
+/* Weights as above, and a bias [outputs] or NULL. */
+struct product {
+    long inputs, outputs;
+    const real *weights, *bias;
+};
+
+/* Rows [rows, inputs] times the weights, plus the bias: [rows, outputs]. */
+void multiply(const struct product *product, long rows, const real *given, real *out) {
+    const long inputs = product->inputs, outputs = product->outputs;
+    const long panels = (outputs + PANEL - 1) / PANEL;
+#pragma omp parallel for if (inputs * outputs > SMALL)
+    for (long panel = 0; panel < panels; panel++) {
+        const long first = panel * PANEL, count = outputs - first < PANEL ? outputs - first : PANEL;
+        real biases[PANEL] = {0}, line[PANEL];
+        float sums[TILES * MOST * PANEL];
+        if (product->bias) memcpy(biases, product->bias + first, count * sizeof(real));
+        for (long from = 0; from < rows; from += TILES * MOST) {
+            const long left = rows - from < TILES * MOST ? rows - from : TILES * MOST;
+            const int turns = (int)((left + MOST - 1) / MOST);
+            memset(sums, 0, left * PANEL * sizeof(float));
+            for (long at = 0; at < inputs; at += DEEP) {
+                const long deep = inputs - at < DEEP ? inputs - at : DEEP;
+                const real *weights = product->weights + first * inputs + at * PANEL;
+                const char *ahead = turns > 1 ? (const char *)(weights + deep * PANEL)
+                                              : (const char *)weights + DISTANCE;
+                for (int turn = 0; turn < turns; turn++) {
+                    const long row = left * turn / turns, next = left * (turn + 1) / turns;
+                    tiles[next - row - 1](given + (from + row) * inputs + at, inputs, weights, deep / PAIR,
+                                          sums + row * PANEL, ahead, turn, turns);
+                }
+            }
+            for (long row = 0; row < left; row++) {
+                for (long i = 0; i < PANEL; i += LANES)
+                    store(line + i, *(lanes *)(sums + row * PANEL + i) + load(biases + i));
+                memcpy(out + (from + row) * outputs + first, line, count * sizeof(real));
+            }
+        }
+    }
+}
+
 static inline float norm_scale(const real *row, long size, float epsilon) {
     lanes sum = {0};
     for (long i = 0; i < size; i += LANES) sum += load(row + i) * load(row + i);
@@ -142,7 +276,7 @@ struct rows {
 };
 
 /* A layer's rows as its products gave them, ``stride`` apart, and where its keys and values are. */
-struct layer {
+struct heads {
     const real *query, *key, *value;
     int64_t query_stride, key_stride, value_stride;
     const real *query_norm, *key_norm; /* weights of the heads' norms, or NULL */
@@ -176,19 +310,19 @@ static inline void rotate(const struct rows *rows, long row, const real *head, c
     }
 }
 
-static void enter(const struct rows *rows, const struct layer *layer, long row) {
+static void enter(const struct rows *rows, const struct heads *heads, long row) {
     const int size = rows->size;
     if (rows->place[row] < 0) return;
     for (int head = 0; head < rows->heads; head++)
-        rotate(rows, row, layer->query + row * layer->query_stride + head * size, layer->query_norm,
-               layer->epsilon, layer->scale, rows->queries + (row * rows->heads + head) * size, NULL);
+        rotate(rows, row, heads->query + row * heads->query_stride + head * size, heads->query_norm,
+               heads->epsilon, heads->scale, rows->queries + (row * rows->heads + head) * size, NULL);
     for (int head = 0; head < rows->shared; head++) {
-        const int64_t at = rows->sequence[row] * layer->sequence_stride + head * layer->head_stride +
+        const int64_t at = rows->sequence[row] * heads->sequence_stride + head * heads->head_stride +
                            (int64_t)rows->place[row] * size;
-        rotate(rows, row, layer->key + row * layer->key_stride + head * size, layer->key_norm,
-               layer->epsilon, 1.0f, NULL, layer->keys + at);
-        const real *value = layer->value + row * layer->value_stride + head * size;
-        for (int i = 0; i < size; i += LANES) store(layer->values + at + i, load(value + i));
+        rotate(rows, row, heads->key + row * heads->key_stride + head * size, heads->key_norm,
+               heads->epsilon, 1.0f, NULL, heads->keys + at);
+        const real *value = heads->value + row * heads->value_stride + head * size;
+        for (int i = 0; i < size; i += LANES) store(heads->values + at + i, load(value + i));
     }
 }
 
@@ -287,7 +421,7 @@ static inline void point(const struct rows *rows, int row, int from, const float
 
 /* Attention of one sequence's rows over one head's keys. Columns 0 .. far - 1, which all of the rows attend
    to, are converted a block at a time, for a tile of queries; those from ``begin`` on at once. */
-static int attend(const struct rows *rows, const struct layer *layer, int sequence, int head) {
+static int attend(const struct rows *rows, const struct heads *heads, int sequence, int head) {
     const int size = rows->size, group = rows->heads / rows->shared;
     const int32_t *own = rows->order + rows->begin[sequence];
     const int queries = (rows->begin[sequence + 1] - rows->begin[sequence]) * group;
@@ -309,17 +443,17 @@ static int attend(const struct rows *rows, const struct layer *layer, int sequen
     if (!scores) return 1;
     float *const sums = scores + TILE * room, *const zeros = sums + TILE * size, *const block = zeros + size;
     float *const keys = block + BLOCK * size, *const values = keys + near;
-    const int64_t from = sequence * layer->sequence_stride + head * layer->head_stride;
+    const int64_t from = sequence * heads->sequence_stride + head * heads->head_stride;
     for (int i = 0; i < size; i++) zeros[i] = 0;
-    widen(layer->keys + from + (int64_t)begin * size, near, keys);
-    widen(layer->values + from + (int64_t)begin * size, near, values);
+    widen(heads->keys + from + (int64_t)begin * size, near, keys);
+    widen(heads->values + from + (int64_t)begin * size, near, values);
     for (int tile = 0; tile < queries; tile += TILE) {
         const int last = tile + TILE < queries ? tile + TILE : queries;
         const float *to[BLOCK];
         float weights[TILE];
         for (int column = 0; column < BLOCK; column++) to[column] = block + column * size;
         for (int column = 0; column < far; column += BLOCK) {
-            widen(layer->keys + from + (int64_t)column * size, BLOCK * size, block);
+            widen(heads->keys + from + (int64_t)column * size, BLOCK * size, block);
             for (int i = tile; i < last; i++) {
                 const float *query = rows->queries +
                     ((int64_t)own[i / group] * rows->heads + head * group + i % group) * size;
@@ -340,7 +474,7 @@ static int attend(const struct rows *rows, const struct layer *layer, int sequen
             for (int at = 0; at < size; at++) sums[(i - tile) * size + at] = 0;
         }
         for (int column = 0; column < far; column += BLOCK) {
-            widen(layer->values + from + (int64_t)column * size, BLOCK * size, block);
+            widen(heads->values + from + (int64_t)column * size, BLOCK * size, block);
             for (int i = tile; i < last; i++)
                 for (int some = 0; rows->count[own[i / group]] && some < BLOCK; some += GROUP)
                     mix(size, sums + (i - tile) * size, scores + (i - tile) * room + column + some, to + some,
@@ -355,7 +489,7 @@ static int attend(const struct rows *rows, const struct layer *layer, int sequen
                 mix(size, sum, scores + (i - tile) * room + column, near_rows,
                     count - column < GROUP ? count - column : GROUP);
             }
-            real *out = layer->out + ((int64_t)row * rows->heads + head * group + i % group) * size;
+            real *out = heads->out + ((int64_t)row * rows->heads + head * group + i % group) * size;
             for (int at = 0; at < size; at += LANES)
                 store(out + at, *(lanes *)(sum + at) / weights[i - tile]);
         }
@@ -364,7 +498,7 @@ static int attend(const struct rows *rows, const struct layer *layer, int sequen
 }
 
 /* Rotate a layer's queries and keys, write its keys and values to the cache, attend. Returns 1 if out of memory. */
-int attention(const struct rows *rows, const struct layer *layer) {
+int attention(const struct rows *rows, const struct heads *heads) {
     const int items = rows->sequences * rows->shared;
     int64_t work = 0;
     int failed = 0;
@@ -372,12 +506,52 @@ int attention(const struct rows *rows, const struct layer *layer) {
 #pragma omp parallel if (work > 8 * SMALL) reduction(| : failed)
     {
 #pragma omp for
-        for (int row = 0; row < rows->rows; row++) enter(rows, layer, row);
+        for (int row = 0; row < rows->rows; row++) enter(rows, heads, row);
 #pragma omp for schedule(dynamic)
         for (int item = 0; item < items; item++)
-            failed |= attend(rows, layer, item / rows->shared, item % rows->shared);
+            failed |= attend(rows, heads, item / rows->shared, item % rows->shared);
     }
     return failed;
+}
+
+/* A layer's products and norms. */
+struct block {
+    struct product joined, output, gates, down; /* queries, keys and values; gate and up */
+    const real *before, *between;               /* weights of the norms before attention and before the gate */
+    float epsilon;
+};
+
+/* Room for the intermediate results of a layer, [rows, ...]. */
+struct room {
+    real *state, *joined, *attended, *both, *inner;
+};
+
+/* A layer of rows [rows, hidden size], its attention per window. Rows of no window keep what ``attended`` has for
+   them. Returns 1 if out of memory. */
+static int layer(const struct block *own, const struct room *room, long rows, const real *given, real *result,
+                 int windows, const struct rows *const *parts, const struct heads *heads) {
+    const long hidden = own->joined.inputs, inner = own->down.inputs;
+    norm(rows, hidden, given, NULL, own->before, own->epsilon, NULL, room->state);
+    multiply(&own->joined, rows, room->state, room->joined);
+    for (int window = 0; window < windows; window++)
+        if (attention(parts[window], heads + window)) return 1;
+    multiply(&own->output, rows, room->attended, room->state);
+    norm(rows, hidden, given, room->state, own->between, own->epsilon, result, room->state);
+    multiply(&own->gates, rows, room->state, room->both);
+    gated(rows, inner, room->both, room->both + inner, 2 * inner, room->inner);
+    multiply(&own->down, rows, room->inner, room->state);
+    for (long i = 0; i < rows * hidden; i += LANES) store(result + i, load(result + i) + load(room->state + i));
+    return 0;
+}
+
+/* Layers one after the other, each with its result and, per window, its rows and heads. */
+int layers(int count, const struct block *const *blocks, const struct room *room, long rows, const real *given,
+           real *const *results, int windows, const struct rows *const *parts, const struct heads *heads) {
+    for (int i = 0; i < count; i++)
+        if (layer(blocks[i], room, rows, i ? results[i - 1] : given, results[i], windows, parts + i * windows,
+                  heads + i * windows))
+            return 1;
+    return 0;
 }
 
 /* Read a boolean mask [sequences * width, columns]: the columns that each row attends to, as ``struct rows``

@@ -1,4 +1,4 @@
-"""Compiled functions for the parts of a step between its matrix products (``native.c``).
+"""Compiled functions for a step's matrix products, and for what is between them (``native.c``).
 
 They are compiled with the machine's C compiler on first use, for its processor, and kept in the user's cache
 folder. They run in torch's threads.
@@ -45,8 +45,8 @@ class RowsStruct(Structure):
     ]
 
 
-class LayerStruct(Structure):
-    """``struct layer`` of ``native.c``."""
+class HeadsStruct(Structure):
+    """``struct heads`` of ``native.c``."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("query", "key", "value")),
@@ -59,10 +59,42 @@ class LayerStruct(Structure):
     ]
 
 
+class ProductStruct(Structure):
+    """``struct product`` of ``native.c``."""
+
+    _fields_ = [("inputs", c_long), ("outputs", c_long), ("weights", c_void_p), ("bias", c_void_p)]
+
+
+class BlockStruct(Structure):
+    """``struct block`` of ``native.c``."""
+
+    _fields_ = [
+        *((name, ProductStruct) for name in ("joined", "output", "gates", "down")),
+        *((name, c_void_p) for name in ("before", "between")),
+        ("epsilon", c_float),
+    ]
+
+
+class RoomStruct(Structure):
+    """``struct room`` of ``native.c``."""
+
+    _fields_ = [(name, c_void_p) for name in ("state", "joined", "attended", "both", "inner")]
+
+
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "panel_outputs": (c_int, []),
+    "pair_inputs": (c_int, []),
+    "multiply": (None, [POINTER(ProductStruct), c_long, *[c_void_p] * 2]),
     "norm": (None, [c_long, c_long, *[c_void_p] * 3, c_float, *[c_void_p] * 2]),
     "gated": (None, [c_long, c_long, *[c_void_p] * 2, c_long, c_void_p]),
-    "attention": (c_int, [POINTER(RowsStruct), POINTER(LayerStruct)]),
+    "attention": (c_int, [POINTER(RowsStruct), POINTER(HeadsStruct)]),
+    "layers": (
+        c_int,
+        [
+            *(c_int, POINTER(POINTER(BlockStruct)), POINTER(RoomStruct), c_long, c_void_p, POINTER(c_void_p)),
+            *(c_int, POINTER(POINTER(RowsStruct)), POINTER(HeadsStruct)),
+        ],
+    ),
     "read_mask": (c_int64, [c_void_p, c_int32, c_int32, *[c_void_p] * 7]),
 }
 

@@ -20,7 +20,15 @@ from torch import Tensor, nn
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.checks import family, is_multimodal, untouchable
 from outpace.targets.hardware import free_bytes
-from outpace.targets.kernels import KERNELS, QUANTISED, TRIED_OUTPUTS, Kernel, best_kernel, row_step
+from outpace.targets.kernels import (
+    KERNELS,
+    QUANTISED,
+    TRIED_OUTPUTS,
+    Compiled,
+    Kernel,
+    best_kernel,
+    row_step,
+)
 
 _VERSION = attrgetter("_version")
 _SHARE = 0.5  # share of the free memory that copies of weights may use by default
@@ -108,25 +116,30 @@ class Packer:
         return self._replaced(module, [module])
 
     def join(self, modules: Sequence[nn.Linear]) -> nn.Module:
-        """One layer with the outputs of several that have the same inputs, one after the other."""
+        """One layer with the outputs of several that have the same inputs, one after the other.
+
+        A compiled product takes layers of any size, since it is called with the rest of a fused layer.
+        """
         if len(modules) == 1:
-            return self._replaced(modules[0], modules) or modules[0]
+            return self._replaced(modules[0], modules, fused=True) or modules[0]
         weight = torch.cat([module.weight.detach() for module in modules])
         whole = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
         whole.weight = nn.Parameter(weight, requires_grad=False)
         if any(module.bias is not None for module in modules):
             biases = [weight.new_zeros(len(m.weight)) if m.bias is None else m.bias.detach() for m in modules]
             whole.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
-        replaced = self._replaced(whole, modules)
+        replaced = self._replaced(whole, modules, fused=True)
         if not (isinstance(replaced, Linear) and replaced.kernel.copies):  # it holds a copy itself
             self.packed.extend(modules)
             self.doubled.extend(modules)
         return replaced or whole
 
-    def _replaced(self, module: nn.Linear, modules: Sequence[nn.Linear]) -> nn.Module | None:
+    def _replaced(
+        self, module: nn.Linear, modules: Sequence[nn.Linear], fused: bool = False
+    ) -> nn.Module | None:
         """The replacement of a layer, made of these of the model; None to keep it."""
         weight = module.weight.detach()
-        kernel, packed, single = self._packed(module, weight)
+        kernel, packed, single = self._packed(module, weight, fused)
         size = module.in_features, min(module.out_features, TRIED_OUTPUTS)
         step = row_step(kernel, weight.dtype, *size, weight.device) if self._exact else 1
         if kernel.copies:
@@ -138,7 +151,7 @@ class Packer:
             return None
         return Linear(module, kernel, packed, step, weight if single else None)
 
-    def _packed(self, module: nn.Linear, weight: Tensor) -> tuple[Kernel, Any, bool]:
+    def _packed(self, module: nn.Linear, weight: Tensor, fused: bool) -> tuple[Kernel, Any, bool]:
         """The kernel of a layer, the weights as it needs them, and whether the stock layer takes one row."""
         if self._kernel is not None:
             return self._kernel, self._kernel.pack(weight), False
@@ -150,7 +163,8 @@ class Packer:
             return kernel, packed, False
         if self._pack:
             best = best_kernel(weight.dtype, torch.get_num_threads())
-            if best.kernel.takes(weight) and (packed := best.kernel.pack(weight)) is not None:
+            takes = best.kernel.takes(weight) or (fused and isinstance(best.kernel, Compiled))
+            if takes and (packed := best.kernel.pack(weight)) is not None:
                 self.rows = best.rows
                 return best.kernel, packed, best.single and not self._exact
         return KERNELS[0], weight, False

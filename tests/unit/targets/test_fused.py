@@ -20,6 +20,7 @@ from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows
 from outpace.targets import native as native_module
 from outpace.targets.fused import why_not_fused
+from outpace.targets.kernels import OneDNN, Stock, Trial
 from outpace.targets.native import functions
 from paths import random_tree
 
@@ -122,12 +123,12 @@ def test_nodes_of_a_tree_have_the_bits_of_plain_decoding(
 def test_rows_in_a_line_have_the_bits_of_padded_ones(dtype: torch.dtype) -> None:
     of = target("Llama", dtype)
     found = [logits for _, logits in tree_logits(of, 70, 13)]
-    assert of._line is not None
-    line, of._line = of._line, None
+    assert of._modules.line is not None
+    line, of._modules.line = of._modules.line, None
     try:
         padded = [logits for _, logits in tree_logits(of, 70, 13)]
     finally:
-        of._line = line
+        of._modules.line = line
     assert all(map(torch.equal, found, padded))
 
 
@@ -223,6 +224,19 @@ def test_rounded_weights_can_be_fused(quantise: str) -> None:
     spread = torch.cat(expected).float().std()
     for one, other in zip(found, expected, strict=True):
         assert (one.float() - other.float()).square().mean().sqrt() < 0.05 * spread
+
+
+@pytest.mark.parametrize("kernel", [OneDNN(), Stock()])
+def test_products_of_other_kernels_can_be_fused(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call runs all layers if their products are compiled; otherwise they are called one by one."""
+    monkeypatch.setattr("outpace.targets.packed.best_kernel", lambda *_: Trial(kernel, False, 1, {}))
+    for family in FAMILIES:
+        own = model(family, torch.float32)
+        of = CausalTarget(own, fuse=True)
+        assert "compiled" not in of.packed and "compiled" in target(family, torch.float32).packed
+        expected, found = (tree_logits(one, 70, 13) for one in (target(family, torch.float32), of))
+        for (_, one), (_, other) in zip(expected, found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-3)
 
 
 def test_drafted_tokens_are_those_of_plain_decoding() -> None:

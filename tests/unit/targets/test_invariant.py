@@ -301,7 +301,7 @@ def test_a_target_passes_the_bit_test(device: str) -> None:
     """And the self-test: its logits are the model's own, but for rounding."""
     target = CausalTarget(llama(device, torch.float32, 2), exact=True, fuse=False, pack=False)
     assert target.bit_exact and not target.inexact
-    layers = list(target._step.modules())
+    layers = list(target._modules.step.modules())
     assert sum(isinstance(one, Linear) for one in layers) == 2 * 7 + 1
     assert sum(isinstance(one, Norm) for one in layers) == 2 * 2 + 1
     assert not any(isinstance(one, Linear | Norm) for one in target.model.modules())
@@ -317,7 +317,7 @@ def test_a_split_by_rows_fails_the_bit_test(device: str, monkeypatch: pytest.Mon
 
     target = exact(device)
     monkeypatch.setattr(kernels, "linear", by_rows)
-    assert "(Linear) gives a row other bits" in bit_test(target, target._step, 64)
+    assert "(Linear) gives a row other bits" in bit_test(target, target._modules.step, 64)
 
 
 PROMPTS = [[*range(7, 40)], [50, 51]]

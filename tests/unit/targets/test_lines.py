@@ -60,7 +60,7 @@ def test_a_line_has_the_logits_of_the_padded_forward(implementation: str) -> Non
         found = decoded(target)
     # A model whose attention has no form for lines is padded.
     assert counts == ([18, 11, 4] if implementation == "sdpa" else [32, 28, 4])
-    target._line = None
+    target._modules.line = None
     for one, other in zip(found, decoded(target), strict=True):
         # A slot's hidden states may be followed by padding.
         for states, others in zip(one.hidden.values(), other.hidden.values(), strict=True):
@@ -126,6 +126,6 @@ def test_a_model_that_computes_other_keys_takes_lines_of_one_window() -> None:
     with rows_computed(target.model) as counts:
         found = decoded(target)
     assert counts[-3:] == [18, 11, 4] and not target.mixes
-    target._line = None
+    target._modules.line = None
     for one, other in zip(found[1:], decoded(target)[1:], strict=True):
         torch.testing.assert_close(one.logits, other.logits)

@@ -1,0 +1,147 @@
+"""The modules that a target's steps run on: a transformers model, or a copy of it with replaced layers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from outpace.core import UnsupportedModel
+from outpace.targets.attention import EXACT
+from outpace.targets.checks import family, runs_on_gpu
+from outpace.targets.fused import fuse_layers, fused_linears
+from outpace.targets.inputs import Probe, device_of
+from outpace.targets.invariant import TRITON, invariant_norm
+from outpace.targets.layers import exchange, keep_layers
+from outpace.targets.masks import INVARIANT, MaskMaker
+from outpace.targets.packed import Packer, Weights, release, tail_step
+
+
+class Modules:
+    """A model as steps run it.
+
+    Args:
+        model: a loaded model, which stays unchanged.
+        packs: pack the weights of linear layers.
+        exact: pad rows, and attend, so that a row's bits do not depend on the other rows.
+        fuses: fuse the layers' operations between matrix products.
+        quantise: round the weights of linear layers; empty for none.
+
+    Attributes:
+        step: the module that a step runs; ``model`` if nothing is replaced.
+        line: the module for rows in a line; None if there is none, or none was tried.
+        packed: name of a kernel -> number of layers that use it.
+        row_step: the rows of a forward are padded to a multiple of this.
+        least_rows: forwards of fewer rows take no less time than this number.
+        masks, own_masks: makers of the masks of ``step`` and of ``model``.
+        places: layer of the model -> layer of the cache.
+        shapes: shapes of the rows of the cache's layers.
+        vocabulary: number of logits of a row.
+
+    Raises:
+        UnsupportedModel: the model takes no masks, positions or cache of outpace's.
+    """
+
+    def __init__(self, model: Any, packs: bool, exact: bool, fuses: bool, quantise: str) -> None:
+        invariant = exact and runs_on_gpu(model)
+        apart = fused_linears(model) if fuses else ()
+        packer = Packer(model, packs, exact, quantise, apart, kernel=TRITON if invariant else None)
+        changed = model
+        if invariant:
+            changed = exchange(model, lambda one: packer(one) or invariant_norm(one, model.dtype), INVARIANT)
+        elif packs or exact or quantise or fuses:
+            # A fused layer runs no attention but its own; its masks are those of the exact one.
+            changed = exchange(model, packer, EXACT if exact or fuses else None)
+        if fuses:
+            fuse_layers(model, changed, packer.join)
+        self.model = model
+        self.packed = dict(packer.kernels)
+        self.step: Any = changed if exact or self.packed or fuses else model
+        self.line: Any = None
+        self.row_step = tail_step(model) if exact and not (fuses or invariant) else 1
+        self.least_rows = packer.rows if fuses else 1
+        self._packer = packer
+        self._weights = Weights(packer.packed)
+        config = model.config.get_text_config(decoder=True)
+        self.masks, self.own_masks = (MaskMaker(config, model.dtype, fused) for fused in (fuses, False))
+        self._probe()
+        self.own_masks.by_kind = self.masks.by_kind
+
+    @property
+    def changed(self) -> bool:
+        """True if weights were modified in place since they were packed."""
+        return self._weights.changed
+
+    def release(self) -> bool:
+        """Free the weights of which steps use copies.
+
+        Returns:
+            True if there were some.
+        """
+        head = self.model.get_output_embeddings()  # drafters use it, and it may be the embeddings
+        found = [layer for layer in self._packer.doubled if layer is not head]
+        release(found)
+        self._weights = Weights(self._packer.packed)
+        return bool(found)
+
+    def some_layers(self, layers: Sequence[int], bare: bool) -> Modules:
+        """The same with a subset of the layers; see ``keep_layers``.
+
+        Raises:
+            UnsupportedModel: the model is not a plain stack of layers, or runs others than these.
+        """
+        part = copy.copy(self)
+        part.line = None
+        part.model = keep_layers(self.model, layers, bare)
+        part.step = part.model if self.step is self.model else keep_layers(self.step, layers, bare)
+        probe = Probe()
+        part._first_token(probe)
+        if list(probe.shapes) != list(layers):  # if accelerate has replaced a module's forward, for example
+            raise UnsupportedModel(
+                f"{family(self.model)} runs layers {list(probe.shapes)} when asked for {list(layers)}; load "
+                "it on one device without device_map, or use another drafter"
+            )
+        return part
+
+    @torch.inference_mode()
+    def _first_token(self, probe: Probe) -> Any:
+        """The step's output for a token without a cache."""
+        device = device_of(self.model.get_input_embeddings())
+        token = torch.zeros((1, 1), dtype=torch.long, device=device)
+        return self.step(
+            input_ids=token,
+            attention_mask=self.masks.one(device),
+            position_ids=token,
+            past_key_values=probe,
+            use_cache=True,
+        )
+
+    @torch.inference_mode()
+    def _probe(self) -> None:
+        """Determine the model's form of mask, the shape of each layer's rows, and the vocabulary."""
+        while True:
+            probe = Probe()
+            try:
+                output = self._first_token(probe)
+                break
+            except UnsupportedModel:
+                raise  # it names the reason itself
+            except Exception as error:
+                if self.masks.by_kind and self.masks.kinds == 1:
+                    self.masks.by_kind = False
+                    continue
+                device = device_of(self.model.get_input_embeddings())
+                # An error without outpace's inputs is raised as is.
+                self.model(input_ids=torch.zeros((1, 1), dtype=torch.long, device=device))
+                raise UnsupportedModel(
+                    f"{family(self.model)} does not take a 4-D mask, positions and a cache object: {error!r}"
+                ) from error
+        if not probe.rows:
+            raise UnsupportedModel(
+                f"{family(self.model)} does not keep its keys and values in the cache it is given"
+            )
+        self.places = {layer: place for place, layer in enumerate(probe.shapes)}
+        self.shapes = list(probe.shapes.values())
+        self.vocabulary: int = output.logits.shape[-1]

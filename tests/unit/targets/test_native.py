@@ -1,0 +1,82 @@
+"""Compiled products: those of torch, in every instruction set, and for a row the same bits among any rows."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outpace.targets import kernels, native
+from outpace.targets.kernels import Compiled, row_step
+
+HERE = native.functions(torch.float32)
+pytestmark = pytest.mark.skipif(isinstance(HERE, str), reason=f"nothing is compiled here: {HERE}")
+DTYPES = [torch.float32, torch.bfloat16]
+# Flags that leave out instructions which this machine may have.
+FEWER = ["", *(("-mno-avx512bf16", "-mno-avx512f", "-mno-avx") if platform.machine() == "x86_64" else ())]
+# Rows, inputs, outputs: tiles of all sizes, parts of panels, inputs in several parts.
+SHAPES = [(1, 96, 40), (5, 34, 64), (7, 2050, 65), (13, 4100, 3), (96, 10, 130), (203, 66, 70)]
+
+
+@pytest.fixture(scope="module", params=FEWER, ids=["native", *(flag[5:] for flag in FEWER[1:])])
+def compiled(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiled]:
+    """The kernel, compiled anew for some instruction set."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OUTPACE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(native, "_FLAGS", (*native._FLAGS, *request.param.split()))
+        made = {dtype: native.functions.__wrapped__(dtype) for dtype in DTYPES}
+        patch.setattr(kernels, "functions", made.__getitem__)
+        yield Compiled()
+
+
+def some(count: int, inputs: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(count, inputs, generator=torch.Generator().manual_seed(count)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_are_those_of_torch(compiled: Compiled, dtype: torch.dtype) -> None:
+    for rows, inputs, outputs in SHAPES:
+        given, weight, bias = (
+            some(rows, inputs, dtype),
+            some(outputs, inputs, dtype),
+            some(1, outputs, dtype)[0],
+        )
+        packed, sizes = compiled.pack(weight), given.double().abs() @ weight.double().abs().T
+        for own in (None, bias):
+            expected = given.double() @ weight.double().T + (0 if own is None else own.double())
+            found = compiled.multiply(given, packed, own).double()
+            assert found.shape == expected.shape
+            assert ((found - expected).abs() <= 4 * (sizes + 3) * torch.finfo(dtype).eps).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_rows_bits_do_not_depend_on_the_others_or_on_threads(
+    compiled: Compiled, dtype: torch.dtype
+) -> None:
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            assert row_step(compiled, dtype, 2050, 70) == 1
+        given, packed = some(203, 2050, dtype), compiled.pack(some(130, 2050, dtype))
+        shared = compiled.multiply(given, packed, None)
+        torch.set_num_threads(1)
+        for start, stop in ((0, 203), (3, 4), (7, 20), (90, 203)):
+            assert torch.equal(compiled.multiply(given[start:stop], packed, None), shared[start:stop])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_inputs_that_do_not_fill_a_pair_are_left() -> None:
+    assert Compiled().pack(some(40, 33, torch.bfloat16)) is None
+    assert Compiled().pack(some(40, 33, torch.float32)) is not None
+
+
+def test_without_compiled_functions_it_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "functions", lambda _: "there is no C compiler")
+    found = kernels.best_kernel.__wrapped__(torch.float32, 1).found
+    assert found["compiled"] == "not available here: there is no C compiler"
