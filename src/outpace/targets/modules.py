@@ -64,8 +64,10 @@ class Modules:
         self.least_rows = packer.rows if fuses else 1
         self._packer = packer
         self._weights = Weights(packer.packed)
-        config = model.config.get_text_config(decoder=True)
-        self.masks, self.own_masks = (MaskMaker(config, model.dtype, fused) for fused in (fuses, False))
+        self.masks, self.own_masks = (
+            MaskMaker(own.config.get_text_config(decoder=True), own.dtype, fuses and own is self.step)
+            for own in (self.step, model)
+        )
         self._probe()
         self.own_masks.by_kind = self.masks.by_kind
 
