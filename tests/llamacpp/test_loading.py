@@ -213,7 +213,7 @@ def test_options_of_transformers_are_refused(loaded: Any) -> None:
         outpace.load(loaded.source, device=Spread("auto"))
     with pytest.raises(OutpaceError, match=r"is for \.gguf files"):
         outpace.load(None, llamacpp="threads=1")
-    with pytest.raises(UnsupportedModel, match="no GGUF file"):
+    with pytest.raises(UnsupportedModel, match="is not a GGUF file"):
         Target("some/model")
 
 
