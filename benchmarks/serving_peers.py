@@ -113,7 +113,7 @@ def servers(given: argparse.Namespace, folder: Path) -> list[Process]:
             str(max(given.streams)),
         ]
         llama += ["--ctx-size", str(CONTEXT * max(given.streams)), "--threads", str(given.threads)]
-        llama += ["--threads-batch", str(given.threads), "--cache-ram", "0"]
+        llama += ["--threads-batch", str(given.threads), "--cache-ram", "0", "--no-cache-prompt"]
         found.append(("llama-server", llama))
     more = {"vllm": {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}}
     return [
