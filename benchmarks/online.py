@@ -10,7 +10,7 @@ that the run is reproducible); with --topics also `topics`, a drafter per topic 
 updates. All must give the same tokens. Printed per block: the mean accepted length (tau). These are counts,
 not times.
 
-With --server the blocks are sent over HTTP to servers that run already, in turn, and learn in the background:
+With --server the blocks are sent over HTTP, in turn, to running servers, which learn in the background:
 
     outpace serve --port 8001 --drafter draft_model --no-adaptive &
     outpace serve --port 8002 --drafter draft_model --no-adaptive --online \

@@ -56,7 +56,7 @@ def test_each_topic_of_a_served_stream_has_a_drafter_that_learns_and_no_token_ch
                 found.append(await answers(client, block))
                 await client.empty()
                 topics.step()
-            # Those who leave the drafter out, ask for a trace or bring a prediction get the same tokens.
+            # Requests without the drafter, with a trace or with a prediction get the same tokens.
             for name in ("off", "copy"):
                 assert await answers(client, STORIES[:1], speculation=name) == found[0][:1]
             guess = {"prediction": {"type": "content", "content": "a dog"}}
@@ -69,7 +69,7 @@ def test_each_topic_of_a_served_stream_has_a_drafter_that_learns_and_no_token_ch
         return found
 
     assert run(learning) == run(plain)
-    # Before the second block nobody has asked for code.
+    # The first block has no code.
     assert [len(learner.rounds) for learner in topics.learners] == [3, 2]
     for learner, own in zip(topics.learners, (STORIES, CODE), strict=True):
         starts = {tuple(record.tokens[:4]) for _, record in learner._buffer._records}

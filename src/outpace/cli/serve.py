@@ -168,7 +168,7 @@ def serve(
 
 @contextmanager
 def _installed() -> Iterator[None]:
-    """Name the extra where a package is missing."""
+    """Context in which a missing package is reported with the extra that installs it."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -198,6 +198,7 @@ def _options(memory: float, prefix_cache: int, adaptive: bool | None) -> dict[st
 
 
 def _banner(service: Service, host: str, listener: socket, keys: int, began: float) -> None:
+    """Print where the service is and what it serves."""
     address = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
     screen.note(f"outpace serves {service.name} ({service.model.dtype} on {service.model.device})")
     screen.note(f"  API       {address}/v1")

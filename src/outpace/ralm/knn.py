@@ -6,8 +6,8 @@ verifier verifies it. Plain KNN-LM searches once per token; a step with a draft 
 rows, which is what RaLMSpec's batched verification gains (Zhang et al. 2024, arXiv 2401.14021).
 
 Differences: a key is the input of the model's head, where the paper takes that of the last feed-forward
-layer; the search is exact. RaLMSpec guesses what the datastore will answer, by a cache of entries next to
-those found before; here tokens are guessed, by any drafter.
+layer; the search is exact. RaLMSpec predicts the datastore's answers by a cache of entries next to
+those found before; here tokens are drafted, by any drafter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class KnnStore:
     """States of a model at places of texts, and the token after each.
 
     Attributes:
-        keys: [entries, hidden size].
+        keys: [entries, hidden size], at least float32: differences of distances are far smaller than states.
         tokens: [entries].
     """
 
@@ -56,7 +56,8 @@ class KnnStore:
             cache = target.new_cache(1, len(piece))
             slot = target.open(cache)
             output = target.forward(cache, {slot: Rows(list(piece[:-1]))}, None, (-1,))
-            keys.append(output.hidden_of(slot, 0, len(piece) - 1)[-1].clone())
+            states = output.hidden_of(slot, 0, len(piece) - 1)[-1]
+            keys.append(states.to(torch.promote_types(states.dtype, torch.float32), copy=True))
             tokens += piece[1:]
         if not tokens:
             raise OutpaceError("a datastore of neighbours needs texts of at least two tokens")
@@ -100,7 +101,7 @@ class KnnTarget(AroundTarget):
         temperature: float = 1.0,
     ) -> None:
         if inner.has_encoder or inner.tells:
-            raise UnsupportedModel("neighbours are for a decoder-only model in one process")
+            raise UnsupportedModel("KnnTarget takes a decoder-only model in one process")
         if store.keys.shape[1] != inner.hidden.size:
             raise OutpaceError(
                 f"the datastore's keys have {store.keys.shape[1]} numbers and the model's states "

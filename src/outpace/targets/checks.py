@@ -120,7 +120,7 @@ def untouchable(model: Any, device: str = "cpu") -> str:
     """The reason why a model's modules cannot be replaced on a kind of device; empty if they can."""
     devices = {weight.device.type for weight in model.parameters()}
     if devices != {device}:
-        return f"it runs on {', '.join(sorted(devices))}; this is for a CPU"
+        return f"it runs on {', '.join(sorted(devices))}; this is for a {'CPU' if device == 'cpu' else 'GPU'}"
     if any("forward" in vars(module) for module in model.modules()):
         return "modules have a forward of their own (device_map does this)"
     if getattr(model, "peft_config", None) or any(

@@ -181,26 +181,30 @@ class _Layer(NamedTuple):
     size: int  # of a head
     scale: float
     inner: int  # of the gate
-    before: Tensor  # weights of the norms before attention and before the gate
+    # Weights of the norms before attention and before the gate; detached, as ``held`` are, so that their
+    # memory remains if the model's data are replaced.
+    before: Tensor
     between: Tensor
     query_norm: Tensor | None  # of the heads' norms
     key_norm: Tensor | None
     epsilon: float
     products: tuple[Callable[[Tensor], Tensor], ...]
     block: Any  # pointer to products and norms, if all products are compiled
+    held: tuple[Tensor, ...]  # biases whose addresses it has
 
 
 def _layer(own: Any, products: Sequence[nn.Module]) -> _Layer:
-    """What a fused layer needs of its module, with products in the order of ``_GROUPS``."""
+    """The sizes and weights of a layer's module, with its products in the order of ``_GROUPS``."""
     attention, config = own.self_attn, own.self_attn.config
     norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-    before, between = own.input_layernorm, own.post_attention_layernorm
+    before, between = (one.weight.detach() for one in (own.input_layernorm, own.post_attention_layernorm))
+    compiled = [one for one in products if isinstance(one, Linear) and isinstance(one.kernel, Compiled)]
+    biases = [None if one.bias is None else one.bias.detach() for one in compiled]
     structs = [
-        ProductStruct(one.in_features, one.out_features, pointer(one.packed[1]), pointer(one.bias))
-        for one in products
-        if isinstance(one, Linear) and isinstance(one.kernel, Compiled)
+        ProductStruct(one.in_features, one.out_features, pointer(one.packed[1]), pointer(bias))
+        for one, bias in zip(compiled, biases, strict=True)
     ]
-    weights, epsilon = (pointer(before.weight), pointer(between.weight)), before.variance_epsilon
+    weights, epsilon = (pointer(before), pointer(between)), own.input_layernorm.variance_epsilon
     whole = len(structs) == len(products)
     return _Layer(
         place=attention.layer_idx,
@@ -209,14 +213,15 @@ def _layer(own: Any, products: Sequence[nn.Module]) -> _Layer:
         size=attention.head_dim,
         scale=attention.scaling,
         inner=config.intermediate_size,
-        before=before.weight,
-        between=between.weight,
+        before=before,
+        between=between,
         query_norm=norms[0] and norms[0].weight,
         key_norm=norms[1] and norms[1].weight,
         epsilon=epsilon,
         # Without a module's call around each, which takes a few microseconds.
         products=tuple(one.of_rows if isinstance(one, Linear) else one.forward for one in products),
         block=ctypes.pointer(BlockStruct(*structs, *weights, epsilon)) if whole else None,
+        held=tuple(bias for bias in biases if bias is not None),
     )
 
 
@@ -263,6 +268,11 @@ class _Model(nn.Module):
             masks = [attention_mask[kind] for kind in stack.config.layer_types]
         rotation = stack.rotary_emb(states, position_ids=position_ids)
         layers: list[_Layer] = [vars(layer)[_FUSED] for layer in stack.layers]
+        if states.dtype != layers[0].before.dtype:  # the functions would read past the end of the weights
+            raise OutpaceError(
+                f"the rows are {states.dtype}, but this target was made for {layers[0].before.dtype}; make a "
+                "new target after converting a model"
+            )
         given = states.reshape(-1, states.shape[-1]).contiguous()
         window, by_mask = past_key_values.window, {id(mask): mask for mask in masks}
         rows = {key: _rows_of(layers[0], mask, window, rotation) for key, mask in by_mask.items()}
@@ -329,7 +339,7 @@ def _whole(
 def _separate(
     layers: Sequence[_Layer], given: Tensor, rows: Sequence[_Parts], cache: CacheAdapter, keep: bool
 ) -> list[Tensor]:
-    """``_whole``, for products of any kernels."""
+    """Run layers one by one, with products of any kernels; arguments and results are those of ``_whole``."""
     found, results = _functions(given), []
     for layer, parts in zip(layers, rows, strict=True):
         joined, output, gates, down = layer.products
@@ -362,7 +372,7 @@ def _functions(given: Tensor) -> Any:
 def _heads(
     layer: _Layer, parts: _Parts, cache: CacheAdapter, given: Tensor, product: Any, attended: Any
 ) -> list[HeadsStruct]:
-    """Tell, per window, where a layer's queries, keys, values, cache and attention's results are.
+    """The addresses of a layer's queries, keys, values, cache and results of attention, per window.
 
     Args:
         product, attended: addresses of [n, queries, keys and values] and [n, heads * size].

@@ -90,7 +90,8 @@ def norm(states: Tensor, weight: Tensor, epsilon: float, one: bool, rounds: bool
     size = states.shape[-1]
     rows = states.reshape(-1, size)
     # The compiler lays rows out over threads by their alignment, and the threads decide the order of the sum.
-    if rows.stride(1) != 1 or rows.storage_offset() * rows.element_size() % 16:
+    # A single row may have any stride.
+    if rows.stride() != (size, 1) or rows.storage_offset() * rows.element_size() % 16:
         rows = rows.clone(memory_format=torch.contiguous_format)
     out = rows.new_empty(rows.shape)
     with device_of(rows):

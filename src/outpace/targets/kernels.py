@@ -102,9 +102,11 @@ class Compiled(Kernel):
         return outputs, whole.view(-1, panel, inputs // pair, pair).transpose(1, 2).contiguous()
 
     def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
-        found: Any = functions(rows.dtype)
         outputs, weights = packed
+        if rows.dtype != weights.dtype:  # the function would read past the end of the weights
+            raise RuntimeError(f"a layer packed in {weights.dtype} got rows in {rows.dtype}")
         given, out = rows.contiguous(), rows.new_empty((len(rows), outputs))
+        found: Any = functions(rows.dtype)
         product = ProductStruct(given.shape[1], outputs, pointer(weights), pointer(bias))
         found.multiply(byref(product), len(rows), pointer(given), pointer(out))
         return out

@@ -3,13 +3,14 @@
    Compiled on the machine it runs on (native.py), once per dtype of the activations: REAL16 for bfloat16,
    float32 otherwise. Sums are in float32, and results are rounded where transformers rounds them.
 
-   A row's result does not depend on other rows. A product's sums run over the inputs one after the other, for
-   any number of rows. Those of attention run over the row's own columns, in the order of the text, in groups
+   A row's result does not depend on other rows. A product's sums run over the inputs in their order, DEEP at a
+   time, for any number of rows. Those of attention run over the row's own columns, in the order of the text, in groups
    that begin at the first of them. So a node of a tree has the bits that the same token has in plain decoding,
    although its columns are elsewhere in the cache. To keep it so, the sums over columns are in functions that
    are never inlined: the compiler makes one form of each.
 
-   Hidden sizes are multiples of 16, sizes of heads of 32. */
+   A layer's hidden size is a multiple of 16, and the size of its heads of 32. A product's inputs are a multiple
+   of PAIR. */
 
 #include <math.h>
 #include <stdint.h>
@@ -112,7 +113,7 @@ static inline lanes exponential(lanes x) {
 #define MOST 5
 #endif
 #define PANEL (WIDE * LANES)
-#define TILES 16      /* whose sums are kept at once */
+#define TILES 16      /* tiles whose sums are kept at once */
 #define LINE 64       /* bytes of a cache line */
 #define DISTANCE 4096 /* bytes that a single tile fetches ahead */
 #define DEEP 512      /* inputs that are summed together; their part of a panel stays in the cache */
@@ -139,8 +140,8 @@ static inline lanes step_of(lanes sum, const real *given, const real *weights) {
 #endif
 }
 
-/* Add to the sums ``steps`` pairs of inputs of ``count`` rows; a tile in turn ``turn`` of ``turns`` fetches its share of
-   what is at ``ahead``. */
+/* Add the products of ``steps`` pairs of inputs of ``count`` rows to the sums. Tile ``turn`` of ``turns`` fetches
+   its share of the bytes at ``ahead``. */
 static inline __attribute__((always_inline)) void tile_of(int count, const real *given, long stride,
                                                           const real *weights, long steps, float *sums,
                                                           const char *ahead, int turn, int turns) {
@@ -544,7 +545,8 @@ static int layer(const struct block *own, const struct room *room, long rows, co
     return 0;
 }
 
-/* Layers one after the other, each with its result and, per window, its rows and heads. */
+/* Run layers one after the other, each with its result and, per window, its rows and heads. Returns 1 if out of
+   memory. */
 int layers(int count, const struct block *const *blocks, const struct room *room, long rows, const real *given,
            real *const *results, int windows, const struct rows *const *parts, const struct heads *heads) {
     for (int i = 0; i < count; i++)

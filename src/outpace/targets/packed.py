@@ -311,11 +311,11 @@ def release(layers: Iterable[nn.Linear]) -> None:
 
 
 class Weights:
-    """Detector of weights modified since they were packed; those that were released cannot be."""
+    """Detector of weights and biases modified since they were packed; released weights cannot be."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         # Tensors made in inference mode do not count writes.
-        weights = [layer.weight for layer in layers]
+        weights = [weight for layer in layers for weight in layer.parameters()]
         self._weights = [weight for weight in weights if not (weight.is_inference() or weight.is_meta)]
         self._versions = self._now()
 

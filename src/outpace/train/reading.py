@@ -21,7 +21,9 @@ from outpace.train.states import KeptStates, States
 def read_batch(
     target: TargetModel, rows: Seq[Seq[Document]], layers: Seq[int], kept: KeptStates | None = None
 ) -> Batch:
-    """Run the target over packed rows and return a batch; with no layers only when logits are asked for.
+    """Run the target over packed rows and return a batch.
+
+    Without ``layers`` and ``kept`` it runs when the logits are first read.
 
     The documents of a row are branches of one tree, each a chain from position 0, so the target's tree mask
     keeps them apart. A document with a source is alone in its row.

@@ -104,6 +104,17 @@ def test_keys_are_the_states_before_the_tokens() -> None:
     assert tokens.item() == TEXTS[0][4] and abs(distances.item()) < 1e-9
 
 
+def test_keys_of_a_half_precision_model_are_kept_wider() -> None:
+    """In bfloat16 the differences of distances would be lost, as sums of a state's squares are hundreds."""
+    target = Target(tiny_llama(layers=2, vocabulary=40, dtype=torch.bfloat16), check=False)
+    store = KnnStore.of(target, TEXTS)
+    assert store.search(store.keys, 1)[0].abs().max() < 1e-4 * store.keys.square().sum(dim=1).max()
+    cache = KnnTarget(target, store, **OPTIONS).new_cache(length=16)
+    slot = cache.allocate()
+    logits = KnnTarget(target, store, **OPTIONS).forward(cache, {slot: Rows(PROMPT)}).logits_of(slot)
+    torch.testing.assert_close(logits.exp().sum(dim=-1), torch.ones(len(PROMPT)))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

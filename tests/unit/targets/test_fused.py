@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor
 
 from models import tiny_llama
-from outpace.core import SamplingParams, UnsupportedModel
+from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows
 from outpace.targets import native as native_module
@@ -237,6 +237,25 @@ def test_products_of_other_kernels_can_be_fused(kernel: Any, monkeypatch: pytest
         expected, found = (tree_logits(one, 70, 13) for one in (target(family, torch.float32), of))
         for (_, one), (_, other) in zip(expected, found, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-3)
+
+
+def next_logits(of: CausalTarget) -> torch.Tensor:
+    cache = of.new_cache(length=16)
+    slot = cache.allocate()
+    return of.forward(cache, {slot: Rows([5, 6, 7])}).logits_of(slot).clone()
+
+
+def test_a_joined_bias_that_is_modified_takes_effect_and_a_converted_model_is_refused() -> None:
+    own = model.__wrapped__("Llama", torch.float32)
+    of = CausalTarget(own, fuse=True)
+    before = next_logits(of)
+    with torch.no_grad():
+        own.model.layers[0].self_attn.q_proj.bias += 1
+    assert not torch.equal(next_logits(of), before)
+    assert torch.equal(next_logits(of), next_logits(CausalTarget(own, fuse=True)))
+    own.to(torch.bfloat16)
+    with pytest.raises(OutpaceError, match="new target after converting a model"):
+        next_logits(of)
 
 
 def test_drafted_tokens_are_those_of_plain_decoding() -> None:

@@ -236,14 +236,14 @@ def test_columns_in_the_order_of_the_cache_are_found_out(
     """The bits of a row differ if its columns are summed in another order than that of its text."""
     text, encode = Text(61, torch.float32, device), in_order
 
-    def lying(trees: Any, sliding: int | None) -> tuple[Tensor, Tensor]:
+    def reordered(trees: Any, sliding: int | None) -> tuple[Tensor, Tensor]:
         full, near = encode(trees, sliding)
         count = full[0, 0, 9, 3] - full[0, 0, 9, 1]
         full[0, 0, 9, 4 : 4 + count] = full[0, 0, 9, 4 : 4 + count].flip(0)
         return full, near
 
     node, right = 9, text.tree()
-    monkeypatch.setattr(__name__ + ".in_order", lying)
+    monkeypatch.setattr(__name__ + ".in_order", reordered)
     assert torch.allclose(text.tree()[node], right[node], atol=1e-5)
     assert not torch.equal(text.tree()[node], right[node])
 

@@ -61,7 +61,7 @@ def test_a_rows_bits_do_not_depend_on_the_others_or_on_threads(
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            assert row_step(compiled, dtype, 2050, 70) == 1
+            assert row_step.__wrapped__(compiled, dtype, 2050, 70) == 1  # not the result of other threads
         given, packed = some(203, 2050, dtype), compiled.pack(some(130, 2050, dtype))
         shared = compiled.multiply(given, packed, None)
         torch.set_num_threads(1)
@@ -69,6 +69,12 @@ def test_a_rows_bits_do_not_depend_on_the_others_or_on_threads(
             assert torch.equal(compiled.multiply(given[start:stop], packed, None), shared[start:stop])
     finally:
         torch.set_num_threads(before)
+
+
+def test_rows_of_another_dtype_are_refused() -> None:
+    packed = Compiled().pack(some(40, 34, torch.bfloat16))
+    with pytest.raises(RuntimeError, match=r"packed in torch\.bfloat16 got rows in torch\.float32"):
+        Compiled().multiply(some(2, 34, torch.float32), packed, None)
 
 
 def test_inputs_that_do_not_fill_a_pair_are_left() -> None:
