@@ -49,15 +49,15 @@ def learning(
     if topics:
         router = TopicRouter([[model.encode(one.text) for one in read(None, file)] for file in topics])
         online = Topics(model.target, drafter, router, len(topics), how)
-        learners = dict(zip((f"{file}: " for file in topics), online.learners, strict=True))
+        learners = list(zip((f"{file}: " for file in topics), online.learners, strict=True))
     else:
         online = Online(model.target, drafter, how)
-        learners = {"": online}
+        learners = [("", online)]
     try:
         with online:
             yield online
     finally:
-        for name, learner in learners.items():
+        for name, learner in learners:
             screen.note(name + summary(learner))
     if out is not None:
         online.save(out, model.tokenizer)

@@ -86,7 +86,7 @@ class KnnTarget(AroundTarget):
         store: made with it.
         neighbours: number of entries, at least 1.
         weight: at least 0 and below 1.
-        temperature: above 0, in units of squared distance.
+        temperature: above 0 and finite, in units of squared distance.
 
     Raises:
         OutpaceError: store and model do not fit together, or a value is out of range.
@@ -112,7 +112,7 @@ class KnnTarget(AroundTarget):
         if not 0 <= weight < 1:
             raise OutpaceError(f"weight must be at least 0 and below 1, not {weight}")
         if not 0 < temperature < math.inf:
-            raise OutpaceError(f"temperature must be above 0, not {temperature}")
+            raise OutpaceError(f"temperature must be above 0 and finite, not {temperature}")
         self.wrap(inner)
         self.model = inner.model  # for drafters that load or build one like it
         self.bit_exact, self.inexact = False, "several rows are searched together"

@@ -175,7 +175,7 @@ class _Norm(nn.Module):
 class _Layer(NamedTuple):
     """A layer's sizes, its weights outside the products, and the products by group."""
 
-    place: int  # in the cache
+    place: int  # in the model
     heads: int
     shared: int  # heads that have keys
     size: int  # of a head
