@@ -226,7 +226,7 @@ def _layer(own: Any, products: Sequence[nn.Module]) -> _Layer:
 
 
 class _Output(NamedTuple):
-    """What a fused model returns."""
+    """Logits and hidden states of a fused model."""
 
     logits: Tensor
     hidden_states: Sequence[Tensor]  # the embeddings and each layer's result, the last one after the norm
