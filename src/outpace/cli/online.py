@@ -59,9 +59,9 @@ def learning(
     finally:
         for name, learner in learners:
             screen.note(name + summary(learner))
-    if out is not None:
-        online.save(out, model.tokenizer)
-        screen.note(f"the drafter with the learnt weights is in {out}")
+        if out is not None:  # after a failure too: what was learnt is sound
+            online.save(out, model.tokenizer)
+            screen.note(f"the drafter with the learnt weights is in {out}")
 
 
 def engine_of(

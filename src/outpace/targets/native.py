@@ -103,7 +103,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 def functions(dtype: torch.dtype) -> CDLL | str:
     """The functions for activations of a dtype, one of ``DTYPES``; the reason why there are none here."""
     if sys.platform != "linux":
-        return f"compiled steps are for Linux, not {sys.platform}"
+        return f"compiled functions are for Linux, not {sys.platform}"
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         return "there is no C compiler; install gcc or clang, or set CC"

@@ -313,7 +313,7 @@ def test_a_machine_without_a_compiler_says_so(anew: pytest.MonkeyPatch, tmp_path
     anew.setenv("CC", "no-such-compiler")
     assert "no C compiler; install gcc or clang, or set CC" in str(compile_(torch.float32))
     anew.setattr(sys, "platform", "darwin")
-    assert "for Linux, not darwin" in str(compile_(torch.float32))
+    assert "compiled functions are for Linux, not darwin" in str(compile_(torch.float32))
     assert library.suffix == ".so"
 
 
