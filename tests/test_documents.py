@@ -112,7 +112,7 @@ def test_commands_and_their_options_are_there(file: Path) -> None:
 def test_options_named_in_the_text_are_there(file: Path) -> None:
     ours = {name for names in commands().values() for name in names}
     others = {"--check", "--numprocesses", "--no-build-isolation"}  # of ruff, pytest and pip
-    others |= {"--spec-type"}  # of llama-server
+    others |= {"--spec-type", "--no-cache-prompt"}  # of llama-server
     others |= {"--speculative-num-draft-tokens", "--enable-custom-logit-processor"}  # of SGLang
     for piece in code(file.read_text("utf-8")):
         if not piece.startswith("```"):
