@@ -42,10 +42,11 @@ from outpace.targets.native import (
 )
 from outpace.targets.packed import Linear, copies_fit, linears_of
 
-# Layers of one structure, by name, since importing them all would take long.
+# Classes of one structure, by name, since importing them all would take long; a subclass may differ.
 _KNOWN = {
-    f"transformers.models.{family}.modeling_{family}.{name}DecoderLayer"
+    f"transformers.models.{family}.modeling_{family}.{name}{part}"
     for family, name in (("llama", "Llama"), ("mistral", "Mistral"), ("qwen2", "Qwen2"), ("qwen3", "Qwen3"))
+    for part in ("ForCausalLM", "Model", "DecoderLayer")
 }
 # Names of a layer's linear layers; those in one group have the same inputs.
 _GROUPS = (
@@ -93,10 +94,11 @@ def why_not_fused(model: Any) -> str:
     except UnsupportedModel as error:
         return str(error)
     linears = set(linears_of(model))
-    for layer in stack.layers:
-        kind = type(layer)
+    for part in (model, stack, *stack.layers):
+        kind = type(part)
         if f"{kind.__module__}.{kind.__qualname__}" not in _KNOWN:
             return f"there are no compiled steps for a {kind.__name__}"
+    for layer in stack.layers:
         if not linears.issuperset(_linears(layer)):
             return "some of its linear layers have hooks, or are quantised or replaced already"
     config = stack.config

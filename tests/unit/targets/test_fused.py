@@ -279,12 +279,15 @@ def test_what_cannot_be_fused_is_refused_with_the_reason() -> None:
         ),
         (
             transformers.OlmoForCausalLM(transformers.OlmoConfig(**SIZES, num_attention_heads=2)),
-            "OlmoDecoder",
+            "OlmoForCausalLM",
         ),
     ):
         with pytest.raises(UnsupportedModel, match=rf"cannot be fused: .*{reason}.*; leave fuse out"):
             CausalTarget(made.eval(), fuse=True)
         assert reason in CausalTarget(made.eval()).unfused
+    own = tiny_fused()
+    own.__class__ = type("Scaled", (transformers.LlamaForCausalLM,), {})  # its forward may do more
+    assert CausalTarget(own).unfused == "there are no compiled steps for a Scaled"
     mixed = tiny_fused().bfloat16()
     mixed.model.norm.float()
     assert why_not_fused(mixed) == "its weights have several dtypes"
