@@ -80,7 +80,7 @@ class Bench:
         file = Path(outpace.__file__).parent / "bench" / "prompts" / "builtin.jsonl"
         items = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
         self._prompts = [tokenizer(item["turns"][0])["input_ids"] for item in items if "turns" in item][:16]
-        self._model_timer = Timer(type(model), "forward")
+        self._model_timer = Timer(type(self._target._modules.step), "forward")
         self._target_timer = Timer(type(self._target), "forward")
 
     def measure(self, drafter: str, sampling: str, batch: int, steps: int) -> dict[str, float]:
