@@ -98,8 +98,8 @@ class CausalTarget(TargetModel):
     """
 
     _is_part = False  # some layers of another target
-    _packs_lines = True  # forwards of uneven rows may leave out the padding (``lines.py``)
     _modules: Modules
+    _packs_lines = True  # forwards of uneven rows may leave out the padding (``lines.py``)
     _line_untried = False  # the module for those is made and tested when first needed
     _mixes = False  # it takes those of several windows in one
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
