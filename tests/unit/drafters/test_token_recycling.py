@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from outpace.core import Draft, OutpaceError, SamplingParams
-from outpace.drafters.copying.token_recycling import TokenRecycling, TokenRecyclingState, chance, template
+from outpace.drafters.copying.token_recycling import (
+    Candidates,
+    TokenRecycling,
+    TokenRecyclingState,
+    chance,
+    template,
+)
 from outpace.engine.engine import Engine
+from outpace.policy.governor import Outcome, Plan
 from outpace.sampling import Key
 from outpace.sequence import Sequence, Step
+from outpace.targets import Output
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import path_to
 from paths import distinct_paths
@@ -77,7 +87,8 @@ def state(follow: dict[int, list[int]], text: list[int], **params: object) -> To
     known = np.full((21, width), 20, dtype=np.int32)
     for token, candidates in follow.items():
         known[token] = candidates
-    return TokenRecyclingState(Sequence(text, SamplingParams(**params), Key(0), limit=100), known)  # type: ignore[arg-type]
+    sequence = Sequence(text, SamplingParams(**params), Key(0), limit=100)  # type: ignore[arg-type]
+    return TokenRecyclingState(sequence, Candidates(known))
 
 
 def test_it_drafts_candidates_of_candidates() -> None:
@@ -118,6 +129,69 @@ def test_a_budget_cuts_the_least_likely() -> None:
         )
 
 
+@dataclass
+class Seldom:
+    """A policy that drafts in one of ``every`` steps."""
+
+    every: int
+    timed: bool = False
+    steps: int = 0
+
+    def plan(self, batch: int) -> Plan:
+        self.steps += 1
+        return Plan(0 if self.steps % self.every else 6)
+
+    def learn(self, outcome: Outcome) -> None:
+        pass
+
+
+class OneBuffer(ToyTarget):
+    """A target whose logits are valid only until the next forward, as llama.cpp's are."""
+
+    def forward(self, *given: Any, **options: Any) -> Output:
+        output = super().forward(*given, **options)
+        if output.logits is None:
+            return output
+        self.buffer = getattr(self, "buffer", torch.empty(64, self.vocabulary))
+        own = self.buffer[: len(output.logits)]
+        own.copy_(output.logits)
+        return Output(own, output.spans, output.hidden)
+
+
+@pytest.mark.parametrize("every", [1, 3, 40])  # 40: more plain steps than rows that wait
+def test_rows_of_plain_steps_are_ranked_before_they_are_needed(every: int) -> None:
+    known: dict[int, list[int]] = {}
+    drafts = 0
+
+    @dataclass(frozen=True)
+    class Checked(TokenRecycling):
+        def draft(self, state: TokenRecyclingState) -> Draft:
+            nonlocal drafts
+            drafts += 1
+            found = super().draft(state)
+            follow = state.candidates.follow
+            assert {t: row.tolist() for t, row in enumerate(follow) if row[0] < 32} == known
+            assert (len(found) > 0) == (state.sequence.tokens[-1] in known)
+            return found
+
+        def learn(self, state: TokenRecyclingState, step: Step) -> None:
+            nodes = [*range(len(step.draft)), -1, *step.path]
+            tokens = [state.sequence.tokens[-len(step.tokens) - 1], *step.draft.tokens]
+            for node in nodes:
+                known[tokens[node + 1]] = step.logits[node].topk(4).indices.tolist()
+            super().learn(state, step)
+
+    engine = Engine(OneBuffer(context=None), Checked(top_k=4), adaptive=Seldom(every))
+    found = engine.generate([[5, 6]], dataclasses.replace(PARAMS, max_new_tokens=150))
+    assert (
+        found[0].tokens
+        == Engine(ToyTarget(context=None))
+        .generate([[5, 6]], dataclasses.replace(PARAMS, max_new_tokens=150))[0]
+        .tokens
+    )
+    assert drafts >= 3 and len(known) > 20
+
+
 @pytest.mark.parametrize("share", [True, False])
 def test_it_learns_of_every_row_and_believes_the_accepted_one(share: bool) -> None:
     drafter = Recorded(max_nodes=30, top_k=4, share=share)
@@ -133,7 +207,7 @@ def test_it_learns_of_every_row_and_believes_the_accepted_one(share: bool) -> No
         for node in nodes:
             known[tokens[node + 1]] = step.logits[node].topk(4).indices.tolist()
     assert rejected > 100 and twice > 5
-    follow = drafter.states[0].follow
+    follow = drafter.states[0].candidates.follow
     assert {t: row.tolist() for t, row in enumerate(follow) if row[0] < 32} == known
     assert generations[0].stats.mean_accepted_length > 1.5
 
@@ -156,7 +230,7 @@ def test_sequences_of_an_engine_share_what_they_learn_or_not() -> None:
 
 
 def test_more_candidates_than_tokens_are_all_of_them() -> None:
-    shared = TokenRecycling(top_k=50).prepare(ToyTarget(vocabulary=3)).shared
+    shared = TokenRecycling(top_k=50).prepare(ToyTarget(vocabulary=3)).shared.follow
     assert shared.shape == (4, 3)
     assert torch.from_numpy(shared).eq(3).all()
 

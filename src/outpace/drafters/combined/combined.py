@@ -194,6 +194,8 @@ class Combined(Drafter[CombinedState]):
         for place, part in enumerate(self.parts):
             own = [
                 Share(step, state.proposals[place], state.nodes[place], state.layers[place])
+                if step.draft.tokens or step.hidden
+                else step  # there is nothing to restrict
                 for state, step in zip(states, steps, strict=True)
             ]
             part.observe([state.states[place] for state in states], own)

@@ -10,6 +10,9 @@ probability that the target's token is the candidate of a given rank, and is opt
 the best first; if a token is in several rows of a step, the accepted row is stored; nothing is drafted after
 a token that ends the text. Nothing is learnt from the prompt's rows, since the engine computes no logits for
 them.
+
+Rows of plain steps are ranked only when a draft needs them, or several at once: while a governor drafts
+nothing, a step just copies a row.
 """
 
 from __future__ import annotations
@@ -21,30 +24,62 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from outpace.core import Draft
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.support.best_first import best_first
 from outpace.drafters.support.memories import Memories
+from outpace.logits import Told
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.tree import depths
 
 Indices = NDArray[np.int64]
 
+_WAITING = 16  # maximum number of rows that wait to be ranked
+
+
+class Candidates:
+    """A matrix of candidates, and the rows of logits that wait to be ranked for it.
+
+    Args:
+        follow: the candidates after each token, the most probable first, shape [vocabulary + 1, top_k].
+            Unknown candidates, and those in the last row, are ``vocabulary``, which is not a token.
+    """
+
+    def __init__(self, follow: NDArray[np.int32]) -> None:
+        self._follow = follow
+        self.top_k = len(follow[0])
+        self._waiting: dict[int, Tensor | NDArray[np.float32]] = {}
+
+    @property
+    def follow(self) -> NDArray[np.int32]:
+        """The matrix, with all rows ranked."""
+        if self._waiting:
+            self._rank()
+        return self._follow
+
+    def _rank(self) -> None:
+        rows = torch.stack([torch.as_tensor(row) for row in self._waiting.values()])
+        self._follow[list(self._waiting)] = rows.topk(self.top_k, dim=-1).indices.cpu().numpy()
+        self._waiting.clear()
+
+    def wait(self, token: int, row: Tensor | NDArray[np.float32]) -> None:
+        """Rank the logits after a token later; of several rows of a token the latest counts."""
+        self._waiting[token] = row
+        if len(self._waiting) == _WAITING:
+            self._rank()
+
 
 @dataclass
 class TokenRecyclingState:
-    """A sequence, and its matrix of candidates, possibly shared with other sequences.
-
-    ``follow[token]`` are the candidates after a token, the most probable first; ``follow`` has the shape
-    [vocabulary + 1, top_k]. Unknown candidates, and those in the last row, are ``vocabulary``, which is not a
-    token.
-    """
+    """A sequence, and its candidates, possibly shared with other sequences."""
 
     sequence: Sequence
-    follow: NDArray[np.int32]
+    candidates: Candidates
 
 
 @dataclass(frozen=True)
@@ -79,15 +114,16 @@ class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
     def reads_top(self) -> int:
         return self.top_k
 
-    def prepare(self, target: TargetModel) -> Memories[NDArray[np.int32]]:
+    def prepare(self, target: TargetModel) -> Memories[Candidates]:
         size = target.vocabulary
-        return Memories(lambda: np.full((size + 1, min(self.top_k, size)), size, dtype=np.int32))
+        shape = size + 1, min(self.top_k, size)
+        return Memories(lambda: Candidates(np.full(shape, size, dtype=np.int32)))
 
-    def start(self, sequence: Sequence, shared: Memories[NDArray[np.int32]]) -> TokenRecyclingState:
+    def start(self, sequence: Sequence, shared: Memories[Candidates]) -> TokenRecyclingState:
         return TokenRecyclingState(sequence, shared.of(sequence) if self.share else shared.new())
 
     def draft(self, state: TokenRecyclingState) -> Draft:
-        sequence, follow = state.sequence, state.follow
+        sequence, follow = state.sequence, state.candidates.follow
         unknown, top_k = len(follow) - 1, follow.shape[1]
         budget = self.max_nodes if sequence.budget is None else min(self.max_nodes, sequence.budget)
         tree = template(budget, top_k)
@@ -106,12 +142,14 @@ class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
         return True  # the candidates after a token do not depend on the text before it
 
     def learn(self, state: TokenRecyclingState, step: Step) -> None:
-        follow = state.follow
-        root = state.sequence.tokens[-len(step.tokens) - 1]
+        candidates, root = state.candidates, state.sequence.tokens[-len(step.tokens) - 1]
+        if not step.draft.tokens and not isinstance(step.logits, Told):
+            candidates.wait(root, step.logits.copied(-1))
+            return
         # Of nodes with the same token the later entry is used: the one on the accepted path, if any.
         nodes = {token: node for node, token in enumerate(step.draft.tokens)}
         nodes |= {root: -1} | {step.draft.tokens[node]: node for node in step.path}
-        follow[list(nodes)] = step.logits.top(list(nodes.values()), follow.shape[1])
+        candidates.follow[list(nodes)] = step.logits.top(list(nodes.values()), candidates.top_k)
 
 
 def _prune(tokens: Seq[int], parents: Seq[int], last: frozenset[int], unknown: int) -> Draft:
