@@ -22,7 +22,7 @@ from outpace.core import OutpaceError
 from outpace.learned.batch import Batch
 from outpace.learned.folder import CONFIG, FORMAT, WEIGHTS, read_config, read_weights, write_folder
 from outpace.learned.hidden_layers import check_layers
-from outpace.learned.losses import Losses, Objective, accepted_of_chain, measure
+from outpace.learned.losses import Losses, Objective, accepted_of_chain, among, measure
 from outpace.targets.base import TargetModel
 
 L = TypeVar("L", bound="Learned")
@@ -40,6 +40,7 @@ __all__ = [
     "Objective",
     "PartialHead",
     "accepted_of_chain",
+    "among",
     "head_weights",
     "measure",
     "read_config",
@@ -98,8 +99,8 @@ class PartialHead:
         return logits if self._ids is None else logits[..., self._ids]
 
     @torch.no_grad()
-    def of(self, batch: Batch, where: Tensor) -> Tensor:
-        """The target's own logits, [places, n], at the places of a mask [B, T]."""
+    def of(self, batch: Batch, where: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+        """The target's own logits, [places, n], at the places of a mask [B, T], or at rows and places."""
         if self._own is None or isinstance(batch.scores, Tensor) or -1 not in batch.hidden:
             return self.among(batch.logits[where])
         return self(batch.hidden[-1][where])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -52,6 +52,14 @@ def measure(
     total = (stacked * torch.tensor(list(weights), dtype=stacked.dtype, device=stacked.device)).sum()
     counts = torch.tensor(places, device=stacked.device)
     return Losses(total, stacked.detach(), torch.stack(acceptance), counts)
+
+
+def among(losses: Losses, every: Tensor) -> Losses:
+    """Losses whose acceptance is the share among ``every`` place, [D], those with nothing to learn included.
+
+    A token that cannot be drafted is one that is not accepted.
+    """
+    return replace(losses, acceptance=losses.acceptance * losses.places / every.clamp(min=1))
 
 
 def accepted_of_chain(batch: Batch, guesses: Tensor) -> Tensor:

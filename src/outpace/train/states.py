@@ -22,13 +22,15 @@ States = dict[int, Tensor]
 """Layer -> hidden states of a row's places, [places, hidden size]."""
 
 _PROBE = 16  # tokens whose states identify a target
+_NAME = "states"  # of the tensor in a file
 
 
 class KeptStates:
-    """States in a folder, a file per row of documents.
+    """States in a folder, a file per layer and row of documents.
 
     A file belongs to the target's weights and dtype, which are recognised by the states of a short text, to
-    the layers and to the row's tokens. Several runs, of any method, may share a folder.
+    the layer and to the row's tokens. Several runs, of any method, may share a folder: what one has kept is
+    not run again for another that reads some of the same layers.
 
     Args:
         folder: created if needed.
@@ -58,28 +60,43 @@ class KeptStates:
         self._target = hashlib.sha256(_bytes(states)).hexdigest()
 
     def of(self, row: Seq[Document], layers: Iterable[int], run: Callable[[], States]) -> States:
-        """The states of a row, from its file, or from ``run``, which are then kept.
+        """The states of a row, from its files, or from ``run`` if one is missing, which are then kept.
 
         Raises:
-            OutpaceError: the file is damaged, or there is no room for another.
+            OutpaceError: a file is damaged, or there is no room for another.
         """
-        facts = [self._target, *layers, *(document.tokens for document in row)]
+        facts = [self._target, *(document.tokens for document in row)]
         facts += [document.source for document in row if document.source]
-        file = self._folder / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()}.safetensors"
-        try:
-            if file.exists():
-                return {int(layer): states for layer, states in load_file(file).items()}
+        text = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        files = {layer: self._folder / f"{text}.{layer}.safetensors" for layer in layers}
+        if not all(file.exists() for file in files.values()):
             made = run()
-            part = file.with_suffix(f".{os.getpid()}")
-            # Copies: the last layer may be there under two numbers, and files take no tensor twice.
-            whole = torch.contiguous_format
-            save_file({str(at): states.cpu().clone(memory_format=whole) for at, states in made.items()}, part)
-            part.replace(file)
-        except (OSError, SafetensorError) as error:
-            raise OutpaceError(
-                f"{file} cannot be read or written: {error}; delete it, or give another folder for the states"
-            ) from error
-        return made
+            for layer, file in files.items():
+                _write(file, made[layer])
+            return made
+        return {layer: _read(file) for layer, file in files.items()}
+
+
+def _read(file: Path) -> Tensor:
+    try:
+        return load_file(file)[_NAME]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise _unusable(file, error) from error
+
+
+def _write(file: Path, states: Tensor) -> None:
+    part = file.with_suffix(f".{os.getpid()}")
+    try:
+        save_file({_NAME: states.cpu().contiguous()}, part)
+        part.replace(file)
+    except (OSError, SafetensorError) as error:
+        raise _unusable(file, error) from error
+
+
+def _unusable(file: Path, error: Exception) -> OutpaceError:
+    return OutpaceError(
+        f"{file} cannot be read or written: {error}; delete it, or give another folder for the states"
+    )
 
 
 def _bytes(states: Tensor) -> bytes:

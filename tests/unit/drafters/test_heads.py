@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,9 @@ KINDS: dict[str, tuple[type[Heads], Any, Any]] = {
     "medusa": (MedusaHeads, MedusaConfig(heads=3, own_head=True), lambda h: Medusa(h, max_nodes=9)),
     "blockwise": (BlockwiseHeads, BlockwiseConfig(heads=3), Blockwise),
     "hydra": (HydraHeads, HydraConfig(heads=3), lambda h: Hydra(h, max_nodes=9)),
+    "medusa of some ids": (MedusaHeads, MedusaConfig(heads=3, draft_vocabulary=20), Medusa),
+    "blockwise of some ids": (BlockwiseHeads, BlockwiseConfig(heads=3, draft_vocabulary=20), Blockwise),
+    "hydra of some ids": (HydraHeads, HydraConfig(heads=3, draft_vocabulary=20), Hydra),
 }
 
 
@@ -33,6 +37,7 @@ def heads(name: str, target: ToyTarget = TARGET) -> Heads:
     """Heads with weights large enough to affect their predictions."""
     cls, config, _ = KINDS[name]
     made = cls.new(config, target).double()
+    made.suit(torch.arange(target.vocabulary))  # the last ids, if not all
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in made.parameters():
@@ -71,6 +76,46 @@ def test_replay_predicts_what_decoding_accepts(verifier: str) -> None:
                 seen.append(accepted[root])
         assert len(set(seen)) > 1, (name, seen)
         assert sequence.output == plain.tokens
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if "some" in name])
+def test_of_some_ids_the_targets_logits_are_learnt_where_the_label_is_one(name: str) -> None:
+    made = heads(name)
+    ids = torch.arange(12, 32)
+    assert torch.equal(made.drafted.ids, ids)
+    batch = batch_of([3, 14, 2, 27, 31, 4, 18, 12, 30], 2)
+    seen = []
+
+    def record(draft: torch.Tensor, target: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        seen.append((target, labels))
+        return draft.sum(dim=-1)
+
+    losses = made.loss(batch, record)
+    for depth, (target, labels) in enumerate(seen):
+        places = [place for place in range(2 + depth, 9) if batch.tokens[0, place] in ids]
+        assert ids[labels].tolist() == batch.tokens[0, places].tolist()
+        expected = batch.logits[0, [place - 1 for place in places]][:, ids]
+        torch.testing.assert_close(target, expected)
+    # Among seven, six and five counted places, some with a token that cannot be drafted.
+    assert losses.places.tolist() == [5, 5, 4]
+    whole = losses.acceptance * torch.tensor([7, 6, 5])
+    torch.testing.assert_close(whole, whole.round())
+
+
+def test_trained_heads_keep_their_ids(tmp_path: Path) -> None:
+    made = heads("medusa of some ids").float()
+    made.suit(torch.arange(32).flip(0))
+    assert made.drafted.ids.tolist() == list(range(12, 32))
+    made.save(tmp_path)
+    loaded = MedusaHeads.load(tmp_path, TARGET)
+    loaded.suit(torch.arange(32).flip(0))
+    assert loaded.drafted.ids.tolist() == list(range(12, 32))
+    states = torch.randn(2, 16, dtype=TARGET.hidden.dtype)
+    spread = loaded.drafted.spread(loaded.guess(states, 1))
+    assert spread[:, :12].isinf().all() and spread[:, 12:].isfinite().all()
+    found = loaded.drafted.number(torch.tensor([0, 11, 12, 31]))
+    assert found.tolist() == [-1, -1, 0, 19]
+    assert loaded.drafted.tokens(found[2:]).tolist() == [12, 31]
 
 
 def test_the_best_tree_has_the_likeliest_nodes() -> None:
@@ -138,6 +183,10 @@ def test_accuracies_are_counted_by_rank() -> None:
     [
         (lambda: Medusa("x", max_nodes=0), "max_nodes must be at least 1"),
         (lambda: Medusa("x", max_nodes=3, branching="2x2"), "excludes branching"),
+        (lambda: MedusaConfig(draft_vocabulary=-1), "draft_vocabulary must be at least 0"),
+        (lambda: MedusaConfig(own_head=True, draft_vocabulary=4), "medusa: draft_vocabulary is of"),
+        (lambda: HydraConfig(own_head=True, draft_vocabulary=4), "hydra: draft_vocabulary is of"),
+        (lambda: MedusaHeads.new(MedusaConfig(draft_vocabulary=33), TARGET), "at most .*, 32, not 33"),
         (lambda: Medusa("x", branching="2x0"), "at least 1, not '2x0'"),
         (lambda: Medusa("x", branching="2xa"), "medusa: branching must be numbers"),
         (lambda: Hydra("x", draws="mine"), "hydra: draws must be 'coupled'"),  # type: ignore[arg-type]

@@ -47,6 +47,13 @@ def dflash(target: TargetModel) -> DFlashModule:
     return DFlashModule.new(DFlashConfig(layers=(1, 2), tokens=5, anchors=16), target)
 
 
+def dflash_of_some_ids(target: TargetModel) -> DFlashModule:
+    config = DFlashConfig(layers=(1, 2), tokens=5, anchors=16, draft_vocabulary=target.vocabulary - 5)
+    made = DFlashModule.new(config, target)
+    made.suit(torch.arange(target.vocabulary))
+    return made
+
+
 def spec_drafter(target: TargetModel) -> SpecDrafterModule:
     return SpecDrafterModule.new(SpecDrafterConfig(tokens=5, hidden_size=48), target)
 
@@ -55,9 +62,11 @@ MAKERS: dict[str, tuple[Callable[[TargetModel], Learned], type[Drafter[Any]]]] =
     "eagle1": (eagle1, Eagle),
     "eagle3": (eagle3, Eagle),
     "dflash": (dflash, DFlash),
+    "dflash of some ids": (dflash_of_some_ids, DFlash),
     "spec_drafter": (spec_drafter, SpecDrafter),
 }
-DEPTHS = {"eagle1": 1, "eagle3": 4, "dflash": 5, "spec_drafter": 5}  # that are learnt
+# That are learnt.
+DEPTHS = {"eagle1": 1, "eagle3": 4, "dflash": 5, "dflash of some ids": 5, "spec_drafter": 5}
 RATES = {"spec_drafter": 1e-2}  # it has the language to learn, not the target's states to go on with
 TREES = {"eagle1": {"expand": 3, "max_nodes": 9}, "eagle3": {"expand": 3, "max_nodes": 9}}
 

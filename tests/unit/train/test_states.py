@@ -67,13 +67,24 @@ def test_without_layers_the_target_runs_when_logits_are_asked_for_in_its_own_dty
 def test_states_of_another_target_or_of_other_layers_or_texts_are_not_taken(tmp_path: Path) -> None:
     target = Counting()
     read_batch(target, ROWS, (1,), KeptStates(tmp_path, target))
-    others = [(Counting(seed=1), ROWS, (1,)), (target, ROWS, ()), (target, [[Document((5, 6, 8))]], (1,))]
+    others = [(Counting(seed=1), ROWS, (1,)), (target, ROWS, (0,)), (target, [[Document((5, 6, 8))]], (1,))]
     for other, rows, layers in others:
         kept, before = KeptStates(tmp_path, other), len(other.fed)
         found = read_batch(other, rows, layers, kept)
         assert len(other.fed) - before == len(rows)
         there = found.documents >= 0
         torch.testing.assert_close(found.logits[there], read_batch(other, rows, ()).logits[there])
+
+
+def test_states_kept_for_more_layers_serve_those_who_read_fewer(tmp_path: Path) -> None:
+    target = Counting()
+    kept = KeptStates(tmp_path, target)
+    whole = read_batch(target, ROWS, (0, 1), kept)
+    before = len(target.fed)
+    found = read_batch(target, ROWS, (1,), kept)
+    assert len(target.fed) == before
+    assert torch.equal(found.hidden[1], whole.hidden[1]) and torch.equal(found.logits, whole.logits)
+    assert not torch.equal(whole.hidden[0], whole.hidden[1])
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from outpace.drafters.support.growth import Growth, grow_whole
 from outpace.drafters.support.layer_cache import Feed, LayerCache, Slot
 from outpace.drafters.support.shapes import Growing, shape_of
 from outpace.learned.layers import Layer, LayerConfig, Rotary, initialise
-from outpace.learned.learned import Batch, Learned, Losses, Objective, accepted_of_chain, measure
+from outpace.learned.learned import Batch, Learned, Losses, Objective, accepted_of_chain, among, measure
+from outpace.learned.vocabulary import DraftVocabulary
 from outpace.sequence import Sequence
 from outpace.spec import check_least
 from outpace.targets.base import TargetModel
@@ -57,6 +58,14 @@ class BlockModule(Learned):
     """A module that predicts, in one forward, the tokens at several places after a text."""
 
     config: BlockConfig
+    drafted: DraftVocabulary
+    _chooses = False  # the ids to draft, from the first texts
+
+    def suit(self, counts: Tensor) -> None:
+        """Choose the ids to draft; a trained module keeps its own."""
+        if self._chooses:
+            self.drafted.choose(counts)
+        self._chooses = False
 
     def add_layers(self, norms: bool = False) -> None:
         """Add the decoder layers and the final norm, and initialise all weights. Called last in ``__init__``.
@@ -80,7 +89,7 @@ class BlockModule(Learned):
 
     @abstractmethod
     def logits(self, states: Tensor) -> Tensor:
-        """Logits [..., vocabulary] from outputs [..., hidden size]."""
+        """Logits [..., drafted ids] from outputs [..., hidden size]."""
 
     def loss(self, batch: Batch, objective: Objective) -> Losses:
         config = self.config
@@ -88,19 +97,22 @@ class BlockModule(Learned):
         states = self.blocks(batch, anchors)
         distances = torch.arange(config.tokens, dtype=torch.float64)
         weights: list[float] = torch.exp(-distances / config.decay).tolist()
-        return measure(objective, self._depths(batch, anchors, states), weights)
+        every = torch.stack(
+            [batch.ahead(place + 1).gather(1, anchors).sum() for place in range(config.tokens)]
+        )
+        return among(measure(objective, self._depths(batch, anchors, states), weights), every)
 
     def _depths(
         self, batch: Batch, anchors: Tensor, states: Tensor
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         rows = torch.arange(len(anchors), device=anchors.device)[:, None].expand_as(anchors)
         for place in range(self.config.tokens):
-            where = batch.ahead(place + 1).gather(1, anchors)
-            row, ahead = rows[where], anchors[where] + place
+            labels = self.drafted.number(batch.tokens.roll(-place - 1, dims=1).gather(1, anchors))
+            where = batch.ahead(place + 1).gather(1, anchors) & (labels >= 0)
             yield (
                 self.logits(states[:, :, place][where]),
-                batch.logits[row, ahead],
-                batch.tokens[row, ahead + 1],
+                self.drafted.of(self.target, batch, rows[where], anchors[where] + place),
+                labels[where],
             )
 
     @torch.no_grad()
@@ -108,7 +120,7 @@ class BlockModule(Learned):
         """Number of accepted tokens of a chain of a full block, at each place of the text."""
         every = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.tokens)
         guesses = [
-            self.logits(self.blocks(batch, anchors)).argmax(dim=-1)
+            self.drafted.tokens(self.logits(self.blocks(batch, anchors)).argmax(dim=-1))
             for anchors in every.split(self.config.anchors, dim=1)
         ]
         return accepted_of_chain(batch, torch.cat(guesses, dim=1))

@@ -40,7 +40,9 @@ from outpace.learned.hidden_layers import default_layers
 from outpace.learned.layers import Attention, Store
 from outpace.learned.learned import Batch, Fit, head_weights
 from outpace.learned.published import find
+from outpace.learned.vocabulary import DraftVocabulary
 from outpace.sequence import Step
+from outpace.spec import check_least
 from outpace.targets.base import TargetModel
 
 _CHUNK = 512  # places of a text in one forward
@@ -53,11 +55,18 @@ class DFlashConfig(BlockConfig):
     Attributes:
         layers: the target's layers whose states it reads, numbered as in ``Output.hidden``, as in 2+14+25; by
             default a low, a middle and a high one.
+        draft_vocabulary: number of the target's ids that are drafted, those most frequent in the training
+            text; 0 is all.
     """
 
     method: ClassVar[str] = "dflash"
 
     layers: tuple[int, ...] = ()
+    draft_vocabulary: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self.method, self, draft_vocabulary=0)
 
 
 class DFlashModule(BlockModule):
@@ -69,6 +78,7 @@ class DFlashModule(BlockModule):
 
     def __init__(self, config: DFlashConfig, fit: Fit) -> None:
         super().__init__(config, fit)
+        self.drafted = DraftVocabulary(self.method, config.draft_vocabulary, fit)
         size = config.hidden_size
         if size != fit.hidden_size:
             raise OutpaceError(
@@ -83,7 +93,9 @@ class DFlashModule(BlockModule):
     @classmethod
     def new(cls, config: DFlashConfig, target: TargetModel) -> Self:
         layers = config.layers or default_layers(target)
-        return super().new(replace(config.sized(target.hidden.size), layers=layers), target)
+        made = super().new(replace(config.sized(target.hidden.size), layers=layers), target)
+        made._chooses = True
+        return made
 
     @classmethod
     def load(cls, folder: str | Path, target: TargetModel) -> Self:
@@ -130,7 +142,7 @@ class DFlashModule(BlockModule):
         return torch.cat([embedded, masks], dim=-2)
 
     def logits(self, states: Tensor) -> Tensor:
-        return self.target.head(self.norm(states))
+        return self.drafted.head(self.target)(self.norm(states))
 
     def blocks(self, batch: Batch, anchors: Tensor) -> Tensor:
         count, width = anchors.shape[1], 1 + self.config.tokens
@@ -250,5 +262,5 @@ def _fill(active: Seq[BlockState]) -> Tensor:
     feeds = [Feed(state.slot, range(state.rows, state.rows + width), sees) for state in active]
     roots = torch.tensor([state.sequence.tokens[-1] for state in active], device=module.mask.device)
     rows = run_layers(active, feeds, list(module.masked(roots)), keep=[0] * len(active))
-    logits: Tensor = module.logits(torch.stack(rows)[:, 1:])
+    logits: Tensor = module.drafted.spread(module.logits(torch.stack(rows)[:, 1:]))
     return logits

@@ -31,7 +31,7 @@ from outpace.sequence import Sequence, Step
 from outpace.spec import check_least
 from outpace.targets.base import TargetModel
 
-_PLACES = 16  # places of a text per forward when all places get look-ahead rows
+_PLACES = 128  # places of a text per forward when all places get look-ahead rows
 
 
 @dataclass(frozen=True)

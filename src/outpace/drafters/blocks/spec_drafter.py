@@ -35,6 +35,7 @@ from outpace.drafters.blocks.blocks import (
 from outpace.drafters.support.layer_cache import Feed
 from outpace.learned.layers import itself
 from outpace.learned.learned import Batch, Fit
+from outpace.learned.vocabulary import DraftVocabulary
 from outpace.targets.base import TargetModel
 
 _CHUNK = 512  # tokens of a text in one forward
@@ -57,6 +58,7 @@ class SpecDrafterModule(BlockModule):
 
     def __init__(self, config: SpecDrafterConfig, fit: Fit) -> None:
         super().__init__(config, fit)
+        self.drafted = DraftVocabulary(self.method, 0, fit)
         self.embed_tokens = nn.Embedding(fit.vocabulary, config.hidden_size)
         self.masks = nn.Parameter(torch.empty(config.tokens, config.hidden_size))
         self.add_layers()

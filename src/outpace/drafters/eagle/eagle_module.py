@@ -30,6 +30,7 @@ from outpace.learned.learned import (
     Objective,
     PartialHead,
     accepted_of_chain,
+    among,
     head_weights,
     measure,
 )
@@ -354,14 +355,12 @@ class EagleModule(Learned):
         weights = [config.decay**depth for depth in range(config.steps)]
         if config.version == 1:
             weights = [config.classification * weight for weight in weights]
-        losses = measure(objective, self._depths(batch, outputs), weights)
         every = torch.stack([batch.ahead(depth + 2).sum() for depth in range(config.steps)])
-        # An id that cannot be drafted counts as not accepted, though nothing can be learnt from it.
-        acceptance = losses.acceptance * losses.places / every.clamp(min=1)
+        losses = among(measure(objective, self._depths(batch, outputs), weights), every)
         total = losses.total
         if config.version == 1:
             total = total + self._regression(batch, outputs)
-        return dataclasses.replace(losses, total=total, acceptance=acceptance)
+        return dataclasses.replace(losses, total=total)
 
     def _depths(self, batch: Batch, outputs: list[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield, per depth, the draft's logits, the target's logits and the text's tokens, over drafted ids.

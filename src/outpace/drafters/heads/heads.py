@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
@@ -23,7 +24,8 @@ from outpace.drafters.support.best_first import best_first
 from outpace.drafters.support.draws import Draws, Noise
 from outpace.drafters.support.growth import Growth, grow_whole
 from outpace.drafters.support.shapes import Growing, Static
-from outpace.learned.learned import Batch, Fit, Learned, Losses, Objective, measure
+from outpace.learned.learned import Batch, Fit, Learned, Losses, Objective, among, measure
+from outpace.learned.vocabulary import DraftVocabulary
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.tree import children
@@ -46,9 +48,11 @@ class Heads(Learned):
     """
 
     accuracies: Tensor
+    _chooses = False  # the ids to draft, from the first texts
 
     def __init__(self, config: Any, fit: Fit, depth: int, ranks: int, decay: float, max_nodes: int) -> None:
         super().__init__(config, fit)
+        self.drafted = DraftVocabulary(self.method, config.draft_vocabulary, fit)
         self.depth = depth
         self.max_nodes = max_nodes
         self.decay = decay
@@ -56,9 +60,21 @@ class Heads(Learned):
         prior = 0.5 * 0.8 ** torch.arange(depth)[:, None] * 0.4 ** torch.arange(width)
         self.register_buffer("accuracies", prior)
 
+    @classmethod
+    def new(cls, config: Any, target: TargetModel) -> Self:
+        made = super().new(config, target)
+        made._chooses = True
+        return made
+
+    def suit(self, counts: Tensor) -> None:
+        """Choose the ids to draft; trained heads keep theirs."""
+        if self._chooses:
+            self.drafted.choose(counts)
+        self._chooses = False
+
     @abstractmethod
     def rows(self, states: Tensor, owners: Tensor, paths: Tensor) -> Tensor:
-        """Logits [n, vocabulary] of the token after each of n paths.
+        """Logits [n, drafted ids] of the token after each of n paths.
 
         Args:
             states: the target's states before the roots, [B, hidden size].
@@ -72,29 +88,36 @@ class Heads(Learned):
 
     def loss(self, batch: Batch, objective: Objective) -> Losses:
         weights = [self.decay**depth for depth in range(self.depth)]
-        return measure(objective, self._depths(batch), weights)
+        depths = (
+            (draft, self.drafted.of(self.target, batch, at, places + 1 + depth), labels)
+            for depth, (draft, labels, at, places) in enumerate(self._drafts(batch))
+        )
+        return among(measure(objective, depths, weights), self._counts(batch))
 
-    def _depths(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield, per depth, the head's logits, the target's logits and the text's tokens at counted places.
+    def _counts(self, batch: Batch) -> Tensor:
+        """Number of counted places per depth, whether or not their token can be drafted."""
+        return torch.stack([batch.ahead(depth + 2).sum() for depth in range(self.depth)])
+
+    def _drafts(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Yield, per depth, the head's logits and the text's tokens, both by drafted ids, row and place.
 
         With the state of place t: the root at t + 1, the tokens drafted before this head's at t + 2 to
-        t + 1 + depth, the label at t + 2 + depth.
+        t + 1 + depth, the label at t + 2 + depth. Only places whose label can be drafted.
         """
         for depth in range(self.depth):
             at, places = batch.ahead(depth + 2).nonzero(as_tuple=True)
+            labels = self.drafted.number(batch.tokens[at, places + 2 + depth])
+            at, places, labels = (found[labels >= 0] for found in (at, places, labels))
             paths = torch.stack([batch.tokens[at, places + 1 + step] for step in range(depth + 1)], dim=1)
             owners = torch.arange(len(at), device=at.device)
-            draft = self.rows(batch.hidden[-1][at, places], owners, paths)
-            yield (
-                draft,
-                batch.logits[at, places + 1 + depth],
-                batch.tokens[at, places + 2 + depth],
-            )
+            yield self.rows(batch.hidden[-1][at, places], owners, paths), labels, at, places
 
     def _ranks(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield, per depth, the rank of the text's token, and the row and place of the draft's root."""
-        for depth, (draft, _, labels) in enumerate(self._depths(batch)):
-            at, places = batch.ahead(depth + 2).nonzero(as_tuple=True)
+        """Yield, per depth, the rank of the text's token, and the row and place of the draft's root.
+
+        Places whose token cannot be drafted are left out.
+        """
+        for draft, labels, at, places in self._drafts(batch):
             rank = (draft > draft.gather(1, labels[:, None])).sum(dim=1)
             yield rank, at, places + 1
 
@@ -125,13 +148,23 @@ class Heads(Learned):
         for batch in batches:
             for depth, (rank, _, _) in enumerate(self._ranks(batch)):
                 counts[depth] += torch.bincount(rank.clamp(max=width), minlength=width + 1)[:width].cpu()
-                totals[depth] += len(rank)
+            totals += self._counts(batch)[:, None].cpu()
         if not bool((totals > 0).all()):
             raise OutpaceError(
                 f"{self.method}: there is no text to measure the heads on that is longer than a draft; give "
                 "more or longer texts, or fewer heads"
             )
         self.accuracies.copy_(counts / totals)
+
+
+def check_shared(method: str, own_head: bool, draft_vocabulary: int) -> None:
+    """Check that heads over a part of the vocabulary share the target's projection.
+
+    Raises:
+        OutpaceError: they have their own.
+    """
+    if own_head and draft_vocabulary:
+        raise OutpaceError(f"{method}: draft_vocabulary is of the target's head; leave it out, or own_head")
 
 
 def best_tree(accuracies: Seq[Seq[float]], max_nodes: int) -> list[int]:
@@ -251,10 +284,9 @@ def _rows(active: Seq[HeadState]) -> Tensor:
         for node in state.tree.front:
             owners.append(place)
             paths.append([state.sequence.tokens[-1], *state.tree.guessed(node)])
-    device = before.device
-    return active[0].shared.heads.rows(
-        before, torch.tensor(owners, device=device), torch.tensor(paths, device=device)
-    )
+    device, heads = before.device, active[0].shared.heads
+    rows = heads.rows(before, torch.tensor(owners, device=device), torch.tensor(paths, device=device))
+    return heads.drafted.spread(rows)
 
 
 class Residual(nn.Module):

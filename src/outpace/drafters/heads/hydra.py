@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from outpace.drafters.heads.heads import RANKS, HeadDrafter, Heads, Residual
+from outpace.drafters.heads.heads import RANKS, HeadDrafter, Heads, Residual, check_shared
 from outpace.learned import published_hydra
 from outpace.learned.learned import Fit, head_weights
 from outpace.learned.published import find
@@ -41,6 +41,8 @@ class HydraConfig:
             heads do, in place of the state.
         decay: weight of each head in the loss, relative to the one before.
         max_nodes: nodes of the tree that training measures.
+        draft_vocabulary: number of the target's ids that are drafted, those most frequent in the training
+            text; 0 is all.
     """
 
     heads: int = 4
@@ -49,9 +51,11 @@ class HydraConfig:
     own_residual: bool = False
     decay: float = 0.8
     max_nodes: int = 32
+    draft_vocabulary: int = 0
 
     def __post_init__(self) -> None:
-        check_least("hydra", self, heads=1, layers=1, max_nodes=1)
+        check_least("hydra", self, heads=1, layers=1, max_nodes=1, draft_vocabulary=0)
+        check_shared("hydra", self.own_head, self.draft_vocabulary)
 
 
 class HydraHeads(Heads):
@@ -112,7 +116,7 @@ class HydraHeads(Heads):
         if len(self.projections):
             projected: Tensor = self.projections[depth](guessed)
             return projected
-        return self.target.head(guessed)
+        return self.drafted.head(self.target)(guessed)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from outpace.core import OutpaceError
-from outpace.drafters.heads.heads import RANKS, HeadDrafter, Heads, Residual
+from outpace.drafters.heads.heads import RANKS, HeadDrafter, Heads, Residual, check_shared
 from outpace.drafters.support.shapes import branching_parents, numbers
 from outpace.embedded import nano_drafter_path
 from outpace.learned import published_medusa
@@ -45,6 +45,8 @@ class MedusaConfig:
             otherwise they share the target's.
         decay: weight of each head in the loss, relative to the one before.
         max_nodes: nodes of the tree that training measures.
+        draft_vocabulary: number of the target's ids that are drafted, those most frequent in the training
+            text; 0 is all.
     """
 
     heads: int = 4
@@ -52,9 +54,11 @@ class MedusaConfig:
     own_head: bool = False
     decay: float = 0.8
     max_nodes: int = 32
+    draft_vocabulary: int = 0
 
     def __post_init__(self) -> None:
-        check_least("medusa", self, heads=1, layers=1, max_nodes=1)
+        check_least("medusa", self, heads=1, layers=1, max_nodes=1, draft_vocabulary=0)
+        check_shared("medusa", self.own_head, self.draft_vocabulary)
 
 
 @dataclass(frozen=True)
@@ -64,13 +68,16 @@ class BlockwiseConfig:
     Attributes:
         heads: number of heads, at least 1: k - 1 in the paper, which counts the target's own.
         width: width of the hidden layer per head, relative to the target's hidden size; above 0.
+        draft_vocabulary: number of the target's ids that are drafted, those most frequent in the training
+            text; 0 is all.
     """
 
     heads: int = 4
     width: float = 1.0
+    draft_vocabulary: int = 0
 
     def __post_init__(self) -> None:
-        check_least("blockwise", self, heads=1)
+        check_least("blockwise", self, heads=1, draft_vocabulary=0)
         if self.width <= 0:
             raise OutpaceError(f"blockwise: width must be above 0, not {self.width}")
 
@@ -80,7 +87,7 @@ class StateHeads(Heads):
 
     @abstractmethod
     def guess(self, states: Tensor, depth: int) -> Tensor:
-        """Logits [B, vocabulary] of the head of a depth, from states [B, hidden size]."""
+        """Logits [B, drafted ids] of the head of a depth, from states [B, hidden size]."""
 
     def rows(self, states: Tensor, owners: Tensor, paths: Tensor) -> Tensor:
         return self.guess(states.to(self.accuracies.dtype), paths.shape[1] - 1)[owners]
@@ -141,7 +148,7 @@ class MedusaHeads(StateHeads):
         if len(self.projections):
             projected: Tensor = self.projections[depth](guessed)
             return projected
-        return self.target.head(guessed)
+        return self.drafted.head(self.target)(guessed)
 
 
 class BlockwiseHeads(StateHeads):
@@ -159,7 +166,8 @@ class BlockwiseHeads(StateHeads):
             nn.init.zeros_(weight)
 
     def guess(self, states: Tensor, depth: int) -> Tensor:
-        return self.target.head(states + self.outputs[depth](nn.functional.relu(self.hidden(states))))
+        own: Tensor = self.outputs[depth](nn.functional.relu(self.hidden(states)))
+        return self.drafted.head(self.target)(states + own)
 
 
 @dataclass(frozen=True)

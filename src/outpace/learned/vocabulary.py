@@ -1,0 +1,79 @@
+"""The part of the target's vocabulary that a drafter drafts.
+
+The head of a large vocabulary costs more than the layers of a small drafter, in training and in drafting, and
+most of a text consists of few tokens (Zhao et al. 2025, FR-Spec, arXiv 2502.14856).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core import OutpaceError
+from outpace.learned.learned import Batch, Fit, PartialHead
+from outpace.targets.base import TargetModel
+
+
+class DraftVocabulary(nn.Module):
+    """The target's ids that are drafted, and its head over them.
+
+    *Drafted ids* number them from 0. If all ids are drafted there are no weights.
+
+    Args:
+        size: number of ids drafted, until ``choose`` the first ones; 0 is all.
+
+    Raises:
+        OutpaceError: the target has fewer.
+    """
+
+    ids: Tensor
+
+    def __init__(self, method: str, size: int, fit: Fit) -> None:
+        super().__init__()
+        if not 0 <= size <= fit.vocabulary:
+            raise OutpaceError(
+                f"{method}: draft_vocabulary must be at most the target's vocabulary, {fit.vocabulary}, not "
+                f"{size}; 0 drafts all of it"
+            )
+        self.reduced = 0 < size < fit.vocabulary
+        self._whole = fit.vocabulary
+        self._head: PartialHead | None = None
+        if self.reduced:
+            self.register_buffer("ids", torch.arange(size))
+
+    @torch.no_grad()
+    def choose(self, counts: Tensor) -> None:
+        """Draft the most frequent ids, of equally frequent ones the first."""
+        if self.reduced:
+            chosen = counts.argsort(descending=True, stable=True)[: len(self.ids)]
+            self.ids.copy_(chosen.sort().values)
+            self._head = None
+
+    def head(self, target: TargetModel) -> PartialHead:
+        """The target's head over the drafted ids."""
+        if self._head is None:
+            self._head = PartialHead(target, self.ids if self.reduced else None)
+        return self._head
+
+    def number(self, tokens: Tensor) -> Tensor:
+        """The drafted ids of the target's; -1 for those that are not drafted."""
+        if not self.reduced:
+            return tokens
+        places = torch.searchsorted(self.ids, tokens).clamp(max=len(self.ids) - 1)
+        return torch.where(self.ids[places] == tokens, places, -1)
+
+    def tokens(self, numbers: Tensor) -> Tensor:
+        """The target's ids of drafted ids."""
+        return self.ids[numbers] if self.reduced else numbers
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """Logits over the target's ids, [..., vocabulary]; minus infinity for ids that are not drafted."""
+        if not self.reduced:
+            return logits
+        full = logits.new_full((*logits.shape[:-1], self._whole), -torch.inf)
+        full[..., self.ids] = logits
+        return full
+
+    def of(self, target: TargetModel, batch: Batch, at: Tensor, places: Tensor) -> Tensor:
+        """The target's own logits over the drafted ids, [n, drafted], at n places of a batch."""
+        return self.head(target).of(batch, (at, places))
