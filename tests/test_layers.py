@@ -23,6 +23,7 @@ LAYERS: list[set[str]] = [
     {"_version"},
     {"core"},
     {"embedded", "tree", "sampling", "logits", "text", "cache", "spec", "files"},
+    {"compiled"},
     {"drawing"},
     {"choosing"},
     {"sequence"},

@@ -1,14 +1,18 @@
 """Keyed draws from many rows of scores at once.
 
-Noise is computed only for a short list per row: the tokens that top-k, top-p and min-p may keep. The best of
-these is the draw if it is certain to be kept; if rounding decides, the reference, ``sampling.noisy_argmax``,
-draws that row. The tokens are exactly those of the reference.
+Noise is computed only for tokens that may be drawn: on a CPU by a compiled function (``draw.c``), elsewhere
+for a short list per row, the tokens that top-k, top-p and min-p may keep. The best of these is the draw if it
+is certain to be kept; if rounding decides, the reference, ``sampling.noisy_argmax``, draws that row. So the
+tokens are exactly those of the reference.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
+from ctypes import CDLL, c_long, c_void_p
+from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outpace.compiled import address, compiled, pointer
 from outpace.core import NoTokenLeft, SamplingParams
 from outpace.sampling import (
     TINY_TEMPERATURE,
@@ -36,7 +41,10 @@ _SHORTLISTS = (64, 1024)
 _NEVER = math.exp(-41)
 # Rounding of a logarithm may swap two noisy scores that differ by less than this.
 _CLOSE = 1e-9
-# On the CPU noise is computed for this many (row, token) pairs at a time, so that they stay in its cache.
+# ``struct limits`` of ``draw.c``.
+_LIMITS = np.dtype([("top_k", np.int64), *((name, np.float64) for name in ("top_p", "margin", "min_p"))])
+# Without the compiled function, noise on the CPU is computed for this many (row, token) pairs at a time, so
+# that they stay in its cache.
 _CHUNK = 1 << 16
 
 
@@ -52,6 +60,41 @@ def sample(scores: Tensor, params: Seq[SamplingParams], words: Seq[int]) -> list
     """
     _heat(scores, params)
     found = [_UNDECIDED] * len(params)
+    if scores.device.type == "cpu" and not isinstance(functions := _functions(), str):
+        found = _draw_compiled(functions, scores, params, words)
+    else:
+        _draw_listed(found, scores, params, words)
+    for place, token in enumerate(found):
+        if token == _UNDECIDED:
+            found[place] = _draw_alone(scores[place], params[place], words[place])
+    return found
+
+
+@lru_cache(maxsize=1)
+def _functions() -> CDLL | str:
+    """The function of ``draw.c``; the reason why there is none here."""
+    arguments = [c_long, c_long, *[c_void_p] * 5]
+    return compiled(Path(__file__).with_name("draw.c"), {"draw_rows": (None, arguments)})
+
+
+def _draw_compiled(
+    functions: CDLL, scores: Tensor, params: Seq[SamplingParams], words: Seq[int]
+) -> list[int]:
+    """Draws from rows of heated scores, float32 [n, vocabulary]; ``_UNDECIDED`` if rounding decides."""
+    count, vocabulary = scores.shape
+    given, keys = scores.contiguous(), _host_keys(words)
+    limits, tokens = np.empty(count, _LIMITS), np.empty(count, np.int64)
+    limits["top_k"], limits["top_p"], limits["min_p"] = _limits(params, vocabulary)
+    limits["margin"] = _margin(vocabulary)
+    known = token_words(vocabulary, torch.device("cpu"))
+    arrays = pointer(known), address(keys), address(limits), address(tokens)
+    functions.draw_rows(count, vocabulary, pointer(given), *arrays)
+    found: list[int] = tokens.tolist()
+    return found
+
+
+def _draw_listed(found: list[int], scores: Tensor, params: Seq[SamplingParams], words: Seq[int]) -> None:
+    """Write to ``found`` the draws from rows of heated scores, float32 [n, vocabulary], that lists decide."""
     cut = [own.top_k > 0 or own.top_p < 1 or own.min_p > 0 for own in params]
     whole = [place for place in range(len(params)) if not cut[place]]
     step = max(1, _CHUNK // scores.shape[-1]) if scores.device.type == "cpu" else len(params)
@@ -65,10 +108,6 @@ def sample(scores: Tensor, params: Seq[SamplingParams], words: Seq[int]) -> list
         limits = _limits([params[place] for place in places], scores.shape[-1])
         own_words = [words[place] for place in places]
         put(found, places, _draw_cut(gather(scores, places), own_words, limits, size))
-    for place, token in enumerate(found):
-        if token == _UNDECIDED:
-            found[place] = _draw_alone(scores[place], params[place], words[place])
-    return found
 
 
 def _heat(scores: Tensor, params: Seq[SamplingParams]) -> None:

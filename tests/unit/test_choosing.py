@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from devices import DEVICES
+from outpace import compiled, drawing
 from outpace.choosing import Ask, Tree, _along, _everywhere, choose
 from outpace.core import Draft, NoTokenLeft, SamplingParams
 from outpace.drawing import _SHORTLISTS, NO_TOKEN, _draw_cut, _limits
@@ -22,6 +24,20 @@ from outpace.tree import path_to
 from outpace.verify import load_verifier
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+# Draws on the CPU: compiled for this machine, compiled without some of its instructions, from lists.
+WAYS = ["", *(("-mno-avx512f", "-mno-avx") if platform.machine() == "x86_64" else ()), "listed"]
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=lambda way: way or "native")
+def way(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OUTPACE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(compiled, "_FLAGS", (*compiled._FLAGS, *request.param.split()))
+        made = "listed" if request.param == "listed" else drawing._functions.__wrapped__()
+        if isinstance(made, str) and request.param != "listed":
+            pytest.skip(f"nothing is compiled here: {made}")
+        patch.setattr(drawing, "_functions", lambda: made)
+        yield request.param
 
 
 @st.composite
@@ -105,6 +121,7 @@ def reference(rows: Tensor, sequence: Sequence, draft: Draft, first: int, node: 
         return NO_TOKEN
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("device", DEVICES)
 @given(batch=batches())
 def test_the_tokens_at_all_nodes_are_the_references(
@@ -174,16 +191,32 @@ def test_a_row_without_a_token_is_an_error_only_where_a_walk_comes_by(device: st
             match.verify(Logits(rows, 2, 1), Draft(), KeyedDraw(Sequence([1], params, Key(3), limit=9)))
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("vocabulary", [512, 49_152])
 def test_rows_of_a_real_size_are_drawn_as_the_reference_draws_them(vocabulary: int, device: str) -> None:
     generator = torch.Generator().manual_seed(vocabulary)
     rows = (torch.randn(24, vocabulary, generator=generator) * 3).to(device)
-    for options in ({"top_p": 0.9}, {"top_k": 50, "top_p": 0.95}, {"min_p": 0.05}, {}):
+    rows[::2] = (rows[::2] * 4).round() / 4  # ties at every border
+    rows[1::3, ::32] += 9  # the best tokens are far apart
+    for options in ({"top_p": 0.9}, {"top_k": 12, "top_p": 0.95}, {"top_k": 300}, {"min_p": 0.05}, {}):
         params = SamplingParams(temperature=0.8, **options)  # type: ignore[arg-type]
         processor, key = Processor(params, [1]), Key(5)
         expected = [noisy_argmax(warp(row.clone(), params), key.target(i)) for i, row in enumerate(rows)]
         assert choose(rows, [Ask(i, processor, key, i) for i in range(24)]) == expected
+
+
+@pytest.mark.usefixtures("way")
+def test_most_draws_are_compiled() -> None:
+    """What the compiled function leaves undecided costs a full sort."""
+    functions = drawing._functions()
+    if isinstance(functions, str):
+        pytest.skip(f"nothing is compiled here: {functions}")
+    rows = torch.randn(200, 4096, generator=torch.Generator().manual_seed(1)) * 4
+    for options in ({"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.05}, {}):
+        params = [SamplingParams(temperature=0.8, **options)] * 200  # type: ignore[arg-type]
+        drawn = drawing._draw_compiled(functions, rows, params, [row * 0x1234567 for row in range(200)])
+        assert sum(token < 0 for token in drawn) <= 2
 
 
 LISTS = [None, *_SHORTLISTS]  # by weight, and the N best tokens for each N

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.cache import Window
+from outpace.compiled import address, pointer
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.checks import family, is_multimodal, untouchable
 from outpace.targets.inputs import CacheAdapter
@@ -35,10 +36,8 @@ from outpace.targets.native import (
     ProductStruct,
     RoomStruct,
     RowsStruct,
-    address,
     byref,
     functions,
-    pointer,
 )
 from outpace.targets.packed import Linear, copies_fit, linears_of
 

@@ -15,8 +15,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from outpace.compiled import pointer
 from outpace.core import UnsupportedModel, first_line
-from outpace.targets.native import DTYPES, ProductStruct, byref, functions, pointer
+from outpace.targets.native import DTYPES, ProductStruct, byref, functions
 
 TRIED_OUTPUTS = 64  # outputs of the layers that rows are tried on
 _CPU = torch.device("cpu")

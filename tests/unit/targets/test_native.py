@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from outpace import compiled
 from outpace.targets import kernels, native
 from outpace.targets.kernels import Compiled, row_step
 
@@ -23,11 +24,11 @@ SHAPES = [(1, 96, 40), (5, 34, 64), (7, 2050, 65), (13, 4100, 3), (96, 10, 130),
 
 
 @pytest.fixture(scope="module", params=FEWER, ids=["native", *(flag[5:] for flag in FEWER[1:])])
-def compiled(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiled]:
+def kernel(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiled]:
     """The kernel, compiled anew for some instruction set."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OUTPACE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(native, "_FLAGS", (*native._FLAGS, *request.param.split()))
+        patch.setattr(compiled, "_FLAGS", (*compiled._FLAGS, *request.param.split()))
         made = {dtype: native.functions.__wrapped__(dtype) for dtype in DTYPES}
         patch.setattr(kernels, "functions", made.__getitem__)
         yield Compiled()
@@ -38,35 +39,33 @@ def some(count: int, inputs: int, dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_products_are_those_of_torch(compiled: Compiled, dtype: torch.dtype) -> None:
+def test_products_are_those_of_torch(kernel: Compiled, dtype: torch.dtype) -> None:
     for rows, inputs, outputs in SHAPES:
         given, weight, bias = (
             some(rows, inputs, dtype),
             some(outputs, inputs, dtype),
             some(1, outputs, dtype)[0],
         )
-        packed, sizes = compiled.pack(weight), given.double().abs() @ weight.double().abs().T
+        packed, sizes = kernel.pack(weight), given.double().abs() @ weight.double().abs().T
         for own in (None, bias):
             expected = given.double() @ weight.double().T + (0 if own is None else own.double())
-            found = compiled.multiply(given, packed, own).double()
+            found = kernel.multiply(given, packed, own).double()
             assert found.shape == expected.shape
             assert ((found - expected).abs() <= 4 * (sizes + 3) * torch.finfo(dtype).eps).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_rows_bits_do_not_depend_on_the_others_or_on_threads(
-    compiled: Compiled, dtype: torch.dtype
-) -> None:
+def test_a_rows_bits_do_not_depend_on_the_others_or_on_threads(kernel: Compiled, dtype: torch.dtype) -> None:
     before = torch.get_num_threads()
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            assert row_step.__wrapped__(compiled, dtype, 2050, 70) == 1  # not the result of other threads
-        given, packed = some(203, 2050, dtype), compiled.pack(some(130, 2050, dtype))
-        shared = compiled.multiply(given, packed, None)
+            assert row_step.__wrapped__(kernel, dtype, 2050, 70) == 1  # not the result of other threads
+        given, packed = some(203, 2050, dtype), kernel.pack(some(130, 2050, dtype))
+        shared = kernel.multiply(given, packed, None)
         torch.set_num_threads(1)
         for start, stop in ((0, 203), (3, 4), (7, 20), (90, 203)):
-            assert torch.equal(compiled.multiply(given[start:stop], packed, None), shared[start:stop])
+            assert torch.equal(kernel.multiply(given[start:stop], packed, None), shared[start:stop])
     finally:
         torch.set_num_threads(before)
 
