@@ -22,9 +22,9 @@ PACKAGE = Path(__file__).parent.parent / "src" / "outpace"
 LAYERS: list[set[str]] = [
     {"_version"},
     {"core"},
-    {"embedded", "tree", "sampling", "logits", "text", "cache", "spec", "files"},
+    {"embedded", "tree", "sampling", "logits", "text", "spec", "files"},
     {"compiled"},
-    {"drawing"},
+    {"cache", "drawing"},
     {"choosing"},
     {"sequence"},
     {"verify", "targets", "policy"},

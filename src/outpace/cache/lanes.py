@@ -14,14 +14,18 @@ import math
 import mmap
 import sys
 from collections.abc import Mapping, Sequence
+from ctypes import CDLL, c_long, c_void_p
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outpace.cache.base import Slot
+from outpace.compiled import address, compiled, pointer
 
 _LARGE = 1 << 20  # bytes of a buffer that is not written when it is made
 _TOGETHER = 16  # keys and values per buffer: one copy moves all, and buffers are resized one at a time
@@ -137,8 +141,18 @@ class Lane:
         seat.written = min(seat.written, start)
 
     def move(self, places: list[int], sources: list[int], targets: list[int]) -> None:
-        """Copy rows within their slots; all are read before any is written."""
-        made, devices = torch.tensor([places, sources, targets]), {part.shape.device for part in self._parts}
+        """Copy rows within their slots, one by one: no target is the source of a later move."""
+        devices = {part.shape.device for part in self._parts}
+        if devices == {torch.device("cpu")} and not isinstance(functions := _functions(), str):
+            moves = np.array([places, sources, targets])
+            for buffer in self.buffers:
+                layers, _, heads = buffer.shape[:3]
+                strides = [stride * buffer.itemsize for stride in buffer.stride()[:4]]
+                functions.move_rows(
+                    pointer(buffer), layers, heads, *strides, len(places), *map(address, moves)
+                )
+            return
+        made = torch.tensor([places, sources, targets])
         indices = {device: made.to(device, non_blocking=True) for device in devices}
         for part, buffer in zip(self._parts, self.buffers, strict=True):
             place, source, target = indices[part.shape.device].unbind()
@@ -151,6 +165,13 @@ class Lane:
             # One slice and one unbind for all layers: a slice per layer would cost more than the write.
             views.update(zip(part.members, buffer[:, places, :, rows].unbind(), strict=True))
         return [(views[layer, 0], views[layer, 1]) for layer in range(len(views) // 2)]
+
+
+@lru_cache(maxsize=1)
+def _functions() -> CDLL | str:
+    """The function of ``move.c``; the reason why there is none here."""
+    arguments = [c_void_p, *[c_long] * 7, *[c_void_p] * 3]
+    return compiled(Path(__file__).with_name("move.c"), {"move_rows": (None, arguments)})
 
 
 def _zeros(part: Part, places: int, room: int) -> Tensor:
