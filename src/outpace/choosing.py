@@ -167,10 +167,12 @@ def choose(rows: Tensor, asks: Seq[Ask]) -> list[int]:
         ]
         if places:
             part = [asks[place] for place in places]
-            with torch.inference_mode():
-                scores = gather(rows, [ask.row for ask in part]).to(torch.float32, copy=True)
-                _adjust(scores, part)
-                put(found, places, best_tokens(scores) if greedy else _draw(scores, part))
+            scores = _adjusted(gather(rows, [ask.row for ask in part]), part)
+            params, keys = (
+                [ask.processor.params for ask in part],
+                [ask.key.target(ask.position) for ask in part],
+            )
+            put(found, places, best_tokens(scores) if greedy else sample(scores, params, keys))
     return found
 
 
@@ -187,20 +189,16 @@ def guess(rows: Tensor, indices: Seq[int], params: SamplingParams, key: Key) -> 
     if params.greedy:
         tokens = best_tokens(rows)
     else:
-        bare = Processor(_bare(params), ())
-        scores = rows.to(torch.float32, copy=True)
-        tokens = _draw(scores, [Ask(row, bare, key, index) for row, index in enumerate(indices)])
+        tokens = sample(rows.float(), [params] * len(indices), [key.target(index) for index in indices])
     return [max(token, 0) for token in tokens]  # any guess will do for NO_TOKEN
 
 
-def _bare(params: SamplingParams) -> SamplingParams:
-    return SamplingParams(
-        temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p
-    )
-
-
-def _adjust(scores: Tensor, asks: Seq[Ask]) -> None:
-    """Add bias and penalties to rows of scores, float32 [n, vocabulary], in place."""
+@torch.inference_mode()
+def _adjusted(rows: Tensor, asks: Seq[Ask]) -> Tensor:
+    """Scores, float32 [n, vocabulary], from rows of logits: with bias and penalties."""
+    if not any(ask.processor.penalises or len(ask.processor.bias[0]) for ask in asks):
+        return rows.float()
+    scores = rows.to(torch.float32, copy=True)
     flat, vocabulary = scores.view(-1), scores.shape[-1]
 
     def send(arrays: Seq[np.ndarray]) -> Tensor:
@@ -216,7 +214,7 @@ def _adjust(scores: Tensor, asks: Seq[Ask]) -> None:
         if ask.processor.penalises
     ]
     if not counted:
-        return
+        return scores
     places = send([row * vocabulary + ids for row, _, ids, _ in counted])
     # Per token: its number of occurrences in the output, and its row's three penalties.
     columns = np.concatenate(
@@ -232,9 +230,4 @@ def _adjust(scores: Tensor, asks: Seq[Ask]) -> None:
         axis=1,
     )
     flat[places] = penalised(flat[places], *torch.from_numpy(columns).to(scores.device))
-
-
-def _draw(scores: Tensor, asks: Seq[Ask]) -> list[int]:
-    """Keyed draws from rows of adjusted scores, float32 [n, vocabulary], which are overwritten."""
-    params = [ask.processor.params for ask in asks]
-    return sample(scores, params, [ask.key.target(ask.position) for ask in asks])
+    return scores

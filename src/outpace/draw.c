@@ -1,4 +1,4 @@
-/* Keyed draws from rows of heated scores (drawing.py), compiled on the machine it runs on.
+/* Keyed draws from rows of scores (drawing.py), compiled on the machine it runs on.
 
    A row's draw is the token with the highest score plus Gumbel noise among those that top-k, top-p and min-p
    keep. The noise of a token is -log(-log(u)), with u from a hash of its word and the row's key. Two logarithms
@@ -18,9 +18,11 @@
 #define SLACK 1.0001f
 #define SMALL 65536 /* scores below which one thread is faster than several */
 
-struct limits {
+struct draw {
+    uint64_t key;
     int64_t top_k; /* from 1 to the size */
-    double top_p, margin, min_p;
+    double temperature, top_p, margin, min_p;
+    int64_t token; /* the result */
 };
 
 /* e to the power of x, at most 0, to about 1e-7 of it; 0 where x is so low that the token is never drawn. */
@@ -148,10 +150,10 @@ static long best_above(float floor, const float *scores, const float *weights, l
 
 /* Whether top-p and min-p keep a token: 1 if certainly, -1 if certainly not, 0 if rounding decides. */
 static int keeps(long token, const float *scores, const float *weights, long size, double total,
-                 const struct limits *limits) {
+                 const struct draw *own) {
     float value = scores[token];
     double weight = weights[token], from = 0, above = 0;
-    if (limits->top_p < 1) {
+    if (own->top_p < 1) {
 #pragma omp simd reduction(+ : from, above)
         for (long other = 0; other < size; other++) {
             from += scores[other] >= value ? weights[other] : 0.0f;
@@ -160,22 +162,25 @@ static int keeps(long token, const float *scores, const float *weights, long siz
     }
     /* The order of ties is up to the reference's sort: all but the token itself may come before it. */
     double before = from - weight;
-    int certain = before <= 0 || before < (limits->top_p - limits->margin) * total;
-    if (certain && weight > limits->min_p * (1 + 1e-5)) return 1;
-    return above > (limits->top_p + limits->margin) * total || weight < limits->min_p * (1 - 1e-5) ? -1 : 0;
+    int certain = before <= 0 || before < (own->top_p - own->margin) * total;
+    if (certain && weight > own->min_p * (1 + 1e-5)) return 1;
+    return above > (own->top_p + own->margin) * total || weight < own->min_p * (1 - 1e-5) ? -1 : 0;
 }
 
-static long draw(const float *scores, long size, const uint64_t *words, uint64_t key, const struct limits *limits) {
-    float *weights = workspace(2 * size + size / GROUP + 1), peak = -INFINITY, least = -INFINITY;
-    if (!weights) return UNDECIDED;
+static long drawn(const float *given, long size, const uint64_t *words, const struct draw *own) {
+    float *scores = workspace(3 * size + size / GROUP + 1);
+    if (!scores) return UNDECIDED;
+    float *weights = scores + size, peak = -INFINITY, least = -INFINITY, temperature = (float)own->temperature;
     int wrong = 0;
 #pragma omp simd reduction(max : peak) reduction(| : wrong)
     for (long token = 0; token < size; token++) {
-        peak = scores[token] > peak ? scores[token] : peak;
-        wrong |= scores[token] != scores[token];
+        float score = given[token] / temperature;
+        peak = score > peak ? score : peak;
+        wrong |= score != score;
+        scores[token] = score;
     }
     if (wrong || !isfinite(peak)) return UNDECIDED;
-    if (limits->top_k < size) least = kth(scores, size, limits->top_k, weights + size);
+    if (own->top_k < size) least = kth(scores, size, own->top_k, weights + size);
     /* Two loops: the compiler vectorises neither the exponential nor the sum in a common one. */
     for (long token = 0; token < size; token++) {
         float weight = exponential(scores[token] - peak);
@@ -186,20 +191,19 @@ static long draw(const float *scores, long size, const uint64_t *words, uint64_t
     for (long token = 0; token < size; token++) total += weights[token];
     float floor = -INFINITY;
     for (;;) {
-        long token = best_above(floor, scores, weights, size, peak, words, key);
+        long token = best_above(floor, scores, weights, size, peak, words, own->key);
         if (token < 0) return UNDECIDED;
-        int kept = keeps(token, scores, weights, size, total, limits);
+        int kept = keeps(token, scores, weights, size, total, own);
         if (kept > 0) return token;
         if (!kept) return UNDECIDED;
         floor = scores[token]; /* a token that is not kept takes all with it whose scores are not higher */
     }
 }
 
-/* A token for each of some rows of heated scores, [rows, size]; UNDECIDED if rounding decides, or a row has no finite
+/* Draw a token from each of some rows of scores, [rows, size]; UNDECIDED if rounding decides, or a row has no finite
    best score. */
-void draw_rows(long rows, long size, const float *scores, const uint64_t *words, const uint64_t *keys,
-               const struct limits *limits, int64_t *out) {
+void draw_rows(long rows, long size, const float *scores, const uint64_t *words, struct draw *draws) {
 #pragma omp parallel for schedule(dynamic) if (rows > 1 && rows * size > SMALL)
     for (long row = 0; row < rows; row++)
-        out[row] = draw(scores + row * size, size, words, keys[row], limits + row);
+        draws[row].token = drawn(scores + row * size, size, words, draws + row);
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Seq
-from ctypes import CDLL, c_long, c_void_p
+from ctypes import CDLL, POINTER, Structure, c_double, c_int64, c_long, c_uint64, c_void_p
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.compiled import address, compiled, pointer
+from outpace.compiled import compiled, pointer
 from outpace.core import NoTokenLeft, SamplingParams
 from outpace.sampling import (
     TINY_TEMPERATURE,
@@ -29,7 +29,7 @@ from outpace.sampling import (
     noise_of,
     noisy_argmax,
     token_words,
-    truncate,
+    warp,
 )
 
 # Returned for a row in which every token is excluded, or a logit is NaN.
@@ -41,15 +41,13 @@ _SHORTLISTS = (64, 1024)
 _NEVER = math.exp(-41)
 # Rounding of a logarithm may swap two noisy scores that differ by less than this.
 _CLOSE = 1e-9
-# ``struct limits`` of ``draw.c``.
-_LIMITS = np.dtype([("top_k", np.int64), *((name, np.float64) for name in ("top_p", "margin", "min_p"))])
 # Without the compiled function, noise on the CPU is computed for this many (row, token) pairs at a time, so
 # that they stay in its cache.
 _CHUNK = 1 << 16
 
 
 def sample(scores: Tensor, params: Seq[SamplingParams], words: Seq[int]) -> list[int]:
-    """Keyed draws from rows of adjusted scores, float32 [n, vocabulary], which are overwritten.
+    """Keyed draws from rows of adjusted scores, float32 [n, vocabulary].
 
     Args:
         params: each row's temperature, top-k, top-p and min-p.
@@ -58,43 +56,54 @@ def sample(scores: Tensor, params: Seq[SamplingParams], words: Seq[int]) -> list
     Returns:
         The tokens; ``NO_TOKEN`` for a row in which every token is excluded.
     """
-    _heat(scores, params)
-    found = [_UNDECIDED] * len(params)
     if scores.device.type == "cpu" and not isinstance(functions := _functions(), str):
         found = _draw_compiled(functions, scores, params, words)
     else:
-        _draw_listed(found, scores, params, words)
+        found = _draw_listed(scores, params, words)
     for place, token in enumerate(found):
         if token == _UNDECIDED:
             found[place] = _draw_alone(scores[place], params[place], words[place])
     return found
 
 
+class _DrawStruct(Structure):
+    """``struct draw`` of ``draw.c``."""
+
+    _fields_ = [
+        ("key", c_uint64),
+        ("top_k", c_int64),
+        *((name, c_double) for name in ("temperature", "top_p", "margin", "min_p")),
+        ("token", c_int64),
+    ]
+
+
 @lru_cache(maxsize=1)
 def _functions() -> CDLL | str:
     """The function of ``draw.c``; the reason why there is none here."""
-    arguments = [c_long, c_long, *[c_void_p] * 5]
+    arguments = [c_long, c_long, c_void_p, c_void_p, POINTER(_DrawStruct)]
     return compiled(Path(__file__).with_name("draw.c"), {"draw_rows": (None, arguments)})
 
 
 def _draw_compiled(
     functions: CDLL, scores: Tensor, params: Seq[SamplingParams], words: Seq[int]
 ) -> list[int]:
-    """Draws from rows of heated scores, float32 [n, vocabulary]; ``_UNDECIDED`` if rounding decides."""
+    """Draws from rows of scores, float32 [n, vocabulary]; ``_UNDECIDED`` if rounding decides."""
     count, vocabulary = scores.shape
-    given, keys = scores.contiguous(), _host_keys(words)
-    limits, tokens = np.empty(count, _LIMITS), np.empty(count, np.int64)
-    limits["top_k"], limits["top_p"], limits["min_p"] = _limits(params, vocabulary)
-    limits["margin"] = _margin(vocabulary)
-    known = token_words(vocabulary, torch.device("cpu"))
-    arrays = pointer(known), address(keys), address(limits), address(tokens)
-    functions.draw_rows(count, vocabulary, pointer(given), *arrays)
-    found: list[int] = tokens.tolist()
-    return found
+    if any(own.temperature < TINY_TEMPERATURE for own in params):
+        return [_UNDECIDED] * count
+    margin, given = _margin(vocabulary), scores.contiguous()
+    draws = (_DrawStruct * count)()
+    for place, (own, word) in enumerate(zip(params, words, strict=True)):
+        top_k, top_p, min_p = _limits(own, vocabulary)
+        draws[place] = _DrawStruct(word, top_k, own.temperature, top_p, margin, min_p)
+    known = token_words(vocabulary, scores.device)
+    functions.draw_rows(count, vocabulary, pointer(given), pointer(known), draws)
+    return [draw.token for draw in draws]
 
 
-def _draw_listed(found: list[int], scores: Tensor, params: Seq[SamplingParams], words: Seq[int]) -> None:
-    """Write to ``found`` the draws from rows of heated scores, float32 [n, vocabulary], that lists decide."""
+def _draw_listed(scores: Tensor, params: Seq[SamplingParams], words: Seq[int]) -> list[int]:
+    """Draws from rows of scores, float32 [n, vocabulary]; ``_UNDECIDED`` if no list decides."""
+    scores, found = _heated(scores, params), [_UNDECIDED] * len(params)
     cut = [own.top_k > 0 or own.top_p < 1 or own.min_p > 0 for own in params]
     whole = [place for place in range(len(params)) if not cut[place]]
     step = max(1, _CHUNK // scores.shape[-1]) if scores.device.type == "cpu" else len(params)
@@ -105,26 +114,29 @@ def _draw_listed(found: list[int], scores: Tensor, params: Seq[SamplingParams], 
         places = [place for place in range(len(params)) if cut[place] and found[place] == _UNDECIDED]
         if not places:
             break
-        limits = _limits([params[place] for place in places], scores.shape[-1])
+        limits = _Limits.of([params[place] for place in places], scores.shape[-1])
         own_words = [words[place] for place in places]
         put(found, places, _draw_cut(gather(scores, places), own_words, limits, size))
+    return found
 
 
-def _heat(scores: Tensor, params: Seq[SamplingParams]) -> None:
-    """Divide each row by its temperature, in place, as ``sampling.heat`` does."""
+def _heated(scores: Tensor, params: Seq[SamplingParams]) -> Tensor:
+    """Rows divided by their temperatures, as ``sampling.heat`` does."""
     temperatures = [own.temperature for own in params]
-    tiny = [place for place, own in enumerate(temperatures) if own < TINY_TEMPERATURE]
-    for place in tiny:
-        scores[place] -= scores[place].amax()
-    if any(own != 1 for own in temperatures):
-        divisors = np.array([[max(own, 1e-30)] for own in temperatures], np.float32)
-        scores /= torch.from_numpy(divisors).to(scores.device)
+    tiny = [[own < TINY_TEMPERATURE] for own in temperatures]
+    if any(own for (own,) in tiny):
+        peaks = scores.amax(dim=-1, keepdim=True)
+        scores = torch.where(torch.tensor(tiny, device=scores.device), scores - peaks, scores)
+    if all(own == 1 for own in temperatures):
+        return scores
+    divisors = np.array([[max(own, 1e-30)] for own in temperatures], np.float32)
+    return scores / torch.from_numpy(divisors).to(scores.device)
 
 
 def _draw_alone(scores: Tensor, params: SamplingParams, word: int) -> int:
-    """The reference's draw from a row of heated scores, shape [vocabulary]."""
+    """The reference's draw from a row of adjusted scores, shape [vocabulary]."""
     try:
-        return noisy_argmax(truncate(scores, params), word)
+        return noisy_argmax(warp(scores, params), word)
     except NoTokenLeft:
         return NO_TOKEN  # an error only if a walk reaches this node
 
@@ -159,12 +171,18 @@ class _Limits(NamedTuple):
     top_p: NDArray[np.float64]
     min_p: NDArray[np.float64]
 
+    @classmethod
+    def of(cls, params: Seq[SamplingParams], vocabulary: int) -> _Limits:
+        top_k, top_p, min_p = zip(*(_limits(own, vocabulary) for own in params), strict=True)
+        return cls(np.array(top_k), np.array(top_p), np.array(min_p))
 
-def _limits(params: Seq[SamplingParams], vocabulary: int) -> _Limits:
-    return _Limits(
-        np.array([own.top_k if 0 < own.top_k < vocabulary else vocabulary for own in params]),
-        np.array([own.top_p if own.top_p < 1 else 2.0 for own in params]),
-        np.array([own.min_p if own.min_p > 0 else -1.0 for own in params]),
+
+def _limits(own: SamplingParams, vocabulary: int) -> tuple[int, float, float]:
+    """Top-k, top-p and min-p; one that is off has a value without effect."""
+    return (
+        own.top_k if 0 < own.top_k < vocabulary else vocabulary,
+        own.top_p if own.top_p < 1 else 2.0,
+        own.min_p if own.min_p > 0 else -1.0,
     )
 
 

@@ -16,7 +16,7 @@ from devices import DEVICES
 from outpace import compiled, drawing
 from outpace.choosing import Ask, Tree, _along, _everywhere, choose
 from outpace.core import Draft, NoTokenLeft, SamplingParams
-from outpace.drawing import _SHORTLISTS, NO_TOKEN, _draw_cut, _limits
+from outpace.drawing import _SHORTLISTS, NO_TOKEN, _draw_cut, _Limits
 from outpace.logits import Logits
 from outpace.sampling import Key, Processor, noisy_argmax, warp
 from outpace.sequence import KeyedDraw, Sequence
@@ -229,7 +229,7 @@ def test_most_rows_need_no_reference(size: int | None) -> None:
     rows = torch.randn(200, 4096, generator=generator) * 4
     params = [SamplingParams(temperature=0.8, top_p=0.9)] * 200
     words = [row * 0x1234567 for row in range(200)]
-    drawn = _draw_cut(rows, words, _limits(params, 4096), size)
+    drawn = _draw_cut(rows, words, _Limits.of(params, 4096), size)
     assert sum(token < 0 for token in drawn) <= 2
 
 
@@ -249,7 +249,7 @@ def test_what_a_list_decides_is_the_references_draw(size: int | None, spread: fl
     ):
         params = SamplingParams(temperature=1.0, **options)  # type: ignore[arg-type]
         expected = [noisy_argmax(warp(row, params), word) for row, word in zip(rows, words, strict=True)]
-        drawn = _draw_cut(rows, words, _limits([params] * 64, 1500), size)
+        drawn = _draw_cut(rows, words, _Limits.of([params] * 64, 1500), size)
         decided = {place: token for place, token in enumerate(drawn) if token >= 0}
         assert decided == {place: expected[place] for place in decided}
         assert decided or size is not None
