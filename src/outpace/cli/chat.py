@@ -131,7 +131,7 @@ class Chat:
             if dropped:
                 turns = "turn" if dropped == 1 else f"{dropped} turns"
                 notice(f"(the context is full: the oldest {turns} dropped)")
-            generation = run_one(self.engine, ids, self.params, interrupt, show)
+            generation = run_one(self.engine, (ids, None), self.params, interrupt, show)
         except OutpaceError:
             self.messages.pop()
             raise

@@ -36,7 +36,7 @@ class Side:
 
     def run(self, job: Job, params: SamplingParams, interrupt: Interrupt) -> None:
         references = job.references_for(self.engine)
-        found = run_one(self.engine, job.ids, params, interrupt, references=references)
+        found = run_one(self.engine, job.parts(self.engine.target), params, interrupt, references=references)
         if found.finish_reason == "removed":
             return
         if self.generation is not None and found.tokens != self.generation.tokens:
@@ -143,14 +143,17 @@ def first_difference(
     model: Loaded, job: Job, plain: Generation, other: Generation, greedy: bool
 ) -> Difference | None:
     """The first place where two outputs of a prompt differ; None if they are equal."""
-    from outpace.targets.drift import margin_of, parting
+    from outpace.targets.drift import margin, parting
 
     index = parting(plain.tokens, other.tokens)
     if index is None:
         return None
     a, b = (tokens[index] if index < len(tokens) else None for tokens in (plain.tokens, other.tokens))
     texts = ["the end" if token is None else repr(model.tokenizer.decode([token])) for token in (a, b)]
-    apart = margin_of(model.target, job.ids, plain.tokens[:index]) if greedy and a is not None else None
+    apart = None
+    if greedy and a is not None:
+        prompt, source = job.parts(model.target)
+        apart = margin(model.target, [*prompt, *plain.tokens[:index]], source)
     return Difference(index, a, b, texts[0], texts[1], apart)
 
 
@@ -180,7 +183,7 @@ def compare(
     different = first_difference(model, job, plain.generation, other.generation, params.greedy)
     drift = None
     if engines[1].verifier.lossy:
-        prompt, source = model.target.parts(job.ids)
+        prompt, source = job.parts(model.target)
         drift = measure_drift(model.target, prompt, plain.answer.tokens, other.answer.tokens, source)
     return Comparison(job, plain, other, promises(engines[1], params), different, drift)
 
@@ -194,7 +197,7 @@ def warm_up(engines: Seq[Engine], job: Job, params: SamplingParams, interrupt: I
     """Decode a few tokens with each engine, since the first forwards of a process are slower."""
     short = replace(params, max_new_tokens=min(_WARM_UP_TOKENS, params.max_new_tokens))
     for engine in engines:
-        run_one(engine, job.ids, short, interrupt, references=job.references_for(engine))
+        run_one(engine, job.parts(engine.target), short, interrupt, references=job.references_for(engine))
 
 
 def compare_all(

@@ -14,6 +14,7 @@ from outpace.cli import options as o
 from outpace.cli import prompts, screen
 from outpace.cli.app import app, finish, guarded
 from outpace.cli.comparing import compare_all
+from outpace.cli.encoder_decoder import check_audio, spoken, with_own_rules
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.online import check_online, engine_of, learning
 from outpace.cli.parts import Source, labelled, profiled, sampling
@@ -35,6 +36,7 @@ from outpace.core import Generation, OutpaceError, SamplingParams
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
+    from outpace.loading.weights import Encoders
     from outpace.sequence import Sequence
 
 PresencePenalty = Annotated[
@@ -67,6 +69,16 @@ Reference = Annotated[
         "(In a .jsonl: a list of texts, references.)",
     ),
 ]
+Audio = Annotated[
+    list[Path] | None,
+    typer.Option("--audio", help="A wav file, for a model of speech (Whisper); repeatable."),
+]
+Language = Annotated[
+    str | None, typer.Option("--language", help="With --audio: the language spoken. Default: detected.")
+]
+Task = Annotated[
+    str | None, typer.Option("--task", help="With --audio: transcribe, or translate (into English).")
+]
 InTemplate = Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")]
 Batch = Annotated[int, typer.Option("--batch", help="Prompts decoded together.", min=1)]
 Stop = Annotated[list[str] | None, o.sampling_option("--stop", help="Text that ends the output; repeatable.")]
@@ -90,6 +102,9 @@ def generate(
     prompt: Prompt = None,
     file: PromptFile = None,
     reference: Reference = None,
+    audio: Audio = None,
+    language: Language = None,
+    task: Task = None,
     chat: InTemplate = False,
     batch: Batch = 1,
     model: o.ModelName = None,
@@ -126,26 +141,30 @@ def generate(
     compare: Compare = False,
     repeats: Repeats = 3,
 ) -> None:
-    """Decode a prompt from --prompt, a file or standard input, or many from a JSONL file.
+    """Decode a prompt from --prompt, a file or standard input, or many from a JSONL file, or audio.
 
     Text goes to standard output, statistics to standard error; --compare ends with 1 if outputs differ."""
     given = dict(locals()) | {"stop": stop or ()}
     check_together(compare, batch, logprobs, as_json, online)
+    check_audio(audio or (), prompt, file, reference or (), chat, language=language, task=task)
     check_online(online, online_options, online_out, parallel)
     params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})
     place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
-    found = prompts.read(prompt, file, reference or ())
-    copied, together = any(one.references for one in found), min(batch, len(found))
-    source = Source(model, place, dtype, trust_remote_code, None, llamacpp, True, quantise, not online)
+    found = [] if audio else prompts.read(prompt, file, reference or ())
+    copied, together = any(one.references for one in found), min(batch, len(audio or found))
+    read: Encoders = "audio" if audio else True
+    source = Source(model, place, dtype, trust_remote_code, None, llamacpp, read, quantise, not online)
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
         loaded, spec = profiled(source, drafter, profile, verifier, copied, (together,))
-        jobs = prepare(found, loaded, chat)
+        jobs = spoken(audio, loaded, language, task) if audio else prepare(found, loaded, chat)
+        params = with_own_rules(params, loaded, jobs)
         with learning(loaded, spec, online, online_options, online_out) as learner:
             engine = engine_of(loaded, spec, verifier, together, adaptive, learner)
             if compare:
                 ended = compare_all(loaded, engine, labelled(spec, engine), jobs, params, repeats, writer)
             else:
-                whole = generate_many if prompts.is_list(file) else generate_first
+                many = prompts.is_list(file) or len(jobs) > 1
+                whole = generate_many if many else generate_first
                 ended = whole(engine, jobs, params, batch, writer), True
             note_traffic(engine)
     finish(*ended)
@@ -168,14 +187,15 @@ def check_together(compare: bool, batch: int, logprobs: int | None, as_json: boo
 
 def generate_one(engine: Engine, job: Job, params: SamplingParams, writer: Writer) -> bool:
     """Decode one prompt and stream its text. Return False if it was interrupted."""
+    parts = job.parts(engine.target)
     with Interrupt() as interrupt:
         if writer.as_json:
             with screen.busy("decoding ..."):
-                generation = run_one(engine, job.ids, params, interrupt, references=job.references)
+                generation = run_one(engine, parts, params, interrupt, references=job.references)
             writer.json(generation_json(job, generation, engine.verifier))
         else:
             try:
-                generation = run_one(engine, job.ids, params, interrupt, writer.write, job.references)
+                generation = run_one(engine, parts, params, interrupt, writer.write, job.references)
             except BaseException:
                 if writer.started:
                     writer.write("\n")  # so that the message begins a new line

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from outpace.engine.engine import Engine
     from outpace.loading import Loaded
     from outpace.loading.placement import Place
+    from outpace.loading.weights import Encoders
 
 DEFAULT_DRAFTER = "lookahead"
 _OF_DRAWS = ("top_k", "top_p", "min_p")  # without an effect on greedy decoding
@@ -49,7 +50,7 @@ class Source:
     trust_remote_code: bool
     like: str | None = None
     llamacpp: str = ""
-    seq2seq: bool = False
+    seq2seq: Encoders = False
     quantise: str | None = None
     release: bool = False
 

@@ -15,17 +15,26 @@ if TYPE_CHECKING:
     from outpace.engine.engine import Engine
     from outpace.loading import Loaded
     from outpace.sequence import Sequence
+    from outpace.targets import TargetModel
     from outpace.verify import Verifier
 
 
 @dataclass(frozen=True)
 class Job:
-    """A tokenised prompt, and texts that its output may repeat; ``index`` counts from 0."""
+    """A tokenised prompt, and texts that its output may repeat; ``index`` counts from 0.
+
+    ``source`` is what the encoder reads, if that is not the prompt; ``ids`` then start the decoder's text.
+    """
 
     index: int
     prompt: Prompt
     ids: list[int]
     references: Seq[Seq[int]] = ()
+    source: Any = None
+
+    def parts(self, target: TargetModel) -> tuple[list[int], Any]:
+        """The prompt and the source of its request."""
+        return target.parts(self.ids) if self.source is None else (self.ids, self.source)
 
     def references_for(self, engine: Engine) -> Seq[Seq[int]]:
         """The references if the engine's drafter reads them, otherwise none."""
@@ -71,7 +80,7 @@ def prepare(prompts: Seq[Prompt], model: Loaded, chat: bool) -> list[Job]:
 
 def run_one(
     engine: Engine,
-    ids: Seq[int],
+    parts: tuple[list[int], Any],
     params: SamplingParams,
     interrupt: Interrupt,
     show: Callable[[str], None] = lambda text: None,
@@ -79,9 +88,10 @@ def run_one(
 ) -> Generation:
     """Decode one text, step by step, and pass text to ``show`` as it is emitted.
 
-    An interrupt ends it with the finish reason ``removed`` and the tokens decoded so far.
+    ``parts`` are its prompt and its source. An interrupt ends it with the finish reason ``removed`` and
+    the tokens decoded so far.
     """
-    prompt, source = engine.target.parts(ids)
+    prompt, source = parts
     sequence = engine.add(prompt, params, references=references, source=source)
     try:
         while sequence.finish_reason is None and not interrupt.raised:
@@ -118,7 +128,7 @@ def run_many(
         while not interrupt.raised:
             while waiting and len(running) < batch:
                 job = waiting.pop()
-                prompt, source = engine.target.parts(job.ids)
+                prompt, source = job.parts(engine.target)
                 sequence = engine.add(prompt, params, references=job.references, source=source)
                 running.append((job, sequence))
             if not running:

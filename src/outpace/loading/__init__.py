@@ -6,7 +6,7 @@ from outpace.core import OutpaceError
 from outpace.loading.loaded import Loaded, load_here
 from outpace.loading.placement import Place, Shared, Spread, check_needs
 from outpace.loading.shared import load_shared
-from outpace.loading.weights import needs_of_name, shown_name
+from outpace.loading.weights import Encoders, needs_of_name, shown_name
 from outpace.spec import load as load_spec
 from outpace.targets import is_gguf
 from outpace.targets.packed import check_rounding
@@ -21,7 +21,7 @@ def load(
     *,
     trust_remote_code: bool = False,
     llamacpp: str = "",
-    seq2seq: bool = False,
+    seq2seq: Encoders = False,
     quantise: str | None = None,
     release: bool = False,
 ) -> Loaded:
@@ -40,6 +40,7 @@ def load(
         llamacpp: options of a .gguf file, fields of ``LlamaCppOptions``, as in "threads=4,n_gpu_layers=-1".
         seq2seq: load an encoder-decoder model of text too (T5, BART, Marian), which is otherwise refused:
             ``loaded.target.parts(loaded.tokens(text))`` is the prompt and the source for its engine.
+            "audio": load a model of speech (Whisper), and no other.
         quantise: round the weights of linear layers of a bfloat16 model on a CPU to "int8" or "int4"; see
             ``CausalTarget``.
         release: free weights of which steps use copies; the model can then only decode; see ``CausalTarget``.
@@ -51,7 +52,7 @@ def load(
         RanksLost: one of several processes has failed.
     """
     if name is not None and is_gguf(name):
-        return _load_gguf(name, dtype, device, trust_remote_code, llamacpp, quantise)
+        return _load_gguf(name, dtype, device, trust_remote_code, llamacpp, quantise, seq2seq)
     if llamacpp:
         raise OutpaceError(f"--llamacpp is for .gguf files, and {shown_name(name)} is not one; leave it out")
     check_rounding(quantise)
@@ -62,7 +63,13 @@ def load(
 
 
 def _load_gguf(
-    name: str, dtype: str, device: Place, trust: bool, options: str, quantise: str | None
+    name: str,
+    dtype: str,
+    device: Place,
+    trust: bool,
+    options: str,
+    quantise: str | None,
+    seq2seq: Encoders,
 ) -> Loaded:
     """A GGUF file as a loaded model: with the tokenizer and the chat template in it."""
     place = "--device-map" if isinstance(device, Spread) else "--device"
@@ -71,6 +78,7 @@ def _load_gguf(
         (device not in (None, "cpu"), place, "give --llamacpp n_gpu_layers=-1 for all layers on the GPU"),
         (trust, "--trust-remote-code", "a GGUF file contains no code"),
         (quantise is not None, "--quantise", "weights have the types they have in the file"),
+        (seq2seq == "audio", "--audio", "it reads text"),
     ):
         if given:
             raise OutpaceError(f"{option} is for transformers models, and {name} is a GGUF file: {remedy}")

@@ -13,7 +13,7 @@ from outpace.engine.observer import Observer
 from outpace.engine.parts import Adaptive
 from outpace.files import check_text
 from outpace.loading.placement import Spread, device_of, dtype_of
-from outpace.loading.weights import load_weights, source_of
+from outpace.loading.weights import Encoders, load_weights, source_of
 from outpace.policy.governor import Governor
 from outpace.targets import Target, TargetModel
 from outpace.verify import Verifier
@@ -139,7 +139,7 @@ def load_here(
     dtype: str,
     place: str | Spread | None,
     trust_remote_code: bool,
-    seq2seq: bool = False,
+    seq2seq: Encoders = False,
     quantise: str | None = None,
     release: bool = False,
 ) -> Loaded:

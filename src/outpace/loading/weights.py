@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -17,6 +17,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
 )
 
 from outpace.core import OutpaceError, UnsupportedModel, first_line
@@ -25,6 +26,8 @@ from outpace.loading.placement import Place, devices_of, dtype_of
 from outpace.targets import adapters, is_gguf
 from outpace.targets.needs import Needs, is_large, needs_of
 from outpace.targets.pretrained import refuse_incomplete
+
+Encoders = bool | Literal["audio"]  # whether encoder-decoder models load: none, those of text, of audio
 
 
 def needs_of_name(
@@ -55,7 +58,7 @@ def load_weights(
     name: str | None,
     dtype: torch.dtype | str,
     trust_remote_code: bool,
-    seq2seq: bool = False,
+    seq2seq: Encoders = False,
     **more: Any,
 ) -> tuple[str, Any, Any]:
     """Load a transformers model, onto the CPU unless ``more`` places it elsewhere.
@@ -75,7 +78,7 @@ def load_weights(
 
 
 def _parts(
-    name: str | None, dtype: torch.dtype | str, trust_remote_code: bool, seq2seq: bool, **more: Any
+    name: str | None, dtype: torch.dtype | str, trust_remote_code: bool, seq2seq: Encoders, **more: Any
 ) -> tuple[Any, Any]:
     """Load a model and its tokenizer. Updates in a folder written by peft are merged into their model."""
     folder = None if name is None else Path(name).expanduser()
@@ -93,7 +96,7 @@ def _parts(
 
 
 def _read(
-    source: str, shown: str, dtype: torch.dtype | str, trust_remote_code: bool, seq2seq: bool, **more: Any
+    source: str, shown: str, dtype: torch.dtype | str, trust_remote_code: bool, seq2seq: Encoders, **more: Any
 ) -> tuple[Any, Any]:
     try:
         kind = _kind_of(source, shown, trust_remote_code, seq2seq)
@@ -178,19 +181,24 @@ def _looks_like_path(name: str) -> bool:
     return name.startswith((".", "/", "~", os.sep)) or separators > 1 or name.endswith(("/", os.sep))
 
 
-def _kind_of(source: str, shown: str, trust_remote_code: bool, seq2seq: bool) -> Any:
+def _kind_of(source: str, shown: str, trust_remote_code: bool, seq2seq: Encoders) -> Any:
     """The class that loads a model; one of an unsupported kind is refused before its weights are read."""
     config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    speech = type(config) in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
+    if seq2seq == "audio":
+        if speech:
+            return transformers.AutoModelForSpeechSeq2Seq
+        raise UnsupportedModel(f"{shown} ({config.model_type}) reads no audio; leave --audio out")
     if getattr(config, "is_encoder_decoder", False):
         text = type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
         if text and seq2seq:
             return transformers.AutoModelForSeq2SeqLM
-        where = (
-            "with `outpace generate`, `outpace train` or `outpace bench`, or from Python"
-            if text
-            else "from Python"
-        )
+        where = "from Python"
+        if text:
+            where = "with `outpace generate`, `outpace train` or `outpace bench`, or " + where
+        elif speech:
+            where = "with `outpace generate --audio FILE.wav`, or " + where
         raise UnsupportedModel(
             f"{shown} ({config.model_type}) is an encoder-decoder model; use it {where}: "
             "outpace.accelerate(model, drafter)"
@@ -228,6 +236,10 @@ def _tokenizer(source: str, shown: str, trust_remote_code: bool) -> Any:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
         usable = bool(tokenizer("a b c").input_ids)
     except (ValueError, OSError, KeyError, TypeError, AttributeError, ImportError) as error:
+        if isinstance(error, ImportError) and "sentencepiece" in str(error).lower():
+            raise OutpaceError(
+                f"the tokenizer of {shown} needs sentencepiece: pip install sentencepiece"
+            ) from error
         raise OutpaceError(f"{shown} has no tokenizer that can be loaded: {first_line(error)}") from error
     if not usable:
         raise OutpaceError(f"{shown} has no usable tokenizer: it returns no tokens for a text")
