@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import wave
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
@@ -20,29 +21,23 @@ if TYPE_CHECKING:
     from outpace.loading import Loaded
 
 _WIDTH = 2  # bytes per sample
+_SPOKEN = ("language", "task")
 
 
-def check_audio(
-    audio: Seq[Path], prompt: str | None, file: Path | None, references: Seq[Path], chat: bool, **options: Any
-) -> None:
-    """Refuse options that do not go with --audio, or not without it.
-
-    Args:
-        options: the values of --language and --task.
-    """
-    given = (("--prompt", prompt), ("--file", file), ("--reference", references), ("--chat", chat))
-    for name, value in given:
-        if audio and value:
-            raise OutpaceError(f"--audio is the whole input of a model of speech; leave {name} out")
-    for name, value in options.items():
-        if value is not None and not audio:
+def check_audio(given: Mapping[str, Any]) -> None:
+    """Refuse options of ``generate`` that do not go with --audio, or not without it."""
+    for name in ("prompt", "file", "reference", "chat"):
+        if given["audio"] and given[name]:
+            raise OutpaceError(f"--audio is the whole input of a model of speech; leave --{name} out")
+    for name in _SPOKEN:
+        if given[name] is not None and not given["audio"]:
             raise OutpaceError(
                 f"--{name} is for a model of speech; give --audio FILE.wav too, or leave it out"
             )
 
 
-def spoken(audio: Seq[Path], model: Loaded, language: str | None, task: str | None) -> list[Job]:
-    """Read and encode audio files, each of them a prompt.
+def spoken(given: Mapping[str, Any], model: Loaded) -> list[Job]:
+    """Read and encode the audio files in the options of ``generate``, each of them a prompt.
 
     The decoder starts with the tokens that transformers' own generate() gives it; without a language, the
     model detects one.
@@ -60,9 +55,9 @@ def spoken(audio: Seq[Path], model: Loaded, language: str | None, task: str | No
             f"{model.name} has no feature extractor that can be loaded (preprocessor_config.json or "
             f"processor_config.json): {first_line(error)}"
         ) from error
-    asked = {name: value for name, value in (("language", language), ("task", task)) if value is not None}
+    asked = {name: given[name] for name in _SPOKEN if given[name] is not None}
     jobs = []
-    for index, file in enumerate(audio):
+    for index, file in enumerate(given["audio"]):
         sound = read_wav(file, extractor.sampling_rate)
         if len(sound) > extractor.n_samples:
             raise OutpaceError(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,6 +37,7 @@ from outpace.core import Generation, OutpaceError, SamplingParams
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
+    from outpace.loading import Loaded
     from outpace.loading.weights import Encoders
     from outpace.sequence import Sequence
 
@@ -145,9 +147,7 @@ def generate(
 
     Text goes to standard output, statistics to standard error; --compare ends with 1 if outputs differ."""
     given = dict(locals()) | {"stop": stop or ()}
-    check_together(compare, batch, logprobs, as_json, online)
-    check_audio(audio or (), prompt, file, reference or (), chat, language=language, task=task)
-    check_online(online, online_options, online_out, parallel)
+    check_together(given)
     params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})
     place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
     found = [] if audio else prompts.read(prompt, file, reference or ())
@@ -156,32 +156,30 @@ def generate(
     source = Source(model, place, dtype, trust_remote_code, None, llamacpp, read, quantise, not online)
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
         loaded, spec = profiled(source, drafter, profile, verifier, copied, (together,))
-        jobs = spoken(audio, loaded, language, task) if audio else prepare(found, loaded, chat)
+        jobs = spoken(given, loaded) if audio else prepare(found, loaded, chat)
         params = with_own_rules(params, loaded, jobs)
         with learning(loaded, spec, online, online_options, online_out) as learner:
             engine = engine_of(loaded, spec, verifier, together, adaptive, learner)
-            if compare:
-                ended = compare_all(loaded, engine, labelled(spec, engine), jobs, params, repeats, writer)
-            else:
-                many = prompts.is_list(file) or len(jobs) > 1
-                whole = generate_many if many else generate_first
-                ended = whole(engine, jobs, params, batch, writer), True
+            ended = decode(loaded, engine, spec, jobs, params, given, writer)
             note_traffic(engine)
     finish(*ended)
 
 
-def check_together(compare: bool, batch: int, logprobs: int | None, as_json: bool, online: bool) -> None:
+def check_together(given: Mapping[str, Any]) -> None:
     """Refuse options of ``generate`` that do not go together."""
-    if compare and online:
+    compare, logprobs = given["compare"], given["logprobs"]
+    check_online(given["online"], given["online_options"], given["online_out"], given["parallel"])
+    check_audio(given)
+    if compare and given["online"]:
         raise OutpaceError(
             "--compare decodes each prompt several times, and a learning drafter would have seen it before; "
             "leave one of --compare and --online out"
         )
-    if compare and batch > 1:
+    if compare and given["batch"] > 1:
         raise OutpaceError("--compare measures one prompt at a time; leave --batch out")
     if compare and logprobs is not None:
         raise OutpaceError("--compare reports no --logprobs; leave one of them out")
-    if logprobs is not None and not as_json:
+    if logprobs is not None and not given["as_json"]:
         raise OutpaceError("--logprobs are reported in JSON only; add --json")
 
 
@@ -208,11 +206,25 @@ def generate_one(engine: Engine, job: Job, params: SamplingParams, writer: Write
     return not interrupt.raised
 
 
-def generate_first(
-    engine: Engine, jobs: Seq[Job], params: SamplingParams, batch: int, writer: Writer
-) -> bool:
-    """Decode the only prompt; the arguments are those of ``generate_many``."""
-    return generate_one(engine, jobs[0], params, writer)
+def decode(
+    loaded: Loaded,
+    engine: Engine,
+    spec: str,
+    jobs: Seq[Job],
+    params: SamplingParams,
+    given: Mapping[str, Any],
+    writer: Writer,
+) -> tuple[bool, bool]:
+    """Decode all prompts, as the options ``given`` to ``generate`` say.
+
+    Returns:
+        Whether the run was complete, and whether outputs are equal that were promised to be.
+    """
+    if given["compare"]:
+        return compare_all(loaded, engine, labelled(spec, engine), jobs, params, given["repeats"], writer)
+    if prompts.is_list(given["file"]) or len(jobs) > 1:  # even one in a file of prompts has a title
+        return generate_many(engine, jobs, params, given["batch"], writer), True
+    return generate_one(engine, jobs[0], params, writer), True
 
 
 def generate_many(engine: Engine, jobs: Seq[Job], params: SamplingParams, batch: int, writer: Writer) -> bool:
