@@ -26,14 +26,12 @@ from outpace.compiled import address, pointer
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.checks import family, is_multimodal, untouchable
 from outpace.targets.inputs import CacheAdapter
-from outpace.targets.kernels import Compiled
 from outpace.targets.layers import stack_of
 from outpace.targets.lines import Line, parts_in
 from outpace.targets.native import (
     DTYPES,
     BlockStruct,
     HeadsStruct,
-    ProductStruct,
     RoomStruct,
     RowsStruct,
     byref,
@@ -199,14 +197,11 @@ def _layer(own: Any, products: Sequence[nn.Module]) -> _Layer:
     attention, config = own.self_attn, own.self_attn.config
     norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
     before, between = (one.weight.detach() for one in (own.input_layernorm, own.post_attention_layernorm))
-    compiled = [one for one in products if isinstance(one, Linear) and isinstance(one.kernel, Compiled)]
-    biases = [None if one.bias is None else one.bias.detach() for one in compiled]
-    structs = [
-        ProductStruct(one.in_features, one.out_features, pointer(one.packed[1]), pointer(bias))
-        for one, bias in zip(compiled, biases, strict=True)
-    ]
+    linears = [one for one in products if isinstance(one, Linear)]
+    biases = [None if one.bias is None else one.bias.detach() for one in linears]
+    structs = [one.kernel.product(one.packed, bias) for one, bias in zip(linears, biases, strict=True)]
     weights, epsilon = (pointer(before), pointer(between)), own.input_layernorm.variance_epsilon
-    whole = len(structs) == len(products)
+    whole = len(linears) == len(products) and None not in structs
     return _Layer(
         place=attention.layer_idx,
         heads=config.num_attention_heads,

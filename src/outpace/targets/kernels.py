@@ -69,6 +69,10 @@ class Kernel(ABC):
     def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
         """Multiply rows [n, inputs] -> [n, outputs], in the dtype of the rows."""
 
+    def product(self, packed: Any, bias: Tensor | None) -> ProductStruct | None:
+        """The product for ``native.c``, with the addresses of these tensors; None if it is not compiled."""
+        return None
+
 
 class Stock(Kernel):
     """The stock layer's kernel, without packing."""
@@ -84,6 +88,48 @@ class Stock(Kernel):
         return nn.functional.linear(rows, packed, bias)
 
 
+class Panels(NamedTuple):
+    """Weights as ``native.c`` reads them.
+
+    Attributes:
+        weights: [panels, inputs / pair, panel's outputs, pair], padded with zeros.
+        scales: of the padded outputs, float32, if the weights are int8.
+    """
+
+    inputs: int
+    outputs: int
+    weights: Tensor
+    scales: Tensor | None = None
+
+    @classmethod
+    def of(cls, found: Any, weight: Tensor, scales: Tensor | None = None) -> Panels | None:
+        """Weights, [outputs, inputs], and their scales, [outputs]; None if their shape is not supported.
+
+        Args:
+            found: the functions for the dtype of the rows.
+        """
+        (outputs, inputs), panel, pair = weight.shape, found.panel_outputs(), found.pair_inputs()
+        if inputs % pair:
+            return None
+        missing = -outputs % panel
+        whole = nn.functional.pad(weight, (0, 0, 0, missing))
+        packed = whole.view(-1, panel, inputs // pair, pair).transpose(1, 2).contiguous()
+        return cls(
+            inputs, outputs, packed, None if scales is None else nn.functional.pad(scales, (0, missing))
+        )
+
+    def product(self, bias: Tensor | None) -> ProductStruct:
+        addresses = map(pointer, (self.weights, bias, self.scales))
+        return ProductStruct(self.inputs, self.outputs, *addresses)
+
+    def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiply rows [n, inputs] -> [n, outputs]."""
+        given, out = rows.contiguous(), rows.new_empty((len(rows), self.outputs))
+        found: Any = functions(rows.dtype)
+        found.multiply(byref(self.product(bias)), len(rows), pointer(given), pointer(out))
+        return out
+
+
 class Compiled(Kernel):
     """Products of ``native.c``, in its layout for a few rows."""
 
@@ -96,21 +142,17 @@ class Compiled(Kernel):
         found = functions(weight.dtype)
         if isinstance(found, str):
             raise RuntimeError(found)
-        (outputs, inputs), panel, pair = weight.shape, found.panel_outputs(), found.pair_inputs()
-        if inputs % pair:
-            return None
-        whole = nn.functional.pad(weight, (0, 0, 0, -outputs % panel))
-        return outputs, whole.view(-1, panel, inputs // pair, pair).transpose(1, 2).contiguous()
+        return Panels.of(found, weight)
 
     def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
-        outputs, weights = packed
-        if rows.dtype != weights.dtype:  # the function would read past the end of the weights
-            raise RuntimeError(f"a layer packed in {weights.dtype} got rows in {rows.dtype}")
-        given, out = rows.contiguous(), rows.new_empty((len(rows), outputs))
-        found: Any = functions(rows.dtype)
-        product = ProductStruct(given.shape[1], outputs, pointer(weights), pointer(bias))
-        found.multiply(byref(product), len(rows), pointer(given), pointer(out))
-        return out
+        if rows.dtype != packed.weights.dtype:  # the function would read past the end of the weights
+            raise RuntimeError(f"a layer packed in {packed.weights.dtype} got rows in {rows.dtype}")
+        product: Tensor = packed.multiply(rows, bias)
+        return product
+
+    def product(self, packed: Any, bias: Tensor | None) -> ProductStruct | None:
+        found: ProductStruct = packed.product(bias)
+        return found
 
 
 class OneDNN(Kernel):
@@ -164,24 +206,33 @@ class HalfFBGEMM(Kernel):
 
 
 class Int8(Kernel):
-    """aten's int8 weights: a scale per output, rows in bfloat16."""
+    """int8 weights with a scale per output, rows in bfloat16: products of ``native.c``, or else aten's."""
 
     name = "int8"
     dtypes = frozenset((torch.bfloat16,))
     rounds = True
-    _step = 16  # the kernel reads beyond a row if its inputs are not a multiple of this
+    _step = 16  # aten's kernel reads beyond a row if its inputs are not a multiple of this
 
     def pack(self, weight: Tensor) -> Any:
-        weight = nn.functional.pad(weight, (0, -weight.shape[1] % self._step))
         # Rounded before it is used, so that an all-zero output does not divide by zero either.
         scale = (weight.float().abs().amax(dim=1) / 127).clamp(min=1e-30).bfloat16()
-        return (weight.float() / scale[:, None]).round_().clamp_(-127, 127).to(torch.int8), scale
+        numbers = (weight.float() / scale[:, None]).round_().clamp_(-127, 127).to(torch.int8)
+        found = functions(torch.bfloat16)
+        panels = None if isinstance(found, str) else Panels.of(found, numbers, scale.float())
+        return panels or (nn.functional.pad(numbers, (0, -weight.shape[1] % self._step)), scale)
 
     def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        if isinstance(packed, Panels):
+            if rows.dtype != torch.bfloat16:
+                raise RuntimeError(f"a layer with int8 weights takes rows in bfloat16, not {rows.dtype}")
+            return packed.multiply(rows, bias)
         if missing := -rows.shape[1] % self._step:
             rows = nn.functional.pad(rows, (0, missing))
         product: Tensor = torch.ops.aten._weight_int8pack_mm.default(rows, *packed)
         return product if bias is None else product.add_(bias)
+
+    def product(self, packed: Any, bias: Tensor | None) -> ProductStruct | None:
+        return packed.product(bias) if isinstance(packed, Panels) else None
 
 
 class Int4(Kernel):

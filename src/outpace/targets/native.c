@@ -124,86 +124,135 @@ static inline lanes exponential(lanes x) {
 #define PAIR 1
 #endif
 
-/* The product of a row's next PAIR inputs with a vector of outputs, added to the sums. */
-static inline lanes step_of(lanes sum, const real *given, const real *weights) {
+/* PAIR inputs' weights of a vector of outputs, and their product with a row's next PAIR inputs, added to the sums. */
 #if defined(REAL16) && defined(__AVX512BF16__)
-    int32_t pair;
-    memcpy(&pair, given, sizeof pair);
-    return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair),
-                                   (__m512bh)_mm512_loadu_si512(weights));
-#elif defined(REAL16)
-    const bits both = *(const bits *)weights, zero = {0};
-    sum += (lanes)(zero + ((uint32_t)given[0] << 16)) * (lanes)(both << 16);
-    return sum + (lanes)(zero + ((uint32_t)given[1] << 16)) * (lanes)(both & 0xffff0000u);
-#else
-    return sum + *given * *(const lanes *)weights;
-#endif
+typedef __m512bh pairs;
+
+static inline pairs pairs_of(const real *weights) { return (pairs)_mm512_loadu_si512(weights); }
+
+static inline pairs small_pairs(const int8_t *weights) {
+    const __m128i *from = (const __m128i *)weights;
+    __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from)));
+    return _mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from + 1))), low);
 }
 
+static inline void put_pairs(real *to, pairs weights) { _mm512_storeu_si512(to, (__m512i)weights); }
+
+static inline lanes step_of(lanes sum, const real *given, pairs weights) {
+    int32_t pair;
+    memcpy(&pair, given, sizeof pair);
+    return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), weights);
+}
+#elif defined(REAL16)
+typedef int16_t shorts __attribute__((vector_size(2 * LANES), aligned(2)));
+typedef struct {
+    lanes even, odd;
+} pairs;
+
+static inline pairs pairs_of(const real *weights) {
+    const bits both = *(const bits *)weights;
+    return (pairs){(lanes)(both << 16), (lanes)(both & 0xffff0000u)};
+}
+
+static inline pairs small_pairs(const int8_t *weights) {
+    const shorts both = *(const shorts *)weights;
+    return (pairs){__builtin_convertvector(both << 8 >> 8, lanes), __builtin_convertvector(both >> 8, lanes)};
+}
+
+static inline void put_pairs(real *to, pairs weights) {
+    *(bits *)to = (bits)weights.even >> 16 | (bits)weights.odd; /* a byte has no bits below the upper 16 */
+}
+
+static inline lanes step_of(lanes sum, const real *given, pairs weights) {
+    const bits zero = {0};
+    sum += (lanes)(zero + ((uint32_t)given[0] << 16)) * weights.even;
+    return sum + (lanes)(zero + ((uint32_t)given[1] << 16)) * weights.odd;
+}
+#else
+typedef int8_t bytes __attribute__((vector_size(LANES), aligned(1)));
+typedef lanes pairs;
+
+static inline pairs pairs_of(const real *weights) { return *(const lanes *)weights; }
+
+static inline pairs small_pairs(const int8_t *weights) {
+    return __builtin_convertvector(*(const bytes *)weights, lanes);
+}
+
+static inline void put_pairs(real *to, pairs weights) { *(lanes *)to = weights; }
+
+static inline lanes step_of(lanes sum, const real *given, pairs weights) { return sum + *given * weights; }
+#endif
+
 /* Add the products of ``steps`` pairs of inputs of ``count`` rows to the sums. Tile ``turn`` of ``turns`` fetches
-   its share of the bytes at ``ahead``. */
-static inline __attribute__((always_inline)) void tile_of(int count, const real *given, long stride,
-                                                          const real *weights, long steps, float *sums,
+   its share of the bytes at ``ahead``. The weights have ``item`` bytes: one if they are small. */
+static inline __attribute__((always_inline)) void tile_of(int count, long item, const real *given, long stride,
+                                                          const char *weights, long steps, float *sums,
                                                           const char *ahead, int turn, int turns) {
-    const long size = PANEL * PAIR; /* numbers of a step */
+    const long size = PANEL * PAIR * item; /* bytes of a step */
     lanes sum[MOST][WIDE] = {0};
     for (long step = 0; step < steps; step++) {
-        const char *next = ahead + step * size * (long)sizeof(real);
+        const char *next = ahead + step * size;
         if (turns == 1) {
-            for (long at = 0; at < size * (long)sizeof(real); at += LINE) __builtin_prefetch(next + at, 0, 3);
+            for (long at = 0; at < size; at += LINE) __builtin_prefetch(next + at, 0, 3);
         } else if (turn-- == 0) { /* not into the nearest cache, which holds this panel's */
-            for (long at = 0; at < size * (long)sizeof(real); at += LINE) __builtin_prefetch(next + at, 0, 2);
+            for (long at = 0; at < size; at += LINE) __builtin_prefetch(next + at, 0, 2);
             turn = turns - 1;
         }
-        for (int row = 0; row < count; row++)
-            for (int part = 0; part < WIDE; part++)
-                sum[row][part] = step_of(sum[row][part], given + row * stride + step * PAIR,
-                                         weights + step * size + part * LANES * PAIR);
+        for (int part = 0; part < WIDE; part++) {
+            const char *from = weights + step * size + part * (LANES * PAIR * item);
+            const pairs own = item == 1 ? small_pairs((const int8_t *)from) : pairs_of((const real *)from);
+            for (int row = 0; row < count; row++)
+                sum[row][part] = step_of(sum[row][part], given + row * stride + step * PAIR, own);
+        }
     }
     for (int row = 0; row < count; row++)
         for (int part = 0; part < WIDE; part++) *(lanes *)(sums + row * PANEL + part * LANES) += sum[row][part];
 }
 
-#define FORM(count)                                                                                          \
-    static __attribute__((noinline)) void tile_##count(const real *given, long stride, const real *weights,  \
-                                                       long steps, float *sums, const char *ahead, int turn, \
-                                                       int turns) {                                          \
-        tile_of(count, given, stride, weights, steps, sums, ahead, turn, turns);                             \
+typedef void tile(const real *, long, const char *, long, float *, const char *, int, int);
+#define FORM(name, count, item)                                                                              \
+    static __attribute__((noinline)) void name##count(const real *given, long stride, const char *weights,   \
+                                                      long steps, float *sums, const char *ahead, int turn,  \
+                                                      int turns) {                                           \
+        tile_of(count, item, given, stride, weights, steps, sums, ahead, turn, turns);                       \
     }
-FORM(1)
-FORM(2)
-FORM(3)
-FORM(4)
-FORM(5)
 #if MOST == 6
-FORM(6)
+#define LAST(name, item) FORM(name, 6, item)
+#define ALL(name) {name##1, name##2, name##3, name##4, name##5, name##6}
+#else
+#define LAST(name, item)
+#define ALL(name) {name##1, name##2, name##3, name##4, name##5}
 #endif
-static void (*const tiles[])(const real *, long, const real *, long, float *, const char *, int, int) = {
-    tile_1, tile_2, tile_3, tile_4, tile_5,
-#if MOST == 6
-    tile_6,
-#endif
-};
+#define FORMS(name, item)                                                                                    \
+    FORM(name, 1, item) FORM(name, 2, item) FORM(name, 3, item) FORM(name, 4, item) FORM(name, 5, item)      \
+    LAST(name, item)
+FORMS(tile_, sizeof(real))
+FORMS(small_tile_, 1)
+static tile *const tiles[] = ALL(tile_), *const small_tiles[] = ALL(small_tile_);
 
 /* Numbers of outputs in a panel and of inputs in a pair, for packing. */
 int panel_outputs(void) { return PANEL; }
 int pair_inputs(void) { return PAIR; }
 
-/* Weights as above, and a bias [outputs] or NULL. */
+/* Weights as above, and a bias [outputs] or NULL. With scales, [outputs up to a whole panel], the weights are
+   bytes, whose products are multiplied by them. */
 struct product {
     long inputs, outputs;
-    const real *weights, *bias;
+    const void *weights;
+    const real *bias;
+    const float *scales;
 };
 
 /* Rows [rows, inputs] times the weights, plus the bias: [rows, outputs]. */
 void multiply(const struct product *product, long rows, const real *given, real *out) {
     const long inputs = product->inputs, outputs = product->outputs;
-    const long panels = (outputs + PANEL - 1) / PANEL;
+    const long panels = (outputs + PANEL - 1) / PANEL, item = product->scales ? 1 : sizeof(real);
 #pragma omp parallel for if (inputs * outputs > SMALL)
     for (long panel = 0; panel < panels; panel++) {
         const long first = panel * PANEL, count = outputs - first < PANEL ? outputs - first : PANEL;
         real biases[PANEL] = {0}, line[PANEL];
         float sums[TILES * MOST * PANEL];
+        real wide[DEEP * PANEL];
         if (product->bias) memcpy(biases, product->bias + first, count * sizeof(real));
         for (long from = 0; from < rows; from += TILES * MOST) {
             const long left = rows - from < TILES * MOST ? rows - from : TILES * MOST;
@@ -211,18 +260,27 @@ void multiply(const struct product *product, long rows, const real *given, real 
             memset(sums, 0, left * PANEL * sizeof(float));
             for (long at = 0; at < inputs; at += DEEP) {
                 const long deep = inputs - at < DEEP ? inputs - at : DEEP;
-                const real *weights = product->weights + first * inputs + at * PANEL;
-                const char *ahead = turns > 1 ? (const char *)(weights + deep * PANEL)
-                                              : (const char *)weights + DISTANCE;
+                const char *weights = (const char *)product->weights + (first * inputs + at * PANEL) * item;
+                const char *ahead = weights + (turns > 1 ? deep * PANEL * item : DISTANCE);
+                tile *const *forms = product->scales ? small_tiles : tiles;
+                if (product->scales && turns > 1) { /* widen small weights once for several tiles */
+                    for (long i = 0; i < deep * PANEL; i += LANES * PAIR)
+                        put_pairs(wide + i, small_pairs((const int8_t *)weights + i));
+                    weights = (const char *)wide;
+                    forms = tiles;
+                }
                 for (int turn = 0; turn < turns; turn++) {
                     const long row = left * turn / turns, next = left * (turn + 1) / turns;
-                    tiles[next - row - 1](given + (from + row) * inputs + at, inputs, weights, deep / PAIR,
+                    forms[next - row - 1](given + (from + row) * inputs + at, inputs, weights, deep / PAIR,
                                           sums + row * PANEL, ahead, turn, turns);
                 }
             }
             for (long row = 0; row < left; row++) {
-                for (long i = 0; i < PANEL; i += LANES)
-                    store(line + i, *(lanes *)(sums + row * PANEL + i) + load(biases + i));
+                for (long i = 0; i < PANEL; i += LANES) {
+                    lanes sum = *(lanes *)(sums + row * PANEL + i);
+                    if (product->scales) sum *= *(const lanes *)(product->scales + first + i);
+                    store(line + i, sum + load(biases + i));
+                }
                 memcpy(out + (from + row) * outputs + first, line, count * sizeof(real));
             }
         }

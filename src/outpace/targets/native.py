@@ -46,7 +46,10 @@ class HeadsStruct(Structure):
 class ProductStruct(Structure):
     """``struct product`` of ``native.c``."""
 
-    _fields_ = [("inputs", c_long), ("outputs", c_long), ("weights", c_void_p), ("bias", c_void_p)]
+    _fields_ = [
+        *((name, c_long) for name in ("inputs", "outputs")),
+        *((name, c_void_p) for name in ("weights", "bias", "scales")),
+    ]
 
 
 class BlockStruct(Structure):

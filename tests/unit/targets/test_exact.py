@@ -19,7 +19,7 @@ import outpace
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
-from outpace.targets import CausalTarget, Rows, Target
+from outpace.targets import CausalTarget, Rows, Target, kernels
 from outpace.targets.attention import exact_attention
 from outpace.targets.kernels import KERNELS, QUANTISED, HalfFBGEMM, Stock, Trial, best_kernel, row_step
 from outpace.targets.packed import Linear, Packer
@@ -202,13 +202,21 @@ def test_weights_in_bfloat16_fit_into_float16_or_are_left() -> None:
     assert HALF.pack(weight) is None
 
 
+@pytest.fixture(params=["compiled", "torch's own"])
+def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The products of int8 weights."""
+    if request.param != "compiled":
+        monkeypatch.setattr(kernels, "functions", lambda _: "there is no C compiler")
+
+
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize(("name", "most"), [("int8", 0.01), ("int4", 0.1)])
 def test_rounded_weights_are_near_and_their_rows_alone(name: str, most: float) -> None:
     kernel, generator = QUANTISED[name], torch.Generator().manual_seed(0)
     weight, rows = (torch.randn(count, 96, generator=generator).bfloat16() for count in (48, 40))
     weight[3] = 0
     bias = torch.randn(48, generator=generator).bfloat16()
-    packed, step = kernel.pack(weight), row_step(kernel, torch.bfloat16, 96, 48)
+    packed, step = kernel.pack(weight), row_step.__wrapped__(kernel, torch.bfloat16, 96, 48)
     found = kernel.multiply(rows, packed, bias).float() - bias
     expected = rows.float() @ weight.float().T
     alone = [
@@ -248,6 +256,7 @@ def test_int4_leaves_other_shapes_alone() -> None:
     assert QUANTISED["int4"].pack(torch.ones(40, 64).bfloat16()) is None
 
 
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("inputs", [8, 100, 119])
 def test_int8_takes_any_number_of_inputs(inputs: int) -> None:
     """torch's kernel reads beyond the rows if it is no multiple of 16."""

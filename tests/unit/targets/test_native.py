@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outpace import compiled
 from outpace.targets import kernels, native
-from outpace.targets.kernels import Compiled, row_step
+from outpace.targets.kernels import Compiled, Int8, Panels, row_step
 
 HERE = native.functions(torch.float32)
 pytestmark = pytest.mark.skipif(isinstance(HERE, str), reason=f"nothing is compiled here: {HERE}")
@@ -54,13 +54,36 @@ def test_products_are_those_of_torch(kernel: Compiled, dtype: torch.dtype) -> No
             assert ((found - expected).abs() <= 4 * (sizes + 3) * torch.finfo(dtype).eps).all()
 
 
+@pytest.mark.usefixtures("kernel")
+def test_int8_products_are_those_of_the_rounded_weights() -> None:
+    for rows, inputs, outputs in SHAPES:
+        given, weight, bias = (
+            some(*size, torch.bfloat16) for size in ((rows, inputs), (outputs, inputs), (1, outputs))
+        )
+        weight[0] = 0
+        packed, scale = (
+            Int8().pack(weight),
+            weight.float().abs().amax(dim=1).div(127).clamp(min=1e-30).bfloat16(),
+        )
+        assert isinstance(packed, Panels) and packed.weights.dtype == torch.int8
+        rounded = (weight.float() / scale[:, None]).round().clamp(-127, 127).double() * scale[
+            :, None
+        ].double()
+        expected = given.double() @ rounded.T + bias[0].double()
+        sizes = given.double().abs() @ rounded.abs().T
+        found = Int8().multiply(given, packed, bias[0]).double()
+        assert ((found - expected).abs() <= (sizes + 3) * torch.finfo(torch.bfloat16).eps).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_rows_bits_do_not_depend_on_the_others_or_on_threads(kernel: Compiled, dtype: torch.dtype) -> None:
     before = torch.get_num_threads()
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            assert row_step.__wrapped__(kernel, dtype, 2050, 70) == 1  # not the result of other threads
+            # Not the result of other threads.
+            assert row_step.__wrapped__(kernel, dtype, 2050, 70) == 1
+            assert row_step.__wrapped__(Int8(), torch.bfloat16, 2050, 70) == 1
         given, packed = some(203, 2050, dtype), kernel.pack(some(130, 2050, dtype))
         shared = kernel.multiply(given, packed, None)
         torch.set_num_threads(1)
