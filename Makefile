@@ -4,7 +4,7 @@
 # make real          fetch a real model, SmolLM2-135M-Instruct, into the user's cache, for --model smollm2
 # make test-real     run the tests on that model
 # make test-llamacpp run the tests of GGUF files, with llama-cpp-python built once into the user's cache
-# make test-torchao  run the tests of quantised models, with torchao in an environment of its own
+# make test-optional run the tests that need torchao, bitsandbytes or sentencepiece, in an environment of its own
 # make test-ray      run Ray Serve with two and three replicas, in an environment of its own
 # make soak          1,000 mixed requests against the server
 # make conformance   others' tests of OpenAI's API against the server; they are fetched from the package index
@@ -31,7 +31,7 @@ INPUTS := pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow test-llamacpp test-torchao test-ray soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
+.PHONY: demo test test-slow test-llamacpp test-optional test-ray soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -70,14 +70,16 @@ $(VENV_LLAMACPP)/.installed: $(INPUTS)
 		--editable '.[test]' $(LLAMACPP)
 	@touch $@
 
-VENV_TORCHAO ?= .venv-torchao
+VENV_OPTIONAL ?= .venv-optional
 
-test-torchao: $(VENV_TORCHAO)/.installed
-	OMP_NUM_THREADS=1 $(VENV_TORCHAO)/bin/python -m pytest -rs tests/unit/targets/test_quantised.py
+test-optional: $(VENV_OPTIONAL)/.installed
+	OMP_NUM_THREADS=1 $(VENV_OPTIONAL)/bin/python -m pytest -rs tests/unit/targets/test_quantised.py \
+		tests/unit/cli/test_seq2seq.py -k 'quantised or marian'
 
-$(VENV_TORCHAO)/.installed: $(INPUTS)
-	$(PYTHON) -m venv $(VENV_TORCHAO)
-	$(VENV_TORCHAO)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]' torchao==0.18.0
+$(VENV_OPTIONAL)/.installed: $(INPUTS)
+	$(PYTHON) -m venv $(VENV_OPTIONAL)
+	$(VENV_OPTIONAL)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]' \
+		torchao==0.18.0 bitsandbytes==0.50.2 sentencepiece==0.2.3
 	@touch $@
 
 VENV_RAY ?= .venv-ray
@@ -135,4 +137,4 @@ clean:
 	find src tests tools examples benchmarks integrations -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean
-	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_LLAMACPP) $(VENV_TORCHAO) $(VENV_RAY)
+	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_LLAMACPP) $(VENV_OPTIONAL) $(VENV_RAY)

@@ -80,6 +80,11 @@ def refuse_by_config(model: Any, seq2seq: bool = False) -> None:
             f"{name} scales its activations per tensor as it runs, so that each row changes the others; "
             "quantise activations per token (per row), or statically"
         )
+    if any(_finds_outliers(module) for module in model.modules()):
+        raise UnsupportedModel(
+            f"{name} picks columns of outliers from all rows as it runs (LLM.int8()), so rows change each other; "
+            "load it with BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)"
+        )
     if model.training:
         raise UnsupportedModel(
             f"{name} is in training mode, where dropout changes every forward; call model.eval()"
@@ -172,6 +177,11 @@ def _scaled_per_tensor(weight: Any) -> bool:
     """
     dynamic = getattr(weight, "act_quant_scale", None) is None
     return dynamic and "PerTensor" in repr(getattr(weight, "act_quant_kwargs", ""))
+
+
+def _finds_outliers(module: Any) -> bool:
+    """True if a layer of bitsandbytes treats columns apart in which some row exceeds a threshold."""
+    return type(module).__name__ == "Linear8bitLt" and module.state.threshold > 0
 
 
 def _per_tensor_activations(quantization: Any) -> bool:

@@ -144,7 +144,7 @@ def save_marian(folder: Path) -> None:
     replace(family, options={**family.options, **size}).build(torch.float32).save_pretrained(folder)
 
 
-@pytest.mark.skipif(SENTENCEPIECE is None, reason="needs sentencepiece; run `make test-quantised`")
+@pytest.mark.skipif(SENTENCEPIECE is None, reason="needs sentencepiece; run `make test-optional`")
 def test_marians_own_tokenizer(run: Run, tmp_path: Path, prompts: Path) -> None:
     save_marian(tmp_path)
     options = ("--dtype", "float64", "--json", "-n", NEW, "--file", prompts)

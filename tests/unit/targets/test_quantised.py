@@ -1,6 +1,7 @@
 """Quantised targets are decoded: the drafted tokens are those of plain decoding of the same quantised model.
 
-With a layer of 8-bit weights made here, and with torchao where it is installed (``make test-torchao``).
+With a layer of 8-bit weights made here, and with torchao and bitsandbytes where they are installed
+(``make test-optional``).
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 import random
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, TorchAoConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
 
 import outpace
 from models import tiny_llama
@@ -27,7 +29,8 @@ SAMPLED = [
     SamplingParams(max_new_tokens=40, ignore_eos=True, temperature=1.0, seed=seed) for seed in (3, 1, 2)
 ]
 LOOKAHEAD = "lookahead:window=4,ngram=3,guesses=3"
-AO = "torchao is not installed; make test-torchao installs it"
+AO = "torchao is not installed; make test-optional installs it"
+BNB = "bitsandbytes is not installed; make test-optional installs it"
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
@@ -70,9 +73,34 @@ def by_torchao(model: Any, kind: str, **options: Any) -> Any:
     return model
 
 
+# Names of models that bitsandbytes quantises, and how. Its 8-bit layers round each row's activations.
+BITSANDBYTES: dict[str, dict[str, Any]] = {
+    "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "fp4": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+    "nf4 twice": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+    "int8": {"load_in_8bit": True, "llm_int8_threshold": 0.0},
+}
+
+
+def by_bitsandbytes(dtype: torch.dtype, **options: Any) -> Any:
+    pytest.importorskip("bitsandbytes", reason=BNB)
+    with TemporaryDirectory() as folder:
+        wide(dtype).save_pretrained(folder)
+        return AutoModelForCausalLM.from_pretrained(
+            folder, quantization_config=BitsAndBytesConfig(**options), dtype=dtype, device_map="cpu"
+        )
+
+
+def wide(dtype: torch.dtype) -> Any:
+    """A model whose layers have whole blocks of 64 weights."""
+    return tiny_llama(dtype=dtype, heads=8)
+
+
 @cache
 def made(kind: str, dtype: torch.dtype) -> Any:
-    """A model with 8-bit weights, made here ("eight bits") or by torchao ("weights")."""
+    """A quantised model, made here ("eight bits"), by torchao ("weights") or by bitsandbytes."""
+    if kind in BITSANDBYTES:
+        return by_bitsandbytes(dtype, **BITSANDBYTES[kind])
     model = tiny_llama(dtype=dtype)
     return eight_bits(model) if kind == "eight bits" else by_torchao(model, "Int8WeightOnlyConfig")
 
@@ -81,6 +109,7 @@ RUNS = [  # torchao has no float64
     ("eight bits", torch.float64),
     ("eight bits", torch.float32),
     ("weights", torch.float32),
+    *((kind, torch.float32) for kind in BITSANDBYTES),
 ]
 
 
@@ -101,14 +130,15 @@ def test_drafted_tokens_are_those_of_plain_decoding(kind: str, dtype: torch.dtyp
         assert decode(target, LOOKAHEAD, params) == plain
 
 
-@pytest.mark.parametrize("kind", ["eight bits", "weights"])
+@pytest.mark.parametrize("kind", ["eight bits", "weights", *BITSANDBYTES])
 def test_generate(kind: str) -> None:
     """In float32 greedy tokens are also transformers' own."""
     model = made(kind, torch.float32)
     options: dict[str, Any] = {"max_new_tokens": 40, "eos_token_id": None, "do_sample": False}
     ids = torch.tensor(PROMPTS[:1])
     expected = model.generate(ids, **options)
-    before = tiny_llama(dtype=torch.float32)(ids).logits
+    stock = wide(torch.float32) if kind in BITSANDBYTES else tiny_llama(dtype=torch.float32)
+    before = stock(ids).logits
     assert (model(ids).logits - before).abs().max() > 1e-3, "nothing is quantised"
     outpace.accelerate(model, LOOKAHEAD, adaptive=False)
     assert model.generate(ids, **options).tolist() == expected.tolist()
@@ -132,7 +162,7 @@ def test_loaded_by_transformers(tmp_path: Path) -> None:
         Target(load(quantization.Int8DynamicActivationInt8WeightConfig(granularity=tensor)))
 
 
-@pytest.mark.parametrize("kind", ["eight bits", "weights"])
+@pytest.mark.parametrize("kind", ["eight bits", "weights", *BITSANDBYTES])
 def test_neither_packed_nor_called_exact(kind: str) -> None:
     """The kernels are those of plain weights, and so are the trials of what bits a row gets among others."""
     model = made(kind, torch.bfloat16)
@@ -156,6 +186,13 @@ def test_activations_per_tensor_by_torchao_are_refused(dtype: torch.dtype) -> No
     kind, tensor = "Int8DynamicActivationInt8WeightConfig", quantization.PerTensor()
     with pytest.raises(UnsupportedModel, match="activations per tensor"):
         Target(by_torchao(tiny_llama(dtype=dtype), kind, granularity=tensor))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_outliers_by_bitsandbytes_are_refused(dtype: torch.dtype) -> None:
+    """The self-test takes their effect in bfloat16 for rounding, and drafts change tokens."""
+    with pytest.raises(UnsupportedModel, match=r"columns of outliers.*llm_int8_threshold=0\.0"):
+        Target(by_bitsandbytes(dtype, load_in_8bit=True))
 
 
 def test_activations_with_one_scale_for_all_rows_are_refused() -> None:
