@@ -82,7 +82,7 @@ def refuse_by_config(model: Any, seq2seq: bool = False) -> None:
         )
     if any(_finds_outliers(module) for module in model.modules()):
         raise UnsupportedModel(
-            f"{name} picks columns of outliers from all rows as it runs (LLM.int8()): rows change each other; "
+            f"{name} picks columns of outliers from all rows (LLM.int8()), so rows change each other; "
             "load it with BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)"
         )
     if model.training:
