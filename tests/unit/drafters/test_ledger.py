@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -137,3 +138,24 @@ def test_the_highest_chance_that_is_stated_counts_and_is_that_under_its_parent()
 def test_a_sampled_draft_is_not_merged() -> None:
     with pytest.raises(ValueError, match="separate draws"):
         Guesses.merged([Draft([1], [-1], distributions={})])
+
+
+@given(
+    chances=st.lists(st.floats(0.05, 1.0), min_size=2, max_size=30),
+    texts=st.lists(st.integers(0, 30), max_size=40),
+    certain=st.booleans(),
+)
+def test_no_child_is_likelier_than_its_parent(chances: list[float], texts: list[int], certain: bool) -> None:
+    """``combined`` relies on it to draft parents first. Rounding could break it where a child is certain."""
+    size, total = len(chances), 1.0
+    stated = [total := total * (1.0 if certain else chance) for chance in chances]
+    # A chance may be stated as more than its parent's, by rounding.
+    stated = [chance * (1 + 1e-15 * (place % 3)) for place, chance in enumerate(stated)]
+    (guesses, _), ledger = (
+        Guesses.merged([Draft((1,) * size, tuple(range(-1, size - 1)), chances=tuple(stated))]),
+        Ledger(),
+    )
+    for length in texts:
+        ledger.note(guesses, [1] * min(length, size) + [2])
+        worth = ledger.worth(guesses)
+        assert all(below <= above for above, below in pairwise(worth))

@@ -79,7 +79,7 @@ def _given(draft: Draft) -> Iterable[float]:
     if chances is None:
         return repeat(0.0, len(draft))
     under = zip(chances, draft.parents, strict=True)
-    return [chance / chances[parent] if parent >= 0 else chance for chance, parent in under]
+    return [min(chance / chances[parent], 1.0) if parent >= 0 else chance for chance, parent in under]
 
 
 class Ledger:
@@ -100,7 +100,8 @@ class Ledger:
         depth, ranks = [0] * (len(guesses.parents) + 1), [0] * (len(guesses.parents) + 1)
         for node, parent in enumerate(guesses.parents):
             right, judged = self._cell(guesses, node, depth[parent], ranks[parent])
-            found.append((found[parent] if parent >= 0 else 1.0) * right / judged)
+            # The quotient first, which is at most 1: rounding must not make a child likelier than its parent.
+            found.append((found[parent] if parent >= 0 else 1.0) * (right / judged))
             depth[node] = depth[parent] + 1
             ranks[parent] += 1
         return found
