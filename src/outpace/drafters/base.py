@@ -166,6 +166,14 @@ class Drafter(ABC, Generic[State]):
         draft states chances, only as many as pay, possibly none.
         """
 
+    def promise(self, state: State) -> float:
+        """A cheap upper estimate of the chance of a draft's first node, in [0, 1]; by default 0.
+
+        In steps that would be plain, a sequence that is decoded alone is still drafted for if this is high.
+        """
+        del state
+        return 0.0
+
     def observe(self, states: Seq[State], steps: Seq[Step]) -> None:
         """Learn from the outcome of a step; in steps without ``propose`` the drafts are empty.
 

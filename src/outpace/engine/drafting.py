@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outpace.core import Draft
@@ -62,7 +62,7 @@ class Drafting:
     def propose(self, members: Seq[Active]) -> dict[Active, Draft]:
         """Draft for each sequence; the draft is empty if the drafter failed."""
         proposals = dict.fromkeys(members, _NOTHING)
-        if self.plan is not None and not self.plan.nodes:
+        if self.plan is not None and not self.plan.nodes and not self._sure(members):
             return proposals
         for some in self.calls(members):
             try:
@@ -71,6 +71,22 @@ class Drafting:
             except Exception as error:
                 fail(some, error)
         return proposals
+
+    def _sure(self, members: Seq[Active]) -> bool:
+        """Plan a draft in a plain step if the policy allows it and the drafter is sure enough."""
+        if self.plan is None or self.plan.sure is None or len(members) > 1:
+            return False
+        sure, active = self.plan.sure, members[0]
+        try:
+            if self.drafter.promise(active.state) < sure.least:
+                return False
+        except Exception as error:
+            fail(members, error)
+            return False
+        self.plan = replace(self.plan, nodes=sure.nodes)
+        most = active.sequence.params.drafts.num_speculative_tokens
+        active.sequence.budget = sure.nodes if most is None else min(most, sure.nodes)
+        return True
 
     def nodes(self, active: Active, draft: Draft) -> int:
         """Number of nodes of a draft that pay by the plan and that the request allows."""
@@ -93,7 +109,8 @@ class Drafting:
         if self.policy is not None and self.plan is not None and steps:
             sizes = [len(step.draft) for step in steps.values()]
             paths = [step.path for step in steps.values()]
-            self.policy.learn(Outcome(self.plan, sizes, paths, drafting, verifying, per_row))
+            stated = sum(sum(step.draft.chances or ()) for step in steps.values())
+            self.policy.learn(Outcome(self.plan, sizes, paths, drafting, verifying, per_row, stated))
 
 
 def fail(members: Iterable[Active], error: Exception) -> None:

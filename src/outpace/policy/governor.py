@@ -15,6 +15,9 @@ debited with what drafting loses, down to 0. While drafts do not pay, they conti
 empty, and are tried again once it can pay for a trial. So drafts resume in the easy parts of a text, and a
 text that never pays costs a hundredth of the time.
 
+While drafts are off, a drafter that is surer than usual of the next token may draft all the same
+(``policy.sure``).
+
 The policy is independent of models, engines and clocks: the engine requests a plan and reports the outcome.
 """
 
@@ -29,6 +32,8 @@ from typing import Any, NamedTuple, Protocol
 from outpace.core import Draft, OutpaceError
 from outpace.policy.acceptance import Acceptance
 from outpace.policy.costs import Costs
+from outpace.policy.sure import WIDTHS as SURE_WIDTHS
+from outpace.policy.sure import Account, Sure
 from outpace.tree import worthwhile
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -50,14 +55,18 @@ class Plan:
         nodes: maximum number of nodes per sequence; 0 for a plain step.
         row_cost: time of each further node as a share of a plain step; None if not measured.
         narrow: leave out nodes that pay only in later steps (``Drafter.narrow_widths``).
+        sure: what to draft all the same in a plain step if the drafter is sure enough.
     """
 
     nodes: int
     row_cost: float | None = None
     narrow: bool = False
+    sure: Sure | None = None
 
     def take(self, draft: Draft) -> int:
         """The number of nodes of a draft to verify: as many as pay, if the draft states chances."""
+        if self.sure is not None:
+            return 0 if draft.chances is None else self.sure.take(draft.chances)
         if self.row_cost is None or draft.chances is None:
             return self.nodes
         return worthwhile(draft.chances[: self.nodes], self.row_cost)
@@ -92,6 +101,7 @@ class Outcome:
         verify_seconds: time of the forward, the verifier and the cache; None if the step did other work too
             (rows of a prompt), so that its time is not representative.
         row_seconds: time of a further row in a wide forward, measured on prompts; None if unknown.
+        stated: sum of the chances that the verified drafts state; 0 if they state none.
     """
 
     plan: Plan
@@ -100,6 +110,7 @@ class Outcome:
     draft_seconds: float
     verify_seconds: float | None
     row_seconds: float | None = None
+    stated: float = 0.0
 
     @property
     def rows(self) -> int:
@@ -187,15 +198,33 @@ class Governor:
         self._view, self._viewed = _View(), -_REVIEW  # the latest view, and the step it was computed at
         self._refresh = 0  # plain steps left to take as measurements
         self._rival = 1.0  # speed without these drafts, relative to plain decoding
+        self._sure = Account(_SAVINGS, _SHARE)
+        self._offer: Plan | None = None  # plan of a plain step, computed with the latest view
 
     # -- before a step -----------------------------------------------------------------------------------
 
     def plan(self, batch: int) -> Plan:
+        plan = self._planned(batch)
+        if self._on or batch > 1 or not self._view.plain > 0 or self._sure.balance <= 0:
+            return plan
+        if self._offer is None:
+            self._offer = Plan(0, sure=self._offered())
+        return self._offer
+
+    def _offered(self) -> Sure:
+        """What a sequence decoded alone may draft while drafts are off."""
+        forwards, drafting = self.forwards.curve(1), self.drafting.curve(1)
+        without = self._view.plain / self._rival
+        seconds = drafting.at(SURE_WIDTHS[-1]) if drafting else 0.0
+        prices = tuple(_MARGIN * (forwards.at(1 + width) + seconds) / without for width in SURE_WIDTHS)
+        return Sure(prices, self._sure.factor)
+
+    def _planned(self, batch: int) -> Plan:
         if batch != self._batch:
             self._on = self._on and batch.bit_length() == self._batch.bit_length()
             self._batch, self._viewed = batch, -_REVIEW
         if self._step - self._viewed >= _REVIEW or not self._view.plain > 0:
-            self._view, self._viewed = self.view(batch), self._step
+            self._view, self._viewed, self._offer = self.view(batch), self._step, None
         view = self._view
         if not view.plain > 0:
             return Plan(0)
@@ -269,11 +298,19 @@ class Governor:
                 self.forwards.add(batch, rows, outcome.verify_seconds)
             self.drafting.add(batch, batch * nodes, outcome.draft_seconds)
         gained = 0.0
-        if nodes:
+        if nodes and outcome.plan.sure is not None:
+            self._sure.count(self._gained(outcome, batch))
+            self._offer = None
+            if max(outcome.drafted):
+                self._sure.observe(outcome.stated, sum(map(len, outcome.paths)))
+        elif nodes:
             if max(outcome.drafted):
                 self._viewed = -_REVIEW
             self.acceptance.observe(nodes, outcome.drafted, outcome.paths)
             gained = self._gained(outcome, batch)
+        if outcome.plan.sure is None or not nodes:
+            self._sure.count()
+            self._sure.forget()
         self._count(outcome, gained)
 
     def _count(self, outcome: Outcome, gained: float) -> None:

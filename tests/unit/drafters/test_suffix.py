@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 
 from dictation import Dictation
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters.copying.suffix import Suffix
 from outpace.engine.engine import Engine
+from outpace.logits import Logits
 from outpace.sampling import Key
-from outpace.sequence import Sequence
+from outpace.sequence import Sequence, Step
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import is_chain
 from paths import distinct_paths
@@ -202,3 +204,31 @@ def test_tokens_are_those_of_plain_decoding(params: SamplingParams) -> None:
 def test_refuses_options_that_make_no_sense(options: dict[str, float]) -> None:
     with pytest.raises(OutpaceError, match=next(iter(options))):
         Suffix(**options)  # type: ignore[arg-type]
+
+
+def test_long_matches_that_go_on_are_trusted_more() -> None:
+    drafter = Suffix()
+    shared = drafter.prepare(ToyTarget())
+    words = list(range(1, 25))
+    sequence = Sequence([*words, 30, *words[:6]], SamplingParams(), Key(0), limit=100)
+    state = drafter.start(sequence, shared)
+    begun, first = drafter.promise(state), drafter.draft(state).chances
+    assert begun == pytest.approx(6 / 8)
+
+    def emit(token: int) -> None:
+        sequence.tokens.append(token)
+        drafter.learn(state, Step(Draft(), (), [], [token], Logits(torch.empty(1, 32)), 0, sequence, {}))
+
+    for token in words[6:12]:
+        emit(token)
+    copied = drafter.promise(state)
+    assert copied > 12 / 14
+    fresh = drafter.start(sequence, shared)
+    chances, unlearnt = drafter.draft(state).chances, drafter.draft(fresh).chances
+    assert chances is not None and unlearnt is not None and first is not None
+    assert sum(chances) > 1.1 * sum(unlearnt)
+    emit(29)
+    assert drafter.promise(state) == 0.0  # no match
+    for token in words[:12]:
+        emit(token)
+    assert 0 < drafter.promise(state) < copied  # one such match did not go on

@@ -7,7 +7,8 @@ automata.
 
 Differences: continuations come not from one match in one tree, but from shorter matches and all automata too,
 the longest first, each with a share of the probability by its length (as in prediction by partial matching,
-Cleary and Witten 1984). Earlier outputs are dropped an eighth of the memory at a time.
+Cleary and Witten 1984) and by how often the text's long matches went on. Earlier outputs are dropped an
+eighth of the memory at a time.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import nlargest
 from typing import ClassVar, NamedTuple
 
@@ -32,6 +34,9 @@ _LEAD = 4  # tokens of the prompt stored with an output, so that its first token
 _LEAST_MEMORY = 64
 _CONTEXTS = 8  # maximum number of matches used for a guess
 _SHORTER = 3  # maximum number of them from one automaton
+_LONG = 5  # matches of at least this length are counted as right or wrong
+_DOUBT = 3.0  # weight, in matches, of the probability assumed at first
+_KEEP = 0.95  # share of earlier matches' weight that a further one leaves
 
 
 class Context(NamedTuple):
@@ -42,16 +47,39 @@ class Context(NamedTuple):
     state: int
 
 
+class Trust:
+    """The probability that the token after a match follows again, learnt from one text's longest matches.
+
+    Texts that are copied continue long matches nearly always, others much less often.
+    """
+
+    def __init__(self) -> None:
+        self._cells: dict[int, list[float]] = {}  # octave of the length -> right, counted
+
+    def of(self, length: int) -> float:
+        """The probability after a match of this length."""
+        right, counted = self._cells.get(length.bit_length(), (0.0, 0.0))
+        return (right + _DOUBT * trust(length)) / (counted + _DOUBT)
+
+    def count(self, length: int, right: bool) -> None:
+        """Count a match whose token was right or wrong."""
+        cell = self._cells.setdefault(length.bit_length(), [0.0, 0.0])
+        cell[0] = cell[0] * _KEEP + right
+        cell[1] = cell[1] * _KEEP + 1
+
+
 @dataclass
 class SuffixState:
     """A sequence, the automaton of its text, and the places of the text's end in the memory.
 
-    ``read`` is the number of tokens of the text already looked up in the memory.
+    ``read`` is the number of tokens of the text already looked up in the memory, ``trust`` the chances of
+    matches in this text.
     """
 
     sequence: Sequence
     memory: SuffixMemory
     text: SuffixAutomaton
+    trust: Trust = field(default_factory=Trust)
     cursors: dict[SuffixAutomaton, Cursor] = field(default_factory=dict)
     read: int = 0
 
@@ -113,10 +141,18 @@ class Suffix(SequenceDrafter[SuffixState]):
         if not contexts:
             return Draft()
         most = min(self.num_speculative_tokens, max(1, int(self.max_spec_factor * contexts[0].length)))
-        return best_first(contexts, self._children, most, state.sequence.stop_tokens)
+        return best_first(contexts, partial(self._children, state.trust), most, state.sequence.stop_tokens)
+
+    def promise(self, state: SuffixState) -> float:
+        return state.trust.of(min(self.max_ngram, state.text.shorter(state.text.last)[1]))
 
     def learn(self, state: SuffixState, step: Step) -> None:
-        state.text.extend(step.tokens)
+        text = state.text
+        for token in step.tokens:
+            match, length = text.shorter(text.last)
+            if length >= _LONG:
+                state.trust.count(min(length, self.max_ngram), text.likeliest(match) == token)
+            text.append(token)
 
     def stop(self, state: SuffixState) -> None:
         sequence = state.sequence
@@ -135,13 +171,16 @@ class Suffix(SequenceDrafter[SuffixState]):
         state.read = len(tokens)
         return nlargest(_CONTEXTS, found, key=lambda context: context.length)
 
-    def _children(self, contexts: Seq[Context], chance: float) -> Iterator[tuple[float, int, list[Context]]]:
+    def _children(
+        self, after: Trust, contexts: Seq[Context], chance: float
+    ) -> Iterator[tuple[float, int, list[Context]]]:
         """The children of a node: each one's chance, its token, and the contexts after it.
 
         Each context in turn, the longest first, assigns a share of the remaining probability to the tokens
         that followed it, in proportion to their counts.
 
         Args:
+            after: the probability that a match goes on.
             chance: the estimated probability that the node itself is accepted.
         """
         support: dict[int, float] = {}
@@ -152,7 +191,7 @@ class Suffix(SequenceDrafter[SuffixState]):
             total = sum(counts.values())
             if not total:
                 continue
-            stake = chance * trust(context.length)
+            stake = chance * after.of(context.length)
             chance -= stake
             for token, count in counts.items():
                 support[token] = support.get(token, 0.0) + stake * count / total

@@ -129,6 +129,11 @@ class SuffixAutomaton:
         """The number of times that each token follows a state's n-grams."""
         return {token: self._count[below] for token, below in self._next[state].items()}
 
+    def likeliest(self, state: int) -> int:
+        """The token that follows a state's n-grams most often."""
+        follows = self._next[state]
+        return max(follows, key=lambda token: self._count[follows[token]])
+
     def count(self, state: int) -> int:
         """The number of occurrences of a state's n-grams of at most ``counted`` tokens."""
         return self._count[state]
