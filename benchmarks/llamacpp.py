@@ -1,16 +1,16 @@
 """llama.cpp and outpace on the same GGUF file, in turns: tokens per second.
 
-llama.cpp runs through llama-cpp-python (plain, prompt lookup), and, where xllamacpp is installed, as the
-engine of llama-server in this process (plain, ``--spec-type ngram-mod`` and ``ngram-simple`` with their
-defaults). The wheels of xllamacpp are built for any processor with AVX2, so its rows are compared with its
-own plain row too.
+llama.cpp runs through llama-cpp-python (plain, prompt lookup), and as llama-server (plain,
+``--spec-type ngram-mod`` and ``ngram-simple`` with their defaults): a program given by ``--llama-server``,
+whose own timings count, or, where xllamacpp is installed, its engine in this process. The wheels of xllamacpp
+are built for any processor with AVX2, so its rows are compared with its own plain row too.
 
 One prompt at a time, greedy, 64 new tokens; the time after the first step counts. A ratio is the median
 over prompts of the ratio of one prompt's speeds. Processor time, or with ``--wall`` the clock's, for a
 machine that does nothing else:
 
     taskset -c 1 python benchmarks/llamacpp.py model.gguf gsm8k,humaneval --limit 6 [--draft draft.gguf]
-    python benchmarks/llamacpp.py model.gguf rewriting --threads 2 --wall
+    python benchmarks/llamacpp.py model.gguf rewriting --threads 2 --wall [--llama-server PROGRAM]
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
+import subprocess
 import time
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +115,42 @@ def server(path: str, clock: Clock, threads: int, kind: str = "") -> Run:
     return run
 
 
+@contextmanager
+def program(path: str, threads: int, binary: Path, kind: str = "") -> Iterator[Run]:
+    """The program llama-server with a ``--spec-type``, by its own clock."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(binary), "--model", path, "--port", str(port), "--ctx-size", str(ROOM), "--parallel", "1"]
+    command += ["--threads", str(threads), "--threads-batch", str(threads), "--cache-ram", "0"]
+    command += ["--spec-type", kind] if kind else []
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    address = f"http://127.0.0.1:{port}"
+
+    def run(ids: list[int]) -> tuple[str, float]:
+        asked = {"prompt": ids, "n_predict": TOKENS, "temperature": 0.0, "ignore_eos": True}
+        body = json.dumps({**asked, "cache_prompt": False}).encode()
+        request = urllib.request.Request(f"{address}/completion", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            told = json.load(answer)
+        times = told["timings"]
+        return told["content"], (times["predicted_n"] - 1) / times["predicted_ms"] * 1e3
+
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"{address}/health", timeout=5).close()
+                break
+            except OSError:
+                if process.poll() is not None:
+                    raise SystemExit(f"{binary} ended with code {process.returncode}") from None
+                time.sleep(0.1)
+        yield run
+    finally:
+        process.terminate()
+        process.wait()
+
+
 def ours(engine: Engine, clock: Clock) -> Run:
     def run(ids: list[int]) -> tuple[list[int], float]:
         sequence = engine.add(ids, SamplingParams(max_new_tokens=TOKENS, ignore_eos=True))
@@ -134,10 +174,11 @@ def prompts_of(suite: str, data: Path | None, target: Any, limit: int) -> list[l
 
 def measure(
     methods: dict[str, Run], plain: dict[str, str], prompts: list[list[int]], order: np.random.Generator
-) -> None:
+) -> dict[str, Any]:
     """Print each method's speed, and its ratio to plain decoding by the same library and to llama.cpp's.
 
-    The first prompt warms up; only the others count, since some methods remember texts.
+    Returns each method's speeds per prompt and its number of outputs equal to plain decoding's. The first
+    prompt warms up; only the others count, since some methods remember texts.
     """
     speeds: dict[str, list[float]] = {name: [] for name in methods}
     equal = dict.fromkeys(methods, 0)
@@ -157,8 +198,10 @@ def measure(
         ]
         print(
             f"  {name:31} {statistics.median(own):6.1f} tokens/s, {ratios[0]:.2f} x {plain[name]}, "
-            f"{ratios[1]:.2f} x {PLAIN}, equal {equal[name]}/{count}"
+            f"{ratios[1]:.2f} x {PLAIN}, equal {equal[name]}/{count}",
+            flush=True,
         )
+    return {name: {"speeds": own, "equal": equal[name]} for name, own in speeds.items()}
 
 
 def main() -> None:
@@ -172,7 +215,16 @@ def main() -> None:
     parser.add_argument("--draft", help="GGUF file of a draft model")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--wall", action="store_true")
+    parser.add_argument("--llama-server", type=Path, help="the program llama-server; needs --wall")
+    parser.add_argument("--json", type=Path, help="write all speeds into this file")
     given = parser.parse_args()
+    if given.llama_server and not given.wall:
+        parser.error("--llama-server measures by the clock: add --wall")
+    with ExitStack() as stack:
+        compare(given, stack)
+
+
+def compare(given: argparse.Namespace, stack: ExitStack) -> None:
     torch.set_num_threads(1)
     clock, path, threads = Clock(given.wall), given.file, given.threads
     target = Target(path, threads=threads)
@@ -183,8 +235,14 @@ def main() -> None:
         "llama.cpp, prompt lookup of 3": peer(path, clock, threads, 3),
     }
     plain = dict.fromkeys(methods, PLAIN)
-    if xllamacpp is not None:
-        kinds = {SERVER: "", **{f"{SERVER}, {kind}": kind for kind in ("ngram-mod", "ngram-simple")}}
+    kinds = {SERVER: "", **{f"{SERVER}, {kind}": kind for kind in ("ngram-mod", "ngram-simple")}}
+    if given.llama_server:
+        methods |= {
+            name: stack.enter_context(program(path, threads, given.llama_server, kind))
+            for name, kind in kinds.items()
+        }
+        plain |= dict.fromkeys(kinds, SERVER)
+    elif xllamacpp is not None:
         methods |= {name: server(path, clock, threads, kind) for name, kind in kinds.items()}
         plain |= dict.fromkeys(kinds, SERVER)
     drafters: dict[str, Any] = dict(DRAFTERS)
@@ -193,10 +251,16 @@ def main() -> None:
     methods |= {name: ours(Engine(target, drafter, length=ROOM), clock) for name, drafter in drafters.items()}
     plain |= dict.fromkeys(drafters, "none")
     order = np.random.default_rng(0)
+    found = {"file": Path(path).name, "threads": threads, "clock": "wall" if given.wall else "processor"}
+    found |= {"tokens": TOKENS, "suites": {}}
     for suite in given.suites.split(","):
         prompts = prompts_of(suite, given.data, target, given.limit)
-        print(f"{suite}, {len(prompts) - 1} prompts, load {os.getloadavg()[0]:.1f}", flush=True)
-        measure(methods, plain, prompts, order)
+        load = os.getloadavg()[0]
+        print(f"{suite}, {len(prompts) - 1} prompts, load {load:.1f}", flush=True)
+        result = measure(methods, plain, prompts, order)
+        found["suites"][suite] = {"prompts": len(prompts) - 1, "load": load, "methods": result}
+        if given.json:
+            given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
