@@ -43,6 +43,7 @@ CASES: dict[str, tuple[Any, Any]] = {
         lambda: DraftModel(ToyTarget(context=None, surprise=0.5), 3, branching="2x1"),
     ),
     "llama, lookahead": (llama, lambda: "lookahead:window=4,ngram=3,guesses=4"),
+    "llama, a window": (llama, lambda: "windowed:sinks=1,recent=4,num_speculative_tokens=2"),
     "llama, some layers": (llama, lambda: "self_speculative:skip=1,num_speculative_tokens=2"),
     "llama, in two parts": (llama, lambda: "early_exit:layers=1,num_speculative_tokens=2,min_confidence=0"),
     "a pair, prompt lookup": (pair, lambda: "prompt_lookup"),

@@ -43,6 +43,7 @@ SPECS = {
     "early_exit": "early_exit:layers=4,num_speculative_tokens=3,min_confidence=0.1",
     "early_exit, trained": "early_exit:path={trained},num_speculative_tokens=3,min_confidence=0",
     "early_exit, attention": "early_exit:path={trained attention},num_speculative_tokens=3,min_confidence=0",
+    "windowed": "windowed:sinks=2,recent=12,num_speculative_tokens=3",
     "parallel_tokens": "parallel_tokens:path={trained},num_speculative_tokens=2",
 }
 NEAR_TIE = 1e-4

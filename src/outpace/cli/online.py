@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outpace.cli import screen
-from outpace.cli.prompts import read
+from outpace.cli.prompts import Prompt, read
 from outpace.core import OutpaceError
 from outpace.spec import load
 
@@ -26,17 +26,17 @@ def learning(
     wanted: bool,
     options: str,
     out: Path | None,
-    topics: Sequence[Path] = (),
+    topics: Mapping[Path, Sequence[Prompt]] | None = None,
 ) -> Iterator[Online | Topics | None]:
     """Context in which a drafter learns in the background; prints a summary at the end.
 
     Args:
         options: of ``Learning``, as in ``every=512,learning_rate=3e-5``.
         out: a folder to write the drafter to.
-        topics: files with example prompts of a topic each, for a drafter per topic.
+        topics: example prompts of each topic by their file, for a drafter per topic.
 
     Raises:
-        OutpaceError: unknown option, invalid value, a drafter that cannot learn, or a file without prompts.
+        OutpaceError: unknown option, invalid value, or a drafter that cannot learn.
     """
     if not wanted:
         yield None
@@ -47,7 +47,7 @@ def learning(
     how = load("way to learn", {"online": Learning}, f"online:{options}")
     online: Online | Topics
     if topics:
-        router = TopicRouter([[model.encode(one.text) for one in read(None, file)] for file in topics])
+        router = TopicRouter([[model.encode(one.text) for one in found] for found in topics.values()])
         online = Topics(model.target, drafter, router, len(topics), how)
         learners = list(zip((f"{file}: " for file in topics), online.learners, strict=True))
     else:
@@ -97,12 +97,31 @@ def summary(online: Online) -> str:
     return line + (f", {last['first']:.2f} with the first weights" if "first" in last else "")
 
 
+def read_topics(files: Sequence[Path]) -> dict[Path, list[Prompt]]:
+    """Read the files of ``--topic``.
+
+    Raises:
+        OutpaceError: one is given twice, cannot be read, has no prompts, or has references.
+    """
+    found: dict[Path, list[Prompt]] = {}
+    for file in files:
+        if file in found:
+            raise OutpaceError(f"--topic {file} is given twice; give each topic once")
+        found[file] = read(None, file)
+        for one in found[file]:
+            if one.references:
+                raise OutpaceError(
+                    one.where(f"--topic {file}: topics have prompts only; leave references out")
+                )
+    return found
+
+
 def check_online(
     online: bool,
     options: str,
     out: Path | None,
     parallel: str | None = None,
-    topics: Sequence[Path] = (),
+    topics: bool = False,
 ) -> None:
     """Refuse options of --online without it, several processes, and an output folder that exists."""
     if online and parallel is not None:

@@ -18,7 +18,7 @@ import typer
 from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, guarded
-from outpace.cli.online import check_online, learning
+from outpace.cli.online import check_online, learning, read_topics
 from outpace.cli.parts import Source, profiled
 from outpace.cli.place import place_of
 from outpace.core import OutpaceError
@@ -147,8 +147,8 @@ def serve(
     place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
     limits = Limits(max_running, max_waiting, max_wait, body=int(max_body * 2**20))
     keys = Keys.read(api_keys, os.environ.get("OUTPACE_API_KEYS", ""))
-    others, topics = _others(also or []), tuple(topic or ())
-    check_online(online, online_options, online_out, parallel, topics)
+    check_online(online, online_options, online_out, parallel, bool(topic))
+    others, topics = _others(also or []), read_topics(topic or ())
     tracer = tracer_to(otlp_endpoint) if otlp_endpoint else None
     options = Options(host, port, served_model_name or (), drain, cors_origin or (), tracer, keys, limits)
     listener = listen(host, port)

@@ -20,6 +20,7 @@ from outpace.drafters.heads.medusa import Blockwise, BlockwiseHeads, Medusa, Med
 from outpace.drafters.layers.early_exit import EarlyExit
 from outpace.drafters.layers.exit_adapter import Adapter
 from outpace.drafters.layers.self_speculative import SelfSpeculative
+from outpace.drafters.layers.windowed import Windowed
 from outpace.drafters.models.cascade import Cascade
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.drafters.models.draft_module import DraftModule
@@ -55,6 +56,7 @@ __all__ = [
     "SpecDrafter",
     "Suffix",
     "TokenRecycling",
+    "Windowed",
     "load_drafter",
 ]
 
@@ -81,6 +83,7 @@ DRAFTERS: dict[str, type[Drafter[Any]]] = {
         SpecDrafter,
         Suffix,
         TokenRecycling,
+        Windowed,
     )
 }
 

@@ -421,6 +421,22 @@ class TargetModel(ABC):
             "another drafter"
         )
 
+    def over_window(self, sinks: int, recent: int) -> TargetModel:
+        """This model, whose rows attend to the first committed rows and the most recent ones alone.
+
+        Positions are those of the whole text. It shares the weights, and uses this target's caches.
+
+        Args:
+            sinks: number of the first ones, at least 1.
+            recent: number of the most recent ones.
+
+        Raises:
+            UnsupportedModel: the target's attention knows no such mask.
+        """
+        raise UnsupportedModel(
+            f"a {type(self).__name__} cannot attend to a part of its committed rows; use another drafter"
+        )
+
     def with_embeddings(self, table: Tensor | int) -> TargetModel:
         """This model, extended by token ids beyond its vocabulary: rows of a table of embeddings.
 

@@ -228,10 +228,16 @@ class CausalTarget(TargetModel):
         """Pack weights again after they were modified.
 
         Raises:
-            OutpaceError: this target is a subset of another's layers, or the weights of others were released.
+            OutpaceError: this target is a subset of another's layers, the weights of others were released, or
+                the model has another dtype.
         """
         if self._is_part or self.released:
             raise OutpaceError("the model's weights were modified; make a new target and engine")
+        if self.model.dtype != self._modules.dtype:  # caches have rows of the former
+            raise OutpaceError(
+                f"the model is {self.model.dtype}, but this target was made for {self._modules.dtype}; make a "
+                "new target after converting a model"
+            )
         self._take(bool(self.packed), self.bit_exact)
         self._line_untried = True
         self._fixed = self._fixed and self._fixed.anew()
@@ -427,6 +433,15 @@ class CausalTarget(TargetModel):
         part._line_untried = False
         part._modules = self._modules.some_layers(layers, bare)
         part.model = part._modules.model
+        return part
+
+    def over_window(self, sinks: int, recent: int) -> CausalTarget:
+        if self._fixed is not None:
+            raise UnsupportedModel("a target of fixed shapes has no windows of its cache; leave static out")
+        part = self._twin()
+        part._is_part = True
+        part._line_untried = False
+        part._modules = self._modules.over_window(sinks, recent)
         return part
 
     def with_embeddings(self, table: Tensor | int) -> CausalTarget:

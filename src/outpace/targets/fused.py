@@ -52,6 +52,7 @@ _GROUPS = (
     ("mlp", ("gate_proj", "up_proj")),
     ("mlp", ("down_proj",)),
 )
+_HEAD_NORMS = ("q_norm", "k_norm")
 _FUSED = "_outpace_layer"  # where a module keeps its ``_Layer``
 _SIZE, _HEAD_SIZE = 16, 32  # the hidden size and that of heads are multiples of these
 
@@ -111,6 +112,16 @@ def why_not_fused(model: Any) -> str:
 def fused_linears(model: Any) -> list[nn.Linear]:
     """The linear layers of a model whose layers are to be fused."""
     return [linear for layer in stack_of(model).layers for linear in _linears(layer)]
+
+
+def norms_of(model: Any) -> list[nn.Module]:
+    """The norms of a model whose layers are to be fused."""
+    stack = stack_of(model)
+    norms = [stack.norm]
+    for layer in stack.layers:
+        norms += [layer.input_layernorm, layer.post_attention_layernorm]
+        norms += [one for name in _HEAD_NORMS if (one := getattr(layer.self_attn, name, None)) is not None]
+    return norms
 
 
 def _linears(layer: Any) -> list[nn.Linear]:
@@ -195,7 +206,7 @@ class _Layer(NamedTuple):
 def _layer(own: Any, products: Sequence[nn.Module]) -> _Layer:
     """The sizes and weights of a layer's module, with its products in the order of ``_GROUPS``."""
     attention, config = own.self_attn, own.self_attn.config
-    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    norms = [getattr(attention, name, None) for name in _HEAD_NORMS]
     before, between = (one.weight.detach() for one in (own.input_layernorm, own.post_attention_layernorm))
     linears = [one for one in products if isinstance(one, Linear)]
     biases = [None if one.bias is None else one.bias.detach() for one in linears]

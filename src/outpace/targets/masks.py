@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -58,9 +59,25 @@ class MaskMaker:
                 f"{config.model_type} has attention layers of kind {', '.join(sorted(unknown))}, whose mask "
                 "is not known here, or whose rows see more than their ancestors"
             )
+        self._window: tuple[int, int] | None = None
         self.by_kind = bool(self._kinds)
         window = getattr(config, "sliding_window", None) or None  # some configs have 0 for none
         self._sliding: int | None = window if not self._kinds or _SLIDING in self._kinds else None
+
+    def over_window(self, sinks: int, recent: int) -> MaskMaker:
+        """A maker of masks that hide all committed rows but the first ones and the most recent ones.
+
+        Raises:
+            UnsupportedModel: the attention's form of mask cannot express that.
+        """
+        if self._encode is not None:
+            raise UnsupportedModel(
+                "this target's attention cannot attend to a part of the committed rows; load the model with "
+                "attn_implementation='sdpa', and on a GPU give exact=False"
+            )
+        found = copy.copy(self)
+        found._window = sinks, recent
+        return found
 
     @property
     def kinds(self) -> int:
@@ -87,6 +104,11 @@ class MaskMaker:
         self, rows: Sequence[Rows], window: Window, positions: Sequence[Sequence[int]], device: torch.device
     ) -> Mask:
         """The mask or masks of a forward. ``positions`` of the rows: [B][width]."""
+        if self._window is not None and max(window.offsets) > sum(self._window):
+            made = tree_masks(rows, window, positions, self._sliding)
+            for mask in made:
+                _hide(mask, window.offsets, *self._window)
+            return self._form(*(mask.to(device) for mask in made))
         if self._encode is not None or (device.type != "cpu" and not self._is_plain(rows, window)):
             return self.of(placed_on(rows, window, device).trees, window.columns)
         if self._is_plain(rows, window):
@@ -185,6 +207,12 @@ def tree_masks(
         size = len(row.tokens)
         near[place, 0, :size] &= columns[place, None, :] > at[place, :size, None] - sliding
     return full, torch.from_numpy(near)
+
+
+def _hide(mask: Tensor, offsets: Sequence[int], sinks: int, recent: int) -> None:
+    """Hide the committed rows after the first ones and before the most recent ones, in place."""
+    for own, offset in zip(mask, offsets, strict=True):
+        own[..., sinks : max(offset - recent, sinks)] = False
 
 
 def placed_on(rows: Sequence[Rows], window: Window, device: torch.device) -> Placed:

@@ -11,7 +11,7 @@ import torch
 from outpace.core import UnsupportedModel
 from outpace.targets.attention import EXACT
 from outpace.targets.checks import family, runs_on_gpu
-from outpace.targets.fused import fuse_layers, fused_linears
+from outpace.targets.fused import fuse_layers, fused_linears, norms_of
 from outpace.targets.inputs import Probe, device_of
 from outpace.targets.invariant import TRITON, invariant_norm
 from outpace.targets.layers import exchange, keep_layers
@@ -30,6 +30,7 @@ class Modules:
         quantise: round the weights of linear layers; empty for none.
 
     Attributes:
+        dtype: the model's when this was made.
         step: the module that a step runs; ``model`` if nothing is replaced.
         line: the module for rows in a line; None if there is none, or none was tried.
         packed: name of a kernel -> number of layers that use it.
@@ -56,14 +57,15 @@ class Modules:
             changed = exchange(model, packer, EXACT if exact or fuses else None)
         if fuses:
             fuse_layers(model, changed, packer.join)
-        self.model = model
+        self.model, self.dtype = model, model.dtype
         self.packed = dict(packer.kernels)
         self.step: Any = changed if exact or self.packed or fuses else model
         self.line: Any = None
         self.row_step = tail_step(model) if exact and not (fuses or invariant) else 1
         self.least_rows = packer.rows if fuses else 1
         self._packer = packer
-        self._weights = Weights(packer.packed)
+        self._norms = norms_of(model) if fuses else []
+        self._weights = Weights([*packer.packed, *self._norms])
         self.masks, self.own_masks = (
             MaskMaker(own.config.get_text_config(decoder=True), own.dtype, fuses and own is self.step)
             for own in (self.step, model)
@@ -73,7 +75,7 @@ class Modules:
 
     @property
     def changed(self) -> bool:
-        """True if weights were modified in place since they were packed."""
+        """True if weights were modified or replaced since they were packed."""
         return self._weights.changed
 
     def release(self) -> bool:
@@ -85,7 +87,7 @@ class Modules:
         head = self.model.get_output_embeddings()  # drafters use it, and it may be the embeddings
         found = [layer for layer in self._packer.doubled if layer is not head]
         release(found)
-        self._weights = Weights(self._packer.packed)
+        self._weights = Weights([*self._packer.packed, *self._norms])
         return bool(found)
 
     def some_layers(self, layers: Sequence[int], bare: bool) -> Modules:
@@ -105,6 +107,13 @@ class Modules:
                 f"{family(self.model)} runs layers {list(probe.shapes)} when asked for {list(layers)}; load "
                 "it on one device without device_map, or use another drafter"
             )
+        return part
+
+    def over_window(self, sinks: int, recent: int) -> Modules:
+        """The same with masks that hide committed rows; see ``MaskMaker.over_window``."""
+        part = copy.copy(self)
+        part.line = None
+        part.masks = self.masks.over_window(sinks, recent)
         return part
 
     @torch.inference_mode()

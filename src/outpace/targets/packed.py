@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter
+from operator import attrgetter, is_not
 from typing import Any, Literal
 
 import torch
@@ -311,20 +311,31 @@ def release(layers: Iterable[nn.Linear]) -> None:
 
 
 class Weights:
-    """Detector of weights and biases modified since they were packed; released weights cannot be."""
+    """Detector of weights and biases modified or replaced since they were packed.
 
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        # Tensors made in inference mode do not count writes.
-        weights = [weight for layer in layers for weight in layer.parameters()]
-        self._weights = [weight for weight in weights if not (weight.is_inference() or weight.is_meta)]
-        self._versions = self._now()
+    ``load_state_dict(assign=True)`` replaces a parameter, ``weight.data = ...`` its memory.
+    """
 
-    def _now(self) -> int:
-        return sum(map(_VERSION, self._weights))
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        # Looked up in the modules' dicts in each step, since nn.Module's own look-up takes longer.
+        self._places = [
+            (module._parameters, name)
+            for module in modules
+            for name, weight in module._parameters.items()
+            if weight is not None
+        ]
+        self._weights: list[Any] = [own[name] for own, name in self._places]
+        # Tensors made in inference mode do not count writes, and released ones cannot be written.
+        self._counted = [one for one in self._weights if not (one.is_inference() or one.is_meta)]
+        self._state = self._now()
+
+    def _now(self) -> tuple[int, list[int]]:
+        return sum(map(_VERSION, self._counted)), list(map(Tensor.data_ptr, self._weights))
 
     @property
     def changed(self) -> bool:
-        return self._now() != self._versions
+        current = [own.get(name) for own, name in self._places]
+        return any(map(is_not, current, self._weights)) or self._now() != self._state
 
 
 def written(model: Any) -> int:

@@ -339,20 +339,19 @@ class Seq2SeqTarget(TargetModel):
         ids = pad_sequence(each, batch_first=True, padding_value=pad).to(self.device)
         lengths = torch.tensor([len(source) for source in each], device=self.device)
         decoded = pad_sequence([torch.tensor(text) for _, text in texts], batch_first=True).to(self.device)
-        output = self.model(
-            input_ids=ids,
-            attention_mask=(torch.arange(ids.shape[1], device=self.device) < lengths[:, None]).long(),
-            decoder_input_ids=decoded,
-            output_hidden_states=bool(layers),
-            use_cache=False,
-        )
+        real = (torch.arange(ids.shape[1], device=self.device) < lengths[:, None]).long()
+        more = {"output_hidden_states": bool(layers), "use_cache": False}
+        if scored:
+            output = self.model(input_ids=ids, attention_mask=real, decoder_input_ids=decoded, **more)
+            found, logits = output.decoder_hidden_states, output.logits
+        else:  # without the head
+            read = self._encoder(input_ids=ids, attention_mask=real)[0]
+            given = {"encoder_hidden_states": read, "encoder_attention_mask": real}
+            found, logits = self._decoder(input_ids=decoded, **given, **more).hidden_states, None
         # Pads follow a text, so its places do not attend to them.
         sizes = [len(text) for _, text in texts]
-        states = [
-            {layer: output.decoder_hidden_states[layer][at, :size] for layer in layers}
-            for at, size in enumerate(sizes)
-        ]
-        return states, [output.logits[at, :size] for at, size in enumerate(sizes)] if scored else []
+        states = [{layer: found[layer][at, :size] for layer in layers} for at, size in enumerate(sizes)]
+        return states, [] if logits is None else [logits[at, :size] for at, size in enumerate(sizes)]
 
     # -- the forward -------------------------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ class ToyTarget(TargetModel):
         self.eos_token_ids = frozenset(() if eos is None else (eos,))
         self.surprise = surprise
         self._kept: Seq[int] = range(_LAYERS)
+        self._window: tuple[int, int] | None = None  # numbers of first and of recent rows that are seen
         random = np.random.default_rng(seed)
 
         def weights(*shape: int) -> Tensor:
@@ -92,6 +93,11 @@ class ToyTarget(TargetModel):
         part._kept = tuple(layers)
         return part
 
+    def over_window(self, sinks: int, recent: int) -> ToyTarget:
+        part = copy.copy(self)
+        part._window = sinks, recent
+        return part
+
     def with_embeddings(self, table: Tensor | int) -> ToyTarget:
         more = extra_rows(self._embeddings, table)
         part = copy.copy(self)
@@ -128,6 +134,10 @@ class ToyTarget(TargetModel):
         self, window: Window, feeds: Mapping[Slot, Rows], logits_from: int | None, hidden_layers: Seq[int]
     ) -> Output:
         tokens, positions, mask = _arrange(window, feeds)
+        if self._window is not None:
+            sinks, recent = self._window
+            for own, offset in zip(mask, window.offsets, strict=True):
+                own[:, sinks : max(offset - recent, sinks)] = False
         embeddings = torch.cat([self._embeddings, self._table.to(self._embeddings)])
         states = embeddings[tokens] + torch.sin(positions[..., None] * self._frequencies)
         hidden = [states]

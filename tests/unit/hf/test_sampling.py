@@ -135,6 +135,7 @@ OF_OPTIONS = {
     "early_exit": "early_exit:layers=1,min_confidence=0",
     "retrieval": "retrieval:path={datastore},min_ngram=1",
     "self_speculative": "self_speculative:skip=1",
+    "windowed": "windowed:sinks=1,recent=4",
 }
 
 

@@ -35,7 +35,8 @@ SAMPLED = SamplingParams(max_new_tokens=30, temperature=0.8, seed=4)
 # A chain drawn by the amateur, and a tree that takes guesses from the contrasted logits.
 TOY: list[Drafter[Any]] = [DraftModel(AMATEUR), load_drafter("lookahead:window=3,ngram=3,guesses=3")]
 
-OF_ONE_MODEL = {"self_speculative", "early_exit", "parallel_tokens"}  # they draft with the target itself
+# They draft with the target itself.
+OF_ONE_MODEL = {"self_speculative", "early_exit", "parallel_tokens", "windowed"}
 
 
 def row_after(model: TargetModel, text: list[int]) -> np.ndarray[Any, np.dtype[np.float64]]:

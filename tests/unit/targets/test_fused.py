@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import sys
 from collections.abc import Iterator
@@ -244,6 +245,30 @@ def next_logits(of: CausalTarget) -> torch.Tensor:
     cache = of.new_cache(length=16)
     slot = cache.allocate()
     return of.forward(cache, {slot: Rows([5, 6, 7])}).logits_of(slot).clone()
+
+
+@pytest.mark.parametrize("weight", ["mlp.up_proj", "self_attn.q_norm", "input_layernorm", "mlp.down_proj"])
+@pytest.mark.parametrize("assigned", [False, True])
+def test_weights_that_are_replaced_take_effect(weight: str, assigned: bool) -> None:
+    """By ``weight.data = ...``, or by another parameter, neither of which counts as a write."""
+    own = copy.deepcopy(model("Qwen3", torch.float32))
+    of = CausalTarget(own, fuse=True)
+    name, prompt = f"model.layers.1.{weight}.weight", text(7)
+    before = logits_after(of, prompt)
+    changed = {name: own.state_dict()[name] * 1.5}
+    if assigned:
+        own.load_state_dict(changed, strict=False, assign=True)
+    else:
+        own.get_parameter(name).data = changed[name]
+    expected = own(torch.tensor([prompt])).logits[0, -1]
+    found = logits_after(of, prompt)
+    assert torch.allclose(found, expected, atol=1e-3) and not torch.allclose(found, before, atol=1e-2)
+
+
+def logits_after(of: CausalTarget, prompt: list[int]) -> Tensor:
+    cache = of.new_cache()
+    slot = cache.allocate()
+    return of.forward(cache, {slot: Rows(prompt)}).logits_of(slot)[-1].clone()
 
 
 def test_a_joined_bias_that_is_modified_takes_effect_and_a_converted_model_is_refused() -> None:

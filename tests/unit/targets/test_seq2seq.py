@@ -99,6 +99,23 @@ def test_texts_read_together_have_the_states_and_logits_of_each_alone(name: str)
         assert close(scores, plain(target, encoded, text)) and close(scores, output.logits_of(slot))
 
 
+@pytest.mark.parametrize("name", ["t5", "bart", "marian-two-vocabularies"])
+def test_texts_are_read_without_the_head(name: str) -> None:
+    model = SEQ2SEQ_FAMILIES[name].build()
+    target = Target(model, check=False)
+    texts = [(source, [START, 7, 9]) for source in SEQ2SEQ_FAMILIES[name].sources((12, 5))]
+    expected, _ = target.read_texts(texts, (0, -1), scored=True)
+
+    def refuse(*given: Any) -> None:
+        raise AssertionError("the head was run")
+
+    model.get_output_embeddings().register_forward_pre_hook(refuse)
+    found, logits = target.read_texts(texts, (0, -1), scored=False)
+    assert not logits
+    for own, other in zip(found, expected, strict=True):
+        assert all(close(own[layer], other[layer]) for layer in (0, -1))
+
+
 def test_features_are_not_read_as_text() -> None:
     with pytest.raises(OutpaceError, match=r"whisper\) reads features, of which texts have none"):
         target_of("whisper", check=False).read_texts([([3, 4], [START, 5])], (-1,), scored=False)

@@ -20,19 +20,11 @@ from typing import ClassVar
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
-from outpace.drafters.layers.within import Within, draft_chains, feed, place_of
+from outpace.drafters.layers.within import PartShared, Within, draft_by_part, place_of
 from outpace.drafters.support.draws import Draws, Noise, check_confidence, log_confidence
-from outpace.drafters.support.growth import Growth
 from outpace.drafters.support.shapes import shape_of
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
-
-
-@dataclass(frozen=True, kw_only=True)
-class SelfShared(Growth):
-    """Data that an engine's sequences share: the target without the skipped layers."""
-
-    part: TargetModel
 
 
 @dataclass(frozen=True)
@@ -82,9 +74,9 @@ class SelfSpeculative(Drafter[Within]):
             )
         return tuple(found)
 
-    def prepare(self, target: TargetModel) -> SelfShared:
+    def prepare(self, target: TargetModel) -> PartShared:
         skipped = self.skipped(target.layers)
-        return SelfShared(
+        return PartShared(
             shape=shape_of(self.num_speculative_tokens, method="self_speculative"),
             draws=Draws(self.draws, weigh=self.min_confidence > 0),
             least=log_confidence(self.min_confidence),
@@ -92,16 +84,11 @@ class SelfSpeculative(Drafter[Within]):
             part=target.some_layers([layer for layer in range(target.layers) if layer not in skipped]),
         )
 
-    def start(self, sequence: Sequence, shared: SelfShared) -> Within:
+    def start(self, sequence: Sequence, shared: PartShared) -> Within:
         return Within(sequence, shared, place_of(sequence, "self_speculative"))
 
     def propose(self, states: Seq[Within]) -> list[Draft]:
-        if not states:
-            return []
-        shared = states[0].shared
-        assert isinstance(shared, SelfShared)
-        with states[0].place.cache.provisional():
-            return draft_chains(states, lambda active: feed(shared.part, active))
+        return draft_by_part(states)
 
 
 def _read(text: str, layers: int) -> list[int]:

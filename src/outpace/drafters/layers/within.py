@@ -37,6 +37,19 @@ class Within:
         return self.tree.tokens[-1] if self.tree.tokens else self.sequence.tokens[-1]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PartShared(Growth):
+    """Data that an engine's sequences share: the target in the form in which it drafts.
+
+    Attributes:
+        part: the target without some layers, or over a window of its cache.
+        after: nothing is drafted for a sequence with at most this many committed rows.
+    """
+
+    part: TargetModel
+    after: int = 0
+
+
 def place_of(sequence: Sequence, name: str) -> Place:
     """The place of a sequence's rows in the target's cache.
 
@@ -62,6 +75,16 @@ def draft_chains(states: Seq[Within], step: Callable[[list[Any]], Tensor]) -> li
     return [state.tree.finish() for state in states]
 
 
+def draft_by_part(states: Seq[Within]) -> list[Draft]:
+    """Draft chains by the form of the target in ``PartShared``, in the target's own cache."""
+    if not states:
+        return []
+    shared = states[0].shared
+    assert isinstance(shared, PartShared)
+    with states[0].place.cache.provisional():
+        return draft_chains(states, lambda active: feed(shared.part, active))
+
+
 def layers_of(state: Within) -> int:
     """Length of the longest chain that may be drafted; 0 before the prompt is in the cache.
 
@@ -69,7 +92,8 @@ def layers_of(state: Within) -> int:
     """
     sequence, place = state.sequence, state.place
     length = len(sequence.tokens)
-    if place.rows != length - 1:
+    after = state.shared.after if isinstance(state.shared, PartShared) else 0
+    if place.rows != length - 1 or place.rows < after:
         return 0
     layers = sequence.within_reach(state.shared.shape.depth)
     bounded = place.cache.static or place.cache.capacity is not None
