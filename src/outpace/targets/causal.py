@@ -235,8 +235,8 @@ class CausalTarget(TargetModel):
             raise OutpaceError("the model's weights were modified; make a new target and engine")
         if self.model.dtype != self._modules.dtype:  # caches have rows of the former
             raise OutpaceError(
-                f"the model is {self.model.dtype}, but this target was made for {self._modules.dtype}; make a "
-                "new target after converting a model"
+                f"the model is {self.model.dtype}, but this target was made for {self._modules.dtype}; make "
+                "a new target after converting a model"
             )
         self._take(bool(self.packed), self.bit_exact)
         self._line_untried = True
