@@ -168,11 +168,12 @@ def choose(rows: Tensor, asks: Seq[Ask]) -> list[int]:
         if places:
             part = [asks[place] for place in places]
             scores = _adjusted(gather(rows, [ask.row for ask in part]), part)
-            params, keys = (
-                [ask.processor.params for ask in part],
-                [ask.key.target(ask.position) for ask in part],
-            )
-            put(found, places, best_tokens(scores) if greedy else sample(scores, params, keys))
+            if greedy:
+                tokens = best_tokens(scores)
+            else:
+                params = [ask.processor.params for ask in part]
+                tokens = sample(scores, params, [ask.key.target(ask.position) for ask in part])
+            put(found, places, tokens)
     return found
 
 

@@ -114,9 +114,8 @@ class Panels(NamedTuple):
         missing = -outputs % panel
         whole = nn.functional.pad(weight, (0, 0, 0, missing))
         packed = whole.view(-1, panel, inputs // pair, pair).transpose(1, 2).contiguous()
-        return cls(
-            inputs, outputs, packed, None if scales is None else nn.functional.pad(scales, (0, missing))
-        )
+        padded = None if scales is None else nn.functional.pad(scales, (0, missing))
+        return cls(inputs, outputs, packed, padded)
 
     def product(self, bias: Tensor | None) -> ProductStruct:
         addresses = map(pointer, (self.weights, bias, self.scales))
