@@ -62,7 +62,8 @@ class CausalTarget(TargetModel):
     Its steps may run on a copy of its modules, with the same weights. On a CPU: with packed linear layers
     (``packed.py``), and a bit-exact attention (``attention.py``). A model with FlashAttention or flex
     attention, which do not support tree masks, runs on ``tree_attention``. Weights modified in place are
-    packed again at the next forward; modules replaced or hooks added later have no effect.
+    packed again at the next forward, replaced ones when the next text begins; modules replaced or hooks added
+    later have no effect.
 
     Args:
         model: a loaded model in evaluation mode, on one device or spread over several.
@@ -287,9 +288,9 @@ class CausalTarget(TargetModel):
         """
         if self.model.training:
             raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
-        if self._modules.changed:
-            self._renew()
         own, widths = own_cache(self, cache, KVCache), {slot: len(row.tokens) for slot, row in feeds.items()}
+        if self._modules.changed(thorough=not all(map(own.length, feeds))):  # a text begins
+            self._renew()
         if self._fixed is not None and isinstance(own, StaticCache) and logits_from is not None:
             width = width_of(own, max(widths.values()))
             if width:

@@ -73,10 +73,9 @@ class Modules:
         self._probe()
         self.own_masks.by_kind = self.masks.by_kind
 
-    @property
-    def changed(self) -> bool:
-        """True if weights were modified or replaced since they were packed."""
-        return self._weights.changed
+    def changed(self, thorough: bool) -> bool:
+        """True if weights were modified, or with ``thorough`` replaced, since they were packed."""
+        return self._weights.changed(thorough)
 
     def release(self) -> bool:
         """Free the weights of which steps use copies.

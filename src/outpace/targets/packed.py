@@ -317,7 +317,7 @@ class Weights:
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        # Looked up in the modules' dicts in each step, since nn.Module's own look-up takes longer.
+        # Looked up in the modules' dicts, since nn.Module's own look-up takes longer.
         self._places = [
             (module._parameters, name)
             for module in modules
@@ -327,15 +327,21 @@ class Weights:
         self._weights: list[Any] = [own[name] for own, name in self._places]
         # Tensors made in inference mode do not count writes, and released ones cannot be written.
         self._counted = [one for one in self._weights if not (one.is_inference() or one.is_meta)]
-        self._state = self._now()
+        self._written, self._held = self._writes(), self._memory()
 
-    def _now(self) -> tuple[int, list[int]]:
-        return sum(map(_VERSION, self._counted)), list(map(Tensor.data_ptr, self._weights))
+    def _writes(self) -> int:
+        return sum(map(_VERSION, self._counted))
 
-    @property
-    def changed(self) -> bool:
-        current = [own.get(name) for own, name in self._places]
-        return any(map(is_not, current, self._weights)) or self._now() != self._state
+    def _memory(self) -> list[int]:
+        return list(map(Tensor.data_ptr, self._weights))
+
+    def changed(self, thorough: bool) -> bool:
+        """True if some were modified in place, or, with ``thorough``, replaced, which takes longer to find out."""
+        if thorough:
+            current = [own.get(name) for own, name in self._places]
+            if any(map(is_not, current, self._weights)) or self._memory() != self._held:
+                return True
+        return self._writes() != self._written
 
 
 def written(model: Any) -> int:
