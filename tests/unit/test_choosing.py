@@ -208,7 +208,7 @@ def test_rows_of_a_real_size_are_drawn_as_the_reference_draws_them(vocabulary: i
 
 @pytest.mark.usefixtures("way")
 def test_most_draws_are_compiled() -> None:
-    """What the compiled function leaves undecided costs a full sort."""
+    """A row that the compiled function leaves undecided costs a full sort."""
     functions = drawing._functions()
     if isinstance(functions, str):
         pytest.skip(f"nothing is compiled here: {functions}")

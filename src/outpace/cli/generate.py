@@ -215,7 +215,7 @@ def decode(
     given: Mapping[str, Any],
     writer: Writer,
 ) -> tuple[bool, bool]:
-    """Decode all prompts, as the options ``given`` to ``generate`` say.
+    """Decode all prompts by the options ``given`` to ``generate``.
 
     Returns:
         Whether the run was complete, and whether outputs are equal that were promised to be.

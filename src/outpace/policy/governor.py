@@ -212,7 +212,7 @@ class Governor:
         return self._offer
 
     def _offered(self) -> Sure:
-        """What a sequence decoded alone may draft while drafts are off."""
+        """The drafts of a sequence decoded alone that are made while drafts are off."""
         forwards, drafting = self.forwards.curve(1), self.drafting.curve(1)
         without = self._view.plain / self._rival
         seconds = drafting.at(SURE_WIDTHS[-1]) if drafting else 0.0

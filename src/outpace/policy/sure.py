@@ -74,7 +74,7 @@ class Sure:
 
 
 class Account:
-    """What sure drafts may lose, and what has come true of their chances.
+    """Account of what sure drafts may lose, and of how many of their chances came true.
 
     They are offered while the balance is above 0. A draft may overdraw it.
 

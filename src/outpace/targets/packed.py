@@ -336,7 +336,7 @@ class Weights:
         return list(map(Tensor.data_ptr, self._weights))
 
     def changed(self, thorough: bool) -> bool:
-        """True if some were modified in place, or, with ``thorough``, replaced, which takes longer to find out."""
+        """True if some were modified in place, or, with ``thorough``, replaced (a longer check)."""
         if thorough:
             current = [own.get(name) for own, name in self._places]
             if any(map(is_not, current, self._weights)) or self._memory() != self._held:

@@ -231,4 +231,4 @@ def test_long_matches_that_go_on_are_trusted_more() -> None:
     assert drafter.promise(state) == 0.0  # no match
     for token in words[:12]:
         emit(token)
-    assert 0 < drafter.promise(state) < copied  # one such match did not go on
+    assert 0 < drafter.promise(state) < copied  # one such match did not continue

@@ -7,7 +7,7 @@ automata.
 
 Differences: continuations come not from one match in one tree, but from shorter matches and all automata too,
 the longest first, each with a share of the probability by its length (as in prediction by partial matching,
-Cleary and Witten 1984) and by how often the text's long matches went on. Earlier outputs are dropped an
+Cleary and Witten 1984) and by how often the text's long matches continued. Earlier outputs are dropped an
 eighth of the memory at a time.
 """
 
@@ -180,7 +180,7 @@ class Suffix(SequenceDrafter[SuffixState]):
         that followed it, in proportion to their counts.
 
         Args:
-            after: the probability that a match goes on.
+            after: the probability that a match continues.
             chance: the estimated probability that the node itself is accepted.
         """
         support: dict[int, float] = {}
