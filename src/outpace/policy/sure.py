@@ -4,7 +4,7 @@ What is known of acceptance comes from recent drafts of any kind. Where a furthe
 more, a few failures end drafting, and narrow trials cannot pay even if all their nodes are accepted. A
 drafter that states chances may still propose what is likely enough, such as the continuation of a long match.
 Such a draft is verified if it pays by its stated chances and the measured costs. The chances are scaled by
-the share of them that has come true, and losses are limited by an account, as a governor's are.
+the ratio of accepted to expected nodes, and losses are limited by an account, as a governor's are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import accumulate
 
 WIDTHS = (3, 7, 15, 31)  # with the root, whole tiles of kernels that multiply four or eight rows at once
 
-_PRIOR = 12.0  # weight, in nodes, of the assumption that stated chances come true
+_PRIOR = 12.0  # weight, in nodes, of the assumption that stated chances are right
 _KEEP = 0.9  # share of earlier drafts' weight that a new one leaves
 _FORGET = 0.98  # the same for a plain step, so that drafts are tried again after failures
 _PROMISES = (
@@ -74,7 +74,7 @@ class Sure:
 
 
 class Account:
-    """Account of what sure drafts may lose, and of how many of their chances came true.
+    """Account of what sure drafts may lose, and of the ratio of their accepted to their expected nodes.
 
     They are offered while the balance is above 0. A draft may overdraw it.
 

@@ -205,7 +205,7 @@ class HalfFBGEMM(Kernel):
 
 
 class Int8(Kernel):
-    """int8 weights with a scale per output, rows in bfloat16: products of ``native.c``, or else aten's."""
+    """int8 weights with a scale per output, rows in bfloat16: products of ``native.c``, otherwise aten's."""
 
     name = "int8"
     dtypes = frozenset((torch.bfloat16,))
