@@ -158,14 +158,21 @@ def test_it_drafts_what_is_accepted_and_changes_no_token(name: str, seed: int, d
 
 @pytest.mark.parametrize("drafter", [PromptLookup(branches=1), Suffix(branches=1, memory=0)])
 def test_a_draft_is_that_of_the_rows_own_text(drafter: PromptLookup | Suffix) -> None:
-    """However the row came to where it is: a drafter that starts with the same text drafts the same."""
+    """However the row came to where it is: a drafter that starts with the same text drafts the same.
+
+    The length of a draft of ``suffix`` depends on the matches that it has seen go right and wrong as well.
+    """
     seen = []
 
     def check(text: list[int], draft: list[int]) -> None:
         sequence = Text(text[:1], SamplingParams(), Key(0), CONTEXT - 1, output=text[1:])
         sequence.budget = 8
         state: Any = drafter.start(sequence, drafter.prepare(ToyTarget()))
-        assert draft == list(drafter.draft(state).tokens)[: max(0, min(8, CONTEXT - len(text) - 1))]
+        expected = list(drafter.draft(state).tokens)[: max(0, min(8, CONTEXT - len(text) - 1))]
+        if drafter.name == "suffix":
+            assert bool(draft) == bool(expected)
+            expected, draft = expected[: len(draft)], draft[: len(expected)]
+        assert draft == expected
         seen.append(len(draft))
 
     runner = Runner(
