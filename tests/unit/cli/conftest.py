@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from folders import save_llama
+from outpace.cli.app import app
 from outpace.loading import Loaded, load
 
 
@@ -28,3 +32,15 @@ def model(folder: Path) -> Loaded:
 @pytest.fixture(scope="session")
 def chat_model(chat_folder: Path) -> Loaded:
     return load(str(chat_folder), device="cpu")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Run the command line with these arguments, without the hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def invoke(*args: Any) -> Any:
+        return CliRunner().invoke(app, [str(arg) for arg in args])
+
+    return invoke

@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForSpeechSeq2Seq, WhisperFeatureExtractor
-from typer.testing import CliRunner
 
 from folders import byte_tokenizer, save_llama
-from outpace.cli.app import app
 from outpace.cli.encoder_decoder import read_wav
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES
 
@@ -51,17 +49,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save_pretrained(place)
     WhisperFeatureExtractor(feature_size=8, chunk_length=1).save_pretrained(place)
     return place
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def invoke(*args: Any) -> Any:
-        return CliRunner().invoke(app, [str(arg) for arg in args])
-
-    return invoke
 
 
 def write_wav(file: Path, seconds: float, tone: float = 440, rate: int = RATE, channels: int = 1) -> Path:

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-from typer.testing import CliRunner
 
 from folders import byte_tokenizer
-from outpace.cli.app import app
 from outpace.loading import load
 from zoo.image_families import build
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES
@@ -41,17 +39,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     model.save_pretrained(place)
     tokenizer.save_pretrained(place)
     return place
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def invoke(*args: Any) -> Any:
-        return CliRunner().invoke(app, [str(arg) for arg in args])
-
-    return invoke
 
 
 @pytest.fixture
