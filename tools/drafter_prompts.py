@@ -1,10 +1,11 @@
 """Write prompts that a model is to answer, for drafters to learn its answers.
 
-    python tools/drafter_prompts.py --data DATA --out prompts.jsonl
+    python tools/drafter_prompts.py --data DATA --model smollm2 --own 1500 --out prompts.jsonl
 
-DATA contains gsm8k_train.jsonl, humaneval.jsonl, spec_bench.jsonl and wikitext2_prose.txt. The prompts have
-the forms of `outpace bench`. None is in what a drafter is reported on: GSM8K's test split, MT-Bench, and the
-first 84 problems of HumanEval.
+DATA contains gsm8k_train.jsonl, humaneval.jsonl and wikitext2_prose.txt. The prompts have the forms of
+`outpace bench`. None is in what a drafter is reported on: GSM8K's test split, Spec-Bench with MT-Bench, and
+the first 84 problems of HumanEval. Requests like MT-Bench's are written by the model itself: sampled where
+its chat template has a user's turn (Xu et al. 2024, Magpie, arXiv 2406.08464, section 2).
 """
 
 from __future__ import annotations
@@ -17,18 +18,23 @@ from pathlib import Path
 from typing import Any
 
 from drafter_texts import prose
+from outpace.core import SamplingParams
+from outpace.loading import load
 
 QUESTIONS, ASKED_IN_CHATS = slice(0, 500), slice(500, 650)
 PROGRAMS = slice(84, None)
-CATEGORIES = ("qa", "translation", "math_reasoning")  # of Spec-Bench, those with short prompts
+MARK = "|request|"
+SHORTEST, LONGEST = 4, 96  # of a request that the model writes: words, tokens
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", default="smollm2", help="for --own")
+    parser.add_argument("--own", type=int, default=0, help="requests that the model writes")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    found = list(prompts(given.data))
+    found = [*prompts(given.data), *(map(_chat, own_requests(given.model, given.own)) if given.own else ())]
     random.Random(0).shuffle(found)  # prompts decoded together are of all lengths
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text("".join(json.dumps(line) + "\n" for line in found), encoding="utf-8")
@@ -43,11 +49,18 @@ def prompts(data: Path) -> Iterator[dict[str, Any]]:
         yield _chat(question)
     for problem in _lines(data / "humaneval.jsonl")[PROGRAMS]:
         yield {"prompt": problem["prompt"]}
-    for asked in _lines(data / "spec_bench.jsonl"):
-        if asked["category"] in CATEGORIES:
-            yield _chat(asked["turns"][0])
     for text in prose(data):
         yield _chat(f"Write about {' '.join(text.split()[:4]).rstrip(',.')}.")
+
+
+def own_requests(model: str, count: int) -> list[str]:
+    """At most ``count`` different requests that a chat model writes itself, at temperature 1."""
+    loaded = load(model, "bfloat16")
+    start = loaded.render([{"role": "user", "content": MARK}], add_generation_prompt=False).split(MARK)[0]
+    params = [SamplingParams(max_new_tokens=LONGEST, temperature=1.0, seed=seed) for seed in range(count)]
+    written = loaded.engine("none", max_running=32).generate([loaded.plain_tokens(start)] * count, params)
+    texts = [one.text.strip() for one in written if one.finish_reason == "eos"]
+    return [text for text in dict.fromkeys(texts) if len(text.split()) >= SHORTEST]
 
 
 def _chat(asked: str) -> dict[str, Any]:

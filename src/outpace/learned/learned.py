@@ -24,6 +24,7 @@ from outpace.learned.folder import CONFIG, FORMAT, WEIGHTS, read_config, read_we
 from outpace.learned.hidden_layers import check_layers
 from outpace.learned.losses import Losses, Objective, accepted_of_chain, among, measure
 from outpace.targets.base import TargetModel
+from outpace.targets.packed import pack_linears
 
 L = TypeVar("L", bound="Learned")
 
@@ -86,13 +87,29 @@ class PartialHead:
         self._ids = ids
         whole = None if ids is None else head_weights(target)
         self._own = None if whole is None else (whole[0][ids], whole[1][ids])
+        self._packed: nn.Module | None = None
 
     def __call__(self, states: Tensor) -> Tensor:
         """Logits [..., n] of inputs of the head, [..., hidden size]. Gradients reach the inputs."""
         if self._own is None:
             return self.among(self._target.head(states))
+        if torch.is_inference_mode_enabled() and states.dtype == self._own[0].dtype:
+            logits: Tensor = self._drafting()(states)
+            return logits
         matrix, bias = (part.to(states.dtype) for part in self._own)
         return functional.linear(states, matrix, bias)
+
+    def _drafting(self) -> nn.Module:
+        """The matrix as a layer, packed on a CPU."""
+        if self._packed is None:
+            assert self._own is not None
+            matrix, bias = self._own
+            layer = nn.Linear(matrix.shape[1], len(matrix), device="meta")
+            layer.weight, layer.bias = (nn.Parameter(part, requires_grad=False) for part in (matrix, bias))
+            self._packed = nn.Sequential(layer)
+            if matrix.device.type == "cpu":
+                pack_linears(self._packed)
+        return self._packed
 
     def among(self, logits: Tensor) -> Tensor:
         """The ids' logits, [..., n], among all of them, [..., vocabulary]."""
@@ -266,12 +283,19 @@ class Learned(nn.Module, ABC):
         return self._target
 
     @classmethod
-    def of(cls: type[L], given: Any, target: TargetModel) -> L:
-        """The given module, bound to the target, or the one in the given folder."""
+    def of(cls: type[L], given: Any, target: TargetModel, pack: bool = True) -> L:
+        """The given module, bound to the target, or the one in the given folder.
+
+        Args:
+            pack: pack a folder's weights for drafting on a CPU, after which they cannot be trained.
+        """
         if isinstance(given, cls):
             given.bind(target)
             return given
-        return cls.load(given, target)
+        module = cls.load(given, target)
+        if pack and target.hidden.device.type == "cpu":
+            pack_linears(module)
+        return module
 
     # -- on disk -----------------------------------------------------------------------------------------
 

@@ -170,6 +170,15 @@ class Packer:
         return KERNELS[0], weight, False
 
 
+def pack_linears(module: nn.Module) -> None:
+    """Replace the linear layers of a frozen module on a CPU by packed ones where these are faster."""
+    packer = Packer(module, pack=True, exact=False)
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if (replaced := packer(child)) is not None:
+                setattr(parent, name, replaced)
+
+
 def packing_wanted(model: Any, pack: bool | Literal["auto"]) -> bool:
     """Decide whether to pack a model.
 

@@ -262,6 +262,6 @@ def own_weights(drafter: Drafter[Any] | str, target: TargetModel) -> tuple[Draft
             f"online: {name} needs weights of its own to learn: give {field}=FOLDER, or a module; see "
             f"outpace train {name}"
         )
-    module = LEARNED[name].of(place, target)
+    module = LEARNED[name].of(place, target, pack=False)
     module.requires_grad_(False).eval()
     return replace(given, **{field: module}), module

@@ -20,6 +20,7 @@ from outpace.learned.learned import (
     Learned,
     Losses,
     Objective,
+    PartialHead,
     accepted_of_chain,
     head_weights,
     measure,
@@ -27,6 +28,8 @@ from outpace.learned.learned import (
 )
 from outpace.targets import Target
 from outpace.targets.base import Rows
+from outpace.targets.kernels import Stock, Trial
+from outpace.targets.packed import Linear
 from outpace.testing import ToyTarget
 
 
@@ -200,3 +203,49 @@ def test_gradients_reach_the_states_and_not_the_target() -> None:
     target = Target(tiny_llama())
     states = torch.zeros(1, 32, requires_grad=True)
     assert target.head(states).requires_grad and not target.embed(torch.tensor([1])).requires_grad
+
+
+class Copying(Stock):
+    """The stock kernel with a copy of the weights."""
+
+    name = "copying"
+    copies = True
+
+    def pack(self, weight: Tensor) -> Tensor:
+        return weight.clone()
+
+
+@pytest.fixture
+def copying(monkeypatch: pytest.MonkeyPatch) -> Copying:
+    """The kernel that is the fastest here."""
+    kernel = Copying()
+    monkeypatch.setattr("outpace.targets.packed.best_kernel", lambda *_: Trial(kernel, False, 1, {}))
+    return kernel
+
+
+def test_weights_of_a_folder_are_packed_for_drafting(tmp_path: Path, copying: Copying) -> None:
+    target = Target(tiny_llama().float())
+    own = Heads.new(Options(), target)
+    own.save(tmp_path)
+    packed, plain = Heads.of(tmp_path, target), Heads.of(tmp_path, target, pack=False)
+    assert isinstance(packed.down, Linear) and packed.down.kernel is copying
+    assert type(plain.down) is nn.Linear
+    assert Heads.of(own, target) is own and type(own.down) is nn.Linear
+    states = torch.randn(3, target.hidden.size)
+    assert torch.equal(packed.down(states), plain.down(states))
+
+
+def test_a_part_of_the_head_is_packed_while_drafting(copying: Copying) -> None:
+    target = Target(tiny_llama().float())
+    head = PartialHead(target, torch.tensor([5, 2, 9]))
+    states = torch.randn(4, target.hidden.size, dtype=target.hidden.dtype)
+    used: list[int] = []
+    stock = copying.multiply
+    copying.multiply = lambda *given: used.append(len(given[0])) or stock(*given)  # type: ignore[method-assign, func-returns-value]
+    expected = target.head(states)[:, [5, 2, 9]]
+    learning = states.clone().requires_grad_()
+    head(learning).sum().backward()
+    assert used == [] and learning.grad is not None
+    with torch.inference_mode():
+        assert torch.allclose(head(states), expected, atol=1e-5)
+    assert used == [4]

@@ -116,7 +116,7 @@ class Eagle(Drafter[EagleState]):
         module = EagleModule.of(nano_drafter_path("eagle") if self.path is None else self.path, target)
         depth = self.num_speculative_tokens
         shape = self._shape(module.config.tokens if depth is None else depth)
-        weight = module.fc.weight
+        weight = next(module.parameters())
         weigh = shape.weighs or self.min_confidence > 0
         return EagleShared(
             shape=shape,

@@ -246,7 +246,8 @@ class EagleModule(Learned):
 
     def features(self, hidden: Mapping[int, Tensor]) -> Tensor:
         """The features, [..., hidden size], from the target's states, layer -> [..., hidden size]."""
-        states = [hidden[layer].to(self.fc.weight.dtype) for layer in self.config.layers]
+        dtype = next(self.parameters()).dtype
+        states = [hidden[layer].to(dtype) for layer in self.config.layers]
         if self.config.version == 1:
             return states[0]
         if self.config.fc_norm:
