@@ -34,10 +34,15 @@ def main() -> None:
     parser.add_argument("--own", type=int, default=0, help="requests that the model writes")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    found = [*prompts(given.data), *(map(_chat, own_requests(given.model, given.own)) if given.own else ())]
+    write(given.data, given.model, given.own, given.out)
+
+
+def write(data: Path, model: str, own: int, out: Path) -> None:
+    """Write all prompts to a file, ``own`` of them by the model."""
+    found = [*prompts(data), *(map(_chat, own_requests(model, own)) if own else ())]
     random.Random(0).shuffle(found)  # prompts decoded together are of all lengths
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text("".join(json.dumps(line) + "\n" for line in found), encoding="utf-8")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("".join(json.dumps(line) + "\n" for line in found), encoding="utf-8")
 
 
 def prompts(data: Path) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,97 @@
+"""Train every learned drafter for SmolLM2-135M-Instruct, on the model's own answers.
+
+    make real
+    python tools/train_real.py --data DATA --work WORK
+
+Writes prompts (drafter_prompts.py) to WORK, then runs `outpace train` for each of RUNS, in WORK. The first
+answers the prompts; all share these answers and the target's states. Finished runs are skipped, and
+interrupted ones resumed. --quick runs everything in minutes, with few prompts and steps, as a test; its
+drafters are useless.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import drafter_prompts
+from outpace.train.provenance import PROVENANCE
+
+OWN = 1200  # requests that the model writes itself
+COMMON = "--model smollm2 --dtype bfloat16 --rows 2 --length 512 --held-out 0.03 --states states"
+HARD, SOFT = "--objective ground_truth", "--objective forward_kl"
+SMALL = "draft_vocabulary=4096"
+FIRST = "hydra"
+
+RUNS = {
+    FIRST: f"hydra:{SMALL} --max-new-tokens 128 --steps 3000 --evaluate-every 500 {SOFT}",
+    "medusa": f"medusa:{SMALL} --steps 260 --evaluate-every 130 {SOFT}",
+    "medusa-2": f"medusa:{SMALL} --tune lora:rank=8 --steps 60 --evaluate-every 30 {SOFT}",
+    "eagle": (
+        f"eagle:steps=3,{SMALL},own_head=false,layers=5+12+20+-1,fc_norm=true,norm_before_residual=true,"
+        f"norm_output=true,heads=9,kv_heads=3 --bf16 --steps 150 --evaluate-every 75 {SOFT}"
+    ),
+    "eagle-1": (
+        f"eagle:version=1,linear_start=true,{SMALL},heads=9,kv_heads=3,steps=3,classification=1 --bf16 "
+        f"--learning-rate 3e-4 --steps 100 --evaluate-every 50 {SOFT}"
+    ),
+    "blockwise": f"blockwise:{SMALL},width=2 --steps 160 --evaluate-every 80 {HARD}",
+    "early_exit": (
+        "early_exit:layers=5,adapter=attention,heads=9,num_speculative_tokens=3,min_confidence=0.3 "
+        f"--steps 70 --evaluate-every 35 {SOFT}"
+    ),
+    "dflash": (
+        f"dflash:tokens=4,depth=2,heads=9,kv_heads=3,anchors=96,layers=5+12+20+-1,{SMALL} --steps 120 "
+        f"--evaluate-every 60 {SOFT}"
+    ),
+    "parallel_tokens": (
+        "parallel_tokens:num_speculative_tokens=2,places=48 --rows 1 --learning-rate 5e-3 --steps 25 "
+        f"--evaluate-every 25 {HARD}"
+    ),
+    "draft": f"draft_model:hidden_size=256,depth=3,heads=4 --steps 70 --evaluate-every 70 {HARD}",
+    "draft-wide": f"draft_model:hidden_size=320,depth=1,heads=5 --steps 70 --evaluate-every 70 {HARD}",
+    "draft-off": f"draft_model --draft draft --learning-rate 5e-4 --steps 27 --evaluate-every 27 {SOFT}",
+    "draft-on": (
+        "draft_model --draft draft --on-policy 0.5 --learning-rate 5e-4 --steps 20 --evaluate-every 20 "
+        f"{SOFT}"
+    ),
+}
+"""Name of the folder -> arguments of `outpace train`."""
+
+QUICK = "--max-new-tokens 8 --steps 2 --evaluate-every 1 --rows 1"
+
+
+def main() -> None:
+    """Write the prompts, and train what is not trained yet."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder with the sources of drafter_prompts.py"
+    )
+    parser.add_argument("--work", type=Path, required=True, help="folder for prompts, answers and drafters")
+    parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS))
+    parser.add_argument("--quick", action="store_true", help="few prompts and steps, as a test")
+    given = parser.parse_args()
+    given.work.mkdir(parents=True, exist_ok=True)
+    prompts = given.work / "prompts.jsonl"
+    if not prompts.is_file():
+        drafter_prompts.write(given.data, "smollm2", 8 if given.quick else OWN, prompts)
+        if given.quick:
+            prompts.write_text("".join(prompts.read_text("utf-8").splitlines(True)[:60]), "utf-8")
+    for name in [FIRST, *given.only]:
+        if not (given.work / name / PROVENANCE).is_file():
+            train(name, given.work, given.quick)
+
+
+def train(name: str, work: Path, quick: bool) -> None:
+    """Run one training with paths relative to ``work``, so that its provenance has no local paths."""
+    data = "prompts.jsonl" if name == FIRST else f"{FIRST}/answers.jsonl"
+    arguments = f"{RUNS[name]} --data {data} {COMMON} {QUICK if quick else ''} --out {name}"
+    print(f"outpace train {arguments}", flush=True)
+    command = [Path(sys.executable).with_name("outpace"), "train", *arguments.split()]
+    subprocess.run(command, cwd=work, check=True)
+
+
+if __name__ == "__main__":
+    main()
