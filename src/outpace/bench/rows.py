@@ -162,21 +162,20 @@ def _row(measured: Measured, trace: Trace, margin: Margin, roof: Roof | None, gr
     steps = _total([run.steps for run in runs])
     drafted = _total([run.drafted for run in runs])
     accepted = _total([run.accepted for run in runs])
-    tokens = sum(map(len, outputs))
     differences = differences_of(measured, trace, margin)
-    places = range(len(groups))
+    speed = speed_of(measured, trace, range(len(groups)))
     return Row(
         **{
             **vars(head),
             "outputs": len(outputs),
-            "tokens": tokens,
-            "speed": speed_of(measured, trace, places),
+            "tokens": sum(map(len, outputs)),
+            "speed": speed,
             "samples": samples_of(measured, trace),
             "categories": speed_of_categories(measured, trace),
             "steps": steps,
             "drafted": drafted,
             "accepted": accepted,
-            "tau": None if steps is None else ratio(tokens, steps),
+            "tau": speed.tau,
             "acceptance_rate": None if drafted is None or accepted is None else ratio(accepted, drafted),
             "acceptance_by_position": _by_position(runs, steps),
             "milliseconds_per_step": _per_step(runs),

@@ -45,6 +45,7 @@ class Speed:
             more.
         decode_tokens_per_second, decode_speedup: the same without the first step; None if there is no other.
         prefill_seconds: the median time to the end of the first step.
+        tau: tokens per step and sequence, including the target's own; None if steps are unknown.
     """
 
     prompts: int
@@ -57,6 +58,7 @@ class Speed:
     decode_tokens_per_second: float | None
     decode_speedup: float | None
     prefill_seconds: float
+    tau: float | None
 
 
 def speed_of(measured: Measured, trace: Trace, places: Seq[int]) -> Speed:
@@ -70,7 +72,8 @@ def speed_of(measured: Measured, trace: Trace, places: Seq[int]) -> Speed:
     decoding = [(one, two) for one, two in later if one.timed and two.timed]
     decode = _ratios([one for one, _ in decoding], [two for _, two in decoding])
     low, middle, high = quartiles([one.tokens / statistics.median(one.seconds) for one in mine])
-    first = [run.first_seconds for place in places for repeat in trace.runs[place] for run in repeat]
+    runs = [run for place in places for repeat in trace.runs[place] for run in repeat]
+    steps = [run.steps for run in runs if run.steps is not None]
     return Speed(
         prompts=sum(len(measured.groups[place]) for place in places),
         groups=len(places),
@@ -81,7 +84,8 @@ def speed_of(measured: Measured, trace: Trace, places: Seq[int]) -> Speed:
         speedup_total=ratio(_rate(mine), _rate(theirs)),
         decode_tokens_per_second=_rate([one for one, _ in decoding]) if decode else None,
         decode_speedup=statistics.median(decode) if decode else None,
-        prefill_seconds=statistics.median(first),
+        prefill_seconds=statistics.median(run.first_seconds for run in runs),
+        tau=ratio(sum(run.tokens for run in runs), sum(steps)) if len(steps) == len(runs) else None,
     )
 
 

@@ -34,7 +34,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 def speed(times: float, spread: float = 0.1) -> Speed:
     span = (times - spread, times + spread)
-    return Speed(10, 10, 50 * times, (40.0, 50.0, 60.0), times, span, times, 55 * times, times, 0.01)
+    return Speed(10, 10, 50 * times, (40.0, 50.0, 60.0), times, span, times, 55 * times, times, 0.01, 1.5)
 
 
 def row(name: str, times: float, **more: Any) -> Row:

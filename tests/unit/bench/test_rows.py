@@ -64,6 +64,18 @@ def test_speed() -> None:
     assert row.categories["x"].prompts == 2
 
 
+def test_tokens_per_step_by_category() -> None:
+    plain = [[[run(TOKENS, 4.0, steps=4)]] for _ in range(3)]
+    other = [[[run(TOKENS, 4.0, steps=steps)]] for steps in (1, 2, 3)]
+    none, row = rows(measured(plain, other))
+    assert none.tau == 1 and row.tau == 2
+    assert {name: speed.tau for name, speed in row.categories.items()} == {"x": 8 / 3, "y": 4 / 3}
+    other[2][0][0] = run(TOKENS, 4.0, steps=None)
+    row = rows(measured(plain, other))[1]
+    assert row.tau is None
+    assert {name: speed.tau for name, speed in row.categories.items()} == {"x": 8 / 3, "y": None}
+
+
 @pytest.mark.parametrize("count", [1, 5, 6, 9])
 def test_the_interval_is_of_groups_and_there_must_be_a_few(count: int) -> None:
     both = {"outputs": [TOKENS, TOKENS]}
