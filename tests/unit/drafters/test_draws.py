@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outpace.core import SamplingParams
 from outpace.drafters.support.draws import Draws
+from outpace.drafters.support.vocabulary import Intersection, Part, Vocabulary
 from outpace.sampling import Key
 from outpace.sequence import Sequence
 
@@ -60,3 +61,29 @@ def test_nodes_draw_apart_from_each_other(replacement: bool) -> None:
     here, there = pairs(draws), pairs(draws, first=2)
     found = [(a, b) for (a, _), (b, _) in zip(here, there, strict=True)]
     assert fits(found, {(a, b): float(P[a] * P[b]) for a, b in PAIRS})
+
+
+def shared() -> Vocabulary:
+    """An intersection of a draft model's tokens 4, 0, 2 with the target's 1, 5, 6."""
+    found = object.__new__(Intersection)
+    found._pairs, found._size = torch.tensor([[1, 5, 6], [4, 0, 2]]), 9
+    return found
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+@pytest.mark.parametrize("counts", [[1, 1], [2, 3]])
+@pytest.mark.parametrize(
+    ("vocabulary", "width"),
+    [(Vocabulary(), 9), (Part(torch.tensor([0, 3, 4, 8]), 9), 4), (shared(), 5)],
+)
+def test_the_best_of_the_drafted_ids_are_those_of_all(
+    vocabulary: Vocabulary, width: int, counts: list[int], weigh: bool
+) -> None:
+    rows = torch.randn(2, width, generator=torch.Generator().manual_seed(3))
+    draws = Draws(weigh=weigh)
+    few, ids = vocabulary.drafted(rows)
+    for found, expected in zip(
+        draws.best(few, counts, ids), draws.best(vocabulary.logits(rows), counts), strict=True
+    ):
+        assert found.tokens == expected.tokens
+        assert found.weights == pytest.approx(expected.weights)

@@ -317,8 +317,6 @@ def test_eagle_drafts_the_tokens_that_are_learnt_most_often(version: int, own_he
     assert module.drafted.tolist() == ids and module.t2d.nonzero().flatten().tolist() == ids
     normed = states if version == 1 else norm(states, module.norm.weight)
     torch.testing.assert_close(module.drafted_logits(states), TARGET.head(normed)[:, ids])
-    full = module.logits(states)
-    assert full[:, ids].isfinite().all() and full.isinf().sum() == 3 * (TARGET.vocabulary - len(ids))
 
 
 def test_eagle_learns_the_targets_logits_of_the_tokens_that_it_drafts() -> None:

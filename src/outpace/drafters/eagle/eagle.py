@@ -24,6 +24,7 @@ from outpace.drafters.support.draws import Draws, Noise, check_confidence, log_c
 from outpace.drafters.support.growth import Growth, grow
 from outpace.drafters.support.layer_cache import Feed, LayerCache, Slot
 from outpace.drafters.support.shapes import Growing, Shape, shape_of
+from outpace.drafters.support.vocabulary import part_of
 from outpace.embedded import nano_drafter_path
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
@@ -122,6 +123,7 @@ class Eagle(Drafter[EagleState]):
             shape=shape,
             draws=Draws(self.draws, weigh=weigh, independent=not shape.weighs),
             least=log_confidence(self.min_confidence),
+            vocabulary=part_of(module.drafted, target.vocabulary),
             module=module,
             cache=LayerCache(module.config, module.config.depth, weight.dtype, weight.device),
         )
@@ -151,7 +153,8 @@ class Eagle(Drafter[EagleState]):
         active = [state for state in states if state.tree.layers > 0]
         _catch_up([state for state in active if state.waiting])
         while active:
-            grow(active, active[0].shared.module.logits(torch.cat([_front(state) for state in active])))
+            fronts = torch.cat([_front(state) for state in active])
+            grow(active, active[0].shared.module.drafted_logits(fronts))
             active = [state for state in active if state.tree.front]
             if active:
                 _feed_fronts(active)

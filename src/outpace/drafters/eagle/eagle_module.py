@@ -296,15 +296,6 @@ class EagleModule(Learned):
             self._partial = PartialHead(self.target, self.drafted)
         return self._partial
 
-    def logits(self, states: Tensor) -> Tensor:
-        """Logits over the target's ids, [..., vocabulary]; minus infinity for ids that are not drafted."""
-        rows, drafted = self.drafted_logits(states), self.drafted
-        if drafted is None:
-            return rows
-        full = rows.new_full((*rows.shape[:-1], self.fit.vocabulary), -torch.inf)
-        full[..., drafted] = rows
-        return full
-
     # -- training ----------------------------------------------------------------------------------------
 
     def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:

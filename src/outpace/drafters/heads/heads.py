@@ -24,6 +24,7 @@ from outpace.drafters.support.best_first import best_first
 from outpace.drafters.support.draws import Draws, Noise
 from outpace.drafters.support.growth import Growth, grow_whole
 from outpace.drafters.support.shapes import Growing, Static
+from outpace.drafters.support.vocabulary import part_of
 from outpace.learned.learned import Batch, Fit, Learned, Losses, Objective, among, measure
 from outpace.learned.vocabulary import DraftVocabulary
 from outpace.sequence import Sequence, Step
@@ -251,7 +252,12 @@ class HeadDrafter(Drafter[HeadState]):
 
     def prepare(self, target: TargetModel) -> HeadGrowth:
         heads = self.heads(target)
-        return HeadGrowth(shape=Static(self.parents(heads)), draws=Draws(self.draws), heads=heads)
+        return HeadGrowth(
+            shape=Static(self.parents(heads)),
+            draws=Draws(self.draws),
+            vocabulary=part_of(heads.drafted.ids if heads.drafted.reduced else None, target.vocabulary),
+            heads=heads,
+        )
 
     def hidden_layers(self, shared: HeadGrowth) -> tuple[int, ...]:
         return shared.heads.hidden_layers
@@ -277,7 +283,7 @@ class HeadDrafter(Drafter[HeadState]):
 
 
 def _rows(active: Seq[HeadState]) -> Tensor:
-    """Logits after the nodes of each tree's front, tree after tree, [n, vocabulary]."""
+    """Logits after the nodes of each tree's front, tree after tree, [n, drafted ids]."""
     before = torch.stack([state.before for state in active if state.before is not None])
     owners, paths = [], []
     for place, state in enumerate(active):
@@ -285,8 +291,7 @@ def _rows(active: Seq[HeadState]) -> Tensor:
             owners.append(place)
             paths.append([state.sequence.tokens[-1], *state.tree.guessed(node)])
     device, heads = before.device, active[0].shared.heads
-    rows = heads.rows(before, torch.tensor(owners, device=device), torch.tensor(paths, device=device))
-    return heads.drafted.spread(rows)
+    return heads.rows(before, torch.tensor(owners, device=device), torch.tensor(paths, device=device))
 
 
 class Residual(nn.Module):

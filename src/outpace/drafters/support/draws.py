@@ -65,21 +65,29 @@ class Draws:
     weigh: bool = False
     independent: bool = True
 
-    def best(self, rows: Tensor, counts: Seq[int]) -> list[Children]:
-        """The most probable tokens of n rows, shape [n, vocabulary], in one pass."""
+    def best(self, rows: Tensor, counts: Seq[int], ids: Tensor | None = None) -> list[Children]:
+        """The most probable tokens of n rows, shape [n, vocabulary], in one pass.
+
+        Args:
+            ids: tokens of the columns; None if they are the tokens.
+        """
         most = max(counts)
         if most == 1 and not self.weigh:
-            return [Children([token], [0.0]) for token in rows.argmax(dim=-1).tolist()]
+            best = rows.argmax(dim=-1)
+            first: list[int] = (best if ids is None else ids[best]).tolist()
+            return [Children([token], [0.0]) for token in first]
         scores, tokens = rows.topk(min(most, rows.shape[-1]))
+        if ids is not None:
+            tokens = ids[tokens]
         totals = rows.logsumexp(dim=-1, keepdim=True) if self.weigh else None
         weights = scores * 0 if totals is None else (scores - totals).clamp(max=0)
         found = []
-        for ids, own, legal, count in zip(
+        for names, own, legal, count in zip(
             tokens.tolist(), weights.tolist(), (scores > -math.inf).tolist(), counts, strict=True
         ):
-            kept = [place for place in range(min(count, len(ids))) if legal[place]]
+            kept = [place for place in range(min(count, len(names))) if legal[place]]
             found.append(
-                Children([ids[place] for place in kept], [own[place] for place in kept], own[0])
+                Children([names[place] for place in kept], [own[place] for place in kept], own[0])
                 if kept
                 else NOTHING
             )

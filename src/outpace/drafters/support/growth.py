@@ -105,15 +105,16 @@ def grow(active: Seq[Grows], rows: Tensor) -> None:
         rows: logits [n, vocabulary] after the nodes of each tree's front, tree after tree.
     """
     shared = active[0].shared
-    rows = shared.vocabulary.logits(rows)
     nodes = [(state, node) for state in active for node in state.tree.front]
     counts = [state.tree.shape.count(state.tree, node) for state, node in nodes]
     quick = [place for place, (state, _) in enumerate(nodes) if _quick(state)]
     found: dict[int, Children] = {}
     if quick:
-        chosen = rows if len(quick) == len(nodes) else rows[quick]
-        best = shared.draws.best(chosen, [counts[place] for place in quick])
+        chosen, ids = shared.vocabulary.drafted(rows if len(quick) == len(nodes) else rows[quick])
+        best = shared.draws.best(chosen, [counts[place] for place in quick], ids)
         found = dict(zip(quick, best, strict=True))
+    if len(quick) < len(nodes):
+        rows = shared.vocabulary.logits(rows)
     place = 0
     for state in active:
         layer: list[int] = []

@@ -50,8 +50,15 @@ class Vocabulary:
         return _SameReader(sequence)
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Logits over the ids that are drafted, from the draft model's logits, [n, its vocabulary]."""
+        """Logits over the target's ids, [n, vocabulary], from the draft model's, [n, its vocabulary].
+
+        They are minus infinity for ids that are not drafted.
+        """
         return rows
+
+    def drafted(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logits over the drafted ids alone, and these ids, in the target's; None for all of them."""
+        return rows, None
 
     def own(self, tokens: Seq[int]) -> Seq[int]:
         """Drafted tokens in the draft model's ids."""
@@ -74,6 +81,32 @@ class _SameReader:
 
     def revise(self, unchanged: int) -> None:
         self._read = min(self._read, unchanged)
+
+
+class Part(Vocabulary):
+    """A part of the target's vocabulary, over which a module's logits are.
+
+    Args:
+        ids: the target's ids.
+        size: number of the target's ids.
+    """
+
+    def __init__(self, ids: Tensor, size: int) -> None:
+        self._ids = ids
+        self._size = size
+
+    def logits(self, rows: Tensor) -> Tensor:
+        found = rows.new_full((len(rows), self._size), -torch.inf)
+        found[:, self._ids] = rows
+        return found
+
+    def drafted(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        return rows, self._ids
+
+
+def part_of(ids: Tensor | None, size: int) -> Vocabulary:
+    """The vocabulary of a module that drafts these of the target's ids; None is all of them."""
+    return Vocabulary() if ids is None else Part(ids, size)
 
 
 class Intersection(Vocabulary):
@@ -113,6 +146,10 @@ class Intersection(Vocabulary):
         found = rows.new_full((len(rows), self._size), -torch.inf)
         found[:, theirs] = rows[:, ours]
         return found
+
+    def drafted(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        theirs, ours = self._pairs.to(rows.device)
+        return rows[:, ours], theirs
 
     def own(self, tokens: Seq[int]) -> Seq[int]:
         return [self._own[token] for token in tokens]
