@@ -70,7 +70,13 @@ def main() -> None:
         "--data", type=Path, required=True, help="folder with the sources of drafter_prompts.py"
     )
     parser.add_argument("--work", type=Path, required=True, help="folder for prompts, answers and drafters")
-    parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS))
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=RUNS,
+        default=list(RUNS),
+        help=f"these, and {FIRST}, whose answers they learn",
+    )
     parser.add_argument("--quick", action="store_true", help="few prompts and steps, as a test")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
