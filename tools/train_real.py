@@ -5,8 +5,7 @@
 
 Writes prompts (drafter_prompts.py) to WORK, then runs `outpace train` for each of RUNS, in WORK. The first
 answers the prompts; all share these answers and the target's states. Finished runs are skipped, and
-interrupted ones resumed. --quick runs everything in minutes, with few prompts and steps, as a test; its
-drafters are useless.
+interrupted ones resumed.
 """
 
 from __future__ import annotations
@@ -60,8 +59,6 @@ RUNS = {
 }
 """Name of the folder -> arguments of `outpace train`."""
 
-QUICK = "--max-new-tokens 8 --steps 2 --evaluate-every 1 --rows 1"
-
 
 def main() -> None:
     """Write the prompts, and train what is not trained yet."""
@@ -77,23 +74,20 @@ def main() -> None:
         default=list(RUNS),
         help=f"these, and {FIRST}, whose answers they learn",
     )
-    parser.add_argument("--quick", action="store_true", help="few prompts and steps, as a test")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
     prompts = given.work / "prompts.jsonl"
     if not prompts.is_file():
-        drafter_prompts.write(given.data, "smollm2", 8 if given.quick else OWN, prompts)
-        if given.quick:
-            prompts.write_text("".join(prompts.read_text("utf-8").splitlines(True)[:60]), "utf-8")
+        drafter_prompts.write(given.data, "smollm2", OWN, prompts)
     for name in [FIRST, *given.only]:
         if not (given.work / name / PROVENANCE).is_file():
-            train(name, given.work, given.quick)
+            train(name, given.work)
 
 
-def train(name: str, work: Path, quick: bool) -> None:
+def train(name: str, work: Path) -> None:
     """Run one training with paths relative to ``work``, so that its provenance has no local paths."""
     data = "prompts.jsonl" if name == FIRST else f"{FIRST}/answers.jsonl"
-    arguments = f"{RUNS[name]} --data {data} {COMMON} {QUICK if quick else ''} --out {name}"
+    arguments = f"{RUNS[name]} --data {data} {COMMON} --out {name}"
     print(f"outpace train {arguments}", flush=True)
     command = [Path(sys.executable).with_name("outpace"), "train", *arguments.split()]
     subprocess.run(command, cwd=work, check=True)

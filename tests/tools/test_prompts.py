@@ -78,7 +78,7 @@ def test_every_training_is_of_a_method_and_its_options(
         train_real.subprocess, "run", lambda command, cwd, check: commands.append(command[1:])
     )
     for name in train_real.RUNS:
-        train_real.train(name, tmp_path, quick=False)
+        train_real.train(name, tmp_path)
     parser = get_command(app).commands["train"]  # type: ignore[attr-defined]
     for name, (_, *given) in zip(train_real.RUNS, commands, strict=True):
         read = parser.make_context("train", given).params  # refuses unknown options

@@ -70,10 +70,15 @@ class DraftVocabulary(nn.Module):
         """Logits over the target's ids, [..., vocabulary]; minus infinity for ids that are not drafted."""
         if not self.reduced:
             return logits
-        full = logits.new_full((*logits.shape[:-1], self._whole), -torch.inf)
-        full[..., self.ids] = logits
-        return full
+        return spread(logits, self.ids, self._whole)
 
     def of(self, target: TargetModel, batch: Batch, at: Tensor, places: Tensor) -> Tensor:
         """The target's own logits over the drafted ids, [n, drafted], at n places of a batch."""
         return self.head(target).of(batch, (at, places))
+
+
+def spread(logits: Tensor, ids: Tensor, size: int) -> Tensor:
+    """Logits [..., n] of some ids as those of all, [..., size]; minus infinity for the others."""
+    full = logits.new_full((*logits.shape[:-1], size), -torch.inf)
+    full[..., ids] = logits
+    return full

@@ -19,6 +19,7 @@ from outpace.drafters.blocks.spec_drafter import SpecDrafterConfig, SpecDrafterM
 from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
 from outpace.drafters.heads.hydra import HydraConfig, HydraHeads
 from outpace.drafters.heads.medusa import BlockwiseConfig, BlockwiseHeads
+from outpace.drafters.support.vocabulary import part_of
 from outpace.learned.learned import Batch, Learned
 from outpace.targets import Target
 from outpace.train.data import Document
@@ -316,7 +317,10 @@ def test_eagle_drafts_the_tokens_that_are_learnt_most_often(version: int, own_he
     ids = [0, 7, 31, 50]  # of those that never occur the first
     assert module.drafted.tolist() == ids and module.t2d.nonzero().flatten().tolist() == ids
     normed = states if version == 1 else norm(states, module.norm.weight)
-    torch.testing.assert_close(module.drafted_logits(states), TARGET.head(normed)[:, ids])
+    rows = module.drafted_logits(states)
+    torch.testing.assert_close(rows, TARGET.head(normed)[:, ids])
+    full = part_of(module.drafted, TARGET.vocabulary).logits(rows)
+    assert full[:, ids].isfinite().all() and full.isinf().sum() == 3 * (TARGET.vocabulary - len(ids))
 
 
 def test_eagle_learns_the_targets_logits_of_the_tokens_that_it_drafts() -> None:

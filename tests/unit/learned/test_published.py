@@ -18,6 +18,7 @@ from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.eagle.eagle import Eagle
 from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
+from outpace.drafters.support.vocabulary import part_of
 from outpace.engine.engine import Engine
 from outpace.learned.layers import itself
 from outpace.targets import Target, TargetModel
@@ -270,7 +271,9 @@ def test_weights_in_several_files_are_one_drafter(tmp_path: Path) -> None:
 def test_d2t_holds_offsets(tmp_path: Path) -> None:
     made = EagleModule.load(write(tmp_path, SPECULATORS, weights("layers.0.")), llama())
     assert made.drafted is not None and made.drafted.tolist() == DRAFTED
-    assert made.drafted_logits(torch.randn(3, 32, dtype=torch.float64)).shape == (3, len(DRAFTED))
+    rows = made.drafted_logits(torch.randn(3, 32, dtype=torch.float64))
+    logits = part_of(made.drafted, 97).logits(rows)
+    assert (logits > -torch.inf).nonzero()[:, 1].tolist() == DRAFTED * 3
 
 
 def test_embeddings_that_are_the_targets_are_shared_and_others_kept(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.support.pieces import disagreement, pieces
 from outpace.drafters.support.reading import TextReader
+from outpace.learned.vocabulary import spread
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 
@@ -96,9 +97,7 @@ class Part(Vocabulary):
         self._size = size
 
     def logits(self, rows: Tensor) -> Tensor:
-        found = rows.new_full((len(rows), self._size), -torch.inf)
-        found[:, self._ids] = rows
-        return found
+        return spread(rows, self._ids, self._size)
 
     def drafted(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         return rows, self._ids
@@ -143,9 +142,7 @@ class Intersection(Vocabulary):
 
     def logits(self, rows: Tensor) -> Tensor:
         theirs, ours = self._pairs.to(rows.device)
-        found = rows.new_full((len(rows), self._size), -torch.inf)
-        found[:, theirs] = rows[:, ours]
-        return found
+        return spread(rows[:, ours], theirs, self._size)
 
     def drafted(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         theirs, ours = self._pairs.to(rows.device)
