@@ -42,7 +42,6 @@ try:
 except ImportError:
     xllamacpp = None
 
-TOKENS = 64
 LONGEST = 700  # tokens of a prompt
 ROOM = 1024
 DRAFTERS = {
@@ -58,9 +57,10 @@ Run = Callable[[list[int]], tuple[Any, float]]
 
 
 class Clock:
-    """Seconds per run of a method, from its first step's end to its last."""
+    """Seconds per run of a method over ``tokens`` tokens, from its first step's end to its last."""
 
-    def __init__(self, wall: bool) -> None:
+    def __init__(self, wall: bool, tokens: int) -> None:
+        self.tokens = tokens
         self.read = time.perf_counter if wall else time.process_time
 
 
@@ -79,9 +79,9 @@ def peer(path: str, clock: Clock, threads: int, lookup: int = 0, flash: bool = F
             output.append(int(token))
             if len(output) == 1:
                 began = clock.read()
-            if len(output) == TOKENS:
+            if len(output) == clock.tokens:
                 break
-        return output, (TOKENS - 1) / (clock.read() - began)
+        return output, (clock.tokens - 1) / (clock.read() - began)
 
     return run
 
@@ -108,15 +108,15 @@ def server(path: str, clock: Clock, threads: int, kind: str = "") -> Run:
             found = json.loads(chunk) if isinstance(chunk, str | bytes) else chunk
             texts.append(found["choices"][0]["text"])
 
-        asked = {"prompt": ids, "n_predict": TOKENS, "temperature": 0.0, "ignore_eos": True}
+        asked = {"prompt": ids, "n_predict": clock.tokens, "temperature": 0.0, "ignore_eos": True}
         engine.handle_completions({**asked, "cache_prompt": False, "stream": True}, told)
-        return "".join(texts), (TOKENS - 1) / (clock.read() - began[0])
+        return "".join(texts), (clock.tokens - 1) / (clock.read() - began[0])
 
     return run
 
 
 @contextmanager
-def program(path: str, threads: int, binary: Path, kind: str = "") -> Iterator[Run]:
+def program(path: str, threads: int, binary: Path, tokens: int, kind: str = "") -> Iterator[Run]:
     """The program llama-server with a ``--spec-type``, by its own clock."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -128,7 +128,7 @@ def program(path: str, threads: int, binary: Path, kind: str = "") -> Iterator[R
     address = f"http://127.0.0.1:{port}"
 
     def run(ids: list[int]) -> tuple[str, float]:
-        asked = {"prompt": ids, "n_predict": TOKENS, "temperature": 0.0, "ignore_eos": True}
+        asked = {"prompt": ids, "n_predict": tokens, "temperature": 0.0, "ignore_eos": True}
         body = json.dumps({**asked, "cache_prompt": False}).encode()
         request = urllib.request.Request(f"{address}/completion", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=300) as answer:
@@ -153,7 +153,7 @@ def program(path: str, threads: int, binary: Path, kind: str = "") -> Iterator[R
 
 def ours(engine: Engine, clock: Clock) -> Run:
     def run(ids: list[int]) -> tuple[list[int], float]:
-        sequence = engine.add(ids, SamplingParams(max_new_tokens=TOKENS, ignore_eos=True))
+        sequence = engine.add(ids, SamplingParams(max_new_tokens=clock.tokens, ignore_eos=True))
         first: tuple[float, int] | None = None
         while engine.sequences:
             engine.step()
@@ -161,7 +161,7 @@ def ours(engine: Engine, clock: Clock) -> Run:
                 first = clock.read(), sequence.output_length
         sequence.check()
         assert first is not None
-        return list(sequence.output), (TOKENS - first[1]) / (clock.read() - first[0])
+        return list(sequence.output), (clock.tokens - first[1]) / (clock.read() - first[0])
 
     return run
 
@@ -211,6 +211,7 @@ def main() -> None:
     parser.add_argument("file")
     parser.add_argument("suites")
     parser.add_argument("--limit", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=64, help="tokens per answer")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--draft", help="GGUF file of a draft model")
     parser.add_argument("--threads", type=int, default=1)
@@ -226,7 +227,7 @@ def main() -> None:
 
 def compare(given: argparse.Namespace, stack: ExitStack) -> None:
     torch.set_num_threads(1)
-    clock, path, threads = Clock(given.wall), given.file, given.threads
+    clock, path, threads = Clock(given.wall, given.tokens), given.file, given.threads
     target = Target(path, threads=threads)
     methods = {
         PLAIN: peer(path, clock, threads),
@@ -238,7 +239,7 @@ def compare(given: argparse.Namespace, stack: ExitStack) -> None:
     kinds = {SERVER: "", **{f"{SERVER}, {kind}": kind for kind in ("ngram-mod", "ngram-simple")}}
     if given.llama_server:
         methods |= {
-            name: stack.enter_context(program(path, threads, given.llama_server, kind))
+            name: stack.enter_context(program(path, threads, given.llama_server, given.tokens, kind))
             for name, kind in kinds.items()
         }
         plain |= dict.fromkeys(kinds, SERVER)
@@ -252,7 +253,7 @@ def compare(given: argparse.Namespace, stack: ExitStack) -> None:
     plain |= dict.fromkeys(drafters, "none")
     order = np.random.default_rng(0)
     found = {"file": Path(path).name, "threads": threads, "clock": "wall" if given.wall else "processor"}
-    found |= {"tokens": TOKENS, "suites": {}}
+    found |= {"tokens": clock.tokens, "suites": {}}
     for suite in given.suites.split(","):
         prompts = prompts_of(suite, given.data, target, given.limit)
         load = os.getloadavg()[0]

@@ -50,7 +50,9 @@ RUNS = {
         f"--evaluate-every 25 {HARD}"
     ),
     "draft": f"draft_model:hidden_size=256,depth=3,heads=4 --steps 70 --evaluate-every 70 {HARD}",
-    "draft-wide": f"draft_model:hidden_size=320,depth=1,heads=5 --steps 70 --evaluate-every 70 {HARD}",
+    "draft-wide": (
+        f"draft_model:hidden_size=320,depth=1,heads=5,kv_heads=5 --steps 70 --evaluate-every 70 {HARD}"
+    ),
     "draft-off": f"draft_model --draft draft --learning-rate 5e-4 --steps 27 --evaluate-every 27 {SOFT}",
     "draft-on": (
         "draft_model --draft draft --on-policy 0.5 --learning-rate 5e-4 --steps 20 --evaluate-every 20 "
@@ -90,7 +92,9 @@ def train(name: str, work: Path) -> None:
     arguments = f"{RUNS[name]} --data {data} {COMMON} --out {name}"
     print(f"outpace train {arguments}", flush=True)
     command = [Path(sys.executable).with_name("outpace"), "train", *arguments.split()]
-    subprocess.run(command, cwd=work, check=True)
+    done = subprocess.run(command, cwd=work, check=False)
+    if done.returncode:  # the command has said why
+        raise SystemExit(done.returncode)
 
 
 if __name__ == "__main__":

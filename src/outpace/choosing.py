@@ -93,18 +93,22 @@ def told_columns(rows: Tensor, tree: Tree, nodes: Seq[int], plain: bool) -> NDAr
     return np.concatenate([columns, best.astype(np.int32)], axis=1)
 
 
-def own_tokens(rows: Tensor, trees: Seq[Tree]) -> list[dict[int, int]]:
+def own_tokens(
+    rows: Tensor, trees: Seq[Tree], array: NDArray[np.float32] | None = None
+) -> list[dict[int, int]]:
     """The target's own token after each node that a walk along its own tokens can reach, -1 being the root.
 
     Args:
         rows: logits of a forward, shape [N, vocabulary].
         trees: trees of sequences without ``logits_processors``.
+        array: the rows as an array, if there is one. After a forward, which empties the processor's caches,
+            PyTorch takes longer to make one than NumPy takes to search it.
 
     Returns:
         For each tree, node -> token; ``NO_TOKEN`` if every token is excluded.
     """
     if trees and all(tree.processor.plain for tree in trees):  # one argmax over all rows
-        best = best_tokens(rows)
+        best = best_tokens(rows if array is None else array)
         return [dict(enumerate(best[t.first : t.first + 1 + len(t.draft)], -1)) for t in trees]
     size = sum(1 + len(tree.draft) for tree in trees) * rows.shape[-1]
     if rows.device.type != "cpu" and size <= AT_ONCE:

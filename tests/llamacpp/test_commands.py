@@ -86,9 +86,9 @@ def test_an_interrupted_decode_leaves_the_process_clean(
     engine, decodes = Engine(loaded.target, "suffix"), threading.Semaphore(0)
     decode = LlamaContext.decode
 
-    def told(self: LlamaContext, rows: int, wanted: int) -> Any:
+    def told(self: LlamaContext, *given: Any) -> Any:
         decodes.release()
-        return decode(self, rows, wanted)
+        return decode(self, *given)
 
     monkeypatch.setattr(LlamaContext, "decode", told)
 

@@ -74,9 +74,12 @@ def test_every_training_is_of_a_method_and_its_options(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     commands: list[list[str]] = []
-    monkeypatch.setattr(
-        train_real.subprocess, "run", lambda command, cwd, check: commands.append(command[1:])
-    )
+
+    def run(command: list[str], cwd: Path, check: bool) -> SimpleNamespace:
+        commands.append(command[1:])
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(train_real.subprocess, "run", run)
     for name in train_real.RUNS:
         train_real.train(name, tmp_path)
     parser = get_command(app).commands["train"]  # type: ignore[attr-defined]

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from devices import DEVICES
 from outpace import compiled, drawing
-from outpace.choosing import Ask, Tree, _along, _everywhere, choose
+from outpace.choosing import Ask, Tree, _along, _everywhere, choose, own_tokens
 from outpace.core import Draft, NoTokenLeft, SamplingParams
 from outpace.drawing import _SHORTLISTS, NO_TOKEN, _draw_cut, _Limits
 from outpace.logits import Logits
-from outpace.sampling import Key, Processor, noisy_argmax, warp
+from outpace.sampling import Key, Processor, best_tokens, noisy_argmax, warp
 from outpace.sequence import KeyedDraw, Sequence
 from outpace.tree import path_to
 from outpace.verify import load_verifier
@@ -260,3 +260,37 @@ def test_a_text_that_a_tree_holds_twice_is_followed_in_both_places() -> None:
     rows = torch.eye(6)[[2, 2, 3, 4, 5]]
     (found,) = _along(rows, [sequence.tree(Draft((2, 2, 2, 3), (-1, -1, 1, 1)), 0)])
     assert found == {-1: 2, 0: 2, 2: 4}
+
+
+# Logits, and the best token: the first on a tie; none where no logit is above -inf, or one is NaN.
+ROWS = [
+    ([0.5, 2.0, -1.0, 1.0], 1),
+    ([3.0, -torch.inf, 3.0, 3.0], 0),
+    ([-torch.inf, -torch.inf, -torch.inf, -5.0], 3),
+    ([-torch.inf] * 4, NO_TOKEN),
+    ([0.5, 2.0, torch.nan, 1.0], NO_TOKEN),
+    ([torch.nan] * 4, NO_TOKEN),
+    ([-torch.inf, torch.nan, -torch.inf, 0.0], NO_TOKEN),
+    ([0.5, 2.0, 1.0, torch.inf], 3),
+]
+
+
+@pytest.mark.parametrize("kind", [*DTYPES, "array"], ids=str)
+def test_the_best_token_of_rows_of_any_kind(kind: Any) -> None:
+    logits, expected = torch.tensor([row for row, _ in ROWS]), [token for _, token in ROWS]
+    rows = logits.numpy() if kind == "array" else logits.to(kind)
+    assert best_tokens(rows) == expected
+    assert [best_tokens(rows[place : place + 1])[0] for place in range(len(ROWS))] == expected
+
+
+def test_own_tokens_of_plain_trees_come_from_the_array_of_the_rows() -> None:
+    """With rows of other sequences between them; trees that are not plain are drawn from the tensor."""
+    logits = torch.tensor([row for row, _ in ROWS])
+    plain, sampled = (Processor(SamplingParams(temperature=t), ()) for t in (0.0, 0.8))
+    draft = Draft((1, 3), (-1, -1))
+    trees = [Tree(1, Draft(), plain, Key(0), 0), Tree(4, draft, plain, Key(0), 0)]
+    expected = [{-1: 0}, {-1: NO_TOKEN, 0: NO_TOKEN, 1: NO_TOKEN}]
+    assert own_tokens(torch.zeros_like(logits), trees, logits.numpy()) == expected
+    assert own_tokens(logits, trees) == expected
+    drawn = [Tree(0, Draft(), sampled, Key(3), 0), trees[0]]
+    assert own_tokens(logits, drawn, torch.zeros_like(logits).numpy()) == own_tokens(logits, drawn)

@@ -121,6 +121,22 @@ def test_warp_is_transformers_warpers(options: dict[str, float]) -> None:
     assert torch.equal(warp(rows, params), theirs(torch.zeros(50, 1, dtype=torch.long), rows))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("top_p", [1e-6, 0.5, 0.95, 0.999])
+@pytest.mark.parametrize("step", [0.0, 0.5, 100.0], ids=["no ties", "ties", "all equal"])
+def test_top_p_of_many_tokens_is_transformers_warper(step: float, top_p: float, dtype: torch.dtype) -> None:
+    """The tokens kept are those of transformers, also if the boundary divides equal scores."""
+    rows = _rows(8, 20_000).to(dtype)
+    rows = (rows / step).round() * step if step else rows
+    rows[1, 100:] = -torch.inf
+    rows[2, 1:] = -torch.inf
+    rows[3, 5] = torch.nan
+    expected = TopPLogitsWarper(top_p)(torch.zeros(8, 1, dtype=torch.long), rows)
+    params = SamplingParams(temperature=1.0, top_p=top_p)
+    for found in (warp(rows, params), torch.stack([warp(row, params) for row in rows])):
+        assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))  # of NaN, too
+
+
 def test_warp_leaves_its_input() -> None:
     rows = _rows(3, 16)
     before = rows.clone()

@@ -9,6 +9,8 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.cache import CacheFull, Slot
@@ -191,7 +193,7 @@ class Engine:
         chosen = params_of_each(params, len(prompts))
         texts = one_each(references, (), len(prompts), "lists of references")
         given = one_each(sources, None, len(prompts), "sources")
-        with self._turn.taken():
+        with self._turn:
             sequences = [
                 self._requests.sequence(self._batch.cache, prompt, own, references=copied, source=source)
                 for prompt, own, copied, source in zip(prompts, chosen, texts, given, strict=True)
@@ -204,7 +206,7 @@ class Engine:
                 for sequence in sequences if errors == "raise" else ():
                     sequence.check()
         finally:
-            with self._turn.taken():
+            with self._turn:
                 self._batch.leave(sequences)
         return [sequence.generation() for sequence in sequences]
 
@@ -219,14 +221,14 @@ class Engine:
 
         An error that ends the sequence is raised after its last token.
         """
-        with self._turn.taken():
+        with self._turn:
             sequence = self._requests.sequence(
                 self._batch.cache, prompt, params, references=references, source=source
             )
         return self._stream(sequence)
 
     def _stream(self, sequence: Sequence) -> Iterator[StreamedToken]:
-        with self._turn.taken():
+        with self._turn:
             self._batch.scheduler.add(sequence)
         reader = Reader(sequence)
         try:
@@ -258,7 +260,7 @@ class Engine:
             raise OutpaceError(f"log probabilities of a prompt need logits, and {TOKENS_ONLY}")
         if not all(0 <= token < self.target.vocabulary for token in tokens):
             raise OutpaceError(f"token ids are from 0 to {self.target.vocabulary - 1}")
-        with self._turn.taken():
+        with self._turn:
             cache = self._batch.cache
             try:
                 slot = self.target.open(cache, None, len(tokens))
@@ -267,7 +269,7 @@ class Engine:
         try:
             for start in range(0, len(tokens) - 1, _SCORED):
                 rows = tokens[start : start + _SCORED]
-                with self._turn.taken():
+                with self._turn:
                     output = self.target.forward(cache, {slot: Rows(rows)})
                     cache.keep({slot: range(len(rows))})
                 found = output.logits_of(slot).float().log_softmax(dim=-1)
@@ -276,7 +278,7 @@ class Engine:
                     TokenLogprobs.of(row, token, top) for row, token in zip(found, following, strict=False)
                 ]
         finally:
-            with self._turn.taken():
+            with self._turn:
                 cache.free(slot)
 
     # -- a batch that changes ----------------------------------------------------------------------------
@@ -304,7 +306,7 @@ class Engine:
             priority: higher priorities join first, and are preempted last if memory is short.
             salt: prefix-cache rows are shared only among requests with the same salt, one per tenant.
         """
-        with self._turn.taken():
+        with self._turn:
             sequence = self._requests.sequence(
                 self._batch.cache, prompt, params, criteria, references, output, source, priority, salt
             )
@@ -313,13 +315,13 @@ class Engine:
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence, ended or not; no effect if it is not in the engine."""
-        with self._turn.taken():
+        with self._turn:
             self._batch.leave([sequence])
 
     @property
     def sequences(self) -> list[Sequence]:
         """The sequences in the batch, and those waiting to join."""
-        with self._turn.taken():
+        with self._turn:
             return self._batch.sequences
 
     @property
@@ -330,7 +332,7 @@ class Engine:
     @property
     def memory_use(self) -> float | None:
         """Reserved share of the memory for rows; None if it has no limit."""
-        with self._turn.taken():
+        with self._turn:
             return self._batch.memory.use
 
     @property
@@ -348,7 +350,7 @@ class Engine:
         error of the policy or the observer, removes every sequence, since cache and tokens may no longer
         match; the engine remains usable.
         """
-        with self._turn.taken():
+        with self._turn:
             try:
                 riding = self._batch.join()
                 self._batch.make_room()
@@ -488,21 +490,26 @@ class Engine:
             return {}
         assert output.logits is not None
         rows, first = output.logits, {a: output.spans[a.slot].start for a in batch}
-        own = self._own_tokens(rows, first, trimmed)
+        own = self._own_tokens(rows, output.array, first, trimmed)
         return {a: (Logits(rows, first[a], 1 + len(trimmed[a][0])), own.get(a, {})) for a in batch}
 
     def _own_tokens(
-        self, rows: Tensor, first: Mapping[Active, int], trimmed: Mapping[Active, tuple[Draft, Seq[int]]]
+        self,
+        rows: Tensor,
+        array: NDArray[np.float32] | None,
+        first: Mapping[Active, int],
+        trimmed: Mapping[Active, tuple[Draft, Seq[int]]],
     ) -> dict[Active, dict[int, int]]:
         """The target's own tokens by node, for the sequences whose verification follows them.
 
         Args:
+            array: the rows as ``Output.array``.
             first: the row of each sequence's root.
         """
         chosen = [active for active in first if self.verifier.uses_own_tokens(active.sequence.params)]
         try:
             trees = [active.sequence.tree(trimmed[active][0].guesses, first[active]) for active in chosen]
-            return dict(zip(chosen, own_tokens(rows, trees), strict=True))
+            return dict(zip(chosen, own_tokens(rows, trees, array), strict=True))
         except Exception:  # then an error of one sequence ends only that sequence
             _log.warning("tokens are chosen node by node in this step", exc_info=True)
             return {}
@@ -547,7 +554,7 @@ class Engine:
         Raises:
             OutpaceError: sequences are being decoded, whose rows are in the cache.
         """
-        with self._turn.taken():
+        with self._turn:
             if self._batch.active:
                 raise OutpaceError(
                     "sequences are being decoded, and their rows are in the cache; remove them first"

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.cache import Cache, Slot
@@ -88,6 +90,7 @@ class Output:
             layer i the output of the i-th block, -1 the input of the head (transformers' ``hidden_states``).
             Rows after those that the slot fed are padding.
         told: slot -> the target's tokens, if it ``tells``; logits are then None.
+        pair: logits with an array in the same memory, from a target that keeps both; see ``array``.
 
     Tensors may be made in inference mode; to train on them, clone them.
     """
@@ -96,6 +99,12 @@ class Output:
     spans: Mapping[Slot, slice]
     hidden: Mapping[Slot, Mapping[int, Tensor]] = field(default_factory=dict)
     told: Mapping[Slot, Told] = field(default_factory=dict)
+    pair: tuple[Tensor, NDArray[np.float32]] | None = None
+
+    @property
+    def array(self) -> NDArray[np.float32] | None:
+        """The logits as an array, if the target keeps one; None in a copy of its output with other logits."""
+        return self.pair[1] if self.pair is not None and self.pair[0] is self.logits else None
 
     def logits_of(self, slot: Slot) -> Tensor:
         """Logits of a slot's requested rows, [n, vocabulary].

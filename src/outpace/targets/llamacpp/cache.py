@@ -151,8 +151,10 @@ class LlamaCache(Cache):
 
     def _make_cells(self, rows: int) -> None:
         """Free the cells of ended texts if this many rows do not fit after them."""
+        if not self._ended:
+            return
         used = sum(text.stem + len(text.tree) for text in self._texts.values())
-        if not self._ended or used + self._ended + rows <= self.context.cells:
+        if used + self._ended + rows <= self.context.cells:
             return
         self._ended = 0
         if any(text.tree for text in self._texts.values()):
@@ -339,6 +341,12 @@ class LlamaCache(Cache):
             if len(path) and not 0 <= min(path) <= max(path) < count:
                 raise ValueError(f"{slot} fed {count} rows, so it cannot keep {list(path)}")
         opened = {slot: text for slot, text in self._texts.items() if text.fed}
+        if all(len(text.tree) == len(paths.get(slot, ())) == 1 for slot, text in opened.items()):
+            for text in opened.values():  # the rows of plain steps stay in place
+                text.stem += 1
+                text.lanes[0].rows, text.lanes[0].path = text.stem, []
+                text.tree, text.fed = [], 0
+            return
         if all(len(text.tree) == text.fed for text in opened.values()) and self._commit(opened, paths):
             return
         for slot, text in opened.items():

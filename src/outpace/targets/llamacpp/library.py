@@ -10,7 +10,7 @@ import logging
 import re
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -239,69 +239,78 @@ class LlamaContext:
         self._memory = lib.llama_get_memory(self._context)
         self.cells = int(lib.llama_n_ctx(self._context)) - _PADDING
         self._vocabulary = int(lib.llama_vocab_n_tokens(model.vocabulary))
-        self._logits: tuple[int, dict[int, Tensor]] = 0, {}  # their address, and tensors there by their rows
+        # The address of the last logits, and the tensors and arrays there by their numbers of rows.
+        self._logits: tuple[int, dict[int, tuple[Tensor, NDArray[np.float32]]]] = 0, {}
         self._arrays()
 
     def _arrays(self) -> None:
-        """Make a batch that shares its memory with numpy arrays."""
-        self.tokens, self.positions, self.counts = (np.zeros(ROWS, np.int32) for _ in range(3))
-        self.wanted = np.zeros(ROWS, np.int8)
-        self.members = np.zeros((ROWS, self.sequences), np.int32)
-        starts = np.arange(ROWS, dtype=np.uintp) * self.members.strides[0]
-        self._rows = self.members.ctypes.data + starts
-
-        def pointer(array: NDArray[Any], kind: Any) -> Any:
-            return array.ctypes.data_as(ctypes.POINTER(kind))
-
+        """Make a batch of arrays, which each decode overwrites."""
         number = ctypes.c_int32
+        self._tokens, self._positions, self._counts = ((number * ROWS)() for _ in range(3))
+        self._wanted = (ctypes.c_int8 * ROWS)()
+        self._members = [(number * self.sequences)() for _ in range(ROWS)]
+        addresses = [ctypes.cast(own, ctypes.POINTER(number)) for own in self._members]
         self._batch = self._lib.llama_batch(
             n_tokens=0,
-            token=pointer(self.tokens, number),
+            token=self._tokens,
             embd=None,
-            pos=pointer(self.positions, number),
-            n_seq_id=pointer(self.counts, number),
-            seq_id=pointer(self._rows, ctypes.POINTER(number)),
-            logits=pointer(self.wanted, ctypes.c_int8),
+            pos=self._positions,
+            n_seq_id=self._counts,
+            seq_id=(ctypes.POINTER(number) * ROWS)(*addresses),
+            logits=self._wanted,
         )
 
-    def decode(self, rows: int, wanted: int) -> Tensor | None:
-        """Decode the first rows of the batch's arrays.
+    def _write(self, row: int, token: int, position: int, sequences: Sequence[int], wanted: bool) -> None:
+        """Write a row of the batch."""
+        self._tokens[row], self._positions[row], self._wanted[row] = token, position, wanted
+        self._counts[row], members = len(sequences), self._members[row]
+        for place, sequence in enumerate(sequences):
+            members[place] = sequence
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[Sequence[int]],
+        wanted: Sequence[bool],
+    ) -> tuple[Tensor, NDArray[np.float32]] | None:
+        """Decode rows, at most ``ROWS``.
 
         Args:
-            wanted: number of rows whose logits are requested.
+            sequences: those that each row belongs to.
+            wanted: whether the logits of each row are requested.
 
         Returns:
-            Logits of the requested rows, [n, vocabulary], in llama.cpp's memory, valid until the next decode;
-            None if none were requested.
+            Logits of the requested rows, [n, vocabulary], as a tensor and as an array, both in llama.cpp's
+            memory, valid until the next decode; None if none were requested.
 
         Raises:
             OutpaceError: llama.cpp fails.
         """
+        rows = len(tokens)
         padded = self._padding(rows)
-        if padded > rows:
-            self.tokens[rows:padded] = self.tokens[rows - 1]
-            self.positions[rows:padded] = range(padded - rows)
-            self.counts[rows:padded] = 1
-            self.members[rows:padded, 0] = 0
-            self.wanted[rows:padded] = 0
+        for row in range(rows):
+            self._write(row, tokens[row], positions[row], sequences[row], wanted[row])
+        for row in range(rows, padded):
+            self._write(row, tokens[-1], row - rows, (0,), False)
         self._batch.n_tokens = padded
         failed = self._lib.llama_decode(self._context, self._batch)
         if padded > rows:
             self.remove(0, 0)
         if failed:
             raise OutpaceError(f"llama.cpp fails to decode {rows} rows ({failed}): {last_error()}")
-        if not wanted:
+        count = sum(wanted)
+        if not count:
             return None
         address = ctypes.addressof(self._lib.llama_get_logits(self._context).contents)
         if address != self._logits[0]:
             self._logits = address, {}
-        found = self._logits[1].get(wanted)
+        found = self._logits[1].get(count)
         if found is None:
             # Kept, since after a forward has emptied the processor's caches each call here is expensive.
-            size = wanted * self._vocabulary
-            memory = (ctypes.c_float * size).from_address(address)
-            found = torch.frombuffer(memory, dtype=torch.float32).view(wanted, self._vocabulary)
-            self._logits[1][wanted] = found
+            memory = (ctypes.c_float * (count * self._vocabulary)).from_address(address)
+            logits = torch.frombuffer(memory, dtype=torch.float32).view(count, self._vocabulary)
+            found = self._logits[1][count] = logits, logits.numpy()
         return found
 
     # -- rows of sequences, which only read and write copy -----------------------------------------------

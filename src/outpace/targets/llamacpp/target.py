@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from outpace.cache import Cache, Slot
 from outpace.core import OutpaceError, UnsupportedModel
@@ -219,25 +218,27 @@ class LlamaCppTarget(TargetModel):
         lanes: list[list[int]] = []
         wanted: list[bool] = []
         spans: dict[Slot, slice] = {}
+        first = 0
         for (slot, row), places in zip(feeds.items(), cache.begin(feeds), strict=True):
-            count, first = len(row.tokens), sum(wanted)
+            count = len(row.tokens)
+            unread = count if logits_from is None else min(logits_from, count)
             tokens += row.tokens
             positions += places.positions
             lanes += places.lanes
-            wanted += [logits_from is not None and place >= logits_from for place in range(count)]
-            spans[slot] = slice(first, sum(wanted))
-        starts = range(0, len(tokens), ROWS)
+            wanted += [False] * unread + [True] * (count - unread)
+            spans[slot] = slice(first, first + count - unread)
+            first += count - unread
         found = []
-        for start in starts:
+        for start in range(0, len(tokens), ROWS):
             part = slice(start, start + ROWS)
-            logits = _decode(cache.context, tokens[part], positions[part], lanes[part], wanted[part])
-            if logits is not None:
-                found.append(logits.clone() if len(starts) > 1 else logits)
+            pair = cache.context.decode(tokens[part], positions[part], lanes[part], wanted[part])
+            if pair is not None and len(tokens) <= ROWS:
+                return Output(pair[0], spans, pair=pair)
+            if pair is not None:  # the next decode overwrites it
+                found.append(pair[0].clone())
         if logits_from is None:
             return Output(None, {})
-        if not found:
-            return Output(torch.empty(0, self.vocabulary), spans)
-        return Output(found[0] if len(found) == 1 else torch.cat(found), spans)
+        return Output(torch.cat(found) if found else torch.empty(0, self.vocabulary), spans)
 
     # -- the self-test -----------------------------------------------------------------------------------
 
@@ -293,24 +294,6 @@ class LlamaCppTarget(TargetModel):
         if self._types[0] == self._types[1] and self._types[0] in ("float16", "float32"):
             return "with keys and values of this type sums depend on the numbers of rows and threads"
         return ""
-
-
-def _decode(
-    context: LlamaContext,
-    tokens: Sequence[int],
-    positions: Sequence[int],
-    lanes: Sequence[Sequence[int]],
-    wanted: Sequence[bool],
-) -> Tensor | None:
-    """Logits of the requested rows, [n, vocabulary], valid until the next decode; None if there are none."""
-    rows = len(tokens)
-    context.tokens[:rows] = tokens
-    context.positions[:rows] = positions
-    context.wanted[:rows] = wanted
-    for row, own in enumerate(lanes):
-        context.counts[row] = len(own)
-        context.members[row, : len(own)] = own
-    return context.decode(rows, sum(wanted))
 
 
 def _refuse_state(model: LlamaModel) -> None:
