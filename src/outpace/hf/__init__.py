@@ -26,6 +26,7 @@ from outpace.engine.profile import load_profile
 from outpace.hf.checks import refuse_arguments
 from outpace.hf.decoding import Decoder
 from outpace.hf.engines import Engines, Learner
+from outpace.targets.checks import CACHE
 from outpace.verify import Verifier, load_verifier
 
 __all__ = ["accelerate", "decode", "restore"]
@@ -57,12 +58,12 @@ def accelerate(
 
     - rows are processed one at a time: a logits processor gets input_ids [1, n], left pads included, and
       scores [1, vocabulary], a stopping criterion input_ids [1, n];
-    - ``scores`` and ``logits`` of a row that has ended are zeros, and so are its rows in ``past_key_values``,
-      always a DynamicCache (or two in an EncoderDecoderCache);
+    - ``scores`` and ``logits`` of a row that has ended are zeros, and so are its rows in ``cache``
+      (``past_key_values`` before transformers 5.24), a DynamicCache (or two in an EncoderDecoderCache);
     - generation ends at the model's context with a warning, where the stock loop continues; a prompt that
       fills the context is refused;
     - calls that cannot be decoded are refused with the remedy: beams, assistant_model,
-      prompt_lookup_num_tokens, DoLa, contrastive search, inputs_embeds, a filled past_key_values,
+      prompt_lookup_num_tokens, DoLa, contrastive search, inputs_embeds, a filled cache,
       output_attentions, output_hidden_states, guidance_scale, synced_gpus, Whisper's
       return_token_timestamps.
 
@@ -216,7 +217,7 @@ class Generate:
             return method(model, **arguments)
         refuse_arguments(arguments)
         _take_stop_strings(model, arguments)
-        if (cache := arguments.get("past_key_values")) is not None:
+        if (cache := arguments.get(CACHE, arguments.get("past_key_values"))) is not None:
             cache._is_user_defined = True  # makes transformers fill an empty one, as newer versions do
         streamer = arguments.get("streamer")
         arguments["custom_generate"] = Decoder(self._engines, streamer)

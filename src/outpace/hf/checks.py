@@ -16,14 +16,14 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from outpace.core import OutpaceError
-from outpace.targets.checks import is_multimodal
+from outpace.targets.checks import CACHE, is_multimodal
 
 # What generate() itself puts into model_kwargs for a text model. Anything other than these changes the
 # forward.
 _KNOWN = {
     "attention_mask",
     "position_ids",
-    "past_key_values",
+    CACHE,
     "use_cache",
     "logits_to_keep",
     "cache_position",
@@ -108,7 +108,7 @@ def refuse_request(
         # transformers passes an empty dict for a prompt without images.
         if name not in known and not (value is None or isinstance(value, bool) or value == {}):
             raise refusal(f"the model argument {name}", remedy)
-    _refuse_cache(config, model_kwargs.get("past_key_values"))
+    _refuse_cache(config, model_kwargs.get(CACHE))
 
 
 def _refuse_mode(config: GenerationConfig) -> None:
@@ -145,9 +145,9 @@ def _refuse_cache(config: GenerationConfig, cache: Any) -> None:
         return
     if not isinstance(cache, DynamicCache | EncoderDecoderCache):
         kind = type(cache).__name__
-        raise refusal(f"past_key_values of type {kind}", "pass none, or an empty DynamicCache")
+        raise refusal(f"a cache of type {kind}", "pass none, or an empty DynamicCache")
     if cache.get_seq_length() > 0:
-        raise refusal("past_key_values that are filled", "pass the whole text as input_ids and no cache")
+        raise refusal("a cache that is filled", "pass the whole text as input_ids and no cache")
 
 
 def left_pads(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> list[int]:

@@ -23,6 +23,7 @@ from outpace.hf.rows import Recording, Row, for_row, split_criteria, split_warpe
 from outpace.hf.sources import Sources, sources_of
 from outpace.sequence import Sequence
 from outpace.targets import TargetModel
+from outpace.targets.checks import CACHE
 
 _log = logging.getLogger(__name__)
 _ROOM = 512  # new tokens for which the cache is sized at first; it grows
@@ -84,7 +85,7 @@ class Decoder:
             OutpaceError: the request is not supported; the message names the remedy.
         """
         refuse_request(model, generation_config, logits_processor, model_kwargs)
-        cache = model_kwargs.get("past_key_values")
+        cache = model_kwargs.get(CACHE)
         # Marks a caller's own cache; set by newer transformers and always by `Generate`.
         wanted = generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", False)
         target = self._engines.target(model)
@@ -117,7 +118,7 @@ class Decoder:
             "sequences": text,
             "scores": _stack([row.record.scores for row in rows], length),
             "logits": _stack([row.record.logits for row in rows], length),
-            "past_key_values": cache,
+            CACHE: cache,
         }
         if model.config.is_encoder_decoder:
             return GenerateEncoderDecoderOutput(**found)

@@ -11,6 +11,7 @@ from torch import Tensor
 from outpace.core import Source
 from outpace.hf.checks import IMAGES, left_pads, refusal
 from outpace.targets import MultimodalTarget, Seq2SeqTarget, TargetModel
+from outpace.targets.checks import CACHE
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def sources_of(
         pads = left_pads(input_ids, mask, positions)
         return Sources(pads, [None] * len(pads))
     pads = left_pads(input_ids, mask, None)
-    rest = {name: value for name, value in prepared.items() if name not in ("past_key_values", "use_cache")}
+    rest = {name: value for name, value in prepared.items() if name not in (CACHE, "use_cache")}
     given = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **rest)
     return Sources(pads, [*target.prompts(given, pads)])
 

@@ -383,14 +383,15 @@ class CausalTarget(TargetModel):
             Logits of the rows ``wanted``, or, for a number, of at least the last N.
         """
         read = wanted if isinstance(wanted, Tensor) else max(wanted, 1)  # for transformers, 0 means all
-        more: dict[str, Any] = {"logits_to_keep": read} if self._keep_logits else {}
+        more: dict[str, Any] = {self._modules.cache_argument: cache}
+        if self._keep_logits:
+            more["logits_to_keep"] = read
         if hidden_layers:
             more["output_hidden_states"] = True
         output = model(
             **given,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
             **more,
         )

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from outpace.core import UnsupportedModel
 from outpace.targets.masks import TREE
@@ -19,19 +20,25 @@ from outpace.targets.masks import TREE
 GPU = "cuda"
 # Under these the longest position in a forward decides the rope of all its rows, past the original length.
 _ROPE_BY_LENGTH = ("dynamic", "longrope")
-_NEEDED = ("attention_mask", "position_ids", "past_key_values")
+_NEEDED = ("attention_mask", "position_ids")
 _NEEDED_OF_SEQ2SEQ = (
     "attention_mask",
     "encoder_outputs",
     "decoder_input_ids",
     "decoder_attention_mask",
-    "past_key_values",
 )
+# The argument for a cache in this version of transformers: "cache" since 5.24, "past_key_values" before.
+CACHE = "cache" if "cache" in inspect.signature(GenerateDecoderOnlyOutput).parameters else "past_key_values"
 
 
 def family(model: Any) -> str:
     """Name of a model in errors."""
     return f"{type(model).__name__} ({model.config.model_type})"
+
+
+def cache_argument(model: Any) -> str:
+    """Name of the argument for a cache in a model's forward; remote code may have the former one."""
+    return CACHE if CACHE in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def is_multimodal(config: Any) -> bool:
@@ -64,7 +71,7 @@ def refuse_by_config(model: Any, seq2seq: bool = False) -> None:
     _refuse_state(model)
     accepted = inspect.signature(model.forward).parameters
     needed = _NEEDED_OF_SEQ2SEQ if seq2seq else _NEEDED
-    missing = [argument for argument in needed if argument not in accepted]
+    missing = [argument for argument in (*needed, cache_argument(model)) if argument not in accepted]
     if missing:
         raise UnsupportedModel(f"{name} takes no {', '.join(missing)}, so a tree cannot be placed")
     window = _unknown_window(model.config.get_text_config(decoder=True))

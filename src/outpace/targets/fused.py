@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from outpace.cache import Window
 from outpace.compiled import address, pointer
 from outpace.core import OutpaceError, UnsupportedModel
-from outpace.targets.checks import family, is_multimodal, untouchable
+from outpace.targets.checks import CACHE, family, is_multimodal, untouchable
 from outpace.targets.inputs import CacheAdapter
 from outpace.targets.layers import stack_of
 from outpace.targets.lines import Line, parts_in
@@ -250,18 +250,17 @@ class _Model(nn.Module):
         input_ids: Tensor | None = None,
         attention_mask: Any = None,
         position_ids: Tensor | None = None,
-        past_key_values: Any = None,
         inputs_embeds: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
         output_hidden_states: bool = False,
         **more: Any,
     ) -> Any:
-        if type(past_key_values) is not CacheAdapter or not isinstance(past_key_values.window, Window | Line):
+        cache = more.get(CACHE)
+        if type(cache) is not CacheAdapter or not isinstance(cache.window, Window | Line):
             return super().forward(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
                 position_ids=position_ids,
-                past_key_values=past_key_values,
                 inputs_embeds=inputs_embeds,
                 logits_to_keep=logits_to_keep,
                 output_hidden_states=output_hidden_states,
@@ -281,12 +280,10 @@ class _Model(nn.Module):
                 "new target after converting a model"
             )
         given = states.reshape(-1, states.shape[-1]).contiguous()
-        window, by_mask = past_key_values.window, {id(mask): mask for mask in masks}
+        window, by_mask = cache.window, {id(mask): mask for mask in masks}
         rows = {key: _rows_of(layers[0], mask, window, rotation) for key, mask in by_mask.items()}
         run = _whole if all(layer.block for layer in layers) else _separate
-        results = run(
-            layers, given, [rows[id(mask)] for mask in masks], past_key_values, output_hidden_states
-        )
+        results = run(layers, given, [rows[id(mask)] for mask in masks], cache, output_hidden_states)
         last = stack.norm(results[-1].view(states.shape))
         kept = last[:, -logits_to_keep:] if isinstance(logits_to_keep, int) else last[:, logits_to_keep]
         inner = [result.view(states.shape) for result in results[:-1]]

@@ -10,7 +10,7 @@ import torch
 
 from outpace.core import UnsupportedModel
 from outpace.targets.attention import EXACT
-from outpace.targets.checks import family, runs_on_gpu
+from outpace.targets.checks import cache_argument, family, runs_on_gpu
 from outpace.targets.fused import fuse_layers, fused_linears, norms_of
 from outpace.targets.inputs import Probe, device_of
 from outpace.targets.invariant import TRITON, invariant_norm
@@ -40,6 +40,7 @@ class Modules:
         places: layer of the model -> layer of the cache.
         shapes: shapes of the rows of the cache's layers.
         vocabulary: number of logits of a row.
+        cache_argument: name of the argument of ``step`` for a cache.
 
     Raises:
         UnsupportedModel: the model takes no masks, positions or cache of outpace's.
@@ -61,6 +62,7 @@ class Modules:
         self.packed = dict(packer.kernels)
         self.step: Any = changed if exact or self.packed or fuses else model
         self.line: Any = None
+        self.cache_argument = cache_argument(model)
         self.row_step = tail_step(model) if exact and not (fuses or invariant) else 1
         self.least_rows = packer.rows if fuses else 1
         self._packer = packer
@@ -124,8 +126,8 @@ class Modules:
             input_ids=token,
             attention_mask=self.masks.one(device),
             position_ids=token,
-            past_key_values=probe,
             use_cache=True,
+            **{self.cache_argument: probe},
         )
 
     @torch.inference_mode()

@@ -25,7 +25,7 @@ from outpace.targets.inputs import positions_of
 from outpace.targets.self_test import agree
 
 # Arguments of a language model for a prompt, besides flags; it must not need any others.
-_KNOWN = {"inputs_embeds", "position_ids", "attention_mask", "past_key_values", "cache_position"}
+_KNOWN = {"inputs_embeds", "position_ids", "attention_mask", "past_key_values", "cache", "cache_position"}
 _PLAIN = (bool, int, float, str)
 
 

@@ -23,7 +23,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from outpace.cache import Cache, KVCache, LayerShape, Slot, Window
 from outpace.core import ContextOverflow, OutpaceError, Source, UnsupportedModel
 from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, own_cache
-from outpace.targets.checks import context_of, end_tokens, family, refuse_by_config
+from outpace.targets.checks import cache_argument, context_of, end_tokens, family, refuse_by_config
 from outpace.targets.inputs import CacheAdapter, Probe, device_of, inputs_of, rows_of
 from outpace.targets.masks import MaskMaker
 from outpace.targets.positions import ByBias, placement_of
@@ -110,6 +110,7 @@ class Seq2SeqTarget(TargetModel):
 
     def __init__(self, model: PreTrainedModel, check: bool = True) -> None:
         refuse_by_config(model, seq2seq=True)
+        self._cache_argument = cache_argument(model)
         if model.main_input_name not in (_TEXT, _FEATURES):
             raise UnsupportedModel(
                 f"{family(model)} reads {model.main_input_name}; supported are {_TEXT} and {_FEATURES}"
@@ -255,9 +256,9 @@ class Seq2SeqTarget(TargetModel):
                 encoder_outputs=BaseModelOutput(last_hidden_state=states),
                 decoder_input_ids=token,
                 decoder_attention_mask=self._masks.one(self.device),
-                past_key_values=EncoderDecoderCache(own, cross),
                 use_cache=True,
                 **self._placement.arguments(token),
+                **{self._cache_argument: EncoderDecoderCache(own, cross)},
             )
         return own, cross, output.logits
 
@@ -398,7 +399,7 @@ class Seq2SeqTarget(TargetModel):
         return {
             "encoder_outputs": BaseModelOutput(last_hidden_state=states),
             "attention_mask": (torch.arange(longest, device=self.device) < lengths[:, None]).long(),
-            "past_key_values": EncoderDecoderCache(
+            self._cache_argument: EncoderDecoderCache(
                 rows, _Cross(cache.sources.views(window.start, window.stop))
             ),
             "use_cache": True,

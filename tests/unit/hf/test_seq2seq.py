@@ -133,7 +133,7 @@ def test_a_cache_of_the_callers_is_filled() -> None:
     expected = plain("bart").generate(**given)
     assert fast("bart").generate(**given, past_key_values=mine).tolist() == expected.tolist()
     assert mine.get_seq_length() == expected.shape[1] - 1
-    with pytest.raises(OutpaceError, match="past_key_values that are filled"):
+    with pytest.raises(OutpaceError, match="a cache that is filled"):
         fast("bart").generate(**given, past_key_values=mine)
 
 

@@ -105,7 +105,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("T5EncoderModel", "T5Config", {"vocab_size": 64, "d_model": 32, "num_layers": 1}, "modeling head"),
     ("LlamaModel", "LlamaConfig", SMALL, "no language modeling head"),
     ("BertModel", "BertConfig", {**SMALL, "pad_token_id": 0}, "no language modeling head"),
-    ("BertForMaskedLM", "BertConfig", {**SMALL, "pad_token_id": 0}, "takes no past_key_values"),
+    ("BertForMaskedLM", "BertConfig", {**SMALL, "pad_token_id": 0}, "takes no (cache|past_key_values)"),
     ("BertLMHeadModel", "BertConfig", {**SMALL, "pad_token_id": 0}, "other logits for a tree"),
 ]
 
