@@ -30,6 +30,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from outpace.cache import KVCache, LayerShape, Slot
 from outpace.targets import CausalTarget, Rows
+from outpace.targets.checks import CACHE
 
 SHORT = 256
 CASES = [(15, 1, times) for times in (2, 4, 8)] + [(8, 8, times) for times in (2, 4, 8)]
@@ -164,7 +165,7 @@ def packed(target: CausalTarget) -> None:
         model.config._attn_implementation = "packed"
         try:
             output = model(
-                input_ids=ids, position_ids=positions, past_key_values=current[0], use_cache=True,
+                input_ids=ids, position_ids=positions, **{CACHE: current[0]}, use_cache=True,
                 attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool), logits_to_keep=torch.arange(16),
             )  # fmt: skip
         finally:

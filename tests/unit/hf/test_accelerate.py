@@ -19,6 +19,7 @@ from transformers import LlamaForCausalLM, pipeline
 import outpace
 from outpace.drafters import PromptLookup
 from outpace.hf import Generate
+from outpace.targets.checks import CACHE
 from unit.hf.tiny import NEVER, Forwards, make
 
 
@@ -240,7 +241,7 @@ def test_results_can_be_used_for_training(llama: Any, one: Any) -> None:
     asked = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
     found = llama.generate(**one, max_new_tokens=5, **asked)
     tensors = [found.sequences, *found.scores, *found.logits]
-    tensors += [rows for layer in found.past_key_values.layers for rows in (layer.keys, layer.values)]
+    tensors += [rows for layer in found[CACHE].layers for rows in (layer.keys, layer.values)]
     assert not any(tensor.is_inference() for tensor in tensors)
     loss = llama(found.sequences, labels=found.sequences).loss * found.scores[0].softmax(-1).max()
     loss.backward()

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 import outpace
+from outpace.targets.checks import CACHE
 from unit.hf.tiny import NEVER, make
 
 N, E = ord("n"), ord("e")
@@ -74,7 +75,7 @@ def test_rows_grow_on_where_there_is_no_end_token(family: str, batch: Any) -> No
     assert 16 < expected.sequences.shape[1] < 75
     for ours, stock in zip(found.logits, expected.logits, strict=True):
         torch.testing.assert_close(ours, stock)
-    assert found.past_key_values.get_seq_length() == expected.sequences.shape[1] - 1
+    assert found[CACHE].get_seq_length() == expected.sequences.shape[1] - 1
 
 
 def test_criteria_get_scores_if_they_are_asked_for(fast: Any, one: Any) -> None:

@@ -15,6 +15,7 @@ from transformers import (
 )
 
 import outpace
+from outpace.targets.checks import CACHE
 from unit.hf.tiny import BOS, EOS, NEVER, PAD, Forwards, make
 
 E, T, N = ord("e"), ord("t"), ord("n")
@@ -175,10 +176,10 @@ def test_only_what_was_asked_for_is_recorded(fast: Any, one: dict[str, Any]) -> 
     assert isinstance(fast.generate(**one, max_new_tokens=4, output_scores=True), torch.Tensor)
 
 
-def test_past_key_values_equal_stock_and_go_on(plain: Any, fast: Any, batch: dict[str, Any]) -> None:
+def test_caches_equal_stock_and_go_on(plain: Any, fast: Any, batch: dict[str, Any]) -> None:
     options = {"max_new_tokens": 12, "eos_token_id": NEVER, "return_dict_in_generate": True}
     expected, found = plain.generate(**batch, **options), fast.generate(**batch, **options)
-    cache, stock = found.past_key_values, expected.past_key_values
+    cache, stock = found[CACHE], expected[CACHE]
     assert type(cache) is DynamicCache
     assert cache.get_seq_length() == stock.get_seq_length() == found.sequences.shape[1] - 1
     mask = torch.cat([batch["attention_mask"], torch.ones(3, 12, dtype=torch.long)], dim=1)
@@ -190,17 +191,17 @@ def test_past_key_values_equal_stock_and_go_on(plain: Any, fast: Any, batch: dic
     positions = mask.sum(dim=1, keepdim=True) - 1
     with torch.no_grad():
         a, b = (
-            plain(input_ids=last, attention_mask=mask, position_ids=positions, past_key_values=c).logits
+            plain(input_ids=last, attention_mask=mask, position_ids=positions, **{CACHE: c}).logits
             for c in (cache, stock)
         )
     torch.testing.assert_close(a, b)
 
 
-def test_past_key_values_of_rows_that_ended(fast: Any, batch: dict[str, Any]) -> None:
+def test_caches_of_rows_that_ended(fast: Any, batch: dict[str, Any]) -> None:
     found = fast.generate(**batch, max_new_tokens=40, eos_token_id=N, return_dict_in_generate=True)
     ends = [(row != PAD).nonzero()[-1].item() for row in found.sequences]
     assert len(set(ends)) > 1
-    for layer in found.past_key_values.layers:
+    for layer in found[CACHE].layers:
         assert layer.keys.shape[2] == found.sequences.shape[1] - 1
         for row, end in enumerate(ends):
             pads = int((batch["attention_mask"][row] == 0).sum())
@@ -208,15 +209,17 @@ def test_past_key_values_of_rows_that_ended(fast: Any, batch: dict[str, Any]) ->
             assert used.nonzero().squeeze(1).tolist() == list(range(pads, int(end)))
 
 
-def test_an_empty_cache_of_the_callers_is_filled(fast: Any, one: dict[str, Any]) -> None:
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("name", sorted({CACHE, "past_key_values"}))
+def test_an_empty_cache_of_the_callers_is_filled(fast: Any, one: dict[str, Any], name: str) -> None:
     cache = DynamicCache(config=fast.config)
-    found = fast.generate(**one, max_new_tokens=6, past_key_values=cache)
+    found = fast.generate(**one, max_new_tokens=6, **{name: cache})
     assert cache.get_seq_length() == found.shape[1] - 1
 
 
 def test_no_cache_is_given_back_where_none_is_used(fast: Any, one: dict[str, Any]) -> None:
     found = fast.generate(**one, max_new_tokens=4, return_dict_in_generate=True, use_cache=False)
-    assert found.past_key_values is None
+    assert found.get(CACHE) is None
 
 
 def test_generation_ends_at_the_context(caplog: pytest.LogCaptureFixture) -> None:

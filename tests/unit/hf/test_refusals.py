@@ -10,6 +10,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaModel
 
 import outpace
 from outpace.core import OutpaceError, UnsupportedModel
+from outpace.targets.checks import CACHE
 from unit.hf.tiny import make
 
 CONFIGURED: dict[str, tuple[dict[str, Any], str]] = {
@@ -59,9 +60,9 @@ def test_inputs_embeds(generate: Any, plain: Any, one: Any) -> None:
 def test_a_filled_cache(generate: Any, plain: Any, one: Any) -> None:
     cache = DynamicCache(config=plain.config)
     with torch.no_grad():
-        plain(one["input_ids"][:, :-1], past_key_values=cache)
+        plain(one["input_ids"][:, :-1], **{CACHE: cache})
     with pytest.raises(OutpaceError, match="pass the whole text as input_ids and no cache"):
-        generate(**one, past_key_values=cache, max_new_tokens=3)
+        generate(**one, **{CACHE: cache}, max_new_tokens=3)
 
 
 def test_a_cache_of_another_kind(generate: Any, plain: Any, one: Any) -> None:
@@ -69,7 +70,7 @@ def test_a_cache_of_another_kind(generate: Any, plain: Any, one: Any) -> None:
 
     cache = StaticCache(config=plain.config, max_cache_len=64)
     with pytest.raises(OutpaceError, match="StaticCache: pass none, or an empty DynamicCache"):
-        generate(**one, past_key_values=cache, max_new_tokens=3)
+        generate(**one, **{CACHE: cache}, max_new_tokens=3)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 import outpace
 from outpace.core import OutpaceError
+from outpace.targets.checks import CACHE
 from unit.hf.tiny import Forwards
 from zoo.families import VOCABULARY
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES, START
@@ -120,21 +121,21 @@ def test_scores_and_caches(name: str) -> None:
         torch.testing.assert_close(found.logits[step][alive], expected.logits[step][alive])
     mask = given["attention_mask"][:, None, :, None] != 0
     for kind, seen in (("self_attention_cache", running[:, None, :, None]), ("cross_attention_cache", mask)):
-        mine, theirs = getattr(found.past_key_values, kind), getattr(expected.past_key_values, kind)
+        mine, theirs = getattr(found[CACHE], kind), getattr(expected[CACHE], kind)
         for ours, stock in zip(mine.layers, theirs.layers, strict=True):
             torch.testing.assert_close(ours.keys * seen, stock.keys * seen, atol=1e-5, rtol=0)
             torch.testing.assert_close(ours.values * seen, stock.values * seen, atol=1e-5, rtol=0)
-    assert all(found.past_key_values.is_updated.values()) and found.past_key_values.is_updated
+    assert all(found[CACHE].is_updated.values()) and found[CACHE].is_updated
 
 
 def test_a_cache_of_the_callers_is_filled() -> None:
     mine = EncoderDecoderCache(DynamicCache(), DynamicCache())
     given = padded("bart")
     expected = plain("bart").generate(**given)
-    assert fast("bart").generate(**given, past_key_values=mine).tolist() == expected.tolist()
+    assert fast("bart").generate(**given, **{CACHE: mine}).tolist() == expected.tolist()
     assert mine.get_seq_length() == expected.shape[1] - 1
     with pytest.raises(OutpaceError, match="a cache that is filled"):
-        fast("bart").generate(**given, past_key_values=mine)
+        fast("bart").generate(**given, **{CACHE: mine})
 
 
 def test_encoder_outputs_of_the_callers() -> None:
@@ -300,7 +301,7 @@ def told(found: Any) -> Any:
     if isinstance(found, torch.Tensor):
         return found.tolist()
     if hasattr(found, "items"):
-        skipped = ("past_key_values", "result", "scores")
+        skipped = (CACHE, "result", "scores")
         return {name: told(value) for name, value in found.items() if name not in skipped}
     return [told(value) for value in found] if isinstance(found, list | tuple) else found
 
