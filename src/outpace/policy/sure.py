@@ -17,6 +17,7 @@ from itertools import accumulate
 
 WIDTHS = (3, 7, 15, 31)  # with the root, whole tiles of kernels that multiply four or eight rows at once
 
+_LIMIT = 20.0  # maximum balance of an account, in plain steps
 _PRIOR = 12.0  # weight, in nodes, of the assumption that stated chances are right
 _KEEP = 0.9  # share of earlier drafts' weight that a new one leaves
 _FORGET = 0.98  # the same for a plain step, so that drafts are tried again after failures
@@ -76,15 +77,16 @@ class Sure:
 class Account:
     """Account of what sure drafts may lose, and of the ratio of their accepted to their expected nodes.
 
-    They are offered while the balance is above 0. A draft may overdraw it.
+    They are offered while the balance is above 0. A draft may overdraw it: one wide draft that fails costs
+    more than all savings, so gains are kept up to a higher limit, and pay for it.
 
     Args:
-        savings: maximum and initial balance, in plain steps.
+        savings: initial balance, in plain steps.
         share: share of the time that they may lose.
     """
 
     def __init__(self, savings: float, share: float) -> None:
-        self._savings, self._share = savings, share
+        self._share = share
         self.balance = savings
         self._right = self._stated = 0.0
 
@@ -94,7 +96,7 @@ class Account:
 
     def count(self, gained: float = 0.0) -> None:
         """Count a step, and what it gained in plain steps."""
-        self.balance = min(self._savings, self.balance + self._share + gained)
+        self.balance = min(_LIMIT, self.balance + self._share + gained)
 
     def forget(self) -> None:
         """Count a step without such a draft."""

@@ -16,6 +16,7 @@ from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.copying.token_recycling import TokenRecycling
 from outpace.engine.engine import Engine
 from outpace.policy.governor import Pinned
+from outpace.sampling import Key
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import Rows, TargetModel
 from outpace.targets.contrastive import ContrastiveTarget
@@ -253,6 +254,32 @@ class Says(Oracle):
     def draft(self, state: Sequence) -> Draft:
         draft = super().draft(state)
         return Draft(draft.tokens, draft.parents, chances=[self.chance] * len(draft))
+
+
+@dataclass(frozen=True)
+class Promises(Oracle):
+    def promise(self, state: Sequence) -> float:
+        return 0.7
+
+
+def test_it_promises_what_its_surest_part_does() -> None:
+    drafter = Combined((Oracle(said()), Promises(said())))
+    sequence = Sequence([5], LONG, Key(0), limit=9)
+    assert drafter.promise(drafter.start(sequence, drafter.prepare(ToyTarget()))) == 0.7
+
+
+def test_it_states_chances_unless_nodes_are_drafted_that_do_not_pay() -> None:
+    text = said()
+    watch = Recorded(Combined((Says(text, chance=0.9), Other(text, right=(0, 0)))))
+    run(watch)
+    stated = [draft.chances for _, draft, _ in watch.seen[:16]]
+    # The turns of the second part and of the first.
+    assert [place for place, chances in enumerate(stated) if chances is None] == [0, 15]
+    for chances in filter(None, stated):
+        assert list(chances) == sorted(chances, reverse=True) and chances[0] > 0.5
+    watch = Recorded(Combined((Says(text, chance=0.9), Other(text, right=(0, 0))), row_cost=0))
+    run(watch)
+    assert {draft.chances for _, draft, _ in watch.seen} == {None}
 
 
 def test_a_chance_that_is_stated_is_believed_at_once() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from dictation import Dictation
 from outpace.core import Draft, OutpaceError, SamplingParams
-from outpace.drafters.copying.suffix import Suffix
+from outpace.drafters.copying.suffix import Context, Suffix, SuffixState
 from outpace.engine.engine import Engine
 from outpace.logits import Logits
 from outpace.sampling import Key
@@ -206,6 +206,41 @@ def test_refuses_options_that_make_no_sense(options: dict[str, float]) -> None:
         Suffix(**options)  # type: ignore[arg-type]
 
 
+def emit(drafter: Suffix, state: SuffixState, token: int) -> None:
+    state.sequence.tokens.append(token)
+    drafter.learn(state, Step(Draft(), (), [], [token], Logits(torch.empty(1, 32)), 0, state.sequence, {}))
+
+
+def test_earlier_outputs_promise_too_and_are_trusted_apart() -> None:
+    drafter = Suffix()
+    shared = drafter.prepare(ToyTarget())
+    words = list(range(1, 25))
+    Dictation(drafter, words, prompt=[9], shared=shared).run()
+    state = drafter.start(Sequence([30], SamplingParams(), Key(0), limit=100), shared)
+    assert drafter.promise(state) == 0.0
+    promises = []
+    for token in words[:20]:
+        emit(drafter, state, token)
+        promises.append(drafter.promise(state))
+    assert promises[0] == pytest.approx(1 / 3) and promises[6] == pytest.approx(7 / 9, abs=0.1)
+    assert promises[-1] > 0.95 > 20 / 22
+    own = Context(20, state.text, state.text.last)
+    assert state.after.of(own) == pytest.approx(20 / 22)  # nothing is known of matches in the text itself
+
+
+def test_a_memory_that_grows_is_looked_up_again() -> None:
+    drafter = Suffix()
+    shared = drafter.prepare(ToyTarget())
+    Dictation(drafter, list(range(40, 60)), prompt=[9], shared=shared).run()
+    state = drafter.start(Sequence([30], SamplingParams(), Key(0), limit=100), shared)
+    for token in range(1, 9):
+        emit(drafter, state, token)
+    assert drafter.promise(state) == 0.0 and state.cursors
+    Dictation(drafter, list(range(1, 25)), prompt=[9], shared=shared).run()
+    assert drafter.promise(state) == pytest.approx(8 / 10)
+    assert list(drafter.draft(state).tokens[:3]) == [9, 10, 11]
+
+
 def test_long_matches_that_go_on_are_trusted_more() -> None:
     drafter = Suffix()
     shared = drafter.prepare(ToyTarget())
@@ -215,20 +250,16 @@ def test_long_matches_that_go_on_are_trusted_more() -> None:
     begun, first = drafter.promise(state), drafter.draft(state).chances
     assert begun == pytest.approx(6 / 8)
 
-    def emit(token: int) -> None:
-        sequence.tokens.append(token)
-        drafter.learn(state, Step(Draft(), (), [], [token], Logits(torch.empty(1, 32)), 0, sequence, {}))
-
     for token in words[6:12]:
-        emit(token)
+        emit(drafter, state, token)
     copied = drafter.promise(state)
     assert copied > 12 / 14
     fresh = drafter.start(sequence, shared)
     chances, unlearnt = drafter.draft(state).chances, drafter.draft(fresh).chances
     assert chances is not None and unlearnt is not None and first is not None
     assert sum(chances) > 1.1 * sum(unlearnt)
-    emit(29)
+    emit(drafter, state, 29)
     assert drafter.promise(state) == 0.0  # no match
     for token in words[:12]:
-        emit(token)
+        emit(drafter, state, token)
     assert 0 < drafter.promise(state) < copied  # one such match did not continue

@@ -128,18 +128,27 @@ def test_a_text_that_repeats_itself_costs_no_more() -> None:
 @given(TEXTS, TEXTS, st.integers(1, 5))
 def test_a_cursor_keeps_up_with_both_texts(text: Text, memory: Text, longest: int) -> None:
     automaton, sofar = SuffixAutomaton(), [1]
-    cursor = Cursor(automaton, longest)
+    cursor = Cursor(automaton, longest, sofar)
     taken: Text = []
     rng = random.Random(len(text) * 31 + len(memory))
     while text or memory:
         if memory and (not text or rng.random() < 0.5):
             taken.append(memory.pop())
             automaton.append(taken[-1])
-        new = rng.randrange(3)
-        sofar += text[:new]
-        grown, text = len(text[:new]), text[new:]
-        cursor.update(sofar, grown)
-        assert cursor.length == longest_suffix(sofar, taken, longest)
+        for token in text[: rng.randrange(3)]:
+            sofar.append(token)
+            cursor.append(token)
+            text = text[1:]
+        longer = longest_suffix(sofar, taken, longest)
+        if cursor.size != automaton.size:
+            assert cursor.length <= longer
+            assert automaton.find(cursor.state, cursor.length) == state_of(
+                automaton, sofar[len(sofar) - cursor.length :]
+            )
+            if rng.random() < 0.5:
+                continue
+            cursor = Cursor(automaton, longest, sofar)
+        assert cursor.length == longer
         assert automaton.find(cursor.state, cursor.length) == cursor.state
         assert cursor.state == state_of(automaton, sofar[len(sofar) - cursor.length :])
 

@@ -100,6 +100,14 @@ def test_sure_drafts_that_fail_lose_little() -> None:
         assert spent < 1.03 * tokens + 30
 
 
+def test_gains_pay_for_a_wide_draft_that_fails() -> None:
+    governor = Governor()
+    decode(governor, 100, 0.97, 15)
+    assert decode(governor, 1, 0.97, 0)[2] == 1
+    spent, tokens, drafts = decode(governor, 40, 0.97, 15)
+    assert drafts > 30 and tokens > 1.5 * spent
+
+
 def test_nothing_is_offered_to_several_sequences_or_before_a_measurement() -> None:
     governor = Governor()
     assert governor.plan(1).sure is None

@@ -13,7 +13,7 @@ parts are drafted. Their number is the one with the most tokens per time (Leviat
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -184,6 +184,9 @@ class Combined(Drafter[CombinedState]):
         own = zip(self.parts, state.states, strict=True)
         return all(part.revise(of_part, unchanged) for part, of_part in own)
 
+    def promise(self, state: CombinedState) -> float:
+        return max(part.promise(own) for part, own in zip(self.parts, state.states, strict=True))
+
     def propose(self, states: Seq[CombinedState]) -> list[Draft]:
         proposals = [part.propose([s.states[place] for s in states]) for place, part in enumerate(self.parts)]
         return [
@@ -228,14 +231,26 @@ class Combined(Drafter[CombinedState]):
             return proposals[0]
         chosen = [_chosen(draft) for draft in proposals]
         state.guesses, maps = Guesses.merged(chosen)
-        kept = self._choose(state, state.ledger.worth(state.guesses), maps)
+        worth = state.ledger.worth(state.guesses)
+        turn = state.steps % _ROUND
+        granted = maps[turn][: self.minimum] if turn < len(maps) else ()
+        kept = self._choose(state, worth, granted)
         place = {node: new for new, node in enumerate(kept)} | {-1: -1}
         state.nodes = [[place.get(node, -1) for node in nodes] for nodes in maps]
         tokens, parents = state.guesses.tokens, state.guesses.parents
-        return Draft(tuple(tokens[node] for node in kept), tuple(place[parents[node]] for node in kept))
+        return Draft(
+            tuple(tokens[node] for node in kept),
+            tuple(place[parents[node]] for node in kept),
+            # With chances, the governor leaves out nodes that do not pay by its own measurements.
+            chances=None if granted or self.row_cost is not None else tuple(worth[node] for node in kept),
+        )
 
-    def _choose(self, state: CombinedState, worth: Seq[float], maps: Seq[Seq[int]]) -> list[int]:
-        """The nodes of the merged tree to draft, parents first: no child is likelier than its parent."""
+    def _choose(self, state: CombinedState, worth: Seq[float], granted: Collection[int]) -> list[int]:
+        """The nodes of the merged tree to draft, parents first: no child is likelier than its parent.
+
+        Args:
+            granted: nodes to draft in any case.
+        """
         budget = (
             self.max_nodes if state.sequence.budget is None else min(self.max_nodes, state.sequence.budget)
         )
@@ -243,10 +258,8 @@ class Combined(Drafter[CombinedState]):
         measured = state.sequence.row_cost if self.row_cost is None else None
         row_cost = state.row_cost if measured is None else measured
         wanted = order[: worthwhile([worth[node] for node in order], row_cost)]
-        turn = state.steps % _ROUND
-        if turn >= len(maps):
+        if not granted:
             return wanted[:budget]
-        granted = set(maps[turn][: self.minimum])
         first = [node for node in order if node in granted]
         chosen = {*[*first, *(node for node in wanted if node not in granted)][:budget]}
         return [node for node in order if node in chosen]

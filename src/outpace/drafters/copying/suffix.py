@@ -50,38 +50,45 @@ class Context(NamedTuple):
 class Trust:
     """The probability that the token after a match follows again, learnt from one text's longest matches.
 
-    Texts that are copied continue long matches nearly always, others much less often.
+    Texts that are copied continue long matches nearly always, others much less often. Matches in the text
+    itself and in the memory are told apart.
+
+    Args:
+        text: the automaton of the text itself.
     """
 
-    def __init__(self) -> None:
-        self._cells: dict[int, list[float]] = {}  # octave of the length -> right, counted
+    def __init__(self, text: SuffixAutomaton) -> None:
+        self._text = text
+        self._cells: dict[tuple[bool, int], list[float]] = {}  # own, octave of the length -> right, counted
 
-    def of(self, length: int) -> float:
-        """The probability after a match of this length."""
-        right, counted = self._cells.get(length.bit_length(), (0.0, 0.0))
+    def of(self, match: Context) -> float:
+        """The probability after a match."""
+        length = match.length
+        right, counted = self._cells.get((match.automaton is self._text, length.bit_length()), (0.0, 0.0))
         return (right + _DOUBT * trust(length)) / (counted + _DOUBT)
 
-    def count(self, length: int, right: bool) -> None:
-        """Count a match whose token was right or wrong."""
-        cell = self._cells.setdefault(length.bit_length(), [0.0, 0.0])
-        cell[0] = cell[0] * _KEEP + right
+    def count(self, match: Context, token: int) -> None:
+        """Count a long match, whose likeliest token was right or wrong."""
+        length, automaton, state = match
+        if length < _LONG or (guess := automaton.likeliest(state)) < 0:
+            return
+        cell = self._cells.setdefault((automaton is self._text, length.bit_length()), [0.0, 0.0])
+        cell[0] = cell[0] * _KEEP + (guess == token)
         cell[1] = cell[1] * _KEEP + 1
 
 
 @dataclass
 class SuffixState:
-    """A sequence, the automaton of its text, and the places of the text's end in the memory.
+    """A sequence, the automaton of its text, and the place of the text's end in each block of the memory.
 
-    ``read`` is the number of tokens of the text already looked up in the memory, ``trust`` the chances of
-    matches in this text.
+    ``after`` has the chances of what follows matches of this text.
     """
 
     sequence: Sequence
     memory: SuffixMemory
     text: SuffixAutomaton
-    trust: Trust = field(default_factory=Trust)
+    after: Trust
     cursors: dict[SuffixAutomaton, Cursor] = field(default_factory=dict)
-    read: int = 0
 
 
 @dataclass(frozen=True)
@@ -132,27 +139,28 @@ class Suffix(SequenceDrafter[SuffixState]):
         return Memories(lambda: SuffixMemory(self.memory, self._counted))
 
     def start(self, sequence: Sequence, shared: Memories[SuffixMemory]) -> SuffixState:
-        state = SuffixState(sequence, shared.of(sequence), SuffixAutomaton(self._counted))
-        state.text.extend(sequence.tokens)
-        return state
+        text = SuffixAutomaton(self._counted)
+        text.extend(sequence.tokens)
+        return SuffixState(sequence, shared.of(sequence), text, Trust(text))
 
     def draft(self, state: SuffixState) -> Draft:
         contexts = self._contexts(state)
         if not contexts:
             return Draft()
         most = min(self.num_speculative_tokens, max(1, int(self.max_spec_factor * contexts[0].length)))
-        return best_first(contexts, partial(self._children, state.trust), most, state.sequence.stop_tokens)
+        return best_first(contexts, partial(self._children, state.after), most, state.sequence.stop_tokens)
 
     def promise(self, state: SuffixState) -> float:
-        return state.trust.of(min(self.max_ngram, state.text.shorter(state.text.last)[1]))
+        self._renew(state)
+        return max(state.after.of(match) for match in self._longest(state))
 
     def learn(self, state: SuffixState, step: Step) -> None:
-        text = state.text
         for token in step.tokens:
-            match, length = text.shorter(text.last)
-            if length >= _LONG:
-                state.trust.count(min(length, self.max_ngram), text.likeliest(match) == token)
-            text.append(token)
+            for match in self._longest(state):
+                state.after.count(match, token)
+            state.text.append(token)
+            for cursor in state.cursors.values():
+                cursor.append(token)
 
     def stop(self, state: SuffixState) -> None:
         sequence = state.sequence
@@ -160,16 +168,31 @@ class Suffix(SequenceDrafter[SuffixState]):
 
     def _contexts(self, state: SuffixState) -> list[Context]:
         """Earlier occurrences of the text's end, the longest matches first."""
+        self._renew(state)
         text = state.text
         found = _chain(text, *text.shorter(text.last), self.max_ngram)
-        tokens = state.sequence.tokens
-        # One cursor per block of the memory.
-        state.cursors = {b: state.cursors.get(b) or Cursor(b, self.max_ngram) for b in state.memory.blocks}
-        for cursor in state.cursors.values():
-            cursor.update(tokens, len(tokens) - state.read)
-            found += _chain(cursor.automaton, cursor.state, cursor.length, self.max_ngram)
-        state.read = len(tokens)
+        for block, cursor in state.cursors.items():
+            found += _chain(block, cursor.state, cursor.length, self.max_ngram)
         return nlargest(_CONTEXTS, found, key=lambda context: context.length)
+
+    def _longest(self, state: SuffixState) -> list[Context]:
+        """The longest earlier occurrences of the text's end, in the text and in the memory."""
+        match, length = state.text.shorter(state.text.last)
+        found = [Context(min(length, self.max_ngram), state.text, match)]
+        if state.cursors:
+            block, cursor = max(state.cursors.items(), key=lambda item: item[1].length)
+            found.append(Context(cursor.length, block, cursor.state))
+        return found
+
+    def _renew(self, state: SuffixState) -> None:
+        """Look the text's end up again in blocks of the memory that are new or have grown."""
+        tokens, before = state.sequence.tokens, state.cursors
+        state.cursors = {
+            block: before[block]
+            if block in before and before[block].size == block.size
+            else Cursor(block, self.max_ngram, tokens)
+            for block in state.memory.blocks
+        }
 
     def _children(
         self, after: Trust, contexts: Seq[Context], chance: float
@@ -180,7 +203,7 @@ class Suffix(SequenceDrafter[SuffixState]):
         that followed it, in proportion to their counts.
 
         Args:
-            after: the probability that a match continues.
+            after: the probability of what follows a match.
             chance: the estimated probability that the node itself is accepted.
         """
         support: dict[int, float] = {}
@@ -191,7 +214,7 @@ class Suffix(SequenceDrafter[SuffixState]):
             total = sum(counts.values())
             if not total:
                 continue
-            stake = chance * after.of(context.length)
+            stake = chance * after.of(context)
             chance -= stake
             for token, count in counts.items():
                 support[token] = support.get(token, 0.0) + stake * count / total

@@ -130,9 +130,9 @@ class SuffixAutomaton:
         return {token: self._count[below] for token, below in self._next[state].items()}
 
     def likeliest(self, state: int) -> int:
-        """The token that follows a state's n-grams most often."""
+        """The token that follows a state's n-grams most often; -1 if none does."""
         follows = self._next[state]
-        return max(follows, key=lambda token: self._count[follows[token]])
+        return max(follows, key=lambda token: self._count[follows[token]], default=-1)
 
     def count(self, state: int) -> int:
         """The number of occurrences of a state's n-grams of at most ``counted`` tokens."""

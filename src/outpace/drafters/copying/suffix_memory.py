@@ -47,28 +47,32 @@ class SuffixMemory:
 
 
 class Cursor:
-    """The longest suffix of a growing text that occurs in an automaton, updated token by token.
+    """The longest suffix of a growing text that occurs in an automaton.
+
+    It stays one that occurs while the automaton grows, but there may be a longer one then.
+
+    Args:
+        longest: maximum length in tokens.
+        text: the text so far, of which the last ``longest`` tokens are looked up.
 
     Attributes:
-        state: its state in the automaton.
+        size: the automaton's when this was made.
+        state: the suffix's state in the automaton.
         length: its length in tokens, at most ``longest``.
     """
 
-    def __init__(self, automaton: SuffixAutomaton, longest: int) -> None:
-        self.automaton = automaton
+    def __init__(self, automaton: SuffixAutomaton, longest: int, text: Sequence[int] = ()) -> None:
+        self.size = automaton.size
         self.state = ROOT
         self.length = 0
+        self._automaton = automaton
         self._longest = longest
-        self._size = -1  # size of the automaton at the last update
+        for token in text[max(0, len(text) - longest) :]:
+            self.append(token)
 
-    def update(self, text: Sequence[int], new: int) -> None:
-        """Update the match after the text grew by ``new`` tokens; the automaton may have grown too."""
-        if self._size != self.automaton.size:
-            # A longer suffix may occur in the automaton now.
-            self.state, self.length, self._size = ROOT, 0, self.automaton.size
-            new = self._longest
-        for token in text[max(0, len(text) - new) :]:
-            self.state, self.length = self.automaton.follow(self.state, self.length, token)
-            if self.length > self._longest:
-                self.length = self._longest
-                self.state = self.automaton.find(self.state, self.length)
+    def append(self, token: int) -> None:
+        """Update the suffix after the text grew by one token."""
+        self.state, self.length = self._automaton.follow(self.state, self.length, token)
+        if self.length > self._longest:
+            self.length = self._longest
+            self.state = self._automaton.find(self.state, self.length)
