@@ -12,6 +12,7 @@ import outpace
 from gguf_files import gguf_file
 from outpace.core import OutpaceError, SamplingParams
 from outpace.engine.engine import Engine
+from outpace.policy.governor import Governor
 from outpace.targets import Target
 from outpace.targets.llamacpp.library import LlamaContext, library
 
@@ -92,3 +93,16 @@ def test_options_on_the_command_line_are_those_of_a_target() -> None:
     assert (options.threads, options.type_v, options.exact, options.check) == (2, "q8_0", True, False)
     with pytest.raises(OutpaceError, match="no option 'thread'"):
         outpace.load(str(gguf_file("q8_0")), llamacpp="thread=2")
+
+
+def test_the_self_test_measures_forwards_for_governors() -> None:
+    target = Target(gguf_file("q8_0"), threads=1)
+    assert {1, 2, 4} < set(target.seconds) and max(target.seconds) > 30
+    assert all(seconds > 0 for seconds in target.seconds.values())
+    governor = Engine(target, "suffix").governor
+    assert isinstance(governor, Governor)
+    assert governor.forwards.seconds(1, 4) == pytest.approx(target.seconds[4], rel=0.5)
+    assert not Target(gguf_file("q8_0"), threads=1, check=False).seconds
+    before = dict(target.seconds)
+    Engine(target, "suffix").generate(PROMPTS, PARAMS)
+    assert target.seconds == before  # the steps of an engine are not among them

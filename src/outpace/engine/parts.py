@@ -116,6 +116,8 @@ def policy_of(
             options = drafter.widths, drafter.ramp, repr(drafter)
             narrow = drafter.narrow_widths
             policy = FullOrNarrow(narrow, *options) if narrow else Governor(*options)
+            if target.seconds:
+                policy.begin_with({"verify": {"1": target.seconds.items()}})
     elif callable(getattr(adaptive, "plan", None)) and not isinstance(adaptive, type):
         policy = adaptive
     else:

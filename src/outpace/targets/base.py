@@ -245,6 +245,8 @@ class TargetModel(ABC):
         tells: it returns the target's own tokens at ``Rows.asked`` instead of logits.
         mixes: rows of prompts in a forward of other sequences' drafts cost little more than alone, and
             ``Rows.unread`` is obeyed.
+        seconds: number of rows of one sequence -> seconds of their forward, measured by the self-test; empty
+            if it did not measure them. A governor begins with them.
 
     Class attributes:
         has_encoder: a text is decoded from a source in addition to its prompt.
@@ -269,6 +271,7 @@ class TargetModel(ABC):
     shares_ids: bool = True
     tells: bool = False
     mixes: bool = False
+    seconds: Mapping[int, float] = MappingProxyType({})
 
     @property
     def name(self) -> str:

@@ -331,6 +331,18 @@ def test_costs_of_another_target_are_refused(tmp_path: Path) -> None:
         Engine(ToyTarget()).save_costs(path)
 
 
+def test_a_governor_begins_with_what_the_target_has_measured() -> None:
+    target = ToyTarget()
+    target.seconds = {1: 1.0, 4: 3.0}
+    for drafter in ("jacobi", "lookahead"):
+        governor = Engine(target, drafter).governor
+        assert isinstance(governor, Governor)
+        assert [governor.forwards.seconds(1, rows) for rows in (1, 4)] == [1.0, 3.0]
+        assert governor.view(1).plain == 1.0
+    governor = Engine(ToyTarget(), "jacobi").governor
+    assert isinstance(governor, Governor) and not governor.forwards.dump()
+
+
 # -- drafters that know their widths ---------------------------------------------------------------------
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import Any, Literal
 
 import torch
@@ -112,6 +114,7 @@ class LlamaCppTarget(TargetModel):
         self.inexact = self._order_of_sums() or "not tested"
         self._least = 2 if self.options.exact is True else 1
         self._tiled = self.file_type in _TILED and not self.options.n_gpu_layers
+        self._times: list[tuple[int, float]] | None = None  # rows and seconds of forwards of the self-test
         self.row_bytes = 0
         self.row_bytes = self._measured_row_bytes()
         if self.options.check:
@@ -206,11 +209,16 @@ class LlamaCppTarget(TargetModel):
         own = own_cache(self, cache, LlamaCache)
         if hidden_layers:
             raise OutpaceError("llama.cpp shares no hidden states; use a drafter without trained parts")
+        began = perf_counter() if self._times is not None else 0.0
         try:
-            return self._forward(own, feeds, logits_from)
+            output = self._forward(own, feeds, logits_from)
         except BaseException:
             own.abandon()
             raise
+        if self._times is not None and len(feeds) == 1:
+            (row,) = feeds.values()
+            self._times.append((len(row.tokens), perf_counter() - began))
+        return output
 
     def _forward(self, cache: LlamaCache, feeds: Mapping[Slot, Rows], logits_from: int | None) -> Output:
         tokens: list[int] = []
@@ -277,8 +285,17 @@ class LlamaCppTarget(TargetModel):
             self.bit_exact = not worst
 
     def _off(self) -> float:
-        """The largest difference between rows alone and among others, relative to their spread."""
+        """The largest difference between rows alone and among others, relative to their spread.
+
+        Meanwhile forwards of one text are timed.
+        """
+        self._times = []
         plain, others = logits_by_shape(self)
+        times, self._times = self._times[1:], None  # the first forward reads the weights from the disk
+        self.seconds = {
+            rows: median(seconds for width, seconds in times if width == rows)
+            for rows in sorted({width for width, _ in times})
+        }
         if all(torch.equal(plain, other) for other in others):
             return 0.0
         return max(difference(plain, other) for other in others)
