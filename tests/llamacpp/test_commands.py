@@ -66,8 +66,10 @@ def test_the_server_answers_as_the_engine_does(loaded: Any) -> None:
 def test_the_library_writes_into_the_log_alone(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    path = gguf_file("q8_0")
+    capfd.readouterr()  # writing the file may have been told
     with caplog.at_level(logging.DEBUG, "outpace.llamacpp"):
-        Engine(Target(gguf_file("q8_0"), check=False)).generate([[5, 6, 7]], PARAMS)
+        Engine(Target(path, check=False)).generate([[5, 6, 7]], PARAMS)
     assert any("n_ctx" in record.message for record in caplog.records)
     assert capfd.readouterr() == ("", "")
 
@@ -106,6 +108,25 @@ def test_an_interrupted_decode_leaves_the_process_clean(
     for again in (engine, Engine(loaded.target, "suffix")):
         assert again.generate([loaded.tokens(PROMPT)], PARAMS)[0].tokens == expected
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("place", ["loading the model", "making a context"])
+def test_an_interrupt_while_the_library_writes_is_not_lost(loaded: Any, place: str) -> None:
+    class Interrupting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logger.removeHandler(self)  # once
+            os.kill(os.getpid(), signal.SIGINT)
+
+    logger, path = logging.getLogger("outpace.llamacpp"), gguf_file("q8_0")
+    level = logger.level
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(Interrupting())
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Target(path) if place == "loading the model" else Engine(loaded.target).generate([[5]], PARAMS)
+    finally:
+        logger.setLevel(level)
+    assert Engine(Target(path)).generate([[5, 6, 7]], PARAMS)[0].tokens
 
 
 def test_a_schema_is_obeyed_and_drafts_change_no_token(loaded: Any) -> None:

@@ -40,6 +40,8 @@ _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.ERROR
 class _Log:
     """llama.cpp's log, line by line.
 
+    An exception cannot leave a callback: Ctrl-C in one is kept for ``raise_interrupt``.
+
     Attributes:
         errors: the latest errors.
         callback: the function that the library calls; this reference keeps it alive.
@@ -49,8 +51,21 @@ class _Log:
         self.callback: Any = None
         self.errors: deque[str] = deque(maxlen=16)
         self._level, self._text = logging.DEBUG, ""
+        self._interrupted = False
 
     def __call__(self, level: int, text: bytes, data: Any) -> None:
+        try:
+            self._write(level, text)
+        except KeyboardInterrupt:
+            self._interrupted = True
+
+    def raise_interrupt(self) -> None:
+        """Raise KeyboardInterrupt if there was one while the library wrote."""
+        if self._interrupted:
+            self._interrupted = False
+            raise KeyboardInterrupt
+
+    def _write(self, level: int, text: bytes) -> None:
         self._level = _LEVELS.get(level, self._level)
         self._text += text.decode(errors="replace")
         *lines, self._text = self._text.split("\n")
@@ -151,6 +166,7 @@ class LlamaModel:
         if not self.pointer:
             raise _refusal(path, list(log().errors))
         weakref.finalize(self, lib.llama_model_free, self.pointer)
+        log().raise_interrupt()
         self.vocabulary = lib.llama_model_get_vocab(self.pointer)
 
     def text(self, key: str) -> str | None:
@@ -236,6 +252,7 @@ class LlamaContext:
                 "give the engine fewer slots, less length or less memory"
             )
         weakref.finalize(self, lib.llama_free, self._context)
+        log().raise_interrupt()
         self._memory = lib.llama_get_memory(self._context)
         self.cells = int(lib.llama_n_ctx(self._context)) - _PADDING
         self._vocabulary = int(lib.llama_vocab_n_tokens(model.vocabulary))
