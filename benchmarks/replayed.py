@@ -78,7 +78,7 @@ class Steps:
 
 
 def record(data: Path | None, limit: int, tokens: int) -> Texts:
-    """What the embedded model emits after the first prompts of each set."""
+    """Decode the first prompts of each set plainly with the embedded model."""
     path = outpace.nano_path()
     tokenizer = AutoTokenizer.from_pretrained(path)
     engine = outpace.Engine(AutoModelForCausalLM.from_pretrained(path).eval())
@@ -163,7 +163,7 @@ class Replay:
 
 
 class Active:
-    """What an engine's batch knows of a sequence, as far as drafting needs it."""
+    """A sequence and its drafter's state, as in an engine's batch."""
 
     def __init__(self, sequence: Sequence, state: Any) -> None:
         self.sequence, self.state = sequence, state
