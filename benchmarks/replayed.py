@@ -4,7 +4,7 @@
 
 First the embedded model decodes prompts of five sets plainly. Then each text is decoded again as if it were
 dictated: drafts are proposed, cut by the governor and compared with the text, and a step takes the recorded
-seconds of a forward of so many rows (``STEPS``), with seeded jitter, and ``--drafting`` where something was
+seconds of a forward of that width (``STEPS``), with seeded jitter, and ``--drafting`` where something was
 drafted. One governor sees all texts of a run; the order of the sets is another in each of ``--runs`` runs.
 Drafters that read logits cannot be replayed.
 
