@@ -26,7 +26,7 @@ from outpace.cli.interrupt import Interrupt
 from outpace.core import OutpaceError, SamplingParams
 from outpace.engine.engine import Engine
 from outpace.targets import Target
-from outpace.targets.llamacpp.library import LlamaContext
+from outpace.targets.llamacpp.library import LlamaContext, library, log
 from serving import FORM, PERSON, run, serving
 
 PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)
@@ -127,6 +127,32 @@ def test_an_interrupt_while_the_library_writes_is_not_lost(loaded: Any, place: s
     finally:
         logger.setLevel(level)
     assert Engine(Target(path)).generate([[5, 6, 7]], PARAMS)[0].tokens
+
+
+def test_an_interrupt_while_a_decode_writes_ends_that_decode(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, written = Engine(loaded.target), log()
+
+    def interrupted(level: int, text: bytes) -> None:
+        raise KeyboardInterrupt
+
+    decode, decodes = library().llama_decode, 0
+
+    def writing(*given: Any) -> Any:
+        nonlocal decodes
+        decodes += 1
+        if decodes == 2:
+            with monkeypatch.context() as inside:
+                inside.setattr(written, "_write", interrupted)
+                written(2, b"a line", None)
+        return decode(*given)
+
+    with monkeypatch.context() as outside, pytest.raises(KeyboardInterrupt):
+        outside.setattr(library(), "llama_decode", writing)
+        engine.generate([[5, 6, 7]], PARAMS)
+    assert decodes == 2 and not engine.sequences
+    assert engine.generate([[5, 6, 7]], PARAMS)[0].tokens
 
 
 def test_a_schema_is_obeyed_and_drafts_change_no_token(loaded: Any) -> None:

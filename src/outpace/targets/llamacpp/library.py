@@ -314,6 +314,7 @@ class LlamaContext:
         failed = self._lib.llama_decode(self._context, self._batch)
         if padded > rows:
             self.remove(0, 0)
+        log().raise_interrupt()
         if failed:
             raise OutpaceError(f"llama.cpp fails to decode {rows} rows ({failed}): {last_error()}")
         count = sum(wanted)
