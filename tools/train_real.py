@@ -18,7 +18,7 @@ from pathlib import Path
 import drafter_prompts
 from outpace.train.provenance import PROVENANCE
 
-OWN = 1200  # requests that the model writes itself
+OWN = 4500  # requests that the model writes itself
 COMMON = "--model smollm2 --dtype bfloat16 --rows 2 --length 512 --held-out 0.03 --states states"
 HARD, SOFT = "--objective ground_truth", "--objective forward_kl"
 SMALL = "draft_vocabulary=4096"

@@ -45,6 +45,7 @@ SPECS = {
     "early_exit, attention": "early_exit:path={trained attention},num_speculative_tokens=3,min_confidence=0",
     "windowed": "windowed:sinks=2,recent=12,num_speculative_tokens=3",
     "parallel_tokens": "parallel_tokens:path={trained},num_speculative_tokens=2",
+    "hydra, by confidence": "hydra:path={trained},expand=3,max_nodes=8",
 }
 NEAR_TIE = 1e-4
 ALL, FEW = 64, 4

@@ -64,7 +64,8 @@ class Recorded(Drafter[Any]):
 
     def observe(self, states: Seq[Any], steps: Seq[Step]) -> None:
         for (sequence, _), step in zip(states, steps, strict=True):
-            self.seen.append((*self.pending[id(sequence)], step))
+            nothing = list(sequence.tokens), Draft()  # it was not asked
+            self.seen.append((*self.pending.pop(id(sequence), nothing), step))
         self.inner.observe([own for _, own in states], steps)
 
 
@@ -80,6 +81,7 @@ class Recorded(Drafter[Any]):
             share=False,
         ),
         Combined((DRAFT_MODEL, PromptLookup())),
+        Combined((PromptLookup(), TokenRecycling()), enough=0.01),
     ],
 )
 def test_it_keeps_the_contract(drafter: Combined) -> None:
@@ -298,6 +300,39 @@ def test_and_measured_where_it_is_wrong() -> None:
     assert drafted[0] and not any(drafted[-8:])
 
 
+def test_parts_after_one_that_is_sure_enough_are_not_asked() -> None:
+    text = said()
+    for chance, enough, asked in ((0.95, 0.9, False), (0.85, 0.9, True), (0.95, 1.1, True)):
+        sure, other = Recorded(Says(text, chance=chance)), Recorded(Other(text))
+        run(Combined((sure, other), enough=enough))
+        assert len(other.seen) == len(sure.seen)
+        drafted = [place for place, (_, draft, _) in enumerate(other.seen) if len(draft)]
+        assert drafted[:3] == ([0, 1, 2] if asked else [0, 16, 32])  # in its turn it drafts in any case
+        first, last = Recorded(Other(text)), Recorded(Says(text, chance=chance))
+        run(Combined((first, last), enough=enough))
+        assert all(len(draft) for _, draft, _ in first.seen[:-1])
+
+
+@dataclass(frozen=True)
+class SureOfOne(Says):
+    """A drafter that is sure of one of the prompts."""
+
+    def draft(self, state: Sequence) -> Draft:
+        draft = super().draft(state)
+        chance = 0.95 if list(state.prompt) == [5] else 0.5
+        return Draft(draft.tokens, draft.parents, chances=[chance] * len(draft))
+
+
+def test_the_sequences_of_a_batch_are_asked_for_one_by_one() -> None:
+    other = Recorded(Other(said()))
+    engine = Engine(ToyTarget(context=None), Combined((SureOfOne(said()), other)), adaptive=False)
+    found = engine.generate([[5], [6]], [LONG, GREEDY])
+    plain = Engine(ToyTarget(context=None)).generate([[5], [6]], [LONG, GREEDY])
+    assert [g.tokens for g in found] == [g.tokens for g in plain]
+    asked = [step.sequence.prompt[0] for _, draft, step in other.seen if len(draft)]
+    assert asked.count(6) > 3 * asked.count(5)
+
+
 def test_a_tight_budget_goes_to_the_likelier_nodes() -> None:
     text = said()
     drafter = Combined((Other(text, right=(0, 0)), Oracle(text)), max_nodes=5, row_cost=0, minimum=0)
@@ -479,6 +514,7 @@ def test_it_is_read_from_a_spec() -> None:
         ((Jacobi(),), {"max_nodes": 0}, "max_nodes must be at least 1, not 0"),
         ((Jacobi(),), {"minimum": -1}, "minimum must be at least 0, not -1"),
         ((Jacobi(),), {"row_cost": -0.5}, "row_cost must be a number of at least 0, not -0.5"),
+        ((Jacobi(),), {"enough": 0.0}, "enough must be above 0, not 0"),
     ],
 )
 def test_a_mistake_is_named(parts: tuple[Any, ...], options: dict[str, Any], message: str) -> None:

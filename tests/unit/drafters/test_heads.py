@@ -19,7 +19,7 @@ from outpace.learned.learned import Batch
 from outpace.testing import ToyTarget, check_drafter
 from outpace.train.data import Document
 from outpace.train.reading import read_batch
-from outpace.tree import depths
+from outpace.tree import depths, path_to
 
 TARGET = ToyTarget()
 PROMPT = [3, 9, 2, 7]
@@ -30,6 +30,11 @@ KINDS: dict[str, tuple[type[Heads], Any, Any]] = {
     "medusa of some ids": (MedusaHeads, MedusaConfig(heads=3, draft_vocabulary=20), Medusa),
     "blockwise of some ids": (BlockwiseHeads, BlockwiseConfig(heads=3, draft_vocabulary=20), Blockwise),
     "hydra of some ids": (HydraHeads, HydraConfig(heads=3, draft_vocabulary=20), Hydra),
+}
+GROWN: dict[str, Any] = {
+    "medusa": lambda h: Medusa(h, expand=3, max_nodes=7),
+    "hydra": lambda h: Hydra(h, expand=3, max_nodes=7),
+    "hydra of some ids": lambda h: Hydra(h, expand=20),
 }
 
 
@@ -52,6 +57,36 @@ def batch_of(text: list[int], prompt: int) -> Batch:
 @pytest.mark.parametrize("name", KINDS)
 def test_contract(name: str) -> None:
     check_drafter(KINDS[name][2](heads(name)), TARGET)
+
+
+@pytest.mark.parametrize("name", GROWN)
+def test_contract_of_trees_that_grow_by_confidence(name: str) -> None:
+    check_drafter(GROWN[name](heads(name)), TARGET)
+
+
+@pytest.mark.parametrize("name", ["medusa", "hydra"])
+def test_a_tree_by_confidence_has_the_most_probable_paths(name: str) -> None:
+    made = heads(name)
+    whole = KINDS[name][0].of(made, TARGET)
+    engine = Engine(
+        TARGET, type(KINDS[name][2](made))(made, expand=TARGET.vocabulary, max_nodes=9), adaptive=False
+    )
+    engine.add(PROMPT, SamplingParams(max_new_tokens=60, ignore_eos=True))
+    engine.step()
+    state = engine._batch.active[0].state
+    (draft,) = engine.drafter.propose([state])
+    root, one = state.sequence.tokens[-1], torch.zeros(1, dtype=torch.long)
+    chances: dict[tuple[int, ...], float] = {(): 1.0}
+    for depth in range(3):
+        for path in [path for path in chances if len(path) == depth]:
+            rows = whole.rows(state.before[None], one, torch.tensor([[root, *path]]))
+            for token, chance in enumerate(rows[0].softmax(dim=-1).tolist()):
+                chances[(*path, token)] = chances[path] * chance
+    del chances[()]
+    best = sorted(chances, key=lambda path: -chances[path])[:9]
+    paths = [tuple(draft.tokens[n] for n in path_to(draft.parents, node)) for node in range(9)]
+    assert paths == best and max(map(len, best)) > 1
+    assert draft.chances == pytest.approx([chances[path] for path in best])
 
 
 @pytest.mark.parametrize("verifier", ["match", "rejection"])
@@ -182,7 +217,10 @@ def test_accuracies_are_counted_by_rank() -> None:
     ("make", "match"),
     [
         (lambda: Medusa("x", max_nodes=0), "max_nodes must be at least 1"),
-        (lambda: Medusa("x", max_nodes=3, branching="2x2"), "excludes branching"),
+        (lambda: Medusa("x", max_nodes=3, branching="2x2"), "branching excludes"),
+        (lambda: Medusa("x", expand=3, branching="2x2"), "branching excludes"),
+        (lambda: Hydra("x", expand=0), "hydra: expand must be at least 1"),
+        (lambda: Hydra("x", expand=3, draws="independent"), "cannot be independent draws"),
         (lambda: MedusaConfig(draft_vocabulary=-1), "draft_vocabulary must be at least 0"),
         (lambda: MedusaConfig(own_head=True, draft_vocabulary=4), "medusa: draft_vocabulary is of"),
         (lambda: HydraConfig(own_head=True, draft_vocabulary=4), "hydra: draft_vocabulary is of"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import pytest
 
 from outpace.core import OutpaceError
 from outpace.drafters.support.shapes import Confident, Growing, Static, branching_parents, shape_of
+from outpace.tree import path_to
 
 
 def test_branching_factors_by_depth() -> None:
@@ -74,33 +77,51 @@ def test_options_that_mean_nothing_are_refused(options: Any, message: str) -> No
         shape_of(3, **options)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_the_most_confident_nodes_are_kept_and_no_child_without_its_parent(seed: int) -> None:
-    draw = random.Random(seed)
-    shape = Confident(width=3, nodes=7, depth=4)
+class Unpruned(Confident):
+    """The shape that grows on from the best nodes of a layer even if nothing below them can be kept."""
+
+    def front(self, tree: Growing, layer: Seq[int]) -> list[int]:
+        return sorted(sorted(layer, key=lambda node: -tree.weights[node])[: self.width])
+
+
+def grown(shape: Confident, seed: int) -> Growing:
+    """A tree with random confidences, some of them certain: a child is then as likely as its parent."""
     tree = Growing(4, shape)
-    while tree.depth < 4:
+    while tree.front and tree.depth < 4:
         layer: list[int] = []
         for node in tree.front:
-            # Some are certain: a child is then as likely as its parent.
+            draw = random.Random(f"{seed} {tree.guessed(node)}")
             layer += tree.add(node, [1, 2, 3], [draw.choice([0.0, -0.5, -1.0, -2.0]) for _ in range(3)])
         tree.depth += 1
         tree.front = shape.front(tree, layer)
-        assert len(tree.front) <= 3
-        assert min(tree.weights[n] for n in tree.front) >= max(
-            (tree.weights[n] for n in layer if n not in tree.front), default=-99
-        )
-    draft = shape.finish(tree, replacement=False)  # Draft itself refuses a node before its parent
-    assert len(draft) == 7 and draft.distributions is None
-    weights = sorted(tree.weights, reverse=True)
-    kept = []
+    return tree
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_most_confident_nodes_are_kept_and_no_child_without_its_parent(seed: int) -> None:
+    tree = grown(Confident(width=3, nodes=7, depth=4), seed)
+    draft = tree.finish()  # Draft itself refuses a node before its parent
+    assert len(draft) == 7 and draft.distributions is None and draft.chances is not None
+    expected = sorted(map(math.exp, tree.weights), reverse=True)[:7]
+    assert list(draft.chances) == expected
     for node, parent in enumerate(draft.parents):
-        # Find the node again by its path: tokens are unique among siblings.
-        above = kept[parent] if parent >= 0 else -1
-        kept.append(
-            next(n for n, p in enumerate(tree.parents) if p == above and tree.tokens[n] == draft.tokens[node])
-        )
-    assert sorted((tree.weights[n] for n in kept), reverse=True) == weights[:7]
+        guessed = [draft.tokens[place] for place in path_to(draft.parents, node)]
+        (found,) = (place for place in range(len(tree.tokens)) if tree.guessed(place) == guessed)
+        assert draft.chances[node] == math.exp(tree.weights[found])
+        assert parent < 0 or draft.chances[node] <= draft.chances[parent]
+
+
+def test_only_nodes_whose_children_may_be_kept_get_any() -> None:
+    fewer = 0
+    for seed in range(20):
+        pruned, whole = (grown(kind(width=3, nodes=7, depth=4), seed) for kind in (Confident, Unpruned))
+        one, other = pruned.finish(), whole.finish()
+        assert (one.tokens, one.parents, one.chances) == (other.tokens, other.parents, other.chances)
+        fewer += len(pruned.tokens) < len(whole.tokens)
+    assert fewer > 10
+    hopeless = Growing(4, Confident(width=2, nodes=2, depth=4))
+    hopeless.add(-1, [1, 2], [-900.0, -1000.0])
+    assert min(hopeless.finish().chances or ()) > 0
 
 
 def test_a_static_tree_within_fewer_nodes_has_the_likeliest() -> None:

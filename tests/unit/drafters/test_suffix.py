@@ -96,6 +96,24 @@ def test_branches() -> None:
     assert generation.stats.accepted > 0
 
 
+def test_a_budget_keeps_the_likeliest_nodes() -> None:
+    drafter = Suffix()
+    draw = random.Random(0)
+    text = [draw.randrange(4) for _ in range(80)]
+    sequence = Sequence(text, SamplingParams(), Key(0), limit=100)
+    state = drafter.start(sequence, drafter.prepare(ToyTarget()))
+    whole = drafter.draft(state)
+    assert len(whole) > 9
+    for budget in (1, 4, 9, 99):
+        sequence.budget = budget
+        found = drafter.draft(state)
+        assert (found.tokens, found.parents, found.chances) == (
+            whole.tokens[:budget],
+            whole.parents[:budget],
+            (whole.chances or ())[:budget],
+        )
+
+
 def test_a_copy_takes_few_steps() -> None:
     text = [random.Random(place).randrange(1000) for place in range(400)]
     run = Dictation(Suffix(), text, prompt=[*text, 1, 2], shared=Suffix().prepare(ToyTarget()))

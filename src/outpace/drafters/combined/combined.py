@@ -63,13 +63,19 @@ class CombinedState:
     nodes: list[list[int]] = field(default_factory=list)
     guesses: Guesses = field(default_factory=Guesses)
 
+    @property
+    def turn(self) -> int:
+        """The part that gets its minimum of nodes in this step, if there is one of this index."""
+        return self.steps % _ROUND
+
 
 @dataclass(frozen=True)
 class Combined(Drafter[CombinedState]):
     """Several drafters at once: their trees are merged, and the likeliest nodes are drafted.
 
-    All parts draft in every step, even if none of their nodes is used: the time of an expensive part, such as
-    a draft model, is not weighed. A single part drafts as if it were not combined.
+    Parts draft in their order, so the cheapest comes first, unless one before is sure enough. The time of an
+    expensive part, such as a draft model, is not weighed otherwise. A single part drafts as if it were not
+    combined.
 
     Attributes:
         parts: the drafters, all different, as in ``combined:(lookahead:window=5)+(prompt_lookup)``.
@@ -83,6 +89,8 @@ class Combined(Drafter[CombinedState]):
         share: measure together all sequences of an engine that share a memory (``Speculation.memory``);
             otherwise each starts without measurements. (Under ``rejection`` the tokens of a seed depend on
             the drafts, and therefore, if shared, on earlier requests.)
+        enough: chance of a part's first guess, as the part states it, from which the parts after it do not
+            draft; with more than 1, all parts draft in every step.
     """
 
     parts: tuple[Drafter[Any], ...]
@@ -90,6 +98,7 @@ class Combined(Drafter[CombinedState]):
     row_cost: float | None = None
     minimum: int = 4
     share: bool = True
+    enough: float = 0.9
 
     paper: ClassVar[str] = (
         "Miao et al. 2023, SpecInfer (arXiv 2305.09781), for the merged tree; Liu et al. 2025, Not-a-Bandit: "
@@ -114,6 +123,8 @@ class Combined(Drafter[CombinedState]):
         self.check_least(max_nodes=1, minimum=0)
         if self.row_cost is not None and not 0 <= self.row_cost < math.inf:
             raise OutpaceError(f"combined: row_cost must be a number of at least 0, not {self.row_cost}")
+        if not self.enough > 0:
+            raise OutpaceError(f"combined: enough must be above 0, not {self.enough}")
 
     @property
     def probabilities(self) -> bool:
@@ -188,10 +199,22 @@ class Combined(Drafter[CombinedState]):
         return max(part.promise(own) for part, own in zip(self.parts, state.states, strict=True))
 
     def propose(self, states: Seq[CombinedState]) -> list[Draft]:
-        proposals = [part.propose([s.states[place] for s in states]) for place, part in enumerate(self.parts)]
-        return [
-            self._merge(state, [drafts[place] for drafts in proposals]) for place, state in enumerate(states)
-        ]
+        for state in states:
+            state.steps += 1
+        proposals: list[list[Draft]] = [[] for _ in states]
+        for place, part in enumerate(self.parts):
+            asked = [
+                index for index, drafts in enumerate(proposals) if self._asked(states[index], place, drafts)
+            ]
+            found = part.propose([states[index].states[place] for index in asked]) if asked else []
+            given = dict(zip(asked, found, strict=True))
+            for index, drafts in enumerate(proposals):
+                drafts.append(given.get(index, _NOTHING))
+        return [self._merge(state, drafts) for state, drafts in zip(states, proposals, strict=True)]
+
+    def _asked(self, state: CombinedState, place: int, before: Seq[Draft]) -> bool:
+        """True if a part is to draft: it is its turn, or no part before it is sure enough."""
+        return state.turn == place or all(max(draft.chances or (0.0,)) < self.enough for draft in before)
 
     def observe(self, states: Seq[CombinedState], steps: Seq[Step]) -> None:
         for place, part in enumerate(self.parts):
@@ -225,15 +248,13 @@ class Combined(Drafter[CombinedState]):
     def _merge(self, state: CombinedState, proposals: list[Draft]) -> Draft:
         """The draft of a sequence, the likeliest nodes first."""
         state.proposals = proposals
-        state.steps += 1
         if len(proposals) == 1:
             state.nodes = [list(range(len(proposals[0])))]
             return proposals[0]
         chosen = [_chosen(draft) for draft in proposals]
         state.guesses, maps = Guesses.merged(chosen)
         worth = state.ledger.worth(state.guesses)
-        turn = state.steps % _ROUND
-        granted = maps[turn][: self.minimum] if turn < len(maps) else ()
+        granted = maps[state.turn][: self.minimum] if state.turn < len(maps) else ()
         kept = self._choose(state, worth, granted)
         place = {node: new for new, node in enumerate(kept)} | {-1: -1}
         state.nodes = [[place.get(node, -1) for node in nodes] for nodes in maps]

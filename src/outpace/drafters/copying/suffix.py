@@ -148,6 +148,8 @@ class Suffix(SequenceDrafter[SuffixState]):
         if not contexts:
             return Draft()
         most = min(self.num_speculative_tokens, max(1, int(self.max_spec_factor * contexts[0].length)))
+        if state.sequence.budget is not None:
+            most = min(most, state.sequence.budget)
         return best_first(contexts, partial(self._children, state.after), most, state.sequence.stop_tokens)
 
     def promise(self, state: SuffixState) -> float:

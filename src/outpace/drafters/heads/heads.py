@@ -23,7 +23,7 @@ from outpace.drafters.base import Drafter
 from outpace.drafters.support.best_first import best_first
 from outpace.drafters.support.draws import Draws, Noise
 from outpace.drafters.support.growth import Growth, grow_whole
-from outpace.drafters.support.shapes import Growing, Static
+from outpace.drafters.support.shapes import Confident, Growing, Shape, Static
 from outpace.drafters.support.vocabulary import part_of
 from outpace.learned.learned import Batch, Fit, Learned, Losses, Objective, among, measure
 from outpace.learned.vocabulary import DraftVocabulary
@@ -246,15 +246,16 @@ class HeadDrafter(Drafter[HeadState]):
         """The heads, bound to the target."""
         return self.kind.of(self.path, target)
 
-    def parents(self, heads: Heads) -> list[int]:
-        """Parents of the tree of guesses, likeliest nodes first."""
-        return heads.tree()
+    def shape(self, heads: Heads) -> Shape:
+        """The shape of the tree of guesses."""
+        return Static(heads.tree())
 
     def prepare(self, target: TargetModel) -> HeadGrowth:
         heads = self.heads(target)
+        shape = self.shape(heads)
         return HeadGrowth(
-            shape=Static(self.parents(heads)),
-            draws=Draws(self.draws),
+            shape=shape,
+            draws=Draws(self.draws, weigh=shape.weighs, independent=not shape.weighs),
             vocabulary=part_of(heads.drafted.ids if heads.drafted.reduced else None, target.vocabulary),
             heads=heads,
         )
@@ -280,6 +281,39 @@ class HeadDrafter(Drafter[HeadState]):
     def observe(self, states: Seq[HeadState], steps: Seq[Step]) -> None:
         for state, step in zip(states, steps, strict=True):
             state.read(step.committed)
+
+
+@dataclass(frozen=True)
+class TreeHeads(HeadDrafter):
+    """Base class of drafters with heads whose guesses branch.
+
+    Attributes:
+        max_nodes: nodes of the tree of guesses; None is the number that the heads were trained with.
+        expand: grow the tree by the heads' confidence (EAGLE-2, Li et al. 2024): N nodes of each layer get N
+            children each, and the ``max_nodes`` best nodes are kept. By default the tree is static, chosen by
+            measured accuracies. Under a verifier that needs independent draws the children are the most
+            probable tokens.
+    """
+
+    max_nodes: int | None = None
+    expand: int | None = None
+
+    trees: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_least(max_nodes=1, expand=1)
+        if self.expand is not None and self.draws == "independent":
+            raise OutpaceError(
+                f"{self.name}: expand chooses among candidates by their tokens, so they cannot be "
+                "independent draws; leave out one of the two"
+            )
+
+    def shape(self, heads: Heads) -> Shape:
+        nodes = heads.max_nodes if self.max_nodes is None else self.max_nodes
+        if self.expand is None:
+            return Static(heads.tree(nodes))
+        return Confident(self.expand, nodes, heads.depth)
 
 
 def _rows(active: Seq[HeadState]) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from outpace.drafters.heads.heads import RANKS, HeadDrafter, Heads, Residual, check_shared
+from outpace.drafters.heads.heads import RANKS, Heads, Residual, TreeHeads, check_shared
 from outpace.learned import published_hydra
 from outpace.learned.learned import Fit, head_weights
 from outpace.learned.published import find
@@ -120,27 +120,15 @@ class HydraHeads(Heads):
 
 
 @dataclass(frozen=True)
-class Hydra(HeadDrafter):
+class Hydra(TreeHeads):
     """Hydra's heads.
 
     Attributes:
         path: a folder that ``outpace train hydra`` wrote, published heads (zankner/Hydra) by folder or hub
             name, or the heads themselves.
-        max_nodes: nodes of the tree of guesses, chosen by measured accuracies; None is the number that the
-            heads were trained with.
     """
-
-    max_nodes: int | None = None
 
     kind: ClassVar[type[Heads]] = HydraHeads
     paper: ClassVar[str] = (
         "Ankner et al. 2024, Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding (arXiv 2402.05109)"
     )
-    trees: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_least(max_nodes=1)
-
-    def parents(self, heads: Heads) -> list[int]:
-        return heads.tree(self.max_nodes)

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from outpace.core import OutpaceError
-from outpace.drafters.heads.heads import RANKS, HeadDrafter, Heads, Residual, check_shared
-from outpace.drafters.support.shapes import branching_parents, numbers
+from outpace.drafters.heads.heads import RANKS, HeadDrafter, Heads, Residual, TreeHeads, check_shared
+from outpace.drafters.support.shapes import Shape, Static, branching_parents, numbers
 from outpace.embedded import nano_drafter_path
 from outpace.learned import published_medusa
 from outpace.learned.learned import Fit, head_weights
@@ -171,20 +171,17 @@ class BlockwiseHeads(StateHeads):
 
 
 @dataclass(frozen=True)
-class Medusa(HeadDrafter):
+class Medusa(TreeHeads):
     """Medusa's heads.
 
     Attributes:
         path: a folder that ``outpace train medusa`` wrote, published heads (FasterDecoding/Medusa) by folder
             or hub name, or the heads themselves. None is the heads for the embedded model.
-        max_nodes: nodes of the tree of guesses, chosen by measured accuracies; None is the number that the
-            heads were trained with.
         branching: children of the root, of each of its children, and so on, as "4x2x1x1": a tree chosen by
-            hand, in place of ``max_nodes``.
+            hand, in place of ``max_nodes`` and ``expand``.
     """
 
     path: Any = field(default=None, repr=False)
-    max_nodes: int | None = None
     branching: str | tuple[int, ...] = ()
 
     kind: ClassVar[type[Heads]] = MedusaHeads
@@ -192,12 +189,11 @@ class Medusa(HeadDrafter):
         "Cai et al. 2024, Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads "
         "(arXiv 2401.10774)"
     )
-    trees: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_nodes is not None and (self.max_nodes < 1 or self.branching):
-            raise OutpaceError("medusa: max_nodes must be at least 1, and excludes branching")
+        if self.branching and (self.max_nodes is not None or self.expand is not None):
+            raise OutpaceError("medusa: branching excludes max_nodes and expand")
         if any(count < 1 for count in self._factors()):
             raise OutpaceError(f"medusa: branching must be numbers of at least 1, not {self.branching!r}")
 
@@ -207,13 +203,13 @@ class Medusa(HeadDrafter):
     def heads(self, target: TargetModel) -> Heads:
         return MedusaHeads.of(nano_drafter_path("medusa") if self.path is None else self.path, target)
 
-    def parents(self, heads: Heads) -> list[int]:
+    def shape(self, heads: Heads) -> Shape:
         factors = self._factors()
         if len(factors) > heads.depth:
             raise OutpaceError(
                 f"medusa: branching has {len(factors)} depths, but there are only {heads.depth} heads"
             )
-        return branching_parents(factors, len(factors)) if factors else heads.tree(self.max_nodes)
+        return Static(branching_parents(factors, len(factors))) if factors else super().shape(heads)
 
 
 @dataclass(frozen=True)

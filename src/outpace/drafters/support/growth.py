@@ -44,7 +44,8 @@ class Growth:
         The limit is applied before drafting, since cutting a finished tree would keep only its first layers.
         """
         shape = self.shape.within(sequence.budget)
-        return Growing(sequence.within_reach(shape.depth), shape)
+        least = math.log(sequence.row_cost) if sequence.row_cost else -math.inf
+        return Growing(sequence.within_reach(shape.depth), shape, least=least)
 
 
 class Grows(Protocol):

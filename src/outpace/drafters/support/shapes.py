@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -19,6 +20,7 @@ from outpace.tree import children, depths, select
 T = TypeVar("T", int, float)
 
 _MOST = 4096  # maximum number of nodes of a tree by branching
+_LEAST = 1e-300  # the chance stated for a confidence that rounds to 0
 
 
 @dataclass
@@ -33,6 +35,7 @@ class Growing:
         distributions: parent -> the distribution of its children, if they were drawn.
         front: nodes that get children next; at first the root.
         fed: the row of each node fed to the draft model, counted from the tree's first.
+        least: the log of the least confidence of a path that may pay for a row.
     """
 
     layers: int
@@ -45,6 +48,7 @@ class Growing:
     front: list[int] = field(default_factory=lambda: [-1])
     fed: dict[int, int] = field(default_factory=lambda: {-1: -1})
     depth: int = 0
+    least: float = -math.inf
 
     def weight(self, node: int) -> float:
         return self.weights[node] if node >= 0 else 0.0
@@ -155,8 +159,8 @@ class Confident(Shape):
     """EAGLE-2's dynamic tree (Li et al. 2024, arXiv 2406.16858, section 4).
 
     The ``width`` nodes of each layer with the most confident paths get ``width`` children each; in the end
-    the ``nodes`` most confident nodes are kept. A path is never more confident than its prefix, so they are
-    closed under parents.
+    the ``nodes`` most confident nodes are kept, with their confidences as their chances. A path is never more
+    confident than its prefix, so they are closed under parents.
 
     The choice of nodes depends on their tokens, so no distribution describes them: they are point masses.
     """
@@ -173,7 +177,11 @@ class Confident(Shape):
         return self.width
 
     def front(self, tree: Growing, layer: Seq[int]) -> list[int]:
-        return sorted(sorted(layer, key=lambda node: -tree.weights[node])[: self.width])
+        best = sorted(tree.weights, reverse=True)
+        # Only children of one of the most confident nodes so far may be kept.
+        least = max(tree.least, best[self.nodes - 1] if len(best) >= self.nodes else -math.inf)
+        going = [node for node in layer if tree.weights[node] > least]
+        return sorted(sorted(going, key=lambda node: -tree.weights[node])[: self.width])
 
     def within(self, nodes: int | None) -> Confident:
         if nodes is None or not 0 < nodes < self.nodes:
@@ -183,7 +191,8 @@ class Confident(Shape):
     def finish(self, tree: Growing, replacement: bool) -> Draft:
         # The sort is stable: of equal paths the earlier node comes first, a parent before its child.
         ranked = sorted(range(len(tree.tokens)), key=lambda node: -tree.weights[node])
-        return select(Draft(tuple(tree.tokens), tuple(tree.parents)), ranked[: self.nodes])
+        chances = [max(math.exp(weight), _LEAST) for weight in tree.weights]
+        return select(Draft(tuple(tree.tokens), tuple(tree.parents), chances=chances), ranked[: self.nodes])
 
 
 def shape_of(
