@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from learning import train
-from outpace.core import OutpaceError, SamplingParams
+from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import Blockwise, Hydra, Medusa
 from outpace.drafters.heads.heads import Heads, best_tree
 from outpace.drafters.heads.hydra import HydraConfig, HydraHeads
@@ -50,6 +50,10 @@ def heads(name: str, target: ToyTarget = TARGET) -> Heads:
     return made
 
 
+def paths_of(draft: Draft) -> list[tuple[int, ...]]:
+    return [tuple(draft.tokens[n] for n in path_to(draft.parents, node)) for node in range(len(draft))]
+
+
 def batch_of(text: list[int], prompt: int) -> Batch:
     return read_batch(TARGET, [[Document(tuple(text), prompt)]], (-1,))
 
@@ -68,13 +72,12 @@ def test_contract_of_trees_that_grow_by_confidence(name: str) -> None:
 def test_a_tree_by_confidence_has_the_most_probable_paths(name: str) -> None:
     made = heads(name)
     whole = KINDS[name][0].of(made, TARGET)
-    engine = Engine(
-        TARGET, type(KINDS[name][2](made))(made, expand=TARGET.vocabulary, max_nodes=9), adaptive=False
-    )
+    drafter = type(KINDS[name][2](made))(made, expand=TARGET.vocabulary, max_nodes=9)
+    engine = Engine(TARGET, drafter, adaptive=False)
     engine.add(PROMPT, SamplingParams(max_new_tokens=60, ignore_eos=True))
     engine.step()
     state = engine._batch.active[0].state
-    (draft,) = engine.drafter.propose([state])
+    (draft,) = drafter.propose([state])
     root, one = state.sequence.tokens[-1], torch.zeros(1, dtype=torch.long)
     chances: dict[tuple[int, ...], float] = {(): 1.0}
     for depth in range(3):
@@ -84,9 +87,13 @@ def test_a_tree_by_confidence_has_the_most_probable_paths(name: str) -> None:
                 chances[(*path, token)] = chances[path] * chance
     del chances[()]
     best = sorted(chances, key=lambda path: -chances[path])[:9]
-    paths = [tuple(draft.tokens[n] for n in path_to(draft.parents, node)) for node in range(9)]
-    assert paths == best and max(map(len, best)) > 1
+    assert paths_of(draft) == best and max(map(len, best)) > 1
     assert draft.chances == pytest.approx([chances[path] for path in best])
+    # Nothing is drafted after a path that does not pay for a row.
+    state.sequence.row_cost = 1.01 * chances[best[0]]
+    (draft,) = drafter.propose([state])
+    first = sorted((path for path in chances if len(path) == 1), key=lambda path: -chances[path])
+    assert paths_of(draft) == first[:9]
 
 
 @pytest.mark.parametrize("verifier", ["match", "rejection"])
