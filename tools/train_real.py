@@ -25,7 +25,7 @@ SMALL = "draft_vocabulary=4096"
 FIRST = "hydra"
 
 RUNS = {
-    FIRST: f"hydra:{SMALL} --max-new-tokens 128 --steps 3000 --evaluate-every 500 {SOFT}",
+    FIRST: f"hydra:{SMALL} --max-new-tokens 128 --steps 2400 --evaluate-every 600 {SOFT}",
     "medusa": f"medusa:{SMALL} --steps 260 --evaluate-every 130 {SOFT}",
     "medusa-2": f"medusa:{SMALL} --tune lora:rank=8 --steps 60 --evaluate-every 30 {SOFT}",
     "eagle": (
