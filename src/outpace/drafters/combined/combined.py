@@ -98,7 +98,7 @@ class Combined(Drafter[CombinedState]):
     row_cost: float | None = None
     minimum: int = 4
     share: bool = True
-    enough: float = 0.9
+    enough: float = 0.7
 
     paper: ClassVar[str] = (
         "Miao et al. 2023, SpecInfer (arXiv 2305.09781), for the merged tree; Liu et al. 2025, Not-a-Bandit: "
