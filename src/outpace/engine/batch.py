@@ -72,8 +72,7 @@ class Batch:
     def join(self) -> dict[Active, int]:
         """Admit sequences, and feed a chunk of their prompts, or leave it to the step.
 
-        The last token of a prompt is the first root. The forward that has it cannot include the rows before
-        it if a drafter reads hidden states, which it needs before it drafts.
+        The last token of a prompt is the first root.
 
         Returns:
             The number of rows of prompts that are left to the step. If they are a prompt's last ones and its
@@ -90,9 +89,9 @@ class Batch:
                 except Exception as error:
                     active.sequence.fail(error)
         self.leave([a.sequence for a in self.active if a.sequence.error is not None])
-        alone, riding = self.scheduler.chunk(self.cache, rides=not self._layers)
+        alone, riding = self.scheduler.chunk(self.cache)
         self._prefill({a: rows for a, rows in alone.items() if rows})
-        self._start({} if self._layers else riding)
+        self._start(riding)
         seconds = self._clock() - began
         for active in alone:
             active.sequence.stats.seconds_prefill += seconds
@@ -121,6 +120,15 @@ class Batch:
         start = self.cache.length(active.slot)
         return Rows(active.sequence.tokens[start : start + rows], unread=unread)
 
+    def read_ahead(self, riding: Mapping[Active, int], output: Output) -> None:
+        """Pass on the hidden states of the rows of prompts that a step's forward has fed before roots."""
+        if self._layers:
+            fed = [a for a, rows in riding.items() if rows and a.sequence.error is None]
+            joined = [active for active in fed if active.ready]
+            for active in joined:
+                active.hidden.append(output.hidden_of(active.slot, 0, riding[active]))
+            self._read(joined)
+
     def rode(self, riding: Mapping[Active, int], output: Output) -> None:
         """Take the rows of prompts that a step's forward has fed and the cache has kept."""
         self._take(riding, output)
@@ -129,7 +137,7 @@ class Batch:
     def _take(self, fed: Mapping[Active, int], output: Output) -> None:
         """Take the hidden states of rows of prompts; store prompts of which there are all rows."""
         for active, rows in fed.items():
-            if self._layers:
+            if self._layers and not active.ready:
                 active.hidden.append(output.hidden_of(active.slot, 0, rows))
             if not self._behind(active):
                 try:
@@ -141,22 +149,28 @@ class Batch:
         """Start the drafter and the observer for sequences whose prompts are in the cache.
 
         Args:
-            ahead: numbers of rows of prompts that the step's forward feeds before the root.
+            ahead: numbers of rows of prompts that the step's forward feeds before the root. If hidden states
+                are read, these are passed on after it.
         """
         joined = [a for a in self.active if not a.ready and self._behind(a) == ahead.get(a, 0)]
-        hidden: dict[Active, dict[int, Tensor]] = {}
         for active in joined:
             active.ready = True
-            if active.hidden:
-                pieces, active.hidden = active.hidden, []
-                hidden[active] = {
-                    layer: torch.cat([rows[layer] for rows in pieces]) for layer in self._layers
-                }
             try:
                 active.state = active.drafting.drafter.start(active.sequence, active.drafting.shared)
                 active.started = True
             except Exception as error:
                 active.sequence.fail(error)
+        self._read([a for a in joined if not (self._layers and ahead.get(a))])
+
+    def _read(self, joined: Seq[Active]) -> None:
+        """Pass the hidden states of prompts to the drafter and the observer."""
+        hidden: dict[Active, dict[int, Tensor]] = {}
+        for active in joined:
+            if active.hidden:
+                pieces, active.hidden = active.hidden, []
+                hidden[active] = {
+                    layer: torch.cat([rows[layer] for rows in pieces]) for layer in self._layers
+                }
         read = [a for a in joined if a.started and a in hidden]
         for drafting, members in groups(read).items():
             try:

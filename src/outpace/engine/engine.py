@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +52,7 @@ from outpace.tree import few_leaves, trim
 from outpace.verify import Verifier, load_verifier
 
 _log = logging.getLogger(__name__)
+_NOTHING = Draft()
 _SCORED = 128  # rows whose logits are in memory at once, in scoring a text
 
 
@@ -370,9 +371,13 @@ class Engine:
         """
         took_part = [a.sequence for a in batch]
         began = self._clock()
-        trimmed = self._trim(self._propose(batch))
+        # Without the hidden states of its prompt a drafter cannot draft, so such a first step is plain.
+        early = {a for a in batch if a.drafting.reads and riding.get(a)}
+        trimmed = self._trim(self._propose(batch, early))
         drafted = self._clock()
         output = self._forward({a: draft for a, (draft, _) in trimmed.items()}, riding)
+        if output is not None:
+            self._batch.read_ahead(riding, output)
         steps = {} if output is None else self._verify_each(trimmed, output, riding)
         verified = self._clock()
         read = {a: rows for a, rows in riding.items() if a.sequence.error is None}
@@ -391,7 +396,9 @@ class Engine:
             share = sum(len(steps[a].draft) + 1 for a in members) / rows
             seconds = None if verifying is None else share * verifying
             drafting_seconds = share * (drafted - began + learnt - kept)
-            drafting.learn({a: steps[a] for a in members}, drafting_seconds, seconds, pace.row_seconds)
+            drafting.learn(
+                {a: steps[a] for a in members if a not in early}, drafting_seconds, seconds, pace.row_seconds
+            )
         if output is not None:
             self._batch.rode(read, output)
         self._batch.leave([a.sequence for a in self._batch.active if a.sequence.finish_reason is not None])
@@ -407,10 +414,14 @@ class Engine:
                 stats.seconds_verify += verified - drafted
         return took_part
 
-    def _propose(self, batch: Seq[Active]) -> dict[Active, Draft]:
-        """A draft per sequence, from its own drafter; an empty one if the drafter failed."""
-        proposals: dict[Active, Draft] = {}
-        for drafting, members in groups(batch).items():
+    def _propose(self, batch: Seq[Active], early: Container[Active]) -> dict[Active, Draft]:
+        """A draft per sequence, from its own drafter; an empty one if the drafter failed.
+
+        Args:
+            early: sequences for which nothing is drafted yet.
+        """
+        proposals = dict.fromkeys(batch, _NOTHING)
+        for drafting, members in groups(a for a in batch if a not in early).items():
             drafting.decide(members)
             proposals |= drafting.propose(members)
         return proposals

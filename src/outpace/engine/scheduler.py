@@ -154,16 +154,13 @@ class Scheduler:
         sequence.place = Place(cache, slot)
         return slot
 
-    def chunk(self, cache: Cache, rides: bool) -> tuple[dict[Active, int], dict[Active, int]]:
+    def chunk(self, cache: Cache) -> tuple[dict[Active, int], dict[Active, int]]:
         """Choose the rows of prompts to feed now: in a forward of their own, and in the step's.
 
         While other sequences are decoding, prompts share a chunk that ``Pace`` allows; otherwise each feeds a
         full one. It rides in the step's forward if the target mixes rows, otherwise it has its own. If none
         is decoding, the last rows of all prompts ride with their roots, which saves a forward: those of every
         prompt if the target mixes rows, otherwise the same number of each.
-
-        Args:
-            rides: whether rows of a prompt may be in one forward with its root.
 
         Returns:
             The number of rows of each prompt in a forward of their own, and in the step's.
@@ -178,9 +175,9 @@ class Scheduler:
             return ({}, _shared(behind, rows)) if mixes else (_shared(behind, rows), {})
         most = self.pace.most
         chunk = {a: min(rows, most) for a, rows in behind.items()}
-        if mixes and rides and any(chunk[a] == rows for a, rows in behind.items()):
+        if mixes and any(chunk[a] == rows for a, rows in behind.items()):
             return {}, chunk
-        ahead = min(chunk.values()) if rides else 0
+        ahead = min(chunk.values())
         if all(rows - ahead <= most for rows in behind.values()):
             riding = dict.fromkeys(behind, ahead) if ahead else {}
             return {a: rows - ahead for a, rows in behind.items()}, riding

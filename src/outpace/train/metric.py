@@ -17,6 +17,9 @@ from outpace.train.boosting import accepted_together
 class Replay:
     """Counts of the steps that decoding would take through a text, assuming the target would emit it.
 
+    Every step drafts, also the one after a prompt, which is plain in decoding if the drafter reads the
+    target's hidden states.
+
     Attributes:
         steps: forwards of the target.
         tokens: tokens emitted, including the target's own at the end of each path.

@@ -64,8 +64,9 @@ def test_a_smaller_budget_feeds_the_draft_model_no_more_than_it_drafts() -> None
         model = Counted(surprise=0.6)
         one_draft(GREEDY, model=model, budget=budget, **SHAPES["confident"])
         fed.append(model.rows)
-    # The prompt, and of the tree the first of two layers; else three nodes of each of four but the last.
-    assert fed == [len(PROMPTS[1]) + 3 * 3, len(PROMPTS[1]) + 2]
+    # The prompt, and of the tree the better of two nodes of the first of two layers; else three nodes of each
+    # of four layers but the last, without one that is not among the nine best.
+    assert fed == [len(PROMPTS[1]) + 3 * 3 - 1, len(PROMPTS[1]) + 1]
 
 
 @pytest.mark.parametrize(

@@ -351,8 +351,10 @@ def test_a_drafter_gets_the_hidden_states_it_asks_for(target: outpace.targets.Ta
     text = torch.tensor([PROMPTS[0] + found.tokens[:1]])
     with torch.inference_mode():
         states = tiny_llama()(text, output_hidden_states=True).hidden_states[1][0]
-    assert seen[0].hidden[1].shape == (3, 32)
+    # The first step is plain: the drafter needs the hidden states of the prompt in the same forward.
+    assert [step.hidden[1].shape for step in seen[:2]] == [(1, 32), (3, 32)]
     assert torch.allclose(seen[0].hidden[1][0], states[len(PROMPTS[0]) - 1])
+    assert torch.allclose(seen[1].hidden[1][0], states[len(PROMPTS[0])])
 
 
 def test_an_error_while_joining_leaks_no_slot(

@@ -14,7 +14,7 @@ from torch import Tensor
 from outpace.core import Draft, SamplingParams
 from outpace.drafters import Combined, Drafter, NoDraft, PromptLookup
 from outpace.engine.engine import Engine
-from outpace.policy.governor import Pinned
+from outpace.policy.governor import Outcome, Pinned
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import Rows
 from outpace.testing import ToyTarget
@@ -139,4 +139,25 @@ def test_a_part_hears_of_rows_that_another_proposed() -> None:
         PROMPTS, PARAMS[1]
     )
     assert sum(g.stats.accepted for g in found) > 0
+    check(target, reader.readings)
+
+
+def test_the_step_before_the_states_of_a_prompt_are_read_is_plain_and_not_counted_by_the_policy() -> None:
+    class Recording(Pinned):
+        outcomes: ClassVar[list[Outcome]] = []
+
+        def learn(self, outcome: Outcome) -> None:
+            self.outcomes.append(outcome)
+
+    target, reader = ToyTarget(), Reader()
+    engine = Engine(target, reader, adaptive=Recording(4))
+    for _ in range(2):
+        sequence = engine.add(PROMPTS[3], PARAMS[1])
+        engine.step()
+        assert not engine._batch.active[0].hidden  # handed over, and not kept
+        while engine.sequences:
+            engine.step()
+        assert reader.readings[-1].proposed == len(Recording.outcomes) == sequence.stats.steps - 1
+        assert sequence.stats.drafted > 0
+        Recording.outcomes.clear()
     check(target, reader.readings)
