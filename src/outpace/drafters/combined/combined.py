@@ -73,9 +73,9 @@ class CombinedState:
 class Combined(Drafter[CombinedState]):
     """Several drafters at once: their trees are merged, and the likeliest nodes are drafted.
 
-    Parts draft in their order, so the cheapest comes first, unless one before is sure enough. The time of an
-    expensive part, such as a draft model, is not weighed otherwise. A single part drafts as if it were not
-    combined.
+    Parts draft in their order, so give the cheapest first; those after one that is sure do not draft. The
+    time of an expensive part, such as a draft model, is not weighed otherwise. A single part drafts as if it
+    were not combined.
 
     Attributes:
         parts: the drafters, all different, as in ``combined:(lookahead:window=5)+(prompt_lookup)``.
