@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.core import Draft, OutpaceError
+from outpace.core import Draft
 from outpace.drafters.base import Drafter
 from outpace.drafters.eagle.eagle_module import EagleModule
-from outpace.drafters.support.draws import Draws, Noise, check_confidence, log_confidence
+from outpace.drafters.support.draws import Draws, Noise, check_confidence, check_grown, log_confidence
 from outpace.drafters.support.growth import Growth, grow
 from outpace.drafters.support.layer_cache import Feed, LayerCache, Slot
 from outpace.drafters.support.shapes import Growing, Shape, shape_of
@@ -100,11 +100,7 @@ class Eagle(Drafter[EagleState]):
         shape = self._shape(1 if self.num_speculative_tokens is None else self.num_speculative_tokens)
         self.check_choices("draws")
         check_confidence("eagle", self.min_confidence)
-        if shape.weighs and self.draws == "independent":
-            raise OutpaceError(
-                "eagle: expand chooses among candidates by their tokens, so they cannot be independent "
-                "draws; leave out one of the two"
-            )
+        check_grown("eagle", shape.weighs, self.draws)
 
     def _shape(self, depth: int) -> Shape:
         return shape_of(depth, expand=self.expand, max_nodes=self.max_nodes, method="eagle")

@@ -21,7 +21,7 @@ from typing_extensions import Self
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.support.best_first import best_first
-from outpace.drafters.support.draws import Draws, Noise
+from outpace.drafters.support.draws import Draws, Noise, check_grown
 from outpace.drafters.support.growth import Growth, grow_whole
 from outpace.drafters.support.shapes import Confident, Growing, Shape, Static
 from outpace.drafters.support.vocabulary import part_of
@@ -303,11 +303,7 @@ class TreeHeads(HeadDrafter):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_least(max_nodes=1, expand=1)
-        if self.expand is not None and self.draws == "independent":
-            raise OutpaceError(
-                f"{self.name}: expand chooses among candidates by their tokens, so they cannot be "
-                "independent draws; leave out one of the two"
-            )
+        check_grown(self.name, self.expand is not None, self.draws)
 
     def shape(self, heads: Heads) -> Shape:
         nodes = heads.max_nodes if self.max_nodes is None else self.max_nodes

@@ -21,7 +21,7 @@ from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.models.draft_module import DraftModule
 from outpace.drafters.models.provisional import Decoder
-from outpace.drafters.support.draws import Draws, check_confidence, log_confidence
+from outpace.drafters.support.draws import Draws, check_confidence, check_grown, log_confidence
 from outpace.drafters.support.growth import Drafting, Shared, feed_of, grow
 from outpace.drafters.support.runner import Feed, Runner
 from outpace.drafters.support.sequoia import count_ranks
@@ -111,11 +111,7 @@ class DraftModel(Drafter[Drafting]):
                 f"draft_model: confidence={self.confidence} applies to min_confidence; give that too, or "
                 "leave both out"
             )
-        if shape.weighs and self.draws == "independent":
-            raise OutpaceError(
-                "draft_model: expand chooses among candidates by their tokens, so they cannot be independent "
-                "draws; leave draws out, or use branching or acceptance"
-            )
+        check_grown("draft_model", shape.weighs, self.draws)
         if self.vocabulary == "text" and shape.branches:
             raise OutpaceError(
                 "draft_model: vocabulary=text drafts chains; leave out branching, acceptance, expand"

@@ -22,6 +22,15 @@ def check_confidence(method: str, min_confidence: float) -> None:
         raise OutpaceError(f"{method}: min_confidence must be between 0 and 1, not {min_confidence}")
 
 
+def check_grown(method: str, weighs: bool, noise: Noise) -> None:
+    """Refuse independent draws of a tree that grows by confidence."""
+    if weighs and noise == "independent":
+        raise OutpaceError(
+            f"{method}: expand chooses among candidates by their tokens, so they cannot be independent "
+            "draws; leave out one of the two"
+        )
+
+
 def log_confidence(min_confidence: float) -> float:
     """The log of ``min_confidence``; minus infinity for 0."""
     return math.log(min_confidence) if min_confidence else -math.inf
