@@ -3,8 +3,8 @@ Miao et al. 2023, arXiv 2305.09781, section 3).
 
 A node that several parts propose is drafted once. How often a node is right, given a right parent, is
 measured by the set of parts that propose it, its depth, and the chance they state or its rank among its
-siblings. The emitted tokens decide this for every proposed node, drafted or not, so all parts are measured in
-every step and no exploration is needed (Liu et al. 2025, Not-a-Bandit, arXiv 2510.20064, for the choice of
+siblings. The emitted tokens decide this for every proposed node, drafted or not, so all parts that propose
+are measured and no exploration is needed (Liu et al. 2025, Not-a-Bandit, arXiv 2510.20064, for the choice of
 one draft model). A node's probability is the product of the rates on its path, and the likeliest nodes of all
 parts are drafted. Their number is the one with the most tokens per time (Leviathan et al. 2023, arXiv
 2211.17192, theorem 3.8, for a tree), where a row costs a given share of a step.
@@ -201,20 +201,17 @@ class Combined(Drafter[CombinedState]):
     def propose(self, states: Seq[CombinedState]) -> list[Draft]:
         for state in states:
             state.steps += 1
-        proposals: list[list[Draft]] = [[] for _ in states]
+        proposals = [[_NOTHING] * len(self.parts) for _ in states]
         for place, part in enumerate(self.parts):
-            asked = [
-                index for index, drafts in enumerate(proposals) if self._asked(states[index], place, drafts)
-            ]
-            found = part.propose([states[index].states[place] for index in asked]) if asked else []
-            given = dict(zip(asked, found, strict=True))
-            for index, drafts in enumerate(proposals):
-                drafts.append(given.get(index, _NOTHING))
+            asked = [i for i, state in enumerate(states) if self._asked(state, place, proposals[i])]
+            found = part.propose([states[i].states[place] for i in asked]) if asked else []
+            for i, draft in zip(asked, found, strict=True):
+                proposals[i][place] = draft
         return [self._merge(state, drafts) for state, drafts in zip(states, proposals, strict=True)]
 
-    def _asked(self, state: CombinedState, place: int, before: Seq[Draft]) -> bool:
+    def _asked(self, state: CombinedState, place: int, drafts: Seq[Draft]) -> bool:
         """True if a part is to draft: it is its turn, or no part before it is sure enough."""
-        return state.turn == place or all(max(draft.chances or (0.0,)) < self.enough for draft in before)
+        return state.turn == place or all(max(draft.chances or (0.0,)) < self.enough for draft in drafts)
 
     def observe(self, states: Seq[CombinedState], steps: Seq[Step]) -> None:
         for place, part in enumerate(self.parts):
