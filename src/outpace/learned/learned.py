@@ -24,7 +24,7 @@ from outpace.learned.folder import CONFIG, FORMAT, WEIGHTS, read_config, read_we
 from outpace.learned.hidden_layers import check_layers
 from outpace.learned.losses import Losses, Objective, accepted_of_chain, among, measure
 from outpace.targets.base import TargetModel
-from outpace.targets.packed import pack_linears
+from outpace.targets.packed import pack_drafter
 
 L = TypeVar("L", bound="Learned")
 
@@ -108,7 +108,7 @@ class PartialHead:
             layer.weight, layer.bias = (nn.Parameter(part, requires_grad=False) for part in (matrix, bias))
             self._packed = nn.Sequential(layer)
             if matrix.device.type == "cpu":
-                pack_linears(self._packed)
+                pack_drafter(self._packed)
         return self._packed
 
     def among(self, logits: Tensor) -> Tensor:
@@ -294,7 +294,7 @@ class Learned(nn.Module, ABC):
             return given
         module = cls.load(given, target)
         if pack and target.hidden.device.type == "cpu":
-            pack_linears(module)
+            pack_drafter(module)
         return module
 
     # -- on disk -----------------------------------------------------------------------------------------

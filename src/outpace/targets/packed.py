@@ -170,9 +170,15 @@ class Packer:
         return KERNELS[0], weight, False
 
 
-def pack_linears(module: nn.Module) -> None:
-    """Replace the linear layers of a frozen module on a CPU by packed ones where these are faster."""
-    packer = Packer(module, pack=True, exact=False)
+def pack_drafter(module: nn.Module) -> None:
+    """Replace the linear layers of a frozen drafter on a CPU by packed ones where these are faster.
+
+    Compiled layers in bfloat16 are rounded to int8: reading weights is most of a drafter's time, and the
+    target verifies its drafts.
+    """
+    half = {layer.weight.dtype for layer in linears_of(module)} == {torch.bfloat16}
+    rounds = half and isinstance(best_kernel(torch.bfloat16, torch.get_num_threads()).kernel, Compiled)
+    packer = Packer(module, pack=True, exact=False, kernel=QUANTISED["int8"] if rounds else None)
     for parent in list(module.modules()):
         for name, child in parent.named_children():
             if (replaced := packer(child)) is not None:

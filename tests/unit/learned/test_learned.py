@@ -28,7 +28,8 @@ from outpace.learned.learned import (
 )
 from outpace.targets import Target
 from outpace.targets.base import Rows
-from outpace.targets.kernels import Stock, Trial
+from outpace.targets.kernels import Compiled, Stock, Trial
+from outpace.targets.native import functions
 from outpace.targets.packed import Linear
 from outpace.testing import ToyTarget
 
@@ -233,6 +234,23 @@ def test_weights_of_a_folder_are_packed_for_drafting(tmp_path: Path, copying: Co
     assert Heads.of(own, target) is own and type(own.down) is nn.Linear
     states = torch.randn(3, target.hidden.size)
     assert torch.equal(packed.down(states), plain.down(states))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_compiled_weights_are_rounded_for_drafting_in_bfloat16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    if isinstance(why := functions(dtype), str):
+        pytest.skip(why)
+    trial = Trial(Compiled(), False, 1, {})
+    monkeypatch.setattr("outpace.targets.packed.best_kernel", lambda *_: trial)
+    monkeypatch.setattr(Compiled, "least", {})
+    target = Target(tiny_llama().to(dtype))
+    Heads.new(Options(), target).save(tmp_path)
+    packed, plain = Heads.of(tmp_path, target), Heads.of(tmp_path, target, pack=False)
+    states = torch.randn(3, target.hidden.size, dtype=dtype)
+    assert packed.down.kernel.rounds == (dtype == torch.bfloat16)
+    assert torch.allclose(packed.down(states), plain.down(states), atol=0.02)
 
 
 def test_a_part_of_the_head_is_packed_while_drafting(copying: Copying) -> None:
