@@ -25,9 +25,10 @@ from matplotlib.figure import Figure
 from outpace.bench.methods import split_drafters
 from outpace.bench.record import read_rows
 
+# Drawn without --methods, as far as a result has them.
 METHODS = (
-    "combined:(suffix)+(token_recycling),suffix,prompt_lookup,token_recycling,lookahead,"
-    "transformers:prompt_lookup,transformers:plain"
+    *("combined:(suffix)+(token_recycling)", "suffix", "prompt_lookup", "token_recycling", "lookahead"),
+    *("transformers:prompt_lookup", "transformers:plain"),
 )
 Rows = dict[tuple[str, str, int], dict[str, Any]]
 
@@ -82,19 +83,28 @@ def label(method: str) -> str:
     return re.sub("[():]", "", values).replace("+", " + ")
 
 
-def picture(file: Path, methods: list[str], out: Path, categories: str | None = None) -> None:
-    """Write the SVG.
+def picture(file: Path, methods: list[str] | None, out: Path, categories: str | None = None) -> None:
+    """Write the SVG; ``methods`` None means those of ``METHODS`` that the file has in each suite.
 
     Raises:
-        OutpaceError: the file is not a benchmark. SystemExit: it lacks one of the methods in a suite.
+        OutpaceError: the file is not a benchmark. SystemExit: it lacks one of the methods in a suite, or all.
     """
     found, rows = read_rows(file)
     if categories is not None:
         rows = by_category(rows, categories)
     suites = list(dict.fromkeys(suite for suite, _, batch in rows if batch == 1))
-    missing = [method for method in methods for suite in suites if not _speed(rows.get((suite, method, 1)))]
-    if missing:
-        raise SystemExit(f"{file} has no speed of {missing[0]}")
+    lacking = [
+        method
+        for method in methods or METHODS
+        if not all(_speed(rows.get((suite, method, 1))) for suite in suites)
+    ]
+    if methods is None:
+        methods = [method for method in METHODS if method not in lacking]
+    elif lacking:
+        raise SystemExit(f"{file} has no speed of {lacking[0]}")
+    if not suites or not methods:
+        names = "; ".join(dict.fromkeys(name for _, name, _ in rows)) or "nothing"
+        raise SystemExit(f"{file} has nothing to draw; --methods takes names of its rows, which are {names}")
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.2, 0.9 + 0.34 * len(methods)), layout="constrained")
         panels = figure.subplots(1, len(suites), sharex=True, sharey=True, squeeze=False)[0]
@@ -123,21 +133,23 @@ def law(files: list[Path], out: Path) -> None:
     for file, result in zip(files, results, strict=True):
         if not isinstance(result, dict) or result.get("format") != LAW:
             raise SystemExit(f"{file} is no result of {LAW} --json")
+    ngrams = sorted({point["ngram"] for result in results for point in result["points"]})
+    colours = {ngram: PER_N[place % len(PER_N)] for place, ngram in enumerate(ngrams)}
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.6 * len(files), 3.4), layout="constrained")
+        figure = Figure(figsize=(3.8 * len(files), 3.4), layout="constrained")
         panels = figure.subplots(1, len(files), sharey=True, squeeze=False)[0]
         for axes, result in zip(panels, results, strict=True):
-            _draw_law(axes, result)
+            _draw_law(axes, result, colours)
         panels[0].set_ylabel("tokens per step (tau)")
         figure.supxlabel("floating point operations of a step, times plain decoding's", fontsize=9)
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
 
 
-def _draw_law(axes: Axes, result: dict[str, Any]) -> None:
+def _draw_law(axes: Axes, result: dict[str, Any], colours: dict[int, str]) -> None:
     """Draw measured tau as dots on a line per N, and the fitted law's as a dashed one."""
-    ngrams = sorted({point["ngram"] for point in result["points"]})
-    for ngram, colour in zip(ngrams, PER_N, strict=False):
+    for ngram in sorted({point["ngram"] for point in result["points"]}):
+        colour = colours[ngram]
         points = sorted((p for p in result["points"] if p["ngram"] == ngram), key=lambda p: p["flops"])
         costs = [point["flops"] / result["plain_flops"] for point in points]
         axes.plot(costs, [p["tau"] for p in points], "o-", color=colour, ms=4, lw=1.5, label=f"N = {ngram}")
@@ -156,7 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("result", type=Path, nargs="+")
     parser.add_argument("--law", action="store_true", help="results of outpace bench scaling, a panel each")
-    parser.add_argument("--methods", default=METHODS, help="comma-separated names of rows, top to bottom")
+    parser.add_argument("--methods", help="comma-separated names of rows, top to bottom")
     parser.add_argument("--categories", metavar="SUITE", help="one panel per category of this suite")
     parser.add_argument("--out", type=Path, default=Path("docs/images/speed.svg"))
     options = parser.parse_args()
@@ -164,7 +176,8 @@ def main() -> None:
         return law(options.result, options.out)
     if len(options.result) > 1:
         parser.error("several results are for --law")
-    picture(options.result[0], split_drafters(options.methods)[1:], options.out, options.categories)
+    methods = split_drafters(options.methods)[1:] if options.methods else None
+    picture(options.result[0], methods, options.out, options.categories)
 
 
 if __name__ == "__main__":

@@ -30,10 +30,12 @@ def cell(row: dict[str, Any]) -> str:
     return f"{row['speedup']:.2f} x{between}{tau}{different}"
 
 
-def name(row: dict[str, Any]) -> str:
-    governed = ", governed" if row.get("adaptive") else ""
-    verifier = f", **lossy** {row['verifier']}" if row["lossy"] else ""
-    return f"`{row['drafter']}`{governed}{verifier}"
+def label(name: str, row: dict[str, Any]) -> str:
+    """The drafter, and what distinguishes its rows in a file of several runs."""
+    differing = name.removeprefix(row["drafter"])
+    governed = ", governed" if row.get("adaptive") and "governed" not in differing else ""
+    verifier = f", **lossy** {row['verifier']}" if row["lossy"] and row["verifier"] not in differing else ""
+    return f"`{row['drafter']}`{differing}{governed}{verifier}"
 
 
 def main() -> None:
@@ -44,12 +46,12 @@ def main() -> None:
     except OutpaceError as error:
         raise SystemExit(str(error)) from None
     columns = list(dict.fromkeys((suite, batch) for suite, _, batch in rows))
-    methods = {drafter: name(row) for (_, drafter, _), row in rows.items()}
+    methods = {name: label(name, row) for (_, name, _), row in rows.items()}
     heads = [suite if batch == 1 else f"{suite}, {batch} at once" for suite, batch in columns]
     print(f"| method | {' | '.join(heads)} |\n| --- |{' ---: |' * len(heads)}")
-    for drafter, label in methods.items():
-        found = [rows.get((suite, drafter, batch)) for suite, batch in columns]
-        print(f"| {label} | " + " | ".join("" if row is None else cell(row) for row in found) + " |")
+    for name, method in methods.items():
+        found = [rows.get((suite, name, batch)) for suite, batch in columns]
+        print(f"| {method} | " + " | ".join("" if row is None else cell(row) for row in found) + " |")
 
 
 if __name__ == "__main__":

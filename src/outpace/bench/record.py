@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
@@ -14,6 +15,8 @@ from outpace.bench.rows import Row
 from outpace.core import OutpaceError
 
 FORMAT, VERSION = "outpace bench", 1
+# What distinguishes rows of the same drafter in a file of several runs.
+_DISTINGUISHING = ("verifier", "adaptive", "temperature", "top_p", "prompts")
 
 
 @dataclass
@@ -89,6 +92,9 @@ def row_json(row: Row, settings: Mapping[str, Any]) -> dict[str, Any]:
 def read_rows(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str, int], dict[str, Any]]]:
     """Read a benchmark's JSON, and its rows by suite, drafter and batch.
 
+    Where a file of several runs has a drafter more than once, what differs follows its name in parentheses:
+    ``suffix (governed)``.
+
     Raises:
         OutpaceError: there is no such file, or it is not a benchmark's JSON.
     """
@@ -109,7 +115,40 @@ def read_rows(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str, int], di
             f"{file} is broken ({error}); outpace bench --json {file} writes it anew"
         ) from None
     rows: Seq[dict[str, Any]] = found["rows"]
-    return found, {(row["suite"], row["drafter"], row["batch"]): row for row in rows}
+    names = _names(rows)
+    return found, {(row["suite"], name, row["batch"]): row for name, row in zip(names, rows, strict=True)}
+
+
+def _names(rows: Seq[dict[str, Any]]) -> list[str]:
+    """Names of the rows that are unique within their suites and batches."""
+    names = [row["drafter"] for row in rows]
+    for drafter in set(names):
+        places = [place for place, row in enumerate(rows) if row["drafter"] == drafter]
+        keys: list[tuple[Any, ...]] = [(rows[place]["suite"], rows[place]["batch"]) for place in places]
+        words: list[list[str]] = [[] for _ in places]
+        for name in _DISTINGUISHING:
+            longer = [(*key, rows[place].get(name)) for key, place in zip(keys, places, strict=True)]
+            if len(set(longer)) > len(set(keys)):
+                keys = longer
+                for own, place in zip(words, places, strict=True):
+                    own.extend(_word(name, rows[place].get(name)))
+        if len(set(keys)) < len(keys):  # nothing recorded distinguishes them
+            seen: Counter[tuple[Any, ...]] = Counter()
+            for own, key in zip(words, keys, strict=True):
+                seen[key] += 1
+                own.append(f"run {seen[key]}")
+        for own, place in zip(words, places, strict=True):
+            names[place] += f" ({', '.join(own)})" * bool(own)
+    return names
+
+
+def _word(name: str, value: Any) -> list[str]:
+    """One field as words of a label; none for a field that does not apply."""
+    if value is None:
+        return []
+    if name == "adaptive":
+        return ["governed" if value else "ungoverned"]
+    return [{"prompts": f"{value} prompts", "verifier": str(value)}.get(name, f"{name} {value}")]
 
 
 def _check(found: Mapping[str, Any]) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 import runpy
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +24,28 @@ def test_the_same_file_makes_the_same_picture(tmp_path: Path) -> None:
     assert b"<svg" in one and b"<dc:date>" not in one
     with pytest.raises(SystemExit, match="has no speed of magic"):
         draw["picture"](RESULT, ["magic"], tmp_path / "some.svg")
+
+
+def test_the_documented_commands_draw_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = str(ROOT / "benchmarks" / "picture.py")
+    text = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    commands = re.findall(r"^python benchmarks/picture.py (.*) --out docs/images/(.*)$", text, re.MULTILINE)
+    assert {image for _, image in commands} == {"speed.svg", "spec-bench.svg", "scaling.svg"}
+    monkeypatch.chdir(ROOT)
+    for options, image in commands:
+        words = [script, *shlex.split(options), "--out", str(tmp_path / image)]
+        monkeypatch.setattr(sys, "argv", words)
+        runpy.run_path(script, run_name="__main__")
+        assert (tmp_path / image).stat().st_size > 10_000
+
+
+def test_a_result_with_none_of_the_usual_methods(tmp_path: Path) -> None:
+    draw = runpy.run_path(str(ROOT / "benchmarks" / "picture.py"))
+    found = json.loads(RESULT.read_text("utf-8"))
+    found["rows"] = [row for row in found["rows"] if row["drafter"] in ("none", "jacobi")]
+    (tmp_path / "some.json").write_text(json.dumps(found), "utf-8")
+    with pytest.raises(SystemExit, match=r"has nothing to draw; .* none"):
+        draw["picture"](tmp_path / "some.json", None, tmp_path / "some.svg")
 
 
 def test_a_panel_per_category_and_short_names(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ import base64
 import io
 import json
 import re
+import runpy
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -437,6 +439,61 @@ def test_files_that_are_no_benchmark(tmp_path: Path) -> None:
         (tmp_path / "some.json").write_text(text, "utf-8")
         with pytest.raises(OutpaceError, match="is not a benchmark's JSON"):
             read_rows(tmp_path / "some.json")
+
+
+def of_several_runs(record: Record, file: Path) -> Path:
+    """A file of a governed run and one of full drafts on fewer prompts, with plain decoding twice."""
+    samples = [{"tokens": 10, "seconds": [1.0]}] * 6
+    plain, governed, _ = ({**row, "adaptive": True, "samples": samples} for row in as_json(record)["rows"])
+    full = {**governed, "adaptive": False, "prompts": 2, "samples": samples[:2]}
+    rows = [plain, governed, full, plain, {**governed, "drafter": "suffix"}]
+    file.write_text(json.dumps(as_json(record) | {"rows": rows}), "utf-8")
+    return file
+
+
+def test_rows_of_several_runs_are_named_by_what_differs(record: Record, tmp_path: Path) -> None:
+    _, rows = read_rows(of_several_runs(record, tmp_path / "some.json"))
+    names = [name for _, name, _ in rows]
+    assert names == [
+        "none (run 1)",
+        "lookahead (governed)",
+        "lookahead (ungoverned)",
+        "none (run 2)",
+        "suffix",
+    ]
+    # Plain decoding is no comparison under these names either.
+    first, _ = read_rows(tmp_path / "some.json")
+    assert [pair.drafter for pair in compare(first, first, (rows, rows)).comparable] == names[1:3] + names[4:]
+
+
+def test_scripts_that_read_a_file_of_several_runs(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(of_several_runs(record, tmp_path / "some.json"))
+
+    def told(script: str, *names: str) -> str:
+        path = str(Path(__file__).parents[3] / "benchmarks" / script)
+        monkeypatch.setattr(sys, "argv", [path, file, *names])
+        runpy.run_path(path, run_name="__main__")
+        return capsys.readouterr().out
+
+    table = told("summary.py")
+    for name in (
+        "`none` (run 2)",
+        "`lookahead` (governed)",
+        "`lookahead` (ungoverned)",
+        "`suffix`, governed",
+    ):
+        assert f"| {name}" in table
+    with pytest.raises(
+        SystemExit, match=r"several rows begin with 'look'; name one whole: .* \(ungoverned\)"
+    ):
+        told("paired.py", "look", "suffix")
+    with pytest.raises(SystemExit, match="has no suite with both; its rows: none"):
+        told("paired.py", "magic", "suffix")
+    with pytest.raises(SystemExit, match="these rows are of different prompts"):
+        told("paired.py", "lookahead (un", "suffix")
+    assert "1.000 (1.000 to 1.000)" in told("paired.py", "lookahead (gov", "suffix")
 
 
 @pytest.mark.parametrize(
