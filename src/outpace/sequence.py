@@ -89,6 +89,8 @@ class Sequence:
         self.budget: int | None = None
         # Time of each further node of a draft as a share of a plain step, if measured.
         self.row_cost: float | None = None
+        # Seconds of a plain step, per sequence of the batch, if measured.
+        self.plain_seconds: float | None = None
         # Whether the next draft should leave out nodes that pay only in later steps.
         self.narrow = False
         # Its place in the target's cache while it is decoded, for drafters that draft with the target.

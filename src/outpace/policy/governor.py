@@ -56,12 +56,14 @@ class Plan:
         row_cost: time of each further node as a share of a plain step; None if not measured.
         narrow: leave out nodes that pay only in later steps (``Drafter.narrow_widths``).
         sure: what to draft all the same in a plain step if the drafter is sure enough.
+        plain_seconds: time of a plain step of the batch; None if not measured.
     """
 
     nodes: int
     row_cost: float | None = None
     narrow: bool = False
     sure: Sure | None = None
+    plain_seconds: float | None = None
 
     def take(self, draft: Draft) -> int:
         """The number of nodes of a draft to verify: as many as pay, if the draft states chances."""
@@ -237,7 +239,8 @@ class Governor:
         if self._refresh:
             self._refresh -= 1
             return Plan(0)
-        return Plan(view.width if view.gain > 1 else view.trial, view.row_cost)
+        nodes = view.width if view.gain > 1 else view.trial
+        return Plan(nodes, view.row_cost, plain_seconds=view.plain)
 
     def _turn(self, view: _View) -> None:
         """Switch drafting on while drafts pay or the account lasts, off until it can pay for a trial."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -15,7 +16,7 @@ from outpace.drafters import Combined, Drafter, DraftModel, Jacobi, Lookahead, P
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.copying.token_recycling import TokenRecycling
 from outpace.engine.engine import Engine
-from outpace.policy.governor import Pinned
+from outpace.policy.governor import Pinned, Plan
 from outpace.sampling import Key
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import Rows, TargetModel
@@ -311,6 +312,63 @@ def test_parts_after_one_that_is_sure_enough_are_not_asked() -> None:
         first, last = Recorded(Other(text)), Recorded(Says(text, chance=chance))
         run(Combined((first, last), enough=enough))
         assert all(len(draft) for _, draft, _ in first.seen[:-1])
+
+
+@dataclass(frozen=True)
+class Slow(Other):
+    """A drafter that takes time, in plain steps, on a clock of its own."""
+
+    seconds: float = 1.0
+    clock: list[float] = field(default_factory=lambda: [0.0], compare=False)
+
+    def propose(self, states: Seq[Any]) -> list[Draft]:
+        self.clock[0] += self.seconds * len(states)
+        return super().propose(states)
+
+
+@dataclass(frozen=True)
+class Timed(Pinned):
+    """Plans 12 nodes; a plain step takes a second, if that is measured."""
+
+    measured: bool = True
+
+    def plan(self, batch: int) -> Plan:
+        return Plan(self.nodes, 0.01, plain_seconds=float(batch) if self.measured else None)
+
+
+@pytest.mark.parametrize("prompts", [[[5]], [[5], [5]]])
+@pytest.mark.parametrize(
+    ("first", "right", "seconds", "measured", "asked"),
+    [
+        ((0, 0), (0, 0), 0.3, True, False),  # it adds nothing
+        ((0, 0), (0, 0), 0.3, False, True),
+        ((0, 0), (0, 10**9), 0.3, True, True),  # it adds all tokens
+        ((0, 0), (0, 10**9), 9.0, True, False),
+        ((0, 10**9), (0, 10**9), 0.3, True, False),  # the first part proposes the same
+    ],
+)
+def test_a_slow_part_drafts_where_it_adds_more_than_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+    prompts: list[list[int]],
+    first: tuple[int, int],
+    right: tuple[int, int],
+    seconds: float,
+    measured: bool,
+    asked: bool,
+) -> None:
+    text = said()
+    slow = Slow(text, right=right, seconds=seconds)
+    monkeypatch.setattr(
+        "outpace.drafters.combined.combined.time", SimpleNamespace(perf_counter=lambda: slow.clock[0])
+    )
+    watch = Recorded(slow)
+    combined = Combined((Says(text, right=first, chance=0.3), watch))
+    engine = Engine(ToyTarget(context=None), combined, adaptive=Timed(12, measured=measured))
+    for generation in engine.generate(prompts, [LONG] * len(prompts)):
+        assert tuple(generation.tokens) == text
+    late = [draft for _, draft, _ in watch.seen[len(watch.seen) // 2 :]]
+    drafted = sum(len(draft) > 0 for draft in late) / len(late)
+    assert drafted > 0.9 if asked else 0 < drafted < 0.15  # in its turn it drafts in any case
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ parts are drafted. Their number is the one with the most tokens per time (Leviat
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
+from outpace.drafters.combined.asking import Asking
 from outpace.drafters.combined.ledger import Guesses, Ledger
 from outpace.drafters.combined.share import Share
 from outpace.drafters.support.memories import Memories
@@ -41,6 +43,7 @@ class Shared(NamedTuple):
 
     prepared: list[Any]
     ledgers: Memories[Ledger]
+    asking: Asking
     layers: Layers
     row_cost: float
 
@@ -50,18 +53,21 @@ class CombinedState:
     """A sequence's states of the parts, their latest proposals, and the proposals' nodes in the draft.
 
     ``nodes[part][node]`` is the node of the draft that represents a part's node; -1 if it is not drafted.
-    ``guesses`` is the tree of all proposals.
+    ``guesses`` is the tree of all proposals. ``asked`` has the parts that drafted, and for each the best
+    chance that a part before it stated.
     """
 
     sequence: Sequence
     states: list[Any]
     ledger: Ledger
+    asking: Asking
     layers: Layers
     row_cost: float
     steps: int = 0
     proposals: list[Draft] = field(default_factory=list)
     nodes: list[list[int]] = field(default_factory=list)
     guesses: Guesses = field(default_factory=Guesses)
+    asked: dict[int, float] = field(default_factory=dict)
 
     @property
     def turn(self) -> int:
@@ -73,9 +79,9 @@ class CombinedState:
 class Combined(Drafter[CombinedState]):
     """Several drafters at once: their trees are merged, and the likeliest nodes are drafted.
 
-    Parts draft in their order, so give the cheapest first; those after one that is sure do not draft. The
-    time of an expensive part, such as a draft model, is not weighed otherwise. A single part drafts as if it
-    were not combined.
+    Parts draft in their order, so give the cheapest first. Those after one that is sure do not draft, nor,
+    under a governor, those that add less than their time is worth; but each does in its turn, every sixteenth
+    step. A single part drafts as if it were not combined.
 
     Attributes:
         parts: the drafters, all different, as in ``combined:(lookahead:window=5)+(prompt_lookup)``.
@@ -163,14 +169,15 @@ class Combined(Drafter[CombinedState]):
         prepared = [part.prepare(target) for part in self.parts]
         layers = [part.hidden_layers(own) for part, own in zip(self.parts, prepared, strict=True)]
         usual = _CPU_ROW if target.device.type == "cpu" else _ROW
-        return Shared(prepared, Memories(Ledger), layers, usual if self.row_cost is None else self.row_cost)
+        row_cost = usual if self.row_cost is None else self.row_cost
+        return Shared(prepared, Memories(Ledger), Asking(), layers, row_cost)
 
     def hidden_layers(self, shared: Shared) -> tuple[int, ...]:
         return tuple(sorted({layer for own in shared.layers for layer in own}))
 
     def start(self, sequence: Sequence, shared: Shared) -> CombinedState:
         ledger = shared.ledgers.of(sequence) if self.share else Ledger()
-        state = CombinedState(sequence, [], ledger, shared.layers, shared.row_cost)
+        state = CombinedState(sequence, [], ledger, shared.asking, shared.layers, shared.row_cost)
         self._clear(state)
         try:
             for part, own in zip(self.parts, shared.prepared, strict=True):
@@ -204,14 +211,21 @@ class Combined(Drafter[CombinedState]):
         proposals = [[_NOTHING] * len(self.parts) for _ in states]
         for place, part in enumerate(self.parts):
             asked = [i for i, state in enumerate(states) if self._asked(state, place, proposals[i])]
-            found = part.propose([states[i].states[place] for i in asked]) if asked else []
-            for i, draft in zip(asked, found, strict=True):
-                proposals[i][place] = draft
+            if asked:
+                began = time.perf_counter()
+                found = part.propose([states[i].states[place] for i in asked])
+                states[0].asking.took(place, (time.perf_counter() - began) / len(asked))
+                for i, draft in zip(asked, found, strict=True):
+                    states[i].asked[place] = _best(proposals[i])
+                    proposals[i][place] = draft
         return [self._merge(state, drafts) for state, drafts in zip(states, proposals, strict=True)]
 
     def _asked(self, state: CombinedState, place: int, drafts: Seq[Draft]) -> bool:
-        """True if a part is to draft: it is its turn, or no part before it is sure enough."""
-        return state.turn == place or all(max(draft.chances or (0.0,)) < self.enough for draft in drafts)
+        """True if a part is to draft: it is its turn, or no part before it is sure enough and it pays."""
+        best, plain = _best(drafts), state.sequence.plain_seconds
+        if state.turn == place or not place:
+            return True
+        return best < self.enough and (plain is None or state.asking.pays(place, best, plain))
 
     def observe(self, states: Seq[CombinedState], steps: Seq[Step]) -> None:
         for place, part in enumerate(self.parts):
@@ -225,6 +239,10 @@ class Combined(Drafter[CombinedState]):
         for state, step in zip(states, steps, strict=True):
             self._count(state, step)
             state.ledger.note(state.guesses, step.tokens)
+            plain, row_cost = state.sequence.plain_seconds, state.sequence.row_cost
+            if plain is not None and row_cost is not None:
+                drafting = sum(map(state.asking.cost, state.asked)) / plain
+                state.asking.step(len(step.tokens), 1 + row_cost * len(step.kept) + drafting)
             self._clear(state)
 
     def _count(self, state: CombinedState, step: Step) -> None:
@@ -240,7 +258,7 @@ class Combined(Drafter[CombinedState]):
 
     def _clear(self, state: CombinedState) -> None:
         state.proposals, state.nodes = [_NOTHING] * len(self.parts), [[]] * len(self.parts)
-        state.guesses = _NO_GUESSES
+        state.guesses, state.asked = _NO_GUESSES, {}
 
     def _merge(self, state: CombinedState, proposals: list[Draft]) -> Draft:
         """The draft of a sequence, the likeliest nodes first."""
@@ -253,6 +271,7 @@ class Combined(Drafter[CombinedState]):
         worth = state.ledger.worth(state.guesses)
         granted = maps[state.turn][: self.minimum] if state.turn < len(maps) else ()
         kept = self._choose(state, worth, granted)
+        self._weigh(state, worth, kept)
         place = {node: new for new, node in enumerate(kept)} | {-1: -1}
         state.nodes = [[place.get(node, -1) for node in nodes] for nodes in maps]
         tokens, parents = state.guesses.tokens, state.guesses.parents
@@ -262,6 +281,16 @@ class Combined(Drafter[CombinedState]):
             # With chances, the governor leaves out nodes that do not pay by its own measurements.
             chances=None if granted or self.row_cost is not None else tuple(worth[node] for node in kept),
         )
+
+    def _weigh(self, state: CombinedState, worth: Seq[float], kept: Seq[int]) -> None:
+        """Note what each part is expected to add to what the parts before it propose, net of its rows."""
+        row_cost = state.sequence.row_cost
+        if row_cost is None:
+            return
+        for part, chance in state.asked.items():
+            first = [node for node in kept if state.guesses.guessers[node] % (2 << part) == 1 << part]
+            gain = sum(worth[node] for node in first) - len(first) * row_cost * state.asking.speed
+            state.asking.added(part, chance, gain)
 
     def _choose(self, state: CombinedState, worth: Seq[float], granted: Collection[int]) -> list[int]:
         """The nodes of the merged tree to draft, parents first: no child is likelier than its parent.
@@ -286,3 +315,8 @@ class Combined(Drafter[CombinedState]):
 def _chosen(draft: Draft) -> Draft:
     """A part's draft without its distributions: the verifier ``match`` uses tokens alone."""
     return draft if draft.distributions is None else Draft(draft.tokens, draft.parents, chances=draft.chances)
+
+
+def _best(drafts: Seq[Draft]) -> float:
+    """The best chance that a draft states for a node; 0 if none states one."""
+    return max((max(draft.chances or (0.0,)) for draft in drafts), default=0.0)
