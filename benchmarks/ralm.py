@@ -3,7 +3,7 @@
     python benchmarks/ralm.py --documents FILE --data DIR --out benchmarks/RESULT.json
 
 --documents is a text whose paragraphs are the knowledge base, DIR contains gsm8k_test*.jsonl, whose questions
-are the prefixes. The embedded model decodes with a document in front of the text that is looked up again
+are the prefixes. The model decodes with a document in front of the text that is looked up again
 every --stride tokens: by BM25, and by exact search among dense vectors (the mean of the model's embeddings of
 a text's tokens: it finds texts with similar words, which is sufficient here). `plain` queries before each
 block, `speculative` guesses. Prefixes take turns; tokens must be equal. --latency simulates a knowledge base
@@ -92,6 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--documents", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", default=str(outpace.nano_path()), help="folder of the model")
     parser.add_argument("--most", type=int, default=20000, help="maximum number of documents")
     parser.add_argument("--words", type=int, default=64, help="maximum words per document")
     parser.add_argument("--prompts", type=int, default=20)
@@ -99,10 +100,8 @@ def main() -> None:
     parser.add_argument("--latency", type=float, nargs="*", default=[0, 20, 100], help="in milliseconds")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    tokenizer = AutoTokenizer.from_pretrained(outpace.nano_path())
-    model = AutoModelForCausalLM.from_pretrained(
-        outpace.nano_path(), dtype=torch.float32, use_safetensors=True
-    )
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32, use_safetensors=True)
     texts = paragraphs(options.documents, options.most, options.words)
     contexts = [tokenizer(f"{text}\n").input_ids for text in texts]
     file = next(iter(sorted(options.data.glob("gsm8k_test*.jsonl"))), None)

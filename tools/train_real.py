@@ -43,7 +43,7 @@ RUNS = {
     ),
     "layer_skip": (
         "early_exit:layers=8,width=1,num_speculative_tokens=3,min_confidence=0.3 --tune lora:rank=8 "
-        f"--steps 60 --evaluate-every 60 {SOFT}"
+        f"--steps 30 --evaluate-every 30 {SOFT}"
     ),
     "dflash": (
         f"dflash:tokens=4,depth=2,heads=9,kv_heads=3,anchors=96,layers=5+12+20+-1,{SMALL} --steps 240 "
