@@ -297,10 +297,11 @@ def test_a_plan_takes_the_nodes_that_pay() -> None:
     assert Plan(64, 0.6).take(Draft([1, 2, 3], [-1, 0, 1])) == 64
 
 
-def test_the_cost_of_a_row_is_measured() -> None:
+def test_the_costs_of_a_row_and_of_a_plain_step_are_measured() -> None:
     governor = Governor()
     simulate(governor, Machine(linear), Text(constant(0.9)), 300)
     assert governor.plan(1).row_cost == pytest.approx(0.1, abs=0.02)
+    assert governor.plan(1).plain_seconds == pytest.approx(3e-3, rel=0.02)
 
 
 def test_high_load_turns_drafting_down() -> None:
