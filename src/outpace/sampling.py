@@ -108,17 +108,21 @@ def gumbel(word: int, vocabulary: int, device: torch.device, tokens: Tensor | No
     return noise_of(words ^ signed(word))
 
 
-def _perturbed(scores: Tensor, word: int) -> tuple[Tensor, Tensor]:
-    """The tokens that are not excluded, and their scores plus the key's Gumbel noise, float64.
+def _perturbed(scores: Tensor, word: int, ids: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The places of scores that are not excluded, and these scores plus the key's Gumbel noise, float64.
 
     If any score is infinity, all other tokens are excluded.
+
+    Args:
+        ids: the token of each score; None if it is the score's place.
     """
     scores = scores.double()
     peak = float(scores.max())
     if not peak > -math.inf:
         raise NoTokenLeft(NO_TOKEN_LEFT)
     left = (scores == peak if peak == math.inf else scores > -math.inf).nonzero().squeeze(1)
-    noise = gumbel(word, scores.shape[-1], scores.device, left)
+    tokens, size = (left, len(scores)) if ids is None else (ids[left], int(ids.max()) + 1)
+    noise = gumbel(word, size, scores.device, tokens)
     return left, noise if peak == math.inf else scores[left] + noise
 
 
@@ -134,32 +138,40 @@ def best_token(scores: Tensor) -> int:
     return best
 
 
-def noisy_argmax(scores: Tensor, word: int) -> int:
-    """The Gumbel-max draw from softmax(scores), shape [vocabulary].
+def noisy_argmax(scores: Tensor, word: int, ids: Tensor | None = None) -> int:
+    """The place of the Gumbel-max draw from softmax(scores), shape [n].
 
     If any score is infinity, all other tokens are excluded.
+
+    Args:
+        ids: the token of each score, [n], which decides its noise; None if it is the score's place.
 
     Raises:
         NoTokenLeft: every score is minus infinity, or one is NaN.
     """
-    left, perturbed = _perturbed(scores, word)
+    left, perturbed = _perturbed(scores, word, ids)
     return int(left[torch.argmax(perturbed)])
 
 
-def noisy_top(scores: Tensor, word: int, count: int) -> tuple[list[int], list[float]]:
-    """Draws from softmax(scores), shape [vocabulary], without replacement, in the order of drawing.
+def noisy_top(
+    scores: Tensor, word: int, count: int, ids: Tensor | None = None
+) -> tuple[list[int], list[float]]:
+    """Draws from softmax(scores), shape [n], without replacement, in the order of drawing.
 
     These are the tokens with the highest scores plus Gumbel noise (Kool, van Hoof, Welling 2019, section 3);
     the first is ``noisy_argmax``. Fewer than ``count`` if fewer tokens are not excluded.
 
+    Args:
+        ids: as of ``noisy_argmax``.
+
     Returns:
-        The tokens, and for each the log of its share in the softmax over the noisy scores: how clear the
-        order is.
+        The places of the draws, and for each the log of its share in the softmax over the noisy scores: how
+        clear the order is.
 
     Raises:
         NoTokenLeft: every score is minus infinity, or one is NaN.
     """
-    left, perturbed = _perturbed(scores, word)
+    left, perturbed = _perturbed(scores, word, ids)
     best, places = perturbed.topk(min(count, len(left)))
     return left[places].tolist(), (best - perturbed.logsumexp(dim=0)).tolist()
 
@@ -239,6 +251,7 @@ class Processor:
 
     Attributes:
         plain: whether the next token is the argmax of the raw logits.
+        adjusts: whether ``adjust`` changes a row.
         bias: the ids and the float32 values of ``logit_bias``.
     """
 
@@ -248,7 +261,8 @@ class Processor:
         self.penalises = repetition or params.presence_penalty != 0 or params.frequency_penalty != 0
         bias = params.logit_bias or {}
         self.bias = np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32)
-        self.plain = params.greedy and not (bias or params.logits_processors or self.penalises)
+        self.adjusts = bool(bias) or self.penalises
+        self.plain = params.greedy and not (self.adjusts or params.logits_processors)
         # Tokens that penalties concern, and their occurrences in the output (0 if only in the prompt).
         known = dict.fromkeys(prompt if repetition else ())
         self._place = {token: place for place, token in enumerate(known)}

@@ -77,8 +77,8 @@ class DraftVocabulary(nn.Module):
         return self.head(target).of(batch, (at, places))
 
 
-def spread(logits: Tensor, ids: Tensor, size: int) -> Tensor:
-    """Logits [..., n] of some ids as those of all, [..., size]; minus infinity for the others."""
-    full = logits.new_full((*logits.shape[:-1], size), -torch.inf)
-    full[..., ids] = logits
+def spread(values: Tensor, ids: Tensor, size: int, others: float = -torch.inf) -> Tensor:
+    """Values [..., n] of some ids as those of all, [..., size]; ``others`` for the other ids."""
+    full = values.new_full((*values.shape[:-1], size), others)
+    full[..., ids] = values
     return full

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -195,6 +196,14 @@ def test_grown_trees_are_point_masses_under_a_verifier_that_needs_independent_dr
     assert draft.distributions is None and not is_chain(draft.parents)
     greedy = one_draft(SAMPLED, draws="greedy", **SHAPES["confident"])
     assert (draft.tokens, draft.parents) == (greedy.tokens, greedy.parents)
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_drafts_follow_the_bias_of_the_request(coupled: bool) -> None:
+    options: dict[str, Any] = {"branching": "4", "num_speculative_tokens": 1}
+    likely = one_draft(SAMPLED, coupled, **options).tokens
+    biased = dataclasses.replace(SAMPLED, logit_bias=dict.fromkeys(likely[:2], -1e9))
+    assert not set(likely[:2]) & set(one_draft(biased, coupled, **options).tokens)
 
 
 @pytest.mark.parametrize("confidence", ["path", "token"])

@@ -87,3 +87,25 @@ def test_the_best_of_the_drafted_ids_are_those_of_all(
     ):
         assert found.tokens == expected.tokens
         assert found.weights == pytest.approx(expected.weights)
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    "draws",
+    [Draws("coupled"), Draws("independent", replacement=True), Draws("coupled", weigh=True)],
+    ids=["without", "with", "weighed"],
+)
+def test_draws_among_the_drafted_ids_are_those_among_all(draws: Draws, count: int, coupled: bool) -> None:
+    ids = torch.tensor([7, 2, 30, 11, 21])
+    part = Part(ids, 40)
+    row = torch.randn(1, 5, generator=torch.Generator().manual_seed(0))
+    for seed in range(30):
+        params = SamplingParams(temperature=0.9, top_p=0.9, seed=seed)
+        sequence = Sequence([1], params, Key(seed, coupled), limit=9, eos_token_ids=frozenset())
+        own = draws.sampled(sequence, row[0], depth=1, first=2, count=count, ids=ids)
+        among = draws.sampled(sequence, part.logits(row)[0], depth=1, first=2, count=count)
+        assert own.tokens == among.tokens and set(own.tokens) <= set(ids.tolist())
+        assert own.weights == pytest.approx(among.weights) and own.peak == pytest.approx(among.peak)
+        assert own.distribution is not None and among.distribution is not None
+        assert torch.allclose(part.whole(own.distribution), among.distribution)

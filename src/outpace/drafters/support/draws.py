@@ -111,8 +111,16 @@ class Draws:
     def _shares(self, sequence: Sequence) -> bool:
         return self.noise == "coupled" and sequence.key.coupled
 
-    def sampled(self, sequence: Sequence, scores: Tensor, depth: int, first: int, count: int) -> Children:
-        """Candidates drawn from processed scores, shape [vocabulary].
+    def sampled(
+        self,
+        sequence: Sequence,
+        scores: Tensor,
+        depth: int,
+        first: int,
+        count: int,
+        ids: Tensor | None = None,
+    ) -> Children:
+        """Candidates drawn from processed scores, shape [n], and their distribution over the same n tokens.
 
         With the target's own noise they are drawn without replacement: the first is the target's token if the
         two models agree, one of the next if they nearly agree.
@@ -120,6 +128,7 @@ class Draws:
         Args:
             depth: depth of the candidates in the draft.
             first: node index of the first candidate.
+            ids: the token of each score, [n]; None if they are the vocabulary's.
         """
         scores = warp(scores, sequence.params).double()
         root = sequence.output_length
@@ -127,24 +136,24 @@ class Draws:
         word = sequence.key.target(root + depth) if shares else sequence.key.node(Stream.DRAFT, root, first)
         try:
             if count == 1 and not self.weigh:
-                tokens, clear = [noisy_argmax(scores, word)], [0.0]
+                places, clear = [noisy_argmax(scores, word, ids)], [0.0]
             elif self.replacement:
                 words = [sequence.key.node(Stream.DRAFT, root, first + place) for place in range(count)]
-                tokens, clear = [noisy_argmax(scores, own) for own in words], []
+                places, clear = [noisy_argmax(scores, own, ids) for own in words], []
             else:
-                tokens, clear = noisy_top(scores, word, count)
+                places, clear = noisy_top(scores, word, count, ids)
         except NoTokenLeft:
             return NOTHING
         p = scores.softmax(dim=-1)
         # A probability may round to 0; verifiers do not accept such a token, since p never draws it.
-        kept = [place for place, token in enumerate(tokens) if p[token] > 0]
-        tokens = [tokens[place] for place in kept]
+        chances = p[places].tolist()
+        kept = [rank for rank, chance in enumerate(chances) if chance > 0]
+        tokens = [places[rank] for rank in kept] if ids is None else ids[places][kept].tolist()
         if not self.weigh:
             return Children(tokens, [0.0] * len(tokens), distribution=p)
         if shares:
             # The target adds the same noise, so the confidence is a token's lead with the noise added.
-            weights = [min(clear[place], 0.0) for place in kept]
+            weights = [min(clear[rank], 0.0) for rank in kept]
             return Children(tokens, weights, weights[0] if weights else 0.0, p)
-        return Children(
-            tokens, [min(float(p[token].log()), 0.0) for token in tokens], float(p.max().log()), p
-        )
+        weights = [min(math.log(chances[rank]), 0.0) for rank in kept]
+        return Children(tokens, weights, float(p.max().log()), p)

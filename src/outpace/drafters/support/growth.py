@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -114,8 +114,6 @@ def grow(active: Seq[Grows], rows: Tensor) -> None:
         chosen, ids = shared.vocabulary.drafted(rows if len(quick) == len(nodes) else rows[quick])
         best = shared.draws.best(chosen, [counts[place] for place in quick], ids)
         found = dict(zip(quick, best, strict=True))
-    if len(quick) < len(nodes):
-        rows = shared.vocabulary.logits(rows)
     place = 0
     for state in active:
         layer: list[int] = []
@@ -146,12 +144,18 @@ def _quick(state: Grows) -> bool:
 def _children(state: Grows, row: Tensor, node: int, count: int) -> Children:
     """The children of a node, by its sequence's parameters."""
     sequence, tree, draws = state.sequence, state.tree, state.shared.draws
-    scores = row.float()
-    if not state.shared.vocabulary.text:
-        scores = sequence.processor.adjust(row, tree.guessed(node))
-    if draws.draws_from(sequence):
-        return draws.sampled(sequence, scores, tree.depth, len(tree.tokens), count)
-    return draws.best(warp(scores, sequence.params)[None], [count])[0]
+    vocabulary, ids = state.shared.vocabulary, None
+    if sequence.processor.adjusts and not vocabulary.text:
+        scores = sequence.processor.adjust(vocabulary.logits(row[None])[0], tree.guessed(node))
+    else:  # a row of the drafted ids alone is shorter
+        rows, ids = vocabulary.drafted(row[None])
+        scores = rows[0].float()
+    if not draws.draws_from(sequence):
+        return draws.best(warp(scores, sequence.params)[None], [count], ids)[0]
+    children = draws.sampled(sequence, scores, tree.depth, len(tree.tokens), count, ids)
+    if ids is None or children.distribution is None:
+        return children
+    return replace(children, distribution=vocabulary.whole(children.distribution))
 
 
 def _confident(state: Grows, node: int, children: Children) -> bool:

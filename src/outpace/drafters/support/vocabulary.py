@@ -61,6 +61,10 @@ class Vocabulary:
         """Logits over the drafted ids alone, and these ids, in the target's; None for all of them."""
         return rows, None
 
+    def whole(self, probabilities: Tensor) -> Tensor:
+        """Probabilities of the target's ids, [vocabulary], from those of the drafted ids alone."""
+        return probabilities
+
     def own(self, tokens: Seq[int]) -> Seq[int]:
         """Drafted tokens in the draft model's ids."""
         return tokens
@@ -101,6 +105,9 @@ class Part(Vocabulary):
 
     def drafted(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         return rows, self._ids
+
+    def whole(self, probabilities: Tensor) -> Tensor:
+        return spread(probabilities, self._ids, self._size, 0.0)
 
 
 def part_of(ids: Tensor | None, size: int) -> Vocabulary:
@@ -147,6 +154,9 @@ class Intersection(Vocabulary):
     def drafted(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         theirs, ours = self._pairs.to(rows.device)
         return rows[:, ours], theirs
+
+    def whole(self, probabilities: Tensor) -> Tensor:
+        return spread(probabilities, self._pairs[0].to(probabilities.device), self._size, 0.0)
 
     def own(self, tokens: Seq[int]) -> Seq[int]:
         return [self._own[token] for token in tokens]
