@@ -30,7 +30,7 @@ RUNS = {
     "medusa-2": f"medusa:{SMALL} --tune lora:rank=8 --steps 60 --evaluate-every 30 {SOFT}",
     "eagle": (
         f"eagle:steps=3,{SMALL},own_head=false,layers=5+12+20+-1,fc_norm=true,norm_before_residual=true,"
-        f"norm_output=true,heads=9,kv_heads=3 --bf16 --steps 400 --evaluate-every 200 {SOFT}"
+        f"norm_output=true,heads=9,kv_heads=3 --bf16 --steps 150 --evaluate-every 75 {SOFT}"
     ),
     "eagle-1": (
         f"eagle:version=1,linear_start=true,{SMALL},heads=9,kv_heads=3,steps=3,classification=1 --bf16 "

@@ -142,6 +142,14 @@ class Drafter(ABC, Generic[State]):
         """
         return ()
 
+    def drafts_unread(self, shared: Any) -> bool:
+        """Whether a drafter of hidden states drafts before it has read the prompt's (``Sequence.unread``).
+
+        Args:
+            shared: what ``prepare`` returned.
+        """
+        return False
+
     @abstractmethod
     def start(self, sequence: Sequence, shared: Any) -> State:
         """Return the state of a new sequence. ``sequence`` is live: its tokens grow as they are committed."""

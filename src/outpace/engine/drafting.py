@@ -25,7 +25,8 @@ class Drafting:
         policy: decides how many nodes of its drafts are verified; None for all.
         shared: the value that the drafter's ``prepare`` returned.
         top: most probable tokens of the target that the drafter reads after each node.
-        reads: whether the drafter reads hidden states, which it needs before it drafts.
+        reads: whether the drafter reads hidden states.
+        waits: whether it needs those of the prompt before it drafts.
         plan: the plan of the current step.
     """
 
@@ -35,6 +36,7 @@ class Drafting:
     shared: Any = field(init=False)
     top: int = field(init=False)
     reads: bool = field(init=False)
+    waits: bool = field(init=False)
     plan: Plan | None = field(init=False, default=None)
     _alone: bool = field(init=False)  # the drafter handles one sequence at a time
 
@@ -42,6 +44,7 @@ class Drafting:
         self.shared = self.drafter.prepare(self.target)
         self.top = min(self.drafter.reads_top, self.target.vocabulary)
         self.reads = bool(self.drafter.hidden_layers(self.shared))
+        self.waits = self.reads and not self.drafter.drafts_unread(self.shared)
         cls = type(self.drafter)
         self._alone = cls.propose is SequenceDrafter.propose and cls.observe is SequenceDrafter.observe
 

@@ -371,8 +371,10 @@ class Engine:
         """
         took_part = [a.sequence for a in batch]
         began = self._clock()
-        # Without the hidden states of its prompt a drafter cannot draft, so such a first step is plain.
-        early = {a for a in batch if a.drafting.reads and riding.get(a)}
+        for active in batch:
+            active.sequence.unread = active.drafting.reads and bool(riding.get(active))
+        # Without the hidden states of its prompt a drafter may not draft; such a first step is plain.
+        early = {a for a in batch if a.sequence.unread and a.drafting.waits}
         trimmed = self._trim(self._propose(batch, early))
         drafted = self._clock()
         output = self._forward({a: draft for a, (draft, _) in trimmed.items()}, riding)

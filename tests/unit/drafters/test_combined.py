@@ -314,6 +314,17 @@ def test_parts_after_one_that_is_sure_enough_are_not_asked() -> None:
         assert all(len(draft) for _, draft, _ in first.seen[:-1])
 
 
+def test_parts_that_read_no_hidden_states_draft_in_the_first_step() -> None:
+    prompt = PROMPTS[1]
+    text = tuple(Engine(ToyTarget(context=None)).generate([prompt], LONG)[0].tokens)
+    for layers in ((), (1,)):
+        reader, other = Recorded(Oracle(text), layers=(0,)), Recorded(Other(text), layers=layers)
+        engine = Engine(ToyTarget(context=None), Combined((reader, other), enough=2.0), adaptive=False)
+        assert tuple(engine.generate([prompt], LONG)[0].tokens) == text
+        first, second = ([len(part.seen[step][1]) for part in (reader, other)] for step in (0, 1))
+        assert first == [0, 0 if layers else 5] and second == [5, 5]
+
+
 @dataclass(frozen=True)
 class Slow(Other):
     """A drafter that takes time, in plain steps, on a clock of its own."""

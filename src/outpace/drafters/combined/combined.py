@@ -175,6 +175,9 @@ class Combined(Drafter[CombinedState]):
     def hidden_layers(self, shared: Shared) -> tuple[int, ...]:
         return tuple(sorted({layer for own in shared.layers for layer in own}))
 
+    def drafts_unread(self, shared: Shared) -> bool:
+        return not all(shared.layers)
+
     def start(self, sequence: Sequence, shared: Shared) -> CombinedState:
         ledger = shared.ledgers.of(sequence) if self.share else Ledger()
         state = CombinedState(sequence, [], ledger, shared.asking, shared.layers, shared.row_cost)
@@ -221,7 +224,9 @@ class Combined(Drafter[CombinedState]):
         return [self._merge(state, drafts) for state, drafts in zip(states, proposals, strict=True)]
 
     def _asked(self, state: CombinedState, place: int, drafts: Seq[Draft]) -> bool:
-        """True if a part is to draft: it is its turn, or no part before it is sure enough and it pays."""
+        """True if a part can draft, and it is its turn, or no part before it is sure enough and it pays."""
+        if state.sequence.unread and state.layers[place]:
+            return False
         best, plain = _best(drafts), state.sequence.plain_seconds
         if state.turn == place or not place:
             return True
