@@ -143,7 +143,7 @@ class Drafter(ABC, Generic[State]):
         return ()
 
     def drafts_unread(self, shared: Any) -> bool:
-        """Whether a drafter of hidden states drafts before it has read the prompt's (``Sequence.unread``).
+        """True if a drafter of hidden states can draft before it has read the prompt's (``Sequence.unread``).
 
         Args:
             shared: what ``prepare`` returned.
