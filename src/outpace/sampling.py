@@ -72,10 +72,14 @@ def _mix_words(words: Words) -> Words:
     return words ^ (words >> 31 & (1 << 33) - 1)
 
 
+def _words_of(tokens: Tensor) -> Tensor:
+    return _mix_words((tokens + 1) * signed(_WEYL))
+
+
 @lru_cache(maxsize=8)
 def token_words(vocabulary: int, device: torch.device) -> Tensor:
     """A mixed word for each token id, shape [vocabulary]."""
-    return _mix_words(torch.arange(1, vocabulary + 1, device=device) * signed(_WEYL))
+    return _words_of(torch.arange(vocabulary, device=device))
 
 
 def _unit(words: Tensor) -> Tensor:
@@ -121,8 +125,10 @@ def _perturbed(scores: Tensor, word: int, ids: Tensor | None) -> tuple[Tensor, T
     if not peak > -math.inf:
         raise NoTokenLeft(NO_TOKEN_LEFT)
     left = (scores == peak if peak == math.inf else scores > -math.inf).nonzero().squeeze(1)
-    tokens, size = (left, len(scores)) if ids is None else (ids[left], int(ids.max()) + 1)
-    noise = gumbel(word, size, scores.device, tokens)
+    if ids is None:
+        noise = gumbel(word, len(scores), scores.device, left)
+    else:
+        noise = noise_of(_words_of(ids[left]) ^ signed(word))
     return left, noise if peak == math.inf else scores[left] + noise
 
 

@@ -92,7 +92,7 @@ class Sequence:
         # Seconds of a plain step, per sequence of the batch, if measured.
         self.plain_seconds: float | None = None
         # Whether the prompt's hidden states are still to be read, in the forward of the next step.
-        self.unread = False
+        self.prompt_unread = False
         # Whether the next draft should leave out nodes that pay only in later steps.
         self.narrow = False
         # Its place in the target's cache while it is decoded, for drafters that draft with the target.

@@ -143,7 +143,7 @@ class Drafter(ABC, Generic[State]):
         return ()
 
     def drafts_unread(self, shared: Any) -> bool:
-        """True if a drafter of hidden states can draft before it has read the prompt's (``Sequence.unread``).
+        """True if it can draft before it has read the prompt's hidden states (``Sequence.prompt_unread``).
 
         Args:
             shared: what ``prepare`` returned.
@@ -157,9 +157,9 @@ class Drafter(ABC, Generic[State]):
     def read(self, states: Seq[State], hidden: Seq[Mapping[int, Tensor]]) -> None:
         """Read the target's hidden states of the rows that sequences joined with. By default does nothing.
 
-        Called after ``start`` and before the first ``propose``, once for each sequence with more rows than
-        its root, if ``hidden_layers`` names layers. Together with ``Step.committed``, every committed row
-        arrives exactly once, in order.
+        Called after ``start`` and before the first ``propose``, or, if ``drafts_unread``, the first
+        ``observe``, once for each sequence with more rows than its root, if ``hidden_layers`` names layers.
+        Together with ``Step.committed``, every committed row arrives exactly once, in order.
 
         Args:
             hidden: for each sequence, layer -> [len(tokens) - 1, size]: all rows but the root.

@@ -372,9 +372,9 @@ class Engine:
         took_part = [a.sequence for a in batch]
         began = self._clock()
         for active in batch:
-            active.sequence.unread = active.drafting.reads and bool(riding.get(active))
+            active.sequence.prompt_unread = active.drafting.reads and bool(riding.get(active))
         # Without the hidden states of its prompt a drafter may not draft; such a first step is plain.
-        early = {a for a in batch if a.sequence.unread and a.drafting.waits}
+        early = {a for a in batch if a.sequence.prompt_unread and a.drafting.waits}
         trimmed = self._trim(self._propose(batch, early))
         drafted = self._clock()
         output = self._forward({a: draft for a, (draft, _) in trimmed.items()}, riding)

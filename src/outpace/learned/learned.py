@@ -100,7 +100,7 @@ class PartialHead:
         return functional.linear(states, matrix, bias)
 
     def _drafting(self) -> nn.Module:
-        """The matrix as a layer, packed on a CPU."""
+        """The matrix as a layer, packed on a CPU as ``pack_drafter`` does."""
         if self._packed is None:
             assert self._own is not None
             matrix, bias = self._own
@@ -287,7 +287,8 @@ class Learned(nn.Module, ABC):
         """The given module, bound to the target, or the one in the given folder.
 
         Args:
-            pack: pack a folder's weights for drafting on a CPU, after which they cannot be trained.
+            pack: pack a folder's weights for drafting on a CPU (``pack_drafter``), after which they cannot be
+                trained.
         """
         if isinstance(given, cls):
             given.bind(target)

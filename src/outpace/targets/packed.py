@@ -1,9 +1,9 @@
 """Linear layers with packed weights on a CPU, for forwards of a few rows.
 
 A stock ``nn.Linear`` passes its weights to a kernel in their layout in memory, in every forward. On a CPU a
-packed layout is read faster, and several rows cost little more than one. The weights are the same numbers, to
-the last bit; only the order of summation differs from the stock layer's, and for a row it does not depend on
-the number of rows (``row_step``).
+packed layout is read faster, and several rows cost little more than one. Unless they are rounded, the weights
+are the same numbers, to the last bit; only the order of summation differs from the stock layer's, and for a
+row it does not depend on the number of rows (``row_step``).
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ class Packer:
 def pack_drafter(module: nn.Module) -> None:
     """Replace the linear layers of a frozen drafter on a CPU by packed ones where these are faster.
 
-    Compiled layers in bfloat16 are rounded to int8: reading weights is most of a drafter's time, and the
-    target verifies its drafts.
+    Where the compiled kernel is the fastest for bfloat16, weights in bfloat16 are rounded to int8: reading
+    them is most of a drafter's time, and the target verifies its drafts.
     """
     half = {layer.weight.dtype for layer in linears_of(module)} == {torch.bfloat16}
     rounds = half and isinstance(best_kernel(torch.bfloat16, torch.get_num_threads()).kernel, Compiled)

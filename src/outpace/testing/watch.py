@@ -48,6 +48,9 @@ class Watch(Drafter[Any]):
     def hidden_layers(self, shared: Any) -> tuple[int, ...]:
         return self.inner.hidden_layers(shared)
 
+    def drafts_unread(self, shared: Any) -> bool:
+        return self.inner.drafts_unread(shared)
+
     def start(self, sequence: Sequence, shared: Any) -> Any:
         with self._named("start"):
             return self.inner.start(sequence, shared)

@@ -325,6 +325,16 @@ def test_parts_that_read_no_hidden_states_draft_in_the_first_step() -> None:
         assert first == [0, 0 if layers else 5] and second == [5, 5]
 
 
+def test_the_turn_of_a_part_does_not_pass_in_a_step_in_which_it_may_not_draft() -> None:
+    prompt = PROMPTS[1]
+    text = tuple(Engine(ToyTarget(context=None)).generate([prompt], LONG)[0].tokens)
+    reader = Recorded(Oracle(text), layers=(0,))
+    drafter = Combined((Says(text, chance=0.95), reader))
+    Engine(ToyTarget(context=None), drafter, adaptive=False).generate([prompt], [LONG])
+    drafted = [step for step, (_, draft, _) in enumerate(reader.seen) if len(draft)]
+    assert drafted[:3] == [1, 17, 33]
+
+
 @dataclass(frozen=True)
 class Slow(Other):
     """A drafter that takes time, in plain steps, on a clock of its own."""

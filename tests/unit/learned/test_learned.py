@@ -250,6 +250,11 @@ def test_compiled_weights_are_rounded_for_drafting_in_bfloat16(
     packed, plain = Heads.of(tmp_path, target), Heads.of(tmp_path, target, pack=False)
     states = torch.randn(3, target.hidden.size, dtype=dtype)
     assert packed.down.kernel.rounds == (dtype == torch.bfloat16)
+    head = PartialHead(target, torch.tensor([5, 2, 9]))
+    with torch.inference_mode():
+        expected = target.head(states)[:, [5, 2, 9]]
+        assert (head(states) - expected).abs().max() < 0.02 * expected.abs().max()
+    assert head._drafting()[0].kernel.rounds == (dtype == torch.bfloat16)  # type: ignore[index]
     assert torch.allclose(packed.down(states), plain.down(states), atol=0.02)
 
 

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
-from outpace.drafters.combined.asking import Asking
 from outpace.drafters.combined.ledger import Guesses, Ledger
 from outpace.drafters.combined.share import Share
 from outpace.drafters.support.memories import Memories
@@ -33,6 +32,7 @@ from outpace.tree import worthwhile
 
 _CPU_ROW, _ROW = 0.06, 0.01  # assumed cost of a row in plain steps if not measured, on a CPU and elsewhere
 _ROUND = 16  # steps within which each part gets its minimum of nodes
+_SHORT = 4  # tokens still allowed up to which drafts are too short to measure a part's gains
 _NOTHING, _NO_GUESSES = Draft(), Guesses()
 
 Layers = list[tuple[int, ...]]  # the target's layers that each part reads
@@ -43,7 +43,6 @@ class Shared(NamedTuple):
 
     prepared: list[Any]
     ledgers: Memories[Ledger]
-    asking: Asking
     layers: Layers
     row_cost: float
 
@@ -53,14 +52,13 @@ class CombinedState:
     """A sequence's states of the parts, their latest proposals, and the proposals' nodes in the draft.
 
     ``nodes[part][node]`` is the node of the draft that represents a part's node; -1 if it is not drafted.
-    ``guesses`` is the tree of all proposals. ``asked`` has the parts that drafted, and for each the best
-    chance that a part before it stated.
+    ``guesses`` is the tree of all proposals. ``asked`` has the parts that draft in this step, with the best
+    chance that a part before each stated; ``before`` has those that drafted in the step before.
     """
 
     sequence: Sequence
     states: list[Any]
     ledger: Ledger
-    asking: Asking
     layers: Layers
     row_cost: float
     steps: int = 0
@@ -68,6 +66,7 @@ class CombinedState:
     nodes: list[list[int]] = field(default_factory=list)
     guesses: Guesses = field(default_factory=Guesses)
     asked: dict[int, float] = field(default_factory=dict)
+    before: Collection[int] = ()
 
     @property
     def turn(self) -> int:
@@ -96,7 +95,7 @@ class Combined(Drafter[CombinedState]):
             otherwise each starts without measurements. (Under ``rejection`` the tokens of a seed depend on
             the drafts, and therefore, if shared, on earlier requests.)
         enough: chance of a part's first guess, as the part states it, from which the parts after it do not
-            draft; with more than 1, all parts draft in every step.
+            draft; with more than 1, no part is sure enough.
     """
 
     parts: tuple[Drafter[Any], ...]
@@ -170,7 +169,7 @@ class Combined(Drafter[CombinedState]):
         layers = [part.hidden_layers(own) for part, own in zip(self.parts, prepared, strict=True)]
         usual = _CPU_ROW if target.device.type == "cpu" else _ROW
         row_cost = usual if self.row_cost is None else self.row_cost
-        return Shared(prepared, Memories(Ledger), Asking(), layers, row_cost)
+        return Shared(prepared, Memories(Ledger), layers, row_cost)
 
     def hidden_layers(self, shared: Shared) -> tuple[int, ...]:
         return tuple(sorted({layer for own in shared.layers for layer in own}))
@@ -180,7 +179,7 @@ class Combined(Drafter[CombinedState]):
 
     def start(self, sequence: Sequence, shared: Shared) -> CombinedState:
         ledger = shared.ledgers.of(sequence) if self.share else Ledger()
-        state = CombinedState(sequence, [], ledger, shared.asking, shared.layers, shared.row_cost)
+        state = CombinedState(sequence, [], ledger, shared.layers, shared.row_cost)
         self._clear(state)
         try:
             for part, own in zip(self.parts, shared.prepared, strict=True):
@@ -210,27 +209,32 @@ class Combined(Drafter[CombinedState]):
 
     def propose(self, states: Seq[CombinedState]) -> list[Draft]:
         for state in states:
-            state.steps += 1
+            # No turn passes in which its part may not draft.
+            state.steps += not state.sequence.prompt_unread
         proposals = [[_NOTHING] * len(self.parts) for _ in states]
         for place, part in enumerate(self.parts):
             asked = [i for i, state in enumerate(states) if self._asked(state, place, proposals[i])]
             if asked:
-                began = time.perf_counter()
+                began = time.perf_counter()  # by default the engine's clock, too
                 found = part.propose([states[i].states[place] for i in asked])
-                states[0].asking.took(place, (time.perf_counter() - began) / len(asked))
+                seconds = (time.perf_counter() - began) / len(asked)
                 for i, draft in zip(asked, found, strict=True):
-                    states[i].asked[place] = _best(proposals[i])
+                    state = states[i]
+                    # After a pause a part may first read what was emitted since.
+                    if place in state.before and _usual(state.sequence):
+                        state.ledger.gains.took(place, seconds)
+                    state.asked[place] = _best(proposals[i])
                     proposals[i][place] = draft
         return [self._merge(state, drafts) for state, drafts in zip(states, proposals, strict=True)]
 
     def _asked(self, state: CombinedState, place: int, drafts: Seq[Draft]) -> bool:
-        """True if a part can draft, and it is its turn, or no part before it is sure enough and it pays."""
-        if state.sequence.unread and state.layers[place]:
+        """True if a part can draft, and is the first, in its turn, or worth it after those before it."""
+        if state.sequence.prompt_unread and state.layers[place]:
             return False
-        best, plain = _best(drafts), state.sequence.plain_seconds
         if state.turn == place or not place:
             return True
-        return best < self.enough and (plain is None or state.asking.pays(place, best, plain))
+        best, plain = _best(drafts), state.sequence.plain_seconds
+        return best < self.enough and (plain is None or state.ledger.gains.pays(place, best, plain))
 
     def observe(self, states: Seq[CombinedState], steps: Seq[Step]) -> None:
         for place, part in enumerate(self.parts):
@@ -246,8 +250,8 @@ class Combined(Drafter[CombinedState]):
             state.ledger.note(state.guesses, step.tokens)
             plain, row_cost = state.sequence.plain_seconds, state.sequence.row_cost
             if plain is not None and row_cost is not None:
-                drafting = sum(map(state.asking.cost, state.asked)) / plain
-                state.asking.step(len(step.tokens), 1 + row_cost * len(step.kept) + drafting)
+                drafting = sum(map(state.ledger.gains.cost, state.asked)) / plain
+                state.ledger.gains.step(len(step.tokens), 1 + row_cost * len(step.kept) + drafting)
             self._clear(state)
 
     def _count(self, state: CombinedState, step: Step) -> None:
@@ -263,7 +267,7 @@ class Combined(Drafter[CombinedState]):
 
     def _clear(self, state: CombinedState) -> None:
         state.proposals, state.nodes = [_NOTHING] * len(self.parts), [[]] * len(self.parts)
-        state.guesses, state.asked = _NO_GUESSES, {}
+        state.guesses, state.asked, state.before = _NO_GUESSES, {}, state.asked.keys()
 
     def _merge(self, state: CombinedState, proposals: list[Draft]) -> Draft:
         """The draft of a sequence, the likeliest nodes first."""
@@ -289,13 +293,13 @@ class Combined(Drafter[CombinedState]):
 
     def _weigh(self, state: CombinedState, worth: Seq[float], kept: Seq[int]) -> None:
         """Note what each part is expected to add to what the parts before it propose, net of its rows."""
-        row_cost = state.sequence.row_cost
-        if row_cost is None:
+        gains, guessers, row_cost = state.ledger.gains, state.guesses.guessers, state.sequence.row_cost
+        if row_cost is None or not _usual(state.sequence):
             return
         for part, chance in state.asked.items():
-            first = [node for node in kept if state.guesses.guessers[node] % (2 << part) == 1 << part]
-            gain = sum(worth[node] for node in first) - len(first) * row_cost * state.asking.speed
-            state.asking.added(part, chance, gain)
+            # The lowest bit is the first part that guessed a node. Some are drafted although they do not pay.
+            own = [worth[node] for node in kept if guessers[node] & -guessers[node] == 1 << part]
+            gains.added(part, chance, sum(max(0.0, chance - row_cost * gains.speed) for chance in own))
 
     def _choose(self, state: CombinedState, worth: Seq[float], granted: Collection[int]) -> list[int]:
         """The nodes of the merged tree to draft, parents first: no child is likelier than its parent.
@@ -325,3 +329,8 @@ def _chosen(draft: Draft) -> Draft:
 def _best(drafts: Seq[Draft]) -> float:
     """The best chance that a draft states for a node; 0 if none states one."""
     return max((max(draft.chances or (0.0,)) for draft in drafts), default=0.0)
+
+
+def _usual(sequence: Sequence) -> bool:
+    """True unless drafts are shorter than usual: near the end of the output, or as the request says."""
+    return sequence.room > _SHORT and sequence.params.drafts.num_speculative_tokens is None

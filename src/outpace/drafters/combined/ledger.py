@@ -8,6 +8,7 @@ from itertools import repeat
 from typing import NamedTuple
 
 from outpace.core import Draft
+from outpace.drafters.combined.gains import Gains
 
 _DEPTHS, _RANKS = 12, 8  # greater depths and ranks are counted with the last ones
 _GRADES = 8  # number of intervals of stated chances
@@ -88,9 +89,13 @@ class Ledger:
     Guesses on which two drafters agree are right more often than others, by a margin that is not known in
     advance, so each set of drafters is counted separately. Guesses with a stated chance are counted by it,
     others by their rank among their siblings.
+
+    Attributes:
+        gains: what the drafters add to each other's guesses, and their times.
     """
 
     def __init__(self) -> None:
+        self.gains = Gains()
         self._cells: dict[tuple[int, int, int], Cell] = {}
 
     def worth(self, guesses: Guesses) -> list[float]:

@@ -44,8 +44,8 @@ class Children:
         tokens: the candidates, the best or the first drawn first.
         weights: the log of the draft model's confidence in each; zeros unless ``Draws.weigh``.
         peak: the greatest such log of any token; independent of the candidates if draws are independent.
-        distribution: the distribution they were drawn from, float64, shape [vocabulary]; None for point
-            masses.
+        distribution: the distribution they were drawn from, float64, shape [vocabulary], or that of the ids
+            given to ``Draws.sampled``; None for point masses.
     """
 
     tokens: list[int]

@@ -148,15 +148,20 @@ class Intersection(Vocabulary):
         return TextReader(sequence, *self._tokenizers)
 
     def logits(self, rows: Tensor) -> Tensor:
-        theirs, ours = self._pairs.to(rows.device)
+        theirs, ours = self._on(rows.device)
         return spread(rows[:, ours], theirs, self._size)
 
     def drafted(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        theirs, ours = self._pairs.to(rows.device)
+        theirs, ours = self._on(rows.device)
         return rows[:, ours], theirs
 
     def whole(self, probabilities: Tensor) -> Tensor:
-        return spread(probabilities, self._pairs[0].to(probabilities.device), self._size, 0.0)
+        return spread(probabilities, self._on(probabilities.device)[0], self._size, 0.0)
+
+    def _on(self, device: torch.device) -> Tensor:
+        """The target's ids and the draft model's, [2, pairs]."""
+        self._pairs = self._pairs.to(device)
+        return self._pairs
 
     def own(self, tokens: Seq[int]) -> Seq[int]:
         return [self._own[token] for token in tokens]

@@ -1,14 +1,16 @@
-"""Decision whether a part of ``combined`` drafts: what its drafts add, against the time that they take."""
+"""Gains of the parts of ``combined``: what their drafts add, against the time that they take."""
 
 from __future__ import annotations
+
+from collections import deque
 
 _FORGET = 0.98  # decay of an observation's weight per later observation
 _HOPE, _DOUBT = 0.5, 20.0  # tokens that a part is assumed to add per step, and the weight of this in steps
 _GRADES = 8  # number of intervals of the chance that earlier parts state
-_MOVE = 0.05  # share by which an observation moves a time up or down
+_KEPT = 9  # latest times kept per part
 
 
-class Asking:
+class Gains:
     """Measured gains and times of the parts.
 
     Over many steps, decoding emits the most tokens per time if a part drafts whenever it adds more tokens per
@@ -18,7 +20,7 @@ class Asking:
 
     def __init__(self) -> None:
         self._added: dict[tuple[int, int], list[float]] = {}  # part and grade -> tokens, steps
-        self._seconds: dict[int, float] = {}  # part -> median seconds of a draft
+        self._seconds: dict[int, deque[float]] = {}
         self._tokens, self._time = 1.0, 1.0  # of recent steps; time in plain steps
 
     @property
@@ -27,7 +29,7 @@ class Asking:
         return max(1.0, self._tokens / self._time)
 
     def pays(self, part: int, chance: float, plain: float) -> bool:
-        """True if a part's draft adds more than it costs.
+        """True if a part's draft adds more than it costs, or if its time is not measured yet.
 
         Args:
             chance: the best chance that a part before it states; 0 if none does.
@@ -37,13 +39,13 @@ class Asking:
         return tokens / steps >= self.speed * self.cost(part) / plain
 
     def took(self, part: int, seconds: float) -> None:
-        """Note the time of a draft. Their median is estimated, since some include an interruption."""
-        known = min(self._seconds.get(part, seconds), 2 * seconds)
-        self._seconds[part] = known * (1 + _MOVE if seconds > known else 1 - _MOVE)
+        """Note the time of a draft."""
+        self._seconds.setdefault(part, deque(maxlen=_KEPT)).append(seconds)
 
     def cost(self, part: int) -> float:
-        """Seconds of a part's draft; 0 if not measured."""
-        return self._seconds.get(part, 0.0)
+        """Seconds of a part's draft, the lower median of the latest; 0 if not measured."""
+        known = sorted(self._seconds.get(part, (0.0,)))
+        return known[(len(known) - 1) // 2]
 
     def added(self, part: int, chance: float, tokens: float) -> None:
         """Note how many tokens a part's draft is expected to add to a step, net of their rows' time."""
