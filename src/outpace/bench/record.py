@@ -110,12 +110,12 @@ def read_rows(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str, int], di
         )
     try:
         _check(found)
+        names = _names(found["rows"])
     except (KeyError, TypeError, AttributeError) as error:
         raise OutpaceError(
             f"{file} is broken ({error}); outpace bench --json {file} writes it anew"
         ) from None
     rows: Seq[dict[str, Any]] = found["rows"]
-    names = _names(rows)
     return found, {(row["suite"], name, row["batch"]): row for name, row in zip(names, rows, strict=True)}
 
 

@@ -332,5 +332,5 @@ def _best(drafts: Seq[Draft]) -> float:
 
 
 def _usual(sequence: Sequence) -> bool:
-    """True unless drafts are shorter than usual: near the end of the output, or as the request says."""
+    """True unless drafts are shorter than usual: near the end of the output, or limited by the request."""
     return sequence.room > _SHORT and sequence.params.drafts.num_speculative_tokens is None
