@@ -15,11 +15,12 @@ from safetensors.torch import load_file, save_file
 
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
-from outpace.drafters import Eagle, Medusa
+from outpace.drafters import Eagle, EarlyExit, Medusa
 from outpace.drafters.base import Drafter
 from outpace.drafters.blocks.parallel_tokens import LookAhead, LookAheadConfig
 from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
 from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads
+from outpace.drafters.layers.exit_adapter import Adapter, AdapterConfig
 from outpace.engine.engine import Engine
 from outpace.learned.learned import Learned
 from outpace.targets import Target, TargetModel
@@ -38,7 +39,7 @@ GREEDY = SamplingParams(max_new_tokens=24, ignore_eos=True)
 SAMPLED = SamplingParams(max_new_tokens=24, temperature=0.7, seed=3, ignore_eos=True)
 OPTIONS = LoRA(rank=4, weight=0.5, rate=1.0, layers="1")
 SETTINGS = Training(steps=16, rows=4, evaluate_every=4, learning_rate=0.02)
-DRAFTERS: dict[str, Any] = {"medusa": Medusa, "eagle": Eagle}
+DRAFTERS: dict[str, Any] = {"medusa": Medusa, "eagle": Eagle, "early_exit": EarlyExit}
 
 
 def decode(target: TargetModel, params: SamplingParams, drafter: Drafter[Any] | None = None) -> list[Any]:
@@ -58,6 +59,8 @@ def rows_of(target: TargetModel) -> list[list[Document]]:
 def module(method: str, target: TargetModel) -> Learned:
     if method == "eagle":
         return EagleModule.new(EagleConfig(version=1, steps=2), target)
+    if method == "early_exit":
+        return Adapter.new(AdapterConfig(layers=1, min_confidence=0.0), target)
     return MedusaHeads.new(MedusaConfig(heads=2, max_nodes=6), target)
 
 
