@@ -299,7 +299,7 @@ class Combined(Drafter[CombinedState]):
         for part, chance in state.asked.items():
             # The lowest bit is the first part that guessed a node. Some are drafted although they do not pay.
             own = [worth[node] for node in kept if guessers[node] & -guessers[node] == 1 << part]
-            gains.added(part, chance, sum(max(0.0, chance - row_cost * gains.speed) for chance in own))
+            gains.added(part, chance, sum(max(0.0, each - row_cost * gains.speed) for each in own))
 
     def _choose(self, state: CombinedState, worth: Seq[float], granted: Collection[int]) -> list[int]:
         """The nodes of the merged tree to draft, parents first: no child is likelier than its parent.
