@@ -27,8 +27,13 @@ from outpace.bench.record import read_rows
 
 # Drawn without --methods, as far as a result has them.
 METHODS = (
-    *("combined:(suffix)+(token_recycling)", "suffix", "prompt_lookup", "token_recycling", "lookahead"),
-    *("transformers:prompt_lookup", "transformers:plain"),
+    "combined:(suffix)+(token_recycling)",
+    "suffix",
+    "prompt_lookup",
+    "token_recycling",
+    "lookahead",
+    "transformers:prompt_lookup",
+    "transformers:plain",
 )
 Rows = dict[tuple[str, str, int], dict[str, Any]]
 

@@ -61,7 +61,7 @@ class Comparison:
     @property
     def comparable(self) -> list[Pair]:
         """Pairs that have intervals and are not plain decoding, whose ratio to itself is 1."""
-        return [p for p in self.pairs if p.overlap is not None and p.first["drafter"] != BASELINE]
+        return [pair for pair in self.pairs if pair.overlap is not None and pair.first["drafter"] != BASELINE]
 
     @property
     def agreeing(self) -> int:

@@ -138,7 +138,8 @@ def _names(rows: Seq[dict[str, Any]]) -> list[str]:
                 seen[key] += 1
                 own.append(f"run {seen[key]}")
         for own, place in zip(words, places, strict=True):
-            names[place] += f" ({', '.join(own)})" * bool(own)
+            if own:
+                names[place] += f" ({', '.join(own)})"
     return names
 
 
@@ -148,7 +149,9 @@ def _word(name: str, value: Any) -> list[str]:
         return []
     if name == "adaptive":
         return ["governed" if value else "ungoverned"]
-    return [{"prompts": f"{value} prompts", "verifier": str(value)}.get(name, f"{name} {value}")]
+    if name == "verifier":
+        return [str(value)]
+    return [f"{value} prompts" if name == "prompts" else f"{name} {value}"]
 
 
 def _check(found: Mapping[str, Any]) -> None:

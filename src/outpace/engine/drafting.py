@@ -54,12 +54,11 @@ class Drafting:
         for active in members:
             sequence = active.sequence
             most = sequence.params.drafts.num_speculative_tokens
-            sequence.plain_seconds = None
+            seconds = None if self.plan is None else self.plan.plain_seconds
+            sequence.plain_seconds = None if seconds is None else seconds / len(members)
             if self.plan is None:
                 sequence.budget, sequence.row_cost, sequence.narrow = most, None, False
             else:
-                if self.plan.plain_seconds is not None:
-                    sequence.plain_seconds = self.plan.plain_seconds / len(members)
                 sequence.budget = self.plan.nodes if most is None else min(most, self.plan.nodes)
                 sequence.row_cost, sequence.narrow = self.plan.row_cost, self.plan.narrow
 
