@@ -21,7 +21,7 @@ from drafter_texts import prose
 from outpace.core import SamplingParams
 from outpace.loading import load
 
-QUESTIONS, ASKED_IN_CHATS = slice(0, 2000), slice(2000, 2600)
+QUESTIONS, ASKED_IN_CHATS = slice(0, 4000), slice(4000, 5500)
 PROGRAMS = slice(84, None)
 MARK = "|request|"
 SHORTEST, LONGEST = 4, 96  # of a request that the model writes: words, tokens

@@ -24,7 +24,7 @@ def _write(file: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def test_no_prompt_is_one_that_is_reported_and_each_has_its_form(tmp_path: Path) -> None:
-    questions = [{"question": f"How many are {number}?", "answer": "1"} for number in range(2700)]
+    questions = [{"question": f"How many are {number}?", "answer": "1"} for number in range(5600)]
     _write(tmp_path / "gsm8k_train.jsonl", questions)
     _write(tmp_path / "gsm8k_test.jsonl", questions)  # for the form alone
     _write(tmp_path / "humaneval.jsonl", [{"task_id": n, "prompt": f"def f{n}():\n"} for n in range(164)])
@@ -34,9 +34,9 @@ def test_no_prompt_is_one_that_is_reported_and_each_has_its_form(tmp_path: Path)
     plain = [line["prompt"] for line in found if "prompt" in line]
     chats = [line["messages"][0]["content"] for line in found if "messages" in line]
     asked = [item.turns[0] for item in load_public("gsm8k", tmp_path).items]
-    assert plain == [*asked[:2000], *(f"def f{number}():\n" for number in range(84, 164))]
-    assert chats[:600] == [f"How many are {number}?" for number in range(2000, 2600)]
-    assert chats[600:] == ["Write about Once upon a time."]
+    assert plain == [*asked[:4000], *(f"def f{number}():\n" for number in range(84, 164))]
+    assert chats[:1500] == [f"How many are {number}?" for number in range(4000, 5500)]
+    assert chats[1500:] == ["Write about Once upon a time."]
 
 
 class Writer:
