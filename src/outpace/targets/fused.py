@@ -30,6 +30,7 @@ from outpace.targets.layers import stack_of
 from outpace.targets.lines import Line, parts_in
 from outpace.targets.native import (
     DTYPES,
+    LANES,
     BlockStruct,
     HeadsStruct,
     RoomStruct,
@@ -37,7 +38,7 @@ from outpace.targets.native import (
     byref,
     functions,
 )
-from outpace.targets.packed import Linear, copies_fit, linears_of
+from outpace.targets.packed import Linear, Norm, copies_fit, linears_of
 
 # Classes of one structure, by name, since importing them all would take long; a subclass may differ.
 _KNOWN = {
@@ -54,7 +55,7 @@ _GROUPS = (
 )
 _HEAD_NORMS = ("q_norm", "k_norm")
 _FUSED = "_outpace_layer"  # where a module keeps its ``_Layer``
-_SIZE, _HEAD_SIZE = 16, 32  # the hidden size and that of heads are multiples of these
+_HEAD_SIZE = 32  # that of heads is a multiple of this, as the hidden size is of ``LANES``
 
 Join = Callable[[Sequence[nn.Linear]], nn.Module]
 
@@ -103,8 +104,8 @@ def why_not_fused(model: Any) -> str:
     heads = stack.layers[0].self_attn.head_dim
     if config.hidden_act not in ("silu", "swish"):
         return f"its activation is {config.hidden_act}"
-    if config.hidden_size % _SIZE or config.intermediate_size < _SIZE or heads % _HEAD_SIZE:
-        return f"its hidden size is not a multiple of {_SIZE}, or that of its heads of {_HEAD_SIZE}"
+    if config.hidden_size % LANES or config.intermediate_size < LANES or heads % _HEAD_SIZE:
+        return f"its hidden size is not a multiple of {LANES}, or that of its heads of {_HEAD_SIZE}"
     found = functions(model.dtype)
     return found if isinstance(found, str) else ""
 
@@ -150,7 +151,7 @@ def fuse_layers(model: Any, step: Any, join: Join) -> None:
             products.append(whole)
         vars(layer)[_FUSED] = _layer(layer, products)
     norm = stack.norm
-    stack.norm = _Norm(norm.weight, norm.variance_epsilon)
+    stack.norm = Norm(norm.weight, norm.variance_epsilon)
     kind: Any = type(step)
     step.__class__ = _fused(kind)
 
@@ -165,21 +166,6 @@ class _Part(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         product: Tensor = self.whole(states)
         return product[..., self.start : self.stop]
-
-
-class _Norm(nn.Module):
-    """A root mean square norm."""
-
-    def __init__(self, weight: nn.Parameter, epsilon: float) -> None:
-        super().__init__()
-        self.weight, self.epsilon = weight, epsilon
-
-    def forward(self, states: Tensor) -> Tensor:
-        given, out = states.contiguous(), torch.empty_like(states, memory_format=torch.contiguous_format)
-        rows, size = given.numel() // given.shape[-1], given.shape[-1]
-        found: Any = functions(states.dtype)
-        found.norm(rows, size, pointer(given), None, pointer(self.weight), self.epsilon, None, pointer(out))
-        return out
 
 
 class _Layer(NamedTuple):

@@ -1,4 +1,4 @@
-"""Compiled functions for a step's matrix products, and for what is between them (``native.c``)."""
+"""Compiled functions (``native.c``): a step's matrix products, what is between them, the best logits."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from outpace.compiled import compiled
+from outpace.compiled import compiled, pointer
 
 _SOURCE = Path(__file__).with_name("native.c")
 _DEFINED = {torch.bfloat16: ("-DREAL16",), torch.float32: ()}
 
 DTYPES = frozenset(_DEFINED)
+LANES = 16  # the size of the rows of ``norm`` and ``gated`` is a multiple of this, or at least this
 
 
 class RowsStruct(Structure):
@@ -74,6 +76,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "multiply": (None, [POINTER(ProductStruct), c_long, *[c_void_p] * 2]),
     "norm": (None, [c_long, c_long, *[c_void_p] * 3, c_float, *[c_void_p] * 2]),
     "gated": (None, [c_long, c_long, *[c_void_p] * 2, c_long, c_void_p]),
+    "best": (None, [*[c_long] * 3, *[c_void_p] * 4]),
     "attention": (c_int, [POINTER(RowsStruct), POINTER(HeadsStruct)]),
     "layers": (
         c_int,
@@ -90,6 +93,26 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 def functions(dtype: torch.dtype) -> CDLL | str:
     """The functions for activations of a dtype, one of ``DTYPES``; the reason why there are none here."""
     return compiled(_SOURCE, _SIGNATURES, *_DEFINED[dtype])
+
+
+def best(rows: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The ``count`` greatest logits of each row [n, size], at most all, in descending order.
+
+    By torch where there is no compiled function.
+
+    Returns:
+        The logits and their places, each [n, count], and the logs of the sums of the rows' exponentials, [n].
+        Logits and logs are in float32, or in the rows' dtype if that is wider.
+    """
+    found = functions(rows.dtype) if rows.device.type == "cpu" and rows.dtype in DTYPES else ""
+    if isinstance(found, str):
+        wide = rows.float() if rows.dtype.itemsize < 4 else rows
+        return *wide.topk(count), wide.logsumexp(dim=-1)
+    (many, size), given = rows.shape, rows.contiguous()
+    scores, totals = torch.empty(many, count), torch.empty(many)
+    places = torch.empty(many, count, dtype=torch.long)
+    found.best(many, size, count, *map(pointer, (given, scores, places, totals)))
+    return scores, places, totals
 
 
 byref = ctypes.byref

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from outpace.compiled import pointer
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.checks import family, is_multimodal, untouchable
 from outpace.targets.hardware import free_bytes
@@ -29,6 +30,7 @@ from outpace.targets.kernels import (
     best_kernel,
     row_step,
 )
+from outpace.targets.native import LANES, functions
 
 _VERSION = attrgetter("_version")
 _SHARE = 0.5  # share of the free memory that copies of weights may use by default
@@ -69,6 +71,25 @@ class Linear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, kernel={self.kernel.name}"
+
+
+class Norm(nn.Module):
+    """A root mean square norm by the compiled function, of rows in the dtype of its weight.
+
+    Args:
+        weight: of a multiple of ``LANES`` numbers.
+    """
+
+    def __init__(self, weight: nn.Parameter, epsilon: float) -> None:
+        super().__init__()
+        self.weight, self.epsilon = weight, epsilon
+
+    def forward(self, states: Tensor) -> Tensor:
+        given, out = states.contiguous(), torch.empty_like(states, memory_format=torch.contiguous_format)
+        rows, size = given.numel() // given.shape[-1], given.shape[-1]
+        found: Any = functions(states.dtype)
+        found.norm(rows, size, pointer(given), None, pointer(self.weight), self.epsilon, None, pointer(out))
+        return out
 
 
 class Packer:
@@ -174,7 +195,7 @@ def pack_drafter(module: nn.Module) -> None:
     """Replace the linear layers of a frozen drafter on a CPU by packed ones where these are faster.
 
     Where the compiled kernel is the fastest for bfloat16, weights in bfloat16 are rounded to int8: reading
-    them is most of a drafter's time, and the target verifies its drafts.
+    them is most of a drafter's time, and the target verifies its drafts. Its norms are then compiled too.
     """
     half = {layer.weight.dtype for layer in linears_of(module)} == {torch.bfloat16}
     rounds = half and isinstance(best_kernel(torch.bfloat16, torch.get_num_threads()).kernel, Compiled)
@@ -183,6 +204,8 @@ def pack_drafter(module: nn.Module) -> None:
         for name, child in parent.named_children():
             if (replaced := packer(child)) is not None:
                 setattr(parent, name, replaced)
+            elif rounds and type(child) is nn.RMSNorm and child.eps and not child.weight.numel() % LANES:
+                setattr(parent, name, Norm(child.weight, child.eps))
 
 
 def packing_wanted(model: Any, pack: bool | Literal["auto"]) -> bool:

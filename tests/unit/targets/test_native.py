@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outpace import compiled
-from outpace.targets import kernels, native
-from outpace.targets.kernels import Compiled, Int8, Panels, row_step
+from outpace.learned.layers import FeedForward, LayerConfig
+from outpace.targets import kernels, native, packed
+from outpace.targets.kernels import Compiled, Int8, Panels, Stock, row_step
 
 HERE = native.functions(torch.float32)
 pytestmark = pytest.mark.skipif(isinstance(HERE, str), reason=f"nothing is compiled here: {HERE}")
@@ -30,7 +31,8 @@ def kernel(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
         patch.setenv("OUTPACE_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(compiled, "_FLAGS", (*compiled._FLAGS, *request.param.split()))
         made = {dtype: native.functions.__wrapped__(dtype) for dtype in DTYPES}
-        patch.setattr(kernels, "functions", made.__getitem__)
+        for module in (kernels, native):
+            patch.setattr(module, "functions", made.__getitem__)
         yield Compiled()
 
 
@@ -75,6 +77,31 @@ def test_int8_products_are_those_of_the_rounded_weights() -> None:
         assert ((found - expected).abs() <= (sizes + 3) * torch.finfo(torch.bfloat16).eps).all()
 
 
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "size", "count"), [(1, 1, 1), (3, 5, 5), (2, 31, 4), (4, 4096, 3), (2, 70000, 9)]
+)
+def test_the_best_logits_are_the_first_of_a_stable_sort(
+    rows: int, size: int, count: int, dtype: torch.dtype
+) -> None:
+    given = some(rows, size, dtype).mul(3).round()  # with many equal ones
+    given[0, 1 + size // 2 :] = -torch.inf
+    scores, places, totals = native.best(given.T.contiguous().T, count)
+    expected, order = given.float().sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(scores, expected[:, :count]) and torch.equal(places, order[:, :count])
+    assert torch.allclose(totals.double(), given.double().logsumexp(dim=-1), atol=1e-4)
+
+
+def test_the_best_logits_without_a_compiled_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = some(3, 100, torch.bfloat16)
+    expected = native.best(given, 4)
+    monkeypatch.setattr(native, "functions", lambda dtype: "no compiler")
+    for found, own in zip(native.best(given, 4), expected, strict=True):
+        assert torch.allclose(found, own)
+    assert native.best(given.double(), 4)[0].dtype == torch.float64
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_rows_bits_do_not_depend_on_the_others_or_on_threads(kernel: Compiled, dtype: torch.dtype) -> None:
     before = torch.get_num_threads()
@@ -108,3 +135,33 @@ def test_without_compiled_functions_it_is_not_available(monkeypatch: pytest.Monk
     monkeypatch.setattr(kernels, "functions", lambda _: "there is no C compiler")
     found = kernels.best_kernel.__wrapped__(torch.float32, 1).found
     assert found["compiled"] == "not available here: there is no C compiler"
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+@pytest.mark.parametrize("size", [64, 40])  # norms are compiled for multiples of 16
+def test_a_packed_drafter_is_nearly_the_drafter(
+    size: int, rounds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = kernels.Trial(Compiled() if rounds else Stock(), single=False, rows=1, found={})
+    monkeypatch.setattr(packed, "best_kernel", lambda dtype, threads: trial)
+    torch.manual_seed(0)
+    drafter = nn.ModuleDict(
+        {
+            "norm": nn.RMSNorm(size, eps=1e-5),
+            "feed": FeedForward(LayerConfig(hidden_size=size, intermediate_size=96)),
+        }
+    )
+    nn.init.normal_(drafter["norm"].weight)
+    drafter = drafter.bfloat16().requires_grad_(False)
+    given = some(3, size, torch.bfloat16)[None]
+    with torch.inference_mode():
+        normed = drafter["norm"](given)
+        expected = drafter["feed"](normed)
+        packed.pack_drafter(drafter)
+        own = drafter["norm"](given)
+        found = drafter["feed"](own)
+    assert isinstance(drafter["norm"], packed.Norm) == (rounds and size % 16 == 0)
+    assert {type(layer) for layer in drafter["feed"].children()} == {packed.Linear if rounds else nn.Linear}
+    assert torch.allclose(own, normed, rtol=0.01)
+    assert torch.equal(found, expected) != rounds
+    assert torch.allclose(found, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))

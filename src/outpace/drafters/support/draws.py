@@ -12,6 +12,7 @@ from torch import Tensor
 from outpace.core import NoTokenLeft, OutpaceError
 from outpace.sampling import Stream, noisy_argmax, noisy_top, warp
 from outpace.sequence import Sequence
+from outpace.targets import native
 
 Noise = Literal["coupled", "independent", "greedy"]
 
@@ -85,21 +86,17 @@ class Draws:
             best = rows.argmax(dim=-1)
             first: list[int] = (best if ids is None else ids[best]).tolist()
             return [Children([token], [0.0]) for token in first]
-        scores, tokens = rows.topk(min(most, rows.shape[-1]))
+        scores, tokens, totals = native.best(rows, min(most, rows.shape[-1]))
         if ids is not None:
             tokens = ids[tokens]
-        totals = rows.logsumexp(dim=-1, keepdim=True) if self.weigh else None
-        weights = scores * 0 if totals is None else (scores - totals).clamp(max=0)
         found = []
-        for names, own, legal, count in zip(
-            tokens.tolist(), weights.tolist(), (scores > -math.inf).tolist(), counts, strict=True
+        # The numbers are few: lists take less time than tensors.
+        for own, names, total, count in zip(
+            scores.tolist(), tokens.tolist(), totals.tolist(), counts, strict=True
         ):
-            kept = [place for place in range(min(count, len(names))) if legal[place]]
-            found.append(
-                Children([names[place] for place in kept], [own[place] for place in kept], own[0])
-                if kept
-                else NOTHING
-            )
+            kept = [place for place in range(min(count, len(own))) if own[place] > -math.inf]
+            weights = [min(own[place] - total, 0.0) if self.weigh else 0.0 for place in kept]
+            found.append(Children([names[place] for place in kept], weights, weights[0]) if kept else NOTHING)
         return found
 
     def draws_from(self, sequence: Sequence) -> bool:
