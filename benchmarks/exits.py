@@ -1,4 +1,4 @@
-"""How early a model knows its next token: the head applied after each of some layers (ADR 20).
+"""Accuracy of a model's head after each of some layers, and what a pipeline could hide (ADR 20).
 
     python benchmarks/exits.py --data DIR --model smollm2 --json benchmarks/RESULT.json
 
