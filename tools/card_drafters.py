@@ -77,7 +77,7 @@ def _ship_weights(folder: Path, place: Path) -> dict[str, Any]:
     facts["result"]["target"]["name"] = TARGET
     _write(place / PROVENANCE, facts)
     tensors = load_file(folder / WEIGHTS)
-    save_file({name: _small(tensor) for name, tensor in tensors.items()}, place / WEIGHTS, {"format": "pt"})
+    save_file({name: small(tensor) for name, tensor in tensors.items()}, place / WEIGHTS, {"format": "pt"})
     return facts
 
 
@@ -85,7 +85,7 @@ def _write(file: Path, value: Any) -> None:
     file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def _small(tensor: torch.Tensor) -> torch.Tensor:
+def small(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.bfloat16) if tensor.dtype == torch.float32 else tensor
 
 
@@ -94,29 +94,29 @@ def _distillation(facts: Mapping[str, Any]) -> str:
     return f"""\
 {METHOD}
 
-{_amount(facts)}
+{amount(facts)}
 It began with the weights that the training above left, of which the figures and samples below are.
 
 ```console
 {" ".join(facts["command"])}
 ```
 
-{_held_out(facts["result"])}
+{held_out(facts["result"])}
 """
 
 
-def _amount(facts: Mapping[str, Any]) -> str:
+def amount(facts: Mapping[str, Any]) -> str:
     """The section about training: tokens, steps and settings."""
-    result = facts["result"]
+    result, settings = facts["result"], facts["settings"]
     return fill(
         f"{result['tokens_seen'] / 1e6:.2f} million tokens in {result['steps']:,} steps, "
-        f"{result['cpu_seconds'] / 60:.0f} minutes, in float32, with AdamW; objective: "
-        f"{facts['settings']['objective']}.",
+        f"{result['cpu_seconds'] / 60:.0f} minutes, in {'bfloat16' if settings.get('bf16') else 'float32'}, "
+        f"with AdamW; objective: {settings['objective']}.",
         WIDTH,
     )
 
 
-def _held_out(result: Mapping[str, Any]) -> str:
+def held_out(result: Mapping[str, Any]) -> str:
     """The section about the expected accepted length."""
     accepted = " ".join(f"{share:.2f}" for share in result["accepted_per_position"])
     return fill(
@@ -151,7 +151,7 @@ language: en
 
 {METHOD}
 
-{_amount(facts)}
+{amount(facts)}
 
 ```console
 {" ".join(facts["command"])}
@@ -162,7 +162,7 @@ the draft model before its distillation, makes the answers, trains, and writes t
 
 ## Held-out figures
 
-{_held_out(result)}
+{held_out(result)}
 
 ## Data
 

@@ -25,48 +25,43 @@ SMALL = "draft_vocabulary=4096"
 FIRST = "hydra"
 
 RUNS = {
-    FIRST: f"hydra:{SMALL} --max-new-tokens 128 --steps 1500 --evaluate-every 500 {SOFT}",
+    FIRST: f"hydra:{SMALL} --max-new-tokens 128 --steps 3200 --evaluate-every 800 {SOFT}",
     "medusa": f"medusa:{SMALL} --steps 400 --evaluate-every 200 {SOFT}",
-    "medusa-2": f"medusa:{SMALL} --tune lora:rank=8 --steps 60 --evaluate-every 60 {SOFT}",
+    "medusa-2": f"medusa:{SMALL} --tune lora:rank=8 --steps 60 --evaluate-every 30 {SOFT}",
     "eagle": (
         f"eagle:steps=3,{SMALL},own_head=false,layers=5+12+20+-1,fc_norm=true,norm_before_residual=true,"
-        f"norm_output=true,heads=9,kv_heads=3 --steps 2400 --evaluate-every 600 {SOFT}"
+        f"norm_output=true,heads=9,kv_heads=3 --steps 5000 --evaluate-every 1000 {SOFT}"
     ),
     "eagle-1": (
         f"eagle:version=1,linear_start=true,{SMALL},heads=9,kv_heads=3,steps=3,classification=1 "
-        f"--learning-rate 6e-4 --steps 600 --evaluate-every 300 {SOFT}"
+        f"--learning-rate 6e-4 --steps 1200 --evaluate-every 600 {SOFT}"
     ),
     "blockwise": f"blockwise:{SMALL},width=2 --steps 400 --evaluate-every 200 {HARD}",
     "early_exit": (
         "early_exit:layers=5,adapter=attention,heads=9,num_speculative_tokens=3,min_confidence=0.3 "
-        f"--steps 200 --evaluate-every 100 {SOFT}"
+        f"--steps 70 --evaluate-every 35 {SOFT}"
     ),
     "layer_skip": (
         "early_exit:layers=8,width=1,num_speculative_tokens=3,min_confidence=0.3 --tune lora:rank=8 "
-        f"--steps 45 --evaluate-every 45 {SOFT}"
+        f"--steps 30 --evaluate-every 30 {SOFT}"
     ),
     "dflash": (
-        f"dflash:tokens=4,depth=2,heads=9,kv_heads=3,anchors=96,layers=5+12+20+-1,{SMALL} --steps 500 "
-        f"--evaluate-every 250 {SOFT}"
+        f"dflash:tokens=4,depth=2,heads=9,kv_heads=3,anchors=96,layers=5+12+20+-1,{SMALL} --steps 120 "
+        f"--evaluate-every 60 {SOFT}"
     ),
     "parallel_tokens": (
-        "parallel_tokens:num_speculative_tokens=2,places=48 --rows 1 --learning-rate 5e-3 --steps 80 "
-        f"--evaluate-every 80 {HARD}"
+        "parallel_tokens:num_speculative_tokens=2,places=48 --rows 1 --learning-rate 5e-3 --steps 25 "
+        f"--evaluate-every 25 {HARD}"
     ),
-    "draft": f"draft_model:hidden_size=256,depth=3,heads=4 --steps 400 --evaluate-every 200 {HARD}",
+    "draft": f"draft_model:hidden_size=256,depth=3,heads=4 --steps 70 --evaluate-every 70 {HARD}",
     "draft-wide": (
-        f"draft_model:hidden_size=320,depth=1,heads=5,kv_heads=5 --steps 200 --evaluate-every 200 {HARD}"
+        f"draft_model:hidden_size=320,depth=1,heads=5,kv_heads=5 --steps 70 --evaluate-every 70 {HARD}"
     ),
-    "draft-off": f"draft_model --draft draft --learning-rate 5e-4 --steps 80 --evaluate-every 80 {SOFT}",
+    "draft-off": f"draft_model --draft draft --learning-rate 5e-4 --steps 27 --evaluate-every 27 {SOFT}",
     "draft-on": (
-        "draft_model --draft draft --on-policy 0.5 --learning-rate 5e-4 --steps 80 --evaluate-every 80 "
+        "draft_model --draft draft --on-policy 0.5 --learning-rate 5e-4 --steps 20 --evaluate-every 20 "
         f"{SOFT}"
     ),
-}
-RUNS |= {
-    f"draft-{other}": f"draft_model --draft draft --learning-rate 5e-4 --steps 80 --evaluate-every 80 "
-    f"--objective {other}"
-    for other in ("ground_truth", "reverse_kl", "jensen_shannon", "total_variation")
 }
 """Name of the folder -> arguments of `outpace train`."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,10 @@ DRAFTERS = [
     "combined:parts=(lookahead:window=3,ngram=3,guesses=3)+(prompt_lookup)",
     "self_speculative:skip=10+20,num_speculative_tokens=3",
 ]
+PUBLISHED = [
+    f"{folder.name.partition('-')[2]}:path={folder}"
+    for folder in sorted((Path(__file__).parents[2] / "drafters").glob("smollm2-*"))
+]
 GREEDY = [SamplingParams(max_new_tokens=24)] * len(QUESTIONS)
 SAMPLED = [
     SamplingParams(max_new_tokens=24, temperature=0.8, top_p=0.95, repetition_penalty=1.1, seed=seed)
@@ -57,9 +62,17 @@ def test_every_drafter_gives_the_tokens_of_plain_decoding(
 ) -> None:
     plain = decode(model, None, params, slots=1)
     assert all(tokens for tokens in plain)
-    for drafter in DRAFTERS:
+    for drafter in [*DRAFTERS, *PUBLISHED]:
         assert decode(model, drafter, params, slots=1) == plain, drafter
         assert decode(model, drafter, params, slots=3) == plain, f"{drafter}, three at once"
+
+
+@pytest.mark.parametrize("drafter", PUBLISHED)
+def test_published_drafters_predict_the_model(model: Loaded, drafter: str) -> None:
+    engine = Engine(model.target, drafter, tokenizer=model.tokenizer, adaptive=False)
+    found = engine.generate([model.encode(question, chat=True) for question in QUESTIONS], GREEDY)
+    tokens, steps = (sum(getattr(own.stats, name) for own in found) for name in ("tokens", "steps"))
+    assert tokens / steps > 1.5
 
 
 def test_the_model_answers(model: Loaded) -> None:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import card_drafters
+import publish_drafter
 import train_drafters
 from answers import PROMPT_TOKENS, SHARES, cut, encode, signature
 from corpus import END_OF_TEXT, Corpus
@@ -129,6 +130,25 @@ def test_what_is_shipped_is_small_and_says_where_it_came_from(tmp_path: Path) ->
     assert "| rich | 15 | MIT |" in card
     for file in (tmp_path / "to").glob("*.*"):
         assert "/home" not in file.read_text("utf-8", errors="replace"), file.name
+
+
+def test_a_published_drafter_names_a_public_model_and_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, source, out = ToyTarget(), tmp_path / "from", tmp_path / "to"
+    heads = MedusaHeads.new(MedusaConfig(heads=2), target)
+    heads.save(source)
+    (source / "provenance.json").write_text(json.dumps(FACTS), "utf-8")
+    arguments = ["publish_drafter.py", str(source), str(out), "--target", "someone/model"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    publish_drafter.main()
+    again = MedusaHeads.load(out, target)
+    assert again.fit.name == "someone/model"
+    assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.bfloat16}
+    card = (out / "README.md").read_text("utf-8")
+    assert "base_model: someone/model" in card and "outpace train medusa" in card
+    assert f"medusa:path={out} " in card and "2.12 tokens a step" in card.replace("\n", " ")
+    assert not any("/home" in file.read_text("utf-8", errors="replace") for file in out.iterdir())
 
 
 def test_a_draft_model_takes_the_place_of_the_one_it_was(tmp_path: Path) -> None:

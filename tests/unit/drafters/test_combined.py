@@ -453,6 +453,39 @@ def test_rows_cost_less_where_the_weights_take_longer_to_read() -> None:
     assert Combined((Jacobi(),), row_cost=0.3).prepare(ToyTarget()).row_cost == 0.3
 
 
+@dataclass(frozen=True)
+class Priced(SequenceDrafter[Sequence]):
+    """A drafter that notes the cost of a row that it is told."""
+
+    told: list[float | None] = field(default_factory=list, compare=False)
+
+    paper: ClassVar[str] = "none"
+
+    def start(self, sequence: Sequence, shared: Any) -> Sequence:
+        return sequence
+
+    def draft(self, state: Sequence) -> Draft:
+        self.told.append(state.row_cost)
+        return Draft()
+
+    def learn(self, state: Sequence, step: Step) -> None:
+        assert state.row_cost in (None, 0.01)  # the engine's own
+
+
+@pytest.mark.parametrize(("given", "adaptive", "told"), [
+    (None, False, 0.06), (0.3, False, 0.3), (None, True, 0.01), (0.3, True, 0.3),
+])  # fmt: skip
+def test_parts_draft_by_the_cost_of_a_row_that_the_tree_is_chosen_by(
+    given: float | None, adaptive: bool, told: float
+) -> None:
+    part, policy = Priced(), Timed(3) if adaptive else False
+    run(Combined((Jacobi(), part), row_cost=given), adaptive=policy)
+    assert set(part.told) == {told}
+    alone = Priced()
+    run(Combined((alone,), row_cost=given), adaptive=policy)
+    assert set(alone.told) == {0.01 if adaptive else None}
+
+
 def test_the_likeliest_node_comes_first() -> None:
     text = said()
     watch = Recorded(Combined((Other(text, right=(0, 0)), Oracle(text)), row_cost=0))

@@ -211,6 +211,10 @@ class Combined(Drafter[CombinedState]):
         for state in states:
             # No turn passes in which its part may not draft.
             state.steps += not state.sequence.prompt_unread
+        measured = [state.sequence.row_cost for state in states]
+        if len(self.parts) > 1:  # parts grow no guesses that the merged tree leaves out
+            for state in states:
+                state.sequence.row_cost = self._row_cost(state)
         proposals = [[_NOTHING] * len(self.parts) for _ in states]
         for place, part in enumerate(self.parts):
             asked = [i for i, state in enumerate(states) if self._asked(state, place, proposals[i])]
@@ -225,6 +229,8 @@ class Combined(Drafter[CombinedState]):
                         state.ledger.gains.took(place, seconds)
                     state.asked[place] = _best(proposals[i])
                     proposals[i][place] = draft
+        for state, row_cost in zip(states, measured, strict=True):
+            state.sequence.row_cost = row_cost
         return [self._merge(state, drafts) for state, drafts in zip(states, proposals, strict=True)]
 
     def _asked(self, state: CombinedState, place: int, drafts: Seq[Draft]) -> bool:
@@ -311,14 +317,17 @@ class Combined(Drafter[CombinedState]):
             self.max_nodes if state.sequence.budget is None else min(self.max_nodes, state.sequence.budget)
         )
         order = sorted(range(len(worth)), key=worth.__getitem__, reverse=True)  # stable
-        measured = state.sequence.row_cost if self.row_cost is None else None
-        row_cost = state.row_cost if measured is None else measured
-        wanted = order[: worthwhile([worth[node] for node in order], row_cost)]
+        wanted = order[: worthwhile([worth[node] for node in order], self._row_cost(state))]
         if not granted:
             return wanted[:budget]
         first = [node for node in order if node in granted]
         chosen = {*[*first, *(node for node in wanted if node not in granted)][:budget]}
         return [node for node in order if node in chosen]
+
+    def _row_cost(self, state: CombinedState) -> float:
+        """The cost of a row: as given, otherwise as measured, otherwise as assumed."""
+        measured = state.sequence.row_cost if self.row_cost is None else None
+        return state.row_cost if measured is None else measured
 
 
 def _chosen(draft: Draft) -> Draft:
