@@ -48,7 +48,7 @@ It drafts for that model, whose embeddings and head it uses; it is no model by i
 {facts["result"]["parameters"]:,} parameters, bf16.
 
 ```console
-outpace generate --model smollm2 --drafter {method}:path={folder} --prompt "..." --compare
+outpace generate --model smollm2 --chat --drafter {method}:path={folder} --prompt "..." --compare
 ```
 
 ## Training
