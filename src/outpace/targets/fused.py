@@ -55,7 +55,7 @@ _GROUPS = (
 )
 _HEAD_NORMS = ("q_norm", "k_norm")
 _FUSED = "_outpace_layer"  # where a module keeps its ``_Layer``
-_HEAD_SIZE = 32  # that of heads is a multiple of this, as the hidden size is of ``LANES``
+_HEAD_SIZE = 32  # the size of heads is a multiple of this, the hidden size of ``LANES``
 
 Join = Callable[[Sequence[nn.Linear]], nn.Module]
 

@@ -17,7 +17,7 @@ _SOURCE = Path(__file__).with_name("native.c")
 _DEFINED = {torch.bfloat16: ("-DREAL16",), torch.float32: ()}
 
 DTYPES = frozenset(_DEFINED)
-LANES = 16  # the size of the rows of ``norm`` and ``gated`` is a multiple of this, or at least this
+LANES = 16  # rows of ``norm`` have a multiple of this size, those of ``gated`` at least this size
 
 
 class RowsStruct(Structure):
