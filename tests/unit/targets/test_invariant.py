@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,29 @@ from paths import random_tree
 from replay import Replay
 
 kernels = pytest.importorskip("outpace.targets.invariant_kernels", exc_type=ImportError)
+interpreter = pytest.importorskip("triton.runtime.interpreter")
+
+
+@pytest.fixture(autouse=True)
+def _products_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a row of the interpreter's products not depend on its place, as a GPU's do not.
+
+    NumPy's library may treat the last rows of a tile differently: OpenBLAS does with its kernels for Haswell.
+    """
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(interpreter, "np", _WithoutBlas())
+
+
+class _WithoutBlas:
+    """NumPy with products by einsum, which sums each number by itself."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    @staticmethod
+    def matmul(left: Any, right: Any, dtype: Any = None) -> Any:
+        return np.einsum("...ij,...jk->...ik", left, right, dtype=dtype)
+
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 COUNTS = (1, 2, 3, 5, 8, 17)  # rows, beside each of which others may be
