@@ -1,4 +1,4 @@
-"""Publish a drafter of a public model: in bfloat16, without local paths, with a card.
+"""Publish a drafter that train_real.py trained: in bfloat16, without local paths, with a card.
 
 python tools/publish_drafter.py WORK/hydra drafters/hydra --target HuggingFaceTB/SmolLM2-135M-Instruct
 """
