@@ -39,27 +39,27 @@ RUNS = {
     "blockwise": f"blockwise:{SMALL},width=2 --steps 400 --evaluate-every 200 {HARD}",
     "early_exit": (
         "early_exit:layers=5,adapter=attention,heads=9,num_speculative_tokens=3,min_confidence=0.3 "
-        f"--steps 70 --evaluate-every 35 {SOFT}"
+        f"--steps 250 --evaluate-every 125 {SOFT}"
     ),
     "layer_skip": (
         "early_exit:layers=8,width=1,num_speculative_tokens=3,min_confidence=0.3 --tune lora:rank=8 "
-        f"--steps 30 --evaluate-every 30 {SOFT}"
+        f"--steps 70 --evaluate-every 35 {SOFT}"
     ),
     "dflash": (
-        f"dflash:tokens=4,depth=2,heads=9,kv_heads=3,anchors=96,layers=5+12+20+-1,{SMALL} --steps 120 "
-        f"--evaluate-every 60 {SOFT}"
+        f"dflash:tokens=4,depth=2,heads=9,kv_heads=3,anchors=96,layers=5+12+20+-1,{SMALL} --steps 1500 "
+        f"--evaluate-every 500 {SOFT}"
     ),
     "parallel_tokens": (
         "parallel_tokens:num_speculative_tokens=2,places=48 --rows 1 --learning-rate 5e-3 --steps 25 "
         f"--evaluate-every 25 {HARD}"
     ),
-    "draft": f"draft_model:hidden_size=256,depth=3,heads=4 --steps 70 --evaluate-every 70 {HARD}",
+    "draft": f"draft_model:hidden_size=256,depth=3,heads=4 --steps 1600 --evaluate-every 800 {HARD}",
     "draft-wide": (
         f"draft_model:hidden_size=320,depth=1,heads=5,kv_heads=5 --steps 70 --evaluate-every 70 {HARD}"
     ),
-    "draft-off": f"draft_model --draft draft --learning-rate 5e-4 --steps 27 --evaluate-every 27 {SOFT}",
+    "draft-off": f"draft_model --draft draft --learning-rate 5e-4 --steps 80 --evaluate-every 80 {SOFT}",
     "draft-on": (
-        "draft_model --draft draft --on-policy 0.5 --learning-rate 5e-4 --steps 20 --evaluate-every 20 "
+        "draft_model --draft draft --on-policy 0.5 --learning-rate 5e-4 --steps 80 --evaluate-every 80 "
         f"{SOFT}"
     ),
 }

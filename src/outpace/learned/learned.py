@@ -69,10 +69,32 @@ def head_weights(target: TargetModel) -> tuple[Tensor, Tensor] | None:
     """
     hidden = target.hidden
     units = torch.eye(hidden.size, dtype=hidden.dtype, device=hidden.device)
+    own = _output_layer(target)
+    # Large inputs, so that a soft cap shows.
+    tried = torch.cat([torch.zeros_like(units[:1]), 1000 * units[:: max(1, hidden.size // 8)]])
+    if own is not None and torch.allclose(target.head(tried), functional.linear(tried, *own), rtol=0.02):
+        return own
     bias = target.head(torch.zeros_like(units[0]))
     columns = target.head(units) - bias
     linear = torch.allclose(target.head(-4 * units) - bias, -4 * columns, rtol=1e-4, atol=1e-4)
     return (columns.T, bias) if linear else None
+
+
+def _output_layer(target: TargetModel) -> tuple[Tensor, Tensor] | None:
+    """Weight and bias of the model's output layer, as ``hidden`` describes states; None if it is not plain.
+
+    The target's head need not be this layer alone. Where it is, this saves applying it to all units, which
+    takes most of a second even for a small model.
+    """
+    hidden = target.hidden
+    layer = getattr(target.model, "get_output_embeddings", lambda: None)()
+    if type(layer) is not nn.Linear or layer.weight.is_meta:
+        return None
+    if layer.weight.shape != (target.vocabulary, hidden.size):
+        return None
+    weight = layer.weight.detach().to(hidden.device, hidden.dtype)
+    bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach().to(weight)
+    return weight, bias
 
 
 class PartialHead:

@@ -200,6 +200,22 @@ def test_a_head_with_a_bias_is_a_matrix_and_that_bias() -> None:
     assert torch.allclose(found[0], model.lm_head.weight) and torch.allclose(found[1], model.lm_head.bias)
 
 
+def test_the_weights_of_a_plain_head_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Applying the head to all units instead would delay the first draft by most of a second."""
+    target = Target(tiny_llama())
+    applied: list[int] = []
+    head = target.head
+
+    def counted(states: torch.Tensor) -> torch.Tensor:
+        applied.append(states.reshape(-1, states.shape[-1]).shape[0])
+        return head(states)
+
+    monkeypatch.setattr(target, "head", counted)
+    found = head_weights(target)
+    assert found is not None and torch.equal(found[0], target.model.lm_head.weight)
+    assert not found[0].requires_grad and 0 < sum(applied) < target.hidden.size
+
+
 def test_gradients_reach_the_states_and_not_the_target() -> None:
     target = Target(tiny_llama())
     states = torch.zeros(1, 32, requires_grad=True)
