@@ -55,7 +55,7 @@ RUNS = {
     ),
     "draft": f"draft_model:hidden_size=256,depth=3,heads=4 --steps 1600 --evaluate-every 800 {HARD}",
     "draft-wide": (
-        f"draft_model:hidden_size=320,depth=1,heads=5,kv_heads=5 --steps 70 --evaluate-every 70 {HARD}"
+        f"draft_model:hidden_size=320,depth=1,heads=5,kv_heads=5 --steps 300 --evaluate-every 300 {HARD}"
     ),
     "draft-off": f"draft_model --draft draft --learning-rate 5e-4 --steps 80 --evaluate-every 80 {SOFT}",
     "draft-on": (
