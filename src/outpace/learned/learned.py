@@ -68,12 +68,14 @@ def head_weights(target: TargetModel) -> tuple[Tensor, Tensor] | None:
     Drafters initialise their own heads from it. None if the head is not affine, for example with a soft cap.
     """
     hidden = target.hidden
+    if (own := _output_layer(target)) is not None:
+        places = torch.arange(0, hidden.size, max(1, hidden.size // 8), device=hidden.device)
+        # Large inputs, so that a soft cap shows; and none, for the bias.
+        tried = torch.zeros(len(places) + 1, hidden.size, dtype=hidden.dtype, device=hidden.device)
+        tried[1:].scatter_(1, places[:, None], 1000.0)
+        if torch.allclose(target.head(tried), functional.linear(tried, *own), rtol=0.02):
+            return own
     units = torch.eye(hidden.size, dtype=hidden.dtype, device=hidden.device)
-    own = _output_layer(target)
-    # Large inputs, so that a soft cap shows.
-    tried = torch.cat([torch.zeros_like(units[:1]), 1000 * units[:: max(1, hidden.size // 8)]])
-    if own is not None and torch.allclose(target.head(tried), functional.linear(tried, *own), rtol=0.02):
-        return own
     bias = target.head(torch.zeros_like(units[0]))
     columns = target.head(units) - bias
     linear = torch.allclose(target.head(-4 * units) - bias, -4 * columns, rtol=1e-4, atol=1e-4)
