@@ -1,7 +1,7 @@
 """Base class of trained modules, which are made for a target and bound to it.
 
-Authors of learned drafters import everything from here: batches (``batch.py``), losses (``losses.py``) and
-folders on disk (``folder.py``).
+Authors of learned drafters import everything from here: batches (``batch.py``), the target's head
+(``head.py``), losses (``losses.py``) and folders on disk (``folder.py``).
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from typing_extensions import Self
 
 from outpace.core import OutpaceError
 from outpace.learned.batch import Batch
 from outpace.learned.folder import CONFIG, FORMAT, WEIGHTS, read_config, read_weights, write_folder
+from outpace.learned.head import PartialHead, head_weights
 from outpace.learned.hidden_layers import check_layers
 from outpace.learned.losses import Losses, Objective, accepted_of_chain, among, measure
 from outpace.targets.base import TargetModel
@@ -59,92 +58,6 @@ class Fit:
     @classmethod
     def of(cls, target: TargetModel) -> Fit:
         return cls(target.vocabulary, target.hidden.size, target.name)
-
-
-@torch.no_grad()
-def head_weights(target: TargetModel) -> tuple[Tensor, Tensor] | None:
-    """The target's head as a matrix [vocabulary, hidden size] and a bias [vocabulary].
-
-    Drafters initialise their own heads from it. None if the head is not affine, for example with a soft cap.
-    """
-    hidden = target.hidden
-    if (own := _output_layer(target)) is not None:
-        places = torch.arange(0, hidden.size, max(1, hidden.size // 8), device=hidden.device)
-        # Large inputs, so that a soft cap shows; and none, for the bias.
-        tried = torch.zeros(len(places) + 1, hidden.size, dtype=hidden.dtype, device=hidden.device)
-        tried[1:].scatter_(1, places[:, None], 1000.0)
-        if torch.allclose(target.head(tried), functional.linear(tried, *own), rtol=0.02):
-            return own
-    units = torch.eye(hidden.size, dtype=hidden.dtype, device=hidden.device)
-    bias = target.head(torch.zeros_like(units[0]))
-    columns = target.head(units) - bias
-    linear = torch.allclose(target.head(-4 * units) - bias, -4 * columns, rtol=1e-4, atol=1e-4)
-    return (columns.T, bias) if linear else None
-
-
-def _output_layer(target: TargetModel) -> tuple[Tensor, Tensor] | None:
-    """Weight and bias of the model's output layer, as ``hidden`` describes states; None if it is not plain.
-
-    The target's head need not be this layer alone. Where it is, this saves applying it to all units, which
-    takes most of a second even for a small model.
-    """
-    hidden = target.hidden
-    layer = getattr(target.model, "get_output_embeddings", lambda: None)()
-    if type(layer) is not nn.Linear or layer.weight.is_meta:
-        return None
-    if layer.weight.shape != (target.vocabulary, hidden.size):
-        return None
-    weight = layer.weight.detach().to(hidden.device, hidden.dtype)
-    bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach().to(weight)
-    return weight, bias
-
-
-class PartialHead:
-    """The target's head restricted to some ids, without the cost of the others if it is a matrix.
-
-    Args:
-        ids: [n]; None for all of them.
-    """
-
-    def __init__(self, target: TargetModel, ids: Tensor | None) -> None:
-        self._target = target
-        self._ids = ids
-        whole = None if ids is None else head_weights(target)
-        self._own = None if whole is None else (whole[0][ids], whole[1][ids])
-        self._packed: nn.Module | None = None
-
-    def __call__(self, states: Tensor) -> Tensor:
-        """Logits [..., n] of inputs of the head, [..., hidden size]. Gradients reach the inputs."""
-        if self._own is None:
-            return self.among(self._target.head(states))
-        if torch.is_inference_mode_enabled() and states.dtype == self._own[0].dtype:
-            logits: Tensor = self._drafting()(states)
-            return logits
-        matrix, bias = (part.to(states.dtype) for part in self._own)
-        return functional.linear(states, matrix, bias)
-
-    def _drafting(self) -> nn.Module:
-        """The matrix as a layer, packed on a CPU as ``pack_drafter`` does."""
-        if self._packed is None:
-            assert self._own is not None
-            matrix, bias = self._own
-            layer = nn.Linear(matrix.shape[1], len(matrix), device="meta")
-            layer.weight, layer.bias = (nn.Parameter(part, requires_grad=False) for part in (matrix, bias))
-            self._packed = nn.Sequential(layer)
-            if matrix.device.type == "cpu":
-                pack_drafter(self._packed)
-        return self._packed
-
-    def among(self, logits: Tensor) -> Tensor:
-        """The ids' logits, [..., n], among all of them, [..., vocabulary]."""
-        return logits if self._ids is None else logits[..., self._ids]
-
-    @torch.no_grad()
-    def of(self, batch: Batch, where: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-        """The target's own logits, [places, n], at the places of a mask [B, T], or at rows and places."""
-        if self._own is None or isinstance(batch.scores, Tensor) or -1 not in batch.hidden:
-            return self.among(batch.logits[where])
-        return self(batch.hidden[-1][where])
 
 
 class Learned(nn.Module, ABC):
