@@ -6,11 +6,14 @@ most of a text consists of few tokens (Zhao et al. 2025, FR-Spec, arXiv 2502.148
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from outpace.core import OutpaceError
-from outpace.learned.learned import Batch, Fit, PartialHead
+from outpace.learned.learned import Batch, Fit, Learned, PartialHead
 from outpace.targets.base import TargetModel
 
 
@@ -41,6 +44,11 @@ class DraftVocabulary(nn.Module):
         if self.reduced:
             self.register_buffer("ids", torch.arange(size))
 
+    @property
+    def part(self) -> Tensor | None:
+        """The ids that are drafted; None if all are."""
+        return self.ids if self.reduced else None
+
     @torch.no_grad()
     def choose(self, counts: Tensor) -> None:
         """Draft the most frequent ids, of equally frequent ones the first."""
@@ -52,7 +60,7 @@ class DraftVocabulary(nn.Module):
     def head(self, target: TargetModel) -> PartialHead:
         """The target's head over the drafted ids."""
         if self._head is None:
-            self._head = PartialHead(target, self.ids if self.reduced else None)
+            self._head = PartialHead(target, self.part)
         return self._head
 
     def number(self, tokens: Tensor) -> Tensor:
@@ -75,6 +83,29 @@ class DraftVocabulary(nn.Module):
     def of(self, target: TargetModel, batch: Batch, at: Tensor, places: Tensor) -> Tensor:
         """The target's own logits over the drafted ids, [n, drafted], at n places of a batch."""
         return self.head(target).of(batch, (at, places))
+
+
+class DraftsPart(Learned):
+    """A module that drafts a part of the target's vocabulary; without ``choose``, all of it.
+
+    Attributes:
+        drafted: the ids it drafts, chosen from the first texts it learns.
+    """
+
+    drafted: DraftVocabulary
+    _chooses = False
+
+    @classmethod
+    def new(cls, config: Any, target: TargetModel) -> Self:
+        made = super().new(config, target)
+        made._chooses = True
+        return made
+
+    def suit(self, counts: Tensor) -> None:
+        """Choose the ids to draft; a trained module keeps its own."""
+        if self._chooses:
+            self.drafted.choose(counts)
+        self._chooses = False
 
 
 def spread(values: Tensor, ids: Tensor, size: int, others: float = -torch.inf) -> Tensor:

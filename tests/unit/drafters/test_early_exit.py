@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from outpace.targets import CausalTarget
 from outpace.testing import ToyTarget, check_drafter
 from outpace.train.data import Document
 from outpace.train.metric import Replay
+from outpace.train.objectives import objective
 from outpace.train.reading import read_batch
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6], [*range(1, 12), *range(1, 12)]]
@@ -115,11 +117,13 @@ def test_engines_share_a_target() -> None:
     assert not any(engine.target._held for engine in engines)
 
 
-def adapter_of(kind: Kind, model: CausalTarget) -> Adapter:
+def adapter_of(kind: Kind, model: CausalTarget, draft_vocabulary: int = 0) -> Adapter:
     """An adapter after three layers, with random weights."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        config = AdapterConfig(3, kind, num_speculative_tokens=4, min_confidence=0.2)
+        config = AdapterConfig(
+            3, kind, num_speculative_tokens=4, min_confidence=0.2, draft_vocabulary=draft_vocabulary
+        )
         adapter = Adapter.new(config, model).double()
         for weight in adapter.parameters():
             torch.nn.init.normal_(weight, std=0.3) if weight.dim() > 1 else None
@@ -131,9 +135,10 @@ KINDS: list[Kind] = ["feed_forward", "attention"]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("static", [False, True])
-def test_with_an_adapter_tokens_are_those_of_plain_decoding(kind: Kind, static: bool) -> None:
+@pytest.mark.parametrize("drafted", [0, 30])
+def test_with_an_adapter_tokens_are_those_of_plain_decoding(kind: Kind, static: bool, drafted: int) -> None:
     model = target(static=static)
-    drafter = EarlyExit(adapter_of(kind, model), num_speculative_tokens=4, min_confidence=0.0)
+    drafter = EarlyExit(adapter_of(kind, model, drafted), num_speculative_tokens=4, min_confidence=0.0)
     for params in (LONG, SAMPLED):
         plain = Engine(model, slots=4, length=72).generate(PROMPTS, params)
         found = Engine(model, drafter, slots=4, length=72, adaptive=False).generate(PROMPTS, params)
@@ -141,9 +146,10 @@ def test_with_an_adapter_tokens_are_those_of_plain_decoding(kind: Kind, static: 
         assert 0 < sum(g.stats.accepted for g in found) < sum(g.stats.drafted for g in found)
 
 
-def test_with_attention_it_keeps_the_contract(tmp_path: Path) -> None:
+@pytest.mark.parametrize("drafted", [0, 30])
+def test_with_attention_it_keeps_the_contract(drafted: int, tmp_path: Path) -> None:
     model = target()
-    adapter_of("attention", model).save(tmp_path)
+    adapter_of("attention", model, drafted).save(tmp_path)
     check_drafter(EarlyExit(str(tmp_path), num_speculative_tokens=3, min_confidence=0.05), model)
 
 
@@ -176,11 +182,12 @@ def test_decoding_accepts_what_the_replay_says() -> None:
     default chains are as long as those measured, and end where those did.
     """
     model = target()
-    for kind in KINDS:
-        adapter = adapter_of(kind, model)
-        plain = Engine(model).generate(PROMPTS, LONG)
-        texts = [Document((*p, *g.tokens), len(p)) for p, g in zip(PROMPTS, plain, strict=True)]
-        batch = read_batch(model, [texts], (3,))
+    plain = Engine(model).generate(PROMPTS, LONG)
+    texts = [Document((*p, *g.tokens), len(p)) for p, g in zip(PROMPTS, plain, strict=True)]
+    batch = read_batch(model, [texts], (3,))
+    for kind, drafted in product(KINDS, (0, 30)):
+        adapter = adapter_of(kind, model, drafted)
+        adapter.suit(batch.tokens.flatten().bincount(minlength=40))
         train(adapter, batch, 30, 0.01)
         replay = Replay()
         replay.add(batch, adapter.accepted(batch))
@@ -193,6 +200,25 @@ def test_decoding_accepts_what_the_replay_says() -> None:
         late = 0 if kind == "attention" else len(PROMPTS)
         assert 0 <= sum(s.steps for s in stats) - replay.steps <= late, kind
         assert replay.tokens == sum(s.tokens for s in stats)
+
+
+def test_a_part_of_the_vocabulary_is_what_the_texts_use_most() -> None:
+    """Labels that cannot be drafted are not learnt, and count as places where a draft fails."""
+    model = target()
+    counts = torch.zeros(40)
+    counts[[7, 11, 13]] = torch.tensor([3.0, 9.0, 5.0])
+    adapter = adapter_of("feed_forward", model, 2)
+    adapter.suit(counts)
+    assert adapter.drafted.ids.tolist() == [11, 13]
+    batch = read_batch(model, [[Document((7, 11, 7, 13, 11, 7))]], (3,))
+    assert adapter.logits(batch).shape == (1, 6, 2)
+    torch.testing.assert_close(
+        adapter.logits(batch), adapter_of("feed_forward", model).logits(batch)[..., [11, 13]]
+    )
+    losses = adapter.loss(batch, objective("ground_truth"))
+    assert losses.places.tolist() == [3]
+    right = adapter.logits(batch)[0, [0, 2, 3]].argmax(dim=-1) == torch.tensor([0, 1, 0])
+    assert losses.acceptance.tolist() == pytest.approx([float(right.sum()) / 5])
 
 
 def test_options_win_over_what_the_adapter_was_measured_with(tmp_path: Path) -> None:
@@ -274,6 +300,7 @@ def test_it_drafts_alone_and_for_stacks_only() -> None:
         ({"heads": 2}, "adapter=feed_forward has no option heads"),
         ({"width": 0.0}, "width must be above 0"),
         ({"adapter": "attention", "heads": 0}, "heads must be at least 1, not 0"),
+        ({"draft_vocabulary": -1}, "draft_vocabulary must be at least 0, not -1"),
     ):
         with pytest.raises(OutpaceError, match=match):
             AdapterConfig(**wrong)  # type: ignore[arg-type]

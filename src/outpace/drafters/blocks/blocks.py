@@ -22,8 +22,8 @@ from outpace.drafters.support.growth import Growth, grow_whole
 from outpace.drafters.support.layer_cache import Feed, LayerCache, Slot
 from outpace.drafters.support.shapes import Growing, shape_of
 from outpace.learned.layers import Layer, LayerConfig, Rotary, initialise
-from outpace.learned.learned import Batch, Learned, Losses, Objective, accepted_of_chain, among, measure
-from outpace.learned.vocabulary import DraftVocabulary
+from outpace.learned.learned import Batch, Losses, Objective, accepted_of_chain, among, measure
+from outpace.learned.vocabulary import DraftsPart
 from outpace.sequence import Sequence
 from outpace.spec import check_least
 from outpace.targets.base import TargetModel
@@ -54,18 +54,10 @@ class BlockConfig(LayerConfig):
             raise OutpaceError(f"{self.method}: decay must be above 0, not {self.decay}")
 
 
-class BlockModule(Learned):
+class BlockModule(DraftsPart):
     """A module that predicts, in one forward, the tokens at several places after a text."""
 
     config: BlockConfig
-    drafted: DraftVocabulary
-    _chooses = False  # the ids to draft, from the first texts
-
-    def suit(self, counts: Tensor) -> None:
-        """Choose the ids to draft; a trained module keeps its own."""
-        if self._chooses:
-            self.drafted.choose(counts)
-        self._chooses = False
 
     def add_layers(self, norms: bool = False) -> None:
         """Add the decoder layers and the final norm, and initialise all weights. Called last in ``__init__``.

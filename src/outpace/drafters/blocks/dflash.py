@@ -93,9 +93,7 @@ class DFlashModule(BlockModule):
     @classmethod
     def new(cls, config: DFlashConfig, target: TargetModel) -> Self:
         layers = config.layers or default_layers(target)
-        made = super().new(replace(config.sized(target.hidden.size), layers=layers), target)
-        made._chooses = True
-        return made
+        return super().new(replace(config.sized(target.hidden.size), layers=layers), target)
 
     @classmethod
     def load(cls, folder: str | Path, target: TargetModel) -> Self:

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
@@ -25,8 +24,8 @@ from outpace.drafters.support.draws import Draws, Noise, check_grown
 from outpace.drafters.support.growth import Growth, grow_whole
 from outpace.drafters.support.shapes import Confident, Growing, Shape, Static
 from outpace.drafters.support.vocabulary import part_of
-from outpace.learned.learned import Batch, Fit, Learned, Losses, Objective, among, measure
-from outpace.learned.vocabulary import DraftVocabulary
+from outpace.learned.learned import Batch, Fit, Losses, Objective, among, measure
+from outpace.learned.vocabulary import DraftsPart, DraftVocabulary
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.tree import children
@@ -34,7 +33,7 @@ from outpace.tree import children
 RANKS = 10  # maximum number of guesses per head
 
 
-class Heads(Learned):
+class Heads(DraftsPart):
     """Heads of any kind, one for each depth.
 
     Attributes:
@@ -49,7 +48,6 @@ class Heads(Learned):
     """
 
     accuracies: Tensor
-    _chooses = False  # the ids to draft, from the first texts
 
     def __init__(self, config: Any, fit: Fit, depth: int, ranks: int, decay: float, max_nodes: int) -> None:
         super().__init__(config, fit)
@@ -60,18 +58,6 @@ class Heads(Learned):
         width = min(ranks, fit.vocabulary)
         prior = 0.5 * 0.8 ** torch.arange(depth)[:, None] * 0.4 ** torch.arange(width)
         self.register_buffer("accuracies", prior)
-
-    @classmethod
-    def new(cls, config: Any, target: TargetModel) -> Self:
-        made = super().new(config, target)
-        made._chooses = True
-        return made
-
-    def suit(self, counts: Tensor) -> None:
-        """Choose the ids to draft; trained heads keep theirs."""
-        if self._chooses:
-            self.drafted.choose(counts)
-        self._chooses = False
 
     @abstractmethod
     def rows(self, states: Tensor, owners: Tensor, paths: Tensor) -> Tensor:
@@ -256,7 +242,7 @@ class HeadDrafter(Drafter[HeadState]):
         return HeadGrowth(
             shape=shape,
             draws=Draws(self.draws, weigh=shape.weighs, independent=not shape.weighs),
-            vocabulary=part_of(heads.drafted.ids if heads.drafted.reduced else None, target.vocabulary),
+            vocabulary=part_of(heads.drafted.part, target.vocabulary),
             heads=heads,
         )
 

@@ -31,6 +31,7 @@ from outpace.drafters.support.draws import Draws, Noise, check_confidence, log_c
 from outpace.drafters.support.growth import Growth
 from outpace.drafters.support.layer_cache import Feed, LayerCache, Slot
 from outpace.drafters.support.shapes import shape_of
+from outpace.drafters.support.vocabulary import part_of
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.targets.split import SplitTarget
@@ -48,14 +49,14 @@ class ExitShared(Growth):
 
     @torch.inference_mode()
     def step(self, states: Seq[ExitState]) -> Tensor:
-        """Logits [n, vocabulary] after the last token of each chain."""
+        """Logits [n, drafted ids] after the last token of each chain."""
         slots = [state.place.slot for state in states]
         hidden = self.target.advance(states[0].place.cache, slots, [state.last for state in states])
         if self.adapter is None:
             return self.target.read_out(hidden)
         if self.cache is None:
-            return self.adapter.target.head(self.adapter.advance(hidden))
-        return self.adapter.target.head(torch.cat(self.attend(states, hidden.split(1))))
+            return self.adapter.head(self.adapter.advance(hidden))
+        return self.adapter.head(torch.cat(self.attend(states, hidden.split(1))))
 
     def attend(self, states: Seq[ExitState], rows: Seq[Tensor]) -> list[Tensor]:
         """Feed each sequence's rows [w, hidden size] to the adapter's attention, and return the outputs."""
@@ -160,6 +161,7 @@ class EarlyExit(Drafter[ExitState]):
         return ExitShared(
             shape=shape_of(tokens, method="early_exit"),
             draws=Draws(self.draws, weigh=least > 0),
+            vocabulary=part_of(None if adapter is None else adapter.drafted.part, target.vocabulary),
             least=log_confidence(least),
             by_path=False,
             target=target,

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from outpace.core import OutpaceError
 from outpace.drafters.support.draws import check_confidence
 from outpace.learned.layers import Attention, LayerConfig, Rotary, Store, itself
-from outpace.learned.learned import Batch, Fit, Learned, Losses, Objective, accepted_of_chain, measure
+from outpace.learned.learned import Batch, Fit, Losses, Objective, accepted_of_chain, among, measure
+from outpace.learned.vocabulary import DraftsPart, DraftVocabulary
 from outpace.spec import check_choices, check_least
 from outpace.targets.base import TargetModel
 
@@ -32,6 +33,8 @@ class AdapterConfig:
         num_speculative_tokens: length of the chains measured on held-out text, and default length of drafts;
             at least 1.
         min_confidence: the probability below which a chain ends, in [0, 1].
+        draft_vocabulary: number of the target's ids that are drafted, those most frequent in the training
+            text; 0 is all.
     """
 
     layers: int = 2
@@ -40,10 +43,11 @@ class AdapterConfig:
     heads: int | None = None
     num_speculative_tokens: int = 6
     min_confidence: float = 0.6
+    draft_vocabulary: int = 0
 
     def __post_init__(self) -> None:
         check_choices("early_exit", self, "adapter")
-        check_least("early_exit", self, layers=1, heads=1, num_speculative_tokens=1)
+        check_least("early_exit", self, layers=1, heads=1, num_speculative_tokens=1, draft_vocabulary=0)
         other = "width" if self.adapter == "attention" else "heads"
         if getattr(self, other) is not None:
             raise OutpaceError(f"early_exit: adapter={self.adapter} has no option {other}; leave it out")
@@ -52,7 +56,7 @@ class AdapterConfig:
         check_confidence("early_exit", self.min_confidence)
 
 
-class Adapter(Learned):
+class Adapter(DraftsPart):
     """A residual layer, feed-forward or attention, between two norms.
 
     Attributes:
@@ -64,6 +68,7 @@ class Adapter(Learned):
 
     def __init__(self, config: AdapterConfig, fit: Fit) -> None:
         super().__init__(config, fit)
+        self.drafted = DraftVocabulary(self.method, config.draft_vocabulary, fit)
         size = fit.hidden_size
         self.attends: LayerConfig | None = None
         self.before = nn.RMSNorm(size, eps=1e-6)
@@ -121,20 +126,28 @@ class Adapter(Learned):
         """Inputs of the target's head at each place, [B, T, hidden size]."""
         return self.advance(batch.hidden[self.config.layers], batch.positions, batch.seen[:, None])
 
+    def head(self, states: Tensor) -> Tensor:
+        """Logits [..., drafted ids] of inputs of the target's head, [..., hidden size]."""
+        return self.drafted.head(self.target)(states)
+
     def logits(self, batch: Batch) -> Tensor:
-        """Logits [B, T, vocabulary] of the token after each place."""
-        return self.target.head(self._states(batch))
+        """Logits [B, T, drafted ids] of the token after each place."""
+        return self.head(self._states(batch))
 
     def loss(self, batch: Batch, objective: Objective) -> Losses:
         at, places = batch.ahead(1).nonzero(as_tuple=True)
-        draft = self.target.head(self._states(batch)[at, places])
-        return measure(objective, [(draft, batch.logits[at, places], batch.tokens[at, places + 1])], [1.0])
+        every = torch.tensor([len(at)], device=at.device)
+        labels = self.drafted.number(batch.tokens[at, places + 1])
+        at, places, labels = (found[labels >= 0] for found in (at, places, labels))
+        draft = self.head(self._states(batch)[at, places])
+        own = self.drafted.of(self.target, batch, at, places)
+        return among(measure(objective, [(draft, own, labels)], [1.0]), every)
 
     @torch.no_grad()
     def accepted(self, batch: Batch) -> Tensor:
         # While a chain is right, its rows are those of the text: its guess of depth d is that of place t + d.
         rows = self.logits(batch).float()
-        best = rows.argmax(dim=-1)
+        best = self.drafted.tokens(rows.argmax(dim=-1))
         sure = rows.max(dim=-1).values - rows.logsumexp(dim=-1)
         best[sure.exp() < self.config.min_confidence] = -1
         depth = self.config.num_speculative_tokens
