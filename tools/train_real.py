@@ -22,12 +22,13 @@ OWN = 10000  # requests that the model writes itself
 COMMON = "--model smollm2 --dtype bfloat16 --bf16 --rows 2 --length 512 --held-out 0.03 --states states"
 HARD, SOFT = "--objective ground_truth", "--objective forward_kl"
 SMALL = "draft_vocabulary=4096"
+FEW = "--held-out 0.01"  # where a measurement runs the whole target
 FIRST = "hydra"
 
 RUNS = {
     FIRST: f"hydra:{SMALL} --max-new-tokens 128 --steps 3200 --evaluate-every 800 {SOFT}",
     "medusa": f"medusa:{SMALL} --steps 400 --evaluate-every 200 {SOFT}",
-    "medusa-2": f"medusa:{SMALL} --tune lora:rank=8 --steps 60 --evaluate-every 30 {SOFT}",
+    "medusa-2": f"medusa:{SMALL} --tune lora:rank=8 {FEW} --steps 320 --evaluate-every 160 {SOFT}",
     "eagle": (
         f"eagle:steps=3,{SMALL},own_head=false,layers=5+12+20+-1,fc_norm=true,norm_before_residual=true,"
         f"norm_output=true,heads=9,kv_heads=3 --steps 5000 --evaluate-every 1000 {SOFT}"
@@ -38,20 +39,20 @@ RUNS = {
     ),
     "blockwise": f"blockwise:{SMALL},width=2 --steps 400 --evaluate-every 200 {HARD}",
     "early_exit": (
-        "early_exit:layers=5,adapter=attention,heads=9,num_speculative_tokens=3,min_confidence=0.3 "
-        f"--steps 250 --evaluate-every 125 {SOFT}"
+        f"early_exit:layers=5,adapter=attention,heads=9,num_speculative_tokens=3,min_confidence=0.3,{SMALL} "
+        f"--steps 3000 --evaluate-every 750 {SOFT}"
     ),
     "layer_skip": (
-        "early_exit:layers=8,width=1,num_speculative_tokens=3,min_confidence=0.3 --tune lora:rank=8 "
-        f"--steps 70 --evaluate-every 35 {SOFT}"
+        f"early_exit:layers=8,width=1,num_speculative_tokens=3,min_confidence=0.3,{SMALL} "
+        f"--tune lora:rank=8 {FEW} --steps 400 --evaluate-every 200 {SOFT}"
     ),
     "dflash": (
         f"dflash:tokens=4,depth=2,heads=9,kv_heads=3,anchors=96,layers=5+12+20+-1,{SMALL} --steps 1500 "
         f"--evaluate-every 500 {SOFT}"
     ),
     "parallel_tokens": (
-        "parallel_tokens:num_speculative_tokens=2,places=48 --rows 1 --learning-rate 5e-3 --steps 25 "
-        f"--evaluate-every 25 {HARD}"
+        "parallel_tokens:num_speculative_tokens=2,places=96 --rows 1 --learning-rate 5e-3 "
+        f"{FEW} --steps 400 --evaluate-every 200 {HARD}"
     ),
     "draft": f"draft_model:hidden_size=256,depth=3,heads=4 --steps 1600 --evaluate-every 800 {HARD}",
     "draft-wide": (
@@ -93,7 +94,7 @@ def main() -> None:
 def train(name: str, work: Path) -> None:
     """Run one training with paths relative to ``work``, so that its provenance has no local paths."""
     data = "prompts.jsonl" if name == FIRST else f"{FIRST}/answers.jsonl"
-    arguments = f"{RUNS[name]} --data {data} {COMMON} --out {name}"
+    arguments = f"{COMMON} {RUNS[name]} --data {data} --out {name}"
     print(f"outpace train {arguments}", flush=True)
     command = [Path(sys.executable).with_name("outpace"), "train", *arguments.split()]
     done = subprocess.run(command, cwd=work, check=False)

@@ -70,6 +70,18 @@ class DraftVocabulary(nn.Module):
         places = torch.searchsorted(self.ids, tokens).clamp(max=len(self.ids) - 1)
         return torch.where(self.ids[places] == tokens, places, -1)
 
+    def next(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The places of a batch whose next token is to be learnt and can be drafted.
+
+        Returns:
+            Their rows, places and next tokens, the latter by drafted ids, each [n]; and the number of places,
+            [1], with those whose token cannot be drafted.
+        """
+        at, places = batch.ahead(1).nonzero(as_tuple=True)
+        labels = self.number(batch.labels[at, places])
+        kept = labels >= 0
+        return at[kept], places[kept], labels[kept], torch.tensor([len(at)], device=at.device)
+
     def tokens(self, numbers: Tensor) -> Tensor:
         """The target's ids of drafted ids."""
         return self.ids[numbers] if self.reduced else numbers

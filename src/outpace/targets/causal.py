@@ -323,6 +323,7 @@ class CausalTarget(TargetModel):
         both, mask = self._inputs(window, feeds)
         ids, places = both.to(self.device, non_blocking=True).unbind()
         wanted = 0 if logits_from is None else max(window.width - logits_from, 0)
+        none = torch.empty(0, dtype=torch.long, device=self.device)
         given = {"input_ids": ids} if states is None else {"inputs_embeds": padded(window, states)}
         made = self._made(
             self._modules.step,
@@ -330,7 +331,7 @@ class CausalTarget(TargetModel):
             mask,
             self._rotated(window, places),
             CacheAdapter(window, self._modules.places),
-            wanted,
+            wanted or none,
             hidden_layers,
         )
         return Output.of(
@@ -499,6 +500,12 @@ class CausalTarget(TargetModel):
         self._need_weights()
         logits: Tensor = self.model(input_ids=tokens, **self._whole(positions, seen)).logits
         return logits
+
+    def states(self, tokens: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
+        """Inputs of the head, [B, N, hidden size], by ``read``'s forward."""
+        self._need_weights()
+        states: Tensor = self.model.base_model(input_ids=tokens, **self._whole(positions, seen))[0]
+        return states
 
     def _need_weights(self) -> None:
         if self.released:

@@ -23,12 +23,14 @@ from models import tiny_llama
 from outpace import nano_draft_path, nano_path
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import LEARNED, DraftModel
+from outpace.drafters.copying.prompt_lookup import PromptLookup
+from outpace.drafters.models.cascade import Cascade
 from outpace.drafters.models.draft_module import CheckpointConfig, DraftConfig, DraftModule
 from outpace.engine.engine import Engine
 from outpace.learned.learned import Batch
 from outpace.targets import Target
 from outpace.targets.kernels import Stock, Trial
-from outpace.testing import ToyTarget
+from outpace.testing import ToyTarget, check_drafter
 from outpace.train import data
 from outpace.train.data import Document
 from outpace.train.distil import answer
@@ -139,12 +141,14 @@ def _arguments(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return batch.tokens, batch.positions, same.tril()
 
 
+@pytest.mark.parametrize("drafted", [0, 25])
 def test_its_folder_is_a_transformers_model_that_drafts_as_was_measured(
-    documents: list[Document], tmp_path: Path
+    drafted: int, documents: list[Document], tmp_path: Path
 ) -> None:
     rows = data.pack(documents, 40)
     settings = replace(SETTINGS, steps=60, evaluate_every=60, learning_rate=0.01)
-    found = train(draft(hidden_size=48), rows, rows, settings, tmp_path)
+    module = draft(hidden_size=48, draft_vocabulary=drafted)
+    found = train(module, rows, rows, settings, tmp_path)
     assert isinstance(AutoModelForCausalLM.from_pretrained(tmp_path), LlamaForCausalLM)
     module = DraftModule.load(tmp_path, TARGET)
     module.config = replace(module.config, num_speculative_tokens=3)
@@ -203,6 +207,75 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OutpaceError, match="a text has 30 tokens, more than the drafter"):
         row = [Document((1,) * 30, 2)]
         train(draft(context=24), [row], [row], SETTINGS, tmp_path / "out")
+
+
+# -- a part of the vocabulary ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def part(documents: list[Document], tmp_path: Path) -> Path:
+    """The folder of a draft model that drafts 25 of the 41 ids."""
+    rows = data.pack(documents, 40)
+    settings = replace(SETTINGS, steps=40, evaluate_every=40, learning_rate=0.01)
+    train(draft(hidden_size=48, draft_vocabulary=25), rows, rows, settings, tmp_path / "part")
+    return tmp_path / "part"
+
+
+def test_it_drafts_the_ids_that_the_texts_use_most(documents: list[Document], part: Path) -> None:
+    answers = torch.tensor([token for d in documents for token in d.tokens[d.prompt :]])
+    most = answers.bincount(minlength=41).argsort(descending=True, stable=True)[:25].sort().values
+    model = AutoModelForCausalLM.from_pretrained(part)
+    assert model.config.draft_vocabulary == most.tolist()
+    module = DraftModule.load(part, TARGET)
+    batch = read_batch(TARGET, [documents[:2]], ())
+    at, places = batch.ahead(1).nonzero(as_tuple=True)
+    whole = module.own.read(*_arguments(batch))[at, places]
+    seen: list[torch.Tensor] = []
+
+    def keep(logits: torch.Tensor, target: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        seen.extend((logits, target, labels))
+        return objective("ground_truth")(logits, target, labels)
+
+    losses = module.loss(batch, keep)
+    labels = batch.tokens[at, places + 1]
+    known = torch.isin(labels, most)
+    assert 0 < int(known.sum()) < len(known)
+    torch.testing.assert_close(seen[0], whole[known][:, most])
+    torch.testing.assert_close(seen[1], batch.logits[at, places][known][:, most])
+    assert most[seen[2]].tolist() == labels[known].tolist()
+    right = (seen[0].argmax(dim=-1) == seen[2]).sum() / len(labels)
+    assert float(losses.acceptance[0]) == pytest.approx(float(right))
+
+
+@pytest.mark.parametrize("branching", ["", "2x2"])
+def test_a_part_of_the_vocabulary_keeps_the_contract(branching: str, part: Path) -> None:
+    check_drafter(DraftModel(str(part), 3, branching=branching), TARGET)
+
+
+def test_going_on_with_a_part_of_the_vocabulary_keeps_its_ids(
+    documents: list[Document], part: Path, tmp_path: Path
+) -> None:
+    module = DraftModule.new(CheckpointConfig(draft=str(part)), TARGET)
+    rows = data.pack(documents[:4], 40)
+    train(module, rows, rows, replace(SETTINGS, steps=2), tmp_path / "further")
+    assert module.drafted.part is not None
+    before, after = (AutoModelForCausalLM.from_pretrained(place) for place in (part, tmp_path / "further"))
+    assert before.config.draft_vocabulary == after.config.draft_vocabulary == module.drafted.part.tolist()
+
+
+def test_what_a_part_of_the_vocabulary_cannot_do_is_refused(documents: list[Document], part: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(part)
+    with pytest.raises(OutpaceError, match="cannot be the model of a cascade; train one without"):
+        Engine(TARGET, Cascade(DraftModel(model), PromptLookup()))
+    with pytest.raises(OutpaceError, match="leave out vocabulary=intersection"):
+        Engine(TARGET, DraftModel(model, vocabulary="intersection"))
+    row = [documents[:2]]
+    with pytest.raises(OutpaceError, match="leave out on_policy, or train one without draft_vocabulary"):
+        train(draft(draft_vocabulary=25), row, row, replace(SETTINGS, on_policy=0.5), part / "out")
+    for wrong in ([3, 2], [0, 41], [], [[1, 2]], "all"):
+        model.config.draft_vocabulary = wrong
+        with pytest.raises(OutpaceError, match="must be ascending ids below 41"):
+            Engine(TARGET, DraftModel(model))
 
 
 # -- its own text ----------------------------------------------------------------------------------------

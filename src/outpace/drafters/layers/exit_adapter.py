@@ -135,10 +135,7 @@ class Adapter(DraftsPart):
         return self.head(self._states(batch))
 
     def loss(self, batch: Batch, objective: Objective) -> Losses:
-        at, places = batch.ahead(1).nonzero(as_tuple=True)
-        every = torch.tensor([len(at)], device=at.device)
-        labels = self.drafted.number(batch.tokens[at, places + 1])
-        at, places, labels = (found[labels >= 0] for found in (at, places, labels))
+        at, places, labels, every = self.drafted.next(batch)
         draft = self.head(self._states(batch)[at, places])
         own = self.drafted.of(self.target, batch, at, places)
         return among(measure(objective, [(draft, own, labels)], [1.0]), every)

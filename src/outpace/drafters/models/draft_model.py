@@ -19,14 +19,14 @@ from typing import Any, ClassVar, Literal
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
-from outpace.drafters.models.draft_module import DraftModule
+from outpace.drafters.models.draft_module import DraftModule, drafted_ids
 from outpace.drafters.models.provisional import Decoder
 from outpace.drafters.support.draws import Draws, check_confidence, check_grown, log_confidence
 from outpace.drafters.support.growth import Drafting, Shared, feed_of, grow
 from outpace.drafters.support.runner import Feed, Runner
 from outpace.drafters.support.sequoia import count_ranks
 from outpace.drafters.support.shapes import Growing, Shape, shape_of
-from outpace.drafters.support.vocabulary import Vocabulary, vocabulary_of
+from outpace.drafters.support.vocabulary import Vocabulary, part_of, vocabulary_of
 from outpace.embedded import nano_draft_path
 from outpace.sequence import Sequence, Step
 from outpace.targets import TargetModel
@@ -129,7 +129,7 @@ class DraftModel(Drafter[Drafting]):
     def load(self, target: TargetModel) -> TargetModel:
         """Load the draft model as a target."""
         if isinstance(self.model, DraftModule):
-            return DraftModule.of(self.model, target).writer
+            return DraftModule.of(self.model, target).own
         named = nano_draft_path() if self.model is None else self.model
         return load_model(named, target, self.device)
 
@@ -152,12 +152,25 @@ class DraftModel(Drafter[Drafting]):
                 "branching, acceptance, expand, min_confidence and vocabulary"
             )
         model = self.load(target)
+        if drafted_ids(model.model) is not None:
+            raise OutpaceError(
+                f"draft_model: {model.name} drafts a part of its vocabulary, so it cannot be the model of a "
+                "cascade; train one without draft_vocabulary"
+            )
         self._vocabulary(model, target)
         return Decoder(model, self.num_speculative_tokens, self.draws)
 
     def prepare(self, target: TargetModel) -> Shared:
         model = self.load(target)
+        ids = drafted_ids(model.model)
+        if ids is not None and self.vocabulary != "same":
+            raise OutpaceError(
+                f"draft_model: {model.name} drafts a part of its target's vocabulary; leave out "
+                f"vocabulary={self.vocabulary}"
+            )
         vocabulary = self._vocabulary(model, target)
+        if ids is not None:
+            vocabulary = part_of(ids, target.vocabulary)
         shape = self._shape()
         weigh = shape.weighs or self.min_confidence > 0
         draws = Draws(self.draws, self.replacement, weigh, independent=not shape.weighs)
@@ -169,7 +182,7 @@ class DraftModel(Drafter[Drafting]):
             vocabulary=vocabulary,
             least=log_confidence(self.min_confidence),
             by_path=self.confidence == "path",
-            runner=Runner(model, vocabulary.late),
+            runner=Runner(model, vocabulary.late, ids),
         )
 
     def start(self, sequence: Sequence, shared: Shared) -> Drafting:

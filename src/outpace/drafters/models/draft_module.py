@@ -17,14 +17,15 @@ from outpace.learned.layers import LayerConfig
 from outpace.learned.learned import (
     Batch,
     Fit,
-    Learned,
     Losses,
     Objective,
     accepted_of_chain,
+    among,
     measure,
 )
+from outpace.learned.vocabulary import DraftsPart, DraftVocabulary
 from outpace.spec import check_least
-from outpace.targets import Target, TargetModel
+from outpace.targets import CausalTarget, Target, TargetModel
 from outpace.targets.pretrained import load_tokenizer, read_model
 
 
@@ -62,18 +63,21 @@ class DraftConfig(LayerConfig, ChainConfig):
         context: maximum number of positions; 0 is the target's, or 2048 if that has no limit.
         depth: number of decoder layers.
         tied: whether head and embeddings share their weights.
+        draft_vocabulary: number of the target's ids that are drafted, those most frequent in the training
+            text; 0 is all. The config of the folder names them, as ``draft_vocabulary``.
     """
 
     context: int = 0
     depth: int = 2
     tied: bool = True
+    draft_vocabulary: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least("draft_model", self, depth=1)
+        check_least("draft_model", self, depth=1, draft_vocabulary=0)
 
 
-class DraftModule(Learned):
+class DraftModule(DraftsPart):
     """A language model that drafts for a target of the same vocabulary, stored in transformers' format.
 
     Args:
@@ -88,10 +92,16 @@ class DraftModule(Learned):
     def __init__(self, config: DraftConfig | CheckpointConfig, fit: Fit, model: Any) -> None:
         super().__init__(config, fit)
         self.model = model
-        self._writer: tuple[Any, TargetModel] | None = None
+        ids = drafted_ids(model)
+        size = config.draft_vocabulary if isinstance(config, DraftConfig) else 0 if ids is None else len(ids)
+        self.drafted = DraftVocabulary(self.method, size, fit)
+        if ids is not None:
+            self.drafted.ids.copy_(ids)
+        self._write_ids()
+        self._own: tuple[Any, CausalTarget] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_writer": None}  # a copy makes its own: packed weights cannot be copied
+        return {**vars(self), "_own": None}  # a copy makes its own: packed weights cannot be copied
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
@@ -99,17 +109,38 @@ class DraftModule(Learned):
 
     @property
     def context(self) -> int | None:
-        return self.writer.context
+        return self.own.context
+
+    @property
+    def own(self) -> CausalTarget:
+        """The model as a target."""
+        like = self.model.dtype, self.model.device
+        # Rebuilt if the module was cast or moved.
+        if self._own is None or self._own[0] != like:
+            training = self.training
+            made = Target(self.eval().model)
+            assert isinstance(made, CausalTarget)
+            self._own = like, made
+            self.train(training)
+        return self._own[1]
 
     @property
     def writer(self) -> TargetModel:
-        like = self.model.dtype, self.model.device
-        # Rebuilt if the module was cast or moved.
-        if self._writer is None or self._writer[0] != like:
-            training = self.training
-            self._writer = like, Target(self.eval().model)
-            self.train(training)
-        return self._writer[1]
+        if self.drafted.reduced:
+            raise OutpaceError(
+                "draft_model: this one learns to draft a part of its vocabulary, so it cannot write its own "
+                "text to learn from; leave out on_policy, or train one without draft_vocabulary"
+            )
+        return self.own
+
+    def suit(self, counts: Tensor) -> None:
+        super().suit(counts)
+        self._write_ids()
+
+    def _write_ids(self) -> None:
+        """Name the drafted ids in the model's config, which ``drafted_ids`` reads."""
+        if self.drafted.part is not None:
+            self.model.config.draft_vocabulary = self.drafted.part.tolist()
 
     @classmethod
     def new(cls, config: DraftConfig | CheckpointConfig, target: TargetModel) -> Self:
@@ -122,6 +153,7 @@ class DraftModule(Learned):
             model = _from_scratch(config, target)
         made = cls(config, Fit.of(target), model).to(target.hidden.device).train()
         made.bind(target)
+        made._chooses = isinstance(config, DraftConfig)
         return made
 
     @classmethod
@@ -138,9 +170,9 @@ class DraftModule(Learned):
         """
         name = self.config.draft if isinstance(self.config, CheckpointConfig) else "this one"
         remedy = "training needs a model with the target's own tokens; give another, or begin from scratch"
-        if self.writer.vocabulary != target.vocabulary:
+        if self.own.vocabulary != target.vocabulary:
             raise OutpaceError(
-                f"draft_model: {name} has {self.writer.vocabulary} token ids and the target "
+                f"draft_model: {name} has {self.own.vocabulary} token ids and the target "
                 f"{target.vocabulary}; {remedy}"
             )
         own, theirs = (load_tokenizer(None, model, needed=False) for model in (self.model, target))
@@ -152,9 +184,9 @@ class DraftModule(Learned):
             )
 
     def loss(self, batch: Batch, objective: Objective) -> Losses:
-        learnt = batch.ahead(1)
-        depth = self._logits(batch)[learnt], batch.logits[learnt], batch.labels[learnt]
-        return measure(objective, [depth], [1.0])
+        at, places, labels, every = self.drafted.next(batch)
+        depth = self._logits(batch)[at, places], self.drafted.of(self.target, batch, at, places), labels
+        return among(measure(objective, [depth], [1.0]), every)
 
     @torch.no_grad()
     def accepted(self, batch: Batch) -> Tensor:
@@ -163,12 +195,16 @@ class DraftModule(Learned):
         Accepted tokens equal the text's, so one forward over the text computes every draft.
         """
         length = self.config.num_speculative_tokens
-        after = F.pad(self._logits(batch).argmax(dim=-1), (0, length - 1))
+        after = F.pad(self.drafted.tokens(self._logits(batch).argmax(dim=-1)), (0, length - 1))
         return accepted_of_chain(batch, after.unfold(1, length, 1))
 
     def _logits(self, batch: Batch) -> Tensor:
+        """Logits [B, T, drafted ids] of the token after each place."""
         same = batch.documents[:, :, None] == batch.documents[:, None]
-        return self.writer.read(batch.tokens, batch.positions, same.tril())
+        text = batch.tokens, batch.positions, same.tril()
+        if self.drafted.part is None:
+            return self.own.read(*text)
+        return F.linear(self.own.states(*text), self.model.get_output_embeddings().weight[self.drafted.part])
 
     def save(self, folder: str | Path) -> None:
         """Write a transformers folder: ``config.json``, ``generation_config.json``, ``model.safetensors``."""
@@ -183,6 +219,28 @@ class DraftModule(Learned):
         made = cls.new(CheckpointConfig(draft=str(folder)), target)
         made.requires_grad_(False).eval()
         return made.to(target.hidden.dtype)
+
+
+def drafted_ids(model: Any) -> Tensor | None:
+    """The ids that a model was trained to draft, [n], ascending, by its config; None for all of them.
+
+    Args:
+        model: a transformers model, or None.
+
+    Raises:
+        OutpaceError: they are not ids of its vocabulary.
+    """
+    config: Any = getattr(model, "config", None)
+    listed = getattr(config, "draft_vocabulary", None)
+    if listed is None:
+        return None
+    ids = listed if isinstance(listed, list) and all(type(one) is int for one in listed) else []
+    if not ids or ids != sorted({*ids}) or not 0 <= ids[0] <= ids[-1] < config.vocab_size:
+        raise OutpaceError(
+            f"draft_model: draft_vocabulary in the config of {config.name_or_path or 'the model'} must be "
+            f"ascending ids below {config.vocab_size}"
+        )
+    return torch.tensor(ids, device=model.device)
 
 
 def _from_scratch(config: DraftConfig, target: TargetModel) -> Any:

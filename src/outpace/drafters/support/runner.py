@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outpace.cache import Slot
+from outpace.learned.head import PartialHead
 from outpace.targets.base import Rows, TargetModel
 
 _CHUNK = 512  # tokens of a text fed in one forward
@@ -64,11 +65,13 @@ class Runner:
         model: the draft model.
         late: maximum number of tokens by which a text may be ahead of its rows to be fed with its guesses in
             one forward.
+        ids: the ids that are drafted, [n], whose logits alone are computed; None for all of them.
     """
 
-    def __init__(self, model: TargetModel, late: int = 2) -> None:
+    def __init__(self, model: TargetModel, late: int = 2, ids: Tensor | None = None) -> None:
         self.model = model
         self.late = late
+        self._head = None if ids is None else PartialHead(model, ids)
         self.cache = model.new_cache()
 
     def open(self) -> Track:
@@ -109,23 +112,30 @@ class Runner:
         """Run one forward of the draft model over feeds with at least one token each.
 
         Returns:
-            Logits [n, vocabulary], text after text: those after the last fed token of the text, if any, then
+            Logits [n, drafted ids], text after text: those after the last fed token of the text, if any, then
             those after each node.
         """
+        part = self._head is not None
         rows = {track.slot: feed.rows(track.parents) for track, feed in zip(tracks, feeds, strict=True)}
-        output = self.model.forward(self.cache, rows, 0 if logits else None)
+        output = self.model.forward(
+            self.cache, rows, 0 if logits and not part else None, (-1,) if logits and part else ()
+        )
         self.cache.keep({slot: range(len(row.tokens)) for slot, row in rows.items()})
         for track, feed in zip(tracks, feeds, strict=True):
             track.tokens += (*feed.text, *feed.tokens)
             track.parents += feed.parents
         if not logits:
             return torch.empty(0)
-        return torch.cat(
-            [
-                output.logits_of(track.slot)[max(len(feed.text) - 1, 0) :]
-                for track, feed in zip(tracks, feeds, strict=True)
-            ]
-        )
+        read = []
+        for track, feed in zip(tracks, feeds, strict=True):
+            first = max(len(feed.text) - 1, 0)
+            if self._head is None:
+                read.append(output.logits_of(track.slot)[first:])
+            else:
+                count = len(feed.text) + len(feed.tokens) - first
+                read.append(output.hidden_of(track.slot, first, count)[-1])
+        found = torch.cat(read)
+        return found if self._head is None else self._head(found)
 
 
 def _follow(tokens: Seq[int], parents: Seq[int], text: Seq[int]) -> list[int]:
