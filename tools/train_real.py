@@ -55,6 +55,9 @@ RUNS = {
         f"{FEW} --steps 400 --evaluate-every 200 {HARD}"
     ),
     "draft": f"draft_model:hidden_size=256,depth=3,heads=4 --steps 1600 --evaluate-every 800 {HARD}",
+    "draft-part": (
+        f"draft_model:hidden_size=256,depth=3,heads=4,{SMALL} --steps 5000 --evaluate-every 1250 {HARD}"
+    ),
     "draft-wide": (
         f"draft_model:hidden_size=320,depth=1,heads=5,kv_heads=5 --steps 300 --evaluate-every 300 {HARD}"
     ),
