@@ -44,7 +44,7 @@ RUNS = {
     ),
     "layer_skip": (
         f"early_exit:layers=8,width=1,num_speculative_tokens=3,min_confidence=0.3,{SMALL} "
-        f"--tune lora:rank=8 {FEW} --steps 400 --evaluate-every 200 {SOFT}"
+        f"--tune lora:rank=8 {FEW} --steps 240 --evaluate-every 240 {SOFT}"
     ),
     "dflash": (
         f"dflash:tokens=4,depth=2,heads=9,kv_heads=3,anchors=96,layers=5+12+20+-1,{SMALL} --steps 1500 "
