@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from outpace.learned.batch import Batch
 from outpace.targets.base import TargetModel
-from outpace.targets.packed import pack_drafter
+from outpace.targets.packed import Weights, pack_drafter
 
 
 @torch.no_grad()
@@ -59,12 +59,20 @@ class PartialHead:
     def __init__(self, target: TargetModel, ids: Tensor | None) -> None:
         self._target = target
         self._ids = ids
-        whole = None if ids is None else head_weights(target)
-        self._own = None if whole is None else (whole[0][ids], whole[1][ids])
+        self._read()
+
+    def _read(self) -> None:
+        """Copy the ids' part of the head."""
+        layer = getattr(self._target.model, "get_output_embeddings", lambda: None)()
+        self._weights = Weights([] if layer is None else [layer])
+        whole = None if self._ids is None else head_weights(self._target)
+        self._own = None if whole is None else (whole[0][self._ids], whole[1][self._ids])
         self._packed: nn.Module | None = None
 
     def __call__(self, states: Tensor) -> Tensor:
         """Logits [..., n] of inputs of the head, [..., hidden size]. Gradients reach the inputs."""
+        if self._weights.changed(thorough=False):
+            self._read()
         if self._own is None:
             return self.among(self._target.head(states))
         if torch.is_inference_mode_enabled() and states.dtype == self._own[0].dtype:

@@ -70,7 +70,7 @@ class DraftVocabulary(nn.Module):
         places = torch.searchsorted(self.ids, tokens).clamp(max=len(self.ids) - 1)
         return torch.where(self.ids[places] == tokens, places, -1)
 
-    def next(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def learnable(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The places of a batch whose next token is to be learnt and can be drafted.
 
         Returns:
@@ -98,14 +98,14 @@ class DraftVocabulary(nn.Module):
 
 
 class DraftsPart(Learned):
-    """A module that drafts a part of the target's vocabulary; without ``choose``, all of it.
+    """A module that drafts a part of the target's vocabulary, or all of it.
 
     Attributes:
         drafted: the ids it drafts, chosen from the first texts it learns.
     """
 
     drafted: DraftVocabulary
-    _chooses = False
+    _chooses = False  # the ids are still to be chosen
 
     @classmethod
     def new(cls, config: Any, target: TargetModel) -> Self:

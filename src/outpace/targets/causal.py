@@ -323,7 +323,6 @@ class CausalTarget(TargetModel):
         both, mask = self._inputs(window, feeds)
         ids, places = both.to(self.device, non_blocking=True).unbind()
         wanted = 0 if logits_from is None else max(window.width - logits_from, 0)
-        none = torch.empty(0, dtype=torch.long, device=self.device)
         given = {"input_ids": ids} if states is None else {"inputs_embeds": padded(window, states)}
         made = self._made(
             self._modules.step,
@@ -331,7 +330,7 @@ class CausalTarget(TargetModel):
             mask,
             self._rotated(window, places),
             CacheAdapter(window, self._modules.places),
-            wanted or none,
+            wanted,
             hidden_layers,
         )
         return Output.of(
@@ -383,7 +382,9 @@ class CausalTarget(TargetModel):
         Returns:
             Logits of the rows ``wanted``, or, for a number, of at least the last N.
         """
-        read = wanted if isinstance(wanted, Tensor) else max(wanted, 1)  # for transformers, 0 means all
+        read: int | slice | Tensor = wanted
+        if not isinstance(wanted, Tensor) and not wanted:  # for transformers, 0 means all
+            read = slice(0) if hidden_layers else 1  # some models are quicker with a number
         more: dict[str, Any] = {self._modules.cache_argument: cache}
         if self._keep_logits:
             more["logits_to_keep"] = read

@@ -84,10 +84,12 @@ def test_logits_only_where_needed() -> None:
         cache.keep({slot: [0, 1, 2]})
         logits = target.forward(cache, {slot: Rows([4, 5, 6])}).logits
         last = target.forward(cache, {slot: Rows([4, 5, 6])}, logits_from=1).logits
+        states = target.forward(cache, {slot: Rows([4, 5, 6])}, logits_from=None, hidden_layers=(-1,))
     assert logits is not None and logits.shape == (3, VOCABULARY)
     assert last is not None and torch.equal(last, logits[1:])
-    assert calls[0]["logits_to_keep"].tolist() == []  # to transformers, 0 is all
-    assert [call["logits_to_keep"] for call in calls[1:]] == [3, 2]
+    with torch.inference_mode():
+        assert torch.equal(target.head(states.hidden_of(slot, 0, 3)[-1]), logits)
+    assert [call["logits_to_keep"] for call in calls] == [1, 3, 2, slice(0)]
 
 
 def test_a_model_without_logits_to_keep() -> None:

@@ -225,7 +225,7 @@ def test_it_drafts_the_ids_that_the_texts_use_most(documents: list[Document], pa
     answers = torch.tensor([token for d in documents for token in d.tokens[d.prompt :]])
     most = answers.bincount(minlength=41).argsort(descending=True, stable=True)[:25].sort().values
     model = AutoModelForCausalLM.from_pretrained(part)
-    assert model.config.draft_vocabulary == most.tolist()
+    assert model.config.draft_vocabulary_ids == most.tolist()
     module = DraftModule.load(part, TARGET)
     batch = read_batch(TARGET, [documents[:2]], ())
     at, places = batch.ahead(1).nonzero(as_tuple=True)
@@ -260,7 +260,51 @@ def test_going_on_with_a_part_of_the_vocabulary_keeps_its_ids(
     train(module, rows, rows, replace(SETTINGS, steps=2), tmp_path / "further")
     assert module.drafted.part is not None
     before, after = (AutoModelForCausalLM.from_pretrained(place) for place in (part, tmp_path / "further"))
-    assert before.config.draft_vocabulary == after.config.draft_vocabulary == module.drafted.part.tolist()
+    assert (
+        before.config.draft_vocabulary_ids
+        == after.config.draft_vocabulary_ids
+        == module.drafted.part.tolist()
+    )
+
+
+def accepted(drafter: DraftModel, engine: Engine | None = None, running: int = 3) -> list[int]:
+    """Tokens accepted of each draft of a part, all of whose outputs are plain decoding's."""
+    prompts = [[1, 4, 2], [6, 9, 7, 3, 5], [8]]
+    plain = Engine(TARGET).generate(prompts, GREEDY)
+    engine = engine or Engine(TARGET, drafter, adaptive=False, max_running=running)
+    found = engine.generate(prompts, GREEDY)
+    assert [g.tokens for g in found] == [g.tokens for g in plain]
+    return [g.stats.accepted for g in found]
+
+
+def test_a_part_drafts_by_the_weights_that_it_has_now(part: Path) -> None:
+    """As it must while it learns online: its head is a copy of some rows."""
+    learnt, module = DraftModule.load(part, TARGET), DraftModule.load(part, TARGET)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.copy_(weight.flip(0))
+    engine = Engine(TARGET, DraftModel(module, 3), adaptive=False)
+    worse = accepted(DraftModel(module, 3), engine)
+    with torch.no_grad():
+        for own, weight in zip(module.parameters(), learnt.parameters(), strict=True):
+            own.copy_(weight)
+    better = accepted(DraftModel(module, 3), engine)
+    assert sum(worse) < sum(better) and better == accepted(DraftModel(learnt, 3))
+
+
+def test_a_part_of_fixed_shapes_drafts_the_same(part: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(part)
+    static = DraftModel(Target(model, static=True), 3)
+    assert sum(found := accepted(DraftModel(model, 3))) > 0
+    assert accepted(static, running=1) == found
+
+
+def test_a_folder_that_names_all_ids_drafts_all(part: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(part)
+    model.config.draft_vocabulary_ids = list(range(41))
+    model.save_pretrained(tmp_path / "all")
+    module = DraftModule.new(CheckpointConfig(draft=str(tmp_path / "all")), TARGET)
+    assert module.drafted.part is None and module.writer is module.own
 
 
 def test_what_a_part_of_the_vocabulary_cannot_do_is_refused(documents: list[Document], part: Path) -> None:
@@ -273,9 +317,13 @@ def test_what_a_part_of_the_vocabulary_cannot_do_is_refused(documents: list[Docu
     with pytest.raises(OutpaceError, match="leave out on_policy, or train one without draft_vocabulary"):
         train(draft(draft_vocabulary=25), row, row, replace(SETTINGS, on_policy=0.5), part / "out")
     for wrong in ([3, 2], [0, 41], [], [[1, 2]], "all"):
-        model.config.draft_vocabulary = wrong
+        model.config.draft_vocabulary_ids = wrong
         with pytest.raises(OutpaceError, match="must be ascending ids below 41"):
             Engine(TARGET, DraftModel(model))
+    other = AutoModelForCausalLM.from_config(OTHERS["window"]).eval()
+    other.config.draft_vocabulary_ids = [1, 2]
+    with pytest.raises(OutpaceError, match="of the type llama can draft a part"):
+        Engine(TARGET, DraftModel(other))
 
 
 # -- its own text ----------------------------------------------------------------------------------------

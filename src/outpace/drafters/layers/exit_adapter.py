@@ -32,7 +32,7 @@ class AdapterConfig:
         heads: attention heads; at least 1, 4 by default.
         num_speculative_tokens: length of the chains measured on held-out text, and default length of drafts;
             at least 1.
-        min_confidence: the probability below which a chain ends, in [0, 1].
+        min_confidence: the probability, among the ids drafted, below which a chain ends, in [0, 1].
         draft_vocabulary: number of the target's ids that are drafted, those most frequent in the training
             text; 0 is all.
     """
@@ -135,7 +135,7 @@ class Adapter(DraftsPart):
         return self.head(self._states(batch))
 
     def loss(self, batch: Batch, objective: Objective) -> Losses:
-        at, places, labels, every = self.drafted.next(batch)
+        at, places, labels, every = self.drafted.learnable(batch)
         draft = self.head(self._states(batch)[at, places])
         own = self.drafted.of(self.target, batch, at, places)
         return among(measure(objective, [(draft, own, labels)], [1.0]), every)

@@ -56,7 +56,7 @@ class DraftModel(Drafter[Drafting]):
         max_nodes: nodes in the tree, with ``acceptance`` or ``expand``.
         replacement: whether siblings are drawn with replacement (SpecInfer). Needs draws="independent".
         min_confidence: in [0, 1]: a node is continued only if the draft model's best token has at least this
-            probability; otherwise it falls back to the target (BiLD, Kim et al. 2023).
+            probability among the ids drafted; otherwise it falls back to the target (BiLD, Kim et al. 2023).
         confidence: "path": the product of that token's probability and those of the tokens before it on the
             path; "token": its probability alone.
         vocabulary: "same" as the target's; "intersection": only tokens that both have are drafted; "text":

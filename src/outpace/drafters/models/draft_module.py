@@ -64,7 +64,7 @@ class DraftConfig(LayerConfig, ChainConfig):
         depth: number of decoder layers.
         tied: whether head and embeddings share their weights.
         draft_vocabulary: number of the target's ids that are drafted, those most frequent in the training
-            text; 0 is all. The config of the folder names them, as ``draft_vocabulary``.
+            text; 0 is all. The config of the folder names them, as ``draft_vocabulary_ids``.
     """
 
     context: int = 0
@@ -92,12 +92,12 @@ class DraftModule(DraftsPart):
     def __init__(self, config: DraftConfig | CheckpointConfig, fit: Fit, model: Any) -> None:
         super().__init__(config, fit)
         self.model = model
-        ids = drafted_ids(model)
+        fits = getattr(model.config, "vocab_size", None) == fit.vocabulary  # otherwise ``check`` refuses it
+        ids = drafted_ids(model) if fits else None
         size = config.draft_vocabulary if isinstance(config, DraftConfig) else 0 if ids is None else len(ids)
         self.drafted = DraftVocabulary(self.method, size, fit)
         if ids is not None:
             self.drafted.ids.copy_(ids)
-        self._write_ids()
         self._own: tuple[Any, CausalTarget] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -114,6 +114,7 @@ class DraftModule(DraftsPart):
     @property
     def own(self) -> CausalTarget:
         """The model as a target."""
+        self._write_ids()
         like = self.model.dtype, self.model.device
         # Rebuilt if the module was cast or moved.
         if self._own is None or self._own[0] != like:
@@ -133,14 +134,10 @@ class DraftModule(DraftsPart):
             )
         return self.own
 
-    def suit(self, counts: Tensor) -> None:
-        super().suit(counts)
-        self._write_ids()
-
     def _write_ids(self) -> None:
         """Name the drafted ids in the model's config, which ``drafted_ids`` reads."""
         if self.drafted.part is not None:
-            self.model.config.draft_vocabulary = self.drafted.part.tolist()
+            self.model.config.draft_vocabulary_ids = self.drafted.part.tolist()
 
     @classmethod
     def new(cls, config: DraftConfig | CheckpointConfig, target: TargetModel) -> Self:
@@ -184,8 +181,8 @@ class DraftModule(DraftsPart):
             )
 
     def loss(self, batch: Batch, objective: Objective) -> Losses:
-        at, places, labels, every = self.drafted.next(batch)
-        depth = self._logits(batch)[at, places], self.drafted.of(self.target, batch, at, places), labels
+        at, places, labels, every = self.drafted.learnable(batch)
+        depth = self._logits(batch, (at, places)), self.drafted.of(self.target, batch, at, places), labels
         return among(measure(objective, [depth], [1.0]), every)
 
     @torch.no_grad()
@@ -198,16 +195,18 @@ class DraftModule(DraftsPart):
         after = F.pad(self.drafted.tokens(self._logits(batch).argmax(dim=-1)), (0, length - 1))
         return accepted_of_chain(batch, after.unfold(1, length, 1))
 
-    def _logits(self, batch: Batch) -> Tensor:
-        """Logits [B, T, drafted ids] of the token after each place."""
+    def _logits(self, batch: Batch, where: Any = ...) -> Tensor:
+        """Logits [..., drafted ids] of the tokens after all places of a batch, or after those indexed."""
         same = batch.documents[:, :, None] == batch.documents[:, None]
         text = batch.tokens, batch.positions, same.tril()
         if self.drafted.part is None:
-            return self.own.read(*text)
-        return F.linear(self.own.states(*text), self.model.get_output_embeddings().weight[self.drafted.part])
+            return self.own.read(*text)[where]
+        head = self.model.get_output_embeddings().weight[self.drafted.part]
+        return F.linear(self.own.states(*text)[where], head)
 
     def save(self, folder: str | Path) -> None:
         """Write a transformers folder: ``config.json``, ``generation_config.json``, ``model.safetensors``."""
+        self._write_ids()
         self.model.save_pretrained(folder)
 
     def accompany(self, folder: Path, tokenizer: Any) -> None:
@@ -224,23 +223,30 @@ class DraftModule(DraftsPart):
 def drafted_ids(model: Any) -> Tensor | None:
     """The ids that a model was trained to draft, [n], ascending, by its config; None for all of them.
 
+    Such a model is a Llama that ``outpace train`` made: its head is a matrix, without a bias or a scale.
+
     Args:
         model: a transformers model, or None.
 
     Raises:
-        OutpaceError: they are not ids of its vocabulary.
+        OutpaceError: they are not ids of its vocabulary, or it is no Llama.
     """
     config: Any = getattr(model, "config", None)
-    listed = getattr(config, "draft_vocabulary", None)
+    listed = getattr(config, "draft_vocabulary_ids", None)
     if listed is None:
         return None
     ids = listed if isinstance(listed, list) and all(type(one) is int for one in listed) else []
     if not ids or ids != sorted({*ids}) or not 0 <= ids[0] <= ids[-1] < config.vocab_size:
         raise OutpaceError(
-            f"draft_model: draft_vocabulary in the config of {config.name_or_path or 'the model'} must be "
-            f"ascending ids below {config.vocab_size}"
+            f"draft_model: draft_vocabulary_ids in the config of {config.name_or_path or 'the model'} must "
+            f"be ascending ids below {config.vocab_size}"
         )
-    return torch.tensor(ids, device=model.device)
+    if config.model_type != "llama":
+        raise OutpaceError(
+            "draft_model: a model of the type llama can draft a part of its vocabulary, not one of the type "
+            f"{config.model_type}; take draft_vocabulary_ids out of its config"
+        )
+    return None if len(ids) == config.vocab_size else torch.tensor(ids, device=model.device)
 
 
 def _from_scratch(config: DraftConfig, target: TargetModel) -> Any:

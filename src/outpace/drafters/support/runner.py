@@ -71,8 +71,10 @@ class Runner:
     def __init__(self, model: TargetModel, late: int = 2, ids: Tensor | None = None) -> None:
         self.model = model
         self.late = late
-        self._head = None if ids is None else PartialHead(model, ids)
         self.cache = model.new_cache()
+        self._ids = ids
+        # Forwards of fixed shapes return all logits, or run outside these.
+        self._head = None if ids is None or self.cache.static else PartialHead(model, ids)
 
     def open(self) -> Track:
         """Allocate an empty track."""
@@ -108,6 +110,7 @@ class Runner:
             feeds = [Feed(text[track.stem : end]) for (track, text), end in zip(behind, ends, strict=True)]
             self.feed([track for track, _ in behind], feeds, logits=False)
 
+    @torch.inference_mode()
     def feed(self, tracks: Seq[Track], feeds: Seq[Feed], logits: bool = True) -> Tensor:
         """Run one forward of the draft model over feeds with at least one token each.
 
@@ -115,10 +118,10 @@ class Runner:
             Logits [n, drafted ids], text after text: those after the last fed token of the text, if any, then
             those after each node.
         """
-        part = self._head is not None
         rows = {track.slot: feed.rows(track.parents) for track, feed in zip(tracks, feeds, strict=True)}
+        part = logits and self._head is not None
         output = self.model.forward(
-            self.cache, rows, 0 if logits and not part else None, (-1,) if logits and part else ()
+            self.cache, rows, 0 if logits and not part else None, (-1,) if part else ()
         )
         self.cache.keep({slot: range(len(row.tokens)) for slot, row in rows.items()})
         for track, feed in zip(tracks, feeds, strict=True):
@@ -128,14 +131,15 @@ class Runner:
             return torch.empty(0)
         read = []
         for track, feed in zip(tracks, feeds, strict=True):
-            first = max(len(feed.text) - 1, 0)
-            if self._head is None:
-                read.append(output.logits_of(track.slot)[first:])
+            first, end = max(len(feed.text) - 1, 0), len(feed.text) + len(feed.tokens)
+            if part:
+                read.append(output.hidden_of(track.slot, first, end - first)[-1])
             else:
-                count = len(feed.text) + len(feed.tokens) - first
-                read.append(output.hidden_of(track.slot, first, count)[-1])
+                read.append(output.logits_of(track.slot)[first:])
         found = torch.cat(read)
-        return found if self._head is None else self._head(found)
+        if self._head is not None:
+            return self._head(found)
+        return found if self._ids is None else found[:, self._ids]
 
 
 def _follow(tokens: Seq[int], parents: Seq[int], text: Seq[int]) -> list[int]:
