@@ -278,7 +278,7 @@ def accepted(drafter: DraftModel, engine: Engine | None = None, running: int = 3
 
 
 def test_a_part_drafts_by_the_weights_that_it_has_now(part: Path) -> None:
-    """As it must while it learns online: its head is a copy of some rows."""
+    """Its head is a copy of some rows, which learning online changes."""
     learnt, module = DraftModule.load(part, TARGET), DraftModule.load(part, TARGET)
     with torch.no_grad():
         for weight in module.parameters():
