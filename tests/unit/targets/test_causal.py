@@ -92,6 +92,20 @@ def test_logits_only_where_needed() -> None:
     assert [call["logits_to_keep"] for call in calls] == [1, 3, 2, slice(0)]
 
 
+def test_states_alone_take_no_row_of_the_head() -> None:
+    target = target_of()
+    cache = target.new_cache(2)
+    slots = [cache.allocate(), cache.allocate()]
+    seen: list[int] = []
+    models = [target._modules.step, target._modules.line]
+    for head in {model.get_output_embeddings() for model in models if model is not None}:
+        head.register_forward_pre_hook(lambda module, given: seen.append(given[0][..., 0].numel()))
+    for widths in ((3,), (2, 2), (3, 1)):
+        feeds = {slot: Rows([5] * width) for slot, width in zip(slots, widths, strict=False)}
+        target.forward(cache, feeds, logits_from=None, hidden_layers=(-1,))
+    assert seen == [0, 0, 0]
+
+
 def test_a_model_without_logits_to_keep() -> None:
     class Old(transformers.LlamaForCausalLM):
         def forward(
