@@ -87,13 +87,16 @@ class Ours(Method):
                     sequence.check()
                     if self._beyond and len(sequence.output) >= request.max_new_tokens:
                         engine.remove(sequence)
-                forwards += 1
                 now = time.perf_counter() - began
                 for sequence in took_part:
                     times = arrived.setdefault(sequence, [])
                     times += [now] * (len(sequence.output) - len(times))
-                if first is None:
-                    first = _run(sequences, request, time.perf_counter() - began, forwards)
+                # A long prompt is read by several forwards; together they are the first step.
+                if first is not None:
+                    forwards += 1
+                elif all(sequence.output or sequence.finish_reason for sequence in sequences):
+                    forwards = 1
+                    first = _run(sequences, request, now, forwards)
             seconds = time.perf_counter() - began
         finally:
             for sequence in sequences:
@@ -112,7 +115,7 @@ def _run(
     over the sequences is the total.
 
     Args:
-        first: the summary after the first step.
+        first: the summary after the first step, which ends when all prompts are read.
     """
     stats = [sequence.stats for sequence in sequences]
     depths = [one.accepted_per_position for one in stats]

@@ -40,9 +40,11 @@ class Run:
     Attributes:
         outputs: tokens of each answer.
         seconds: time from the request to the last token.
-        first_seconds: time to the end of the first step, which prefills and emits the first tokens.
-        first_tokens: number of tokens of that step.
-        forwards: steps of the batch, each one forward of the target; None if unknown.
+        first_seconds: time to the end of the first step, which ends when all prompts are read and each answer
+            has a token.
+        first_tokens: number of tokens emitted until then.
+        forwards: steps of the batch, each one forward of the target, except that the first may be several for
+            long prompts; None if unknown.
         steps: steps of each sequence, summed; None if unknown.
         drafted, accepted: numbers of drafted and of accepted tokens; None if unknown.
         accepted_at: number of steps that accepted a token at each depth of the draft, from depth 1 on.

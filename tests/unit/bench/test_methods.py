@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from outpace.bench.ours import Ours
 from outpace.bench.runs import Request, Run
 from outpace.bench.stock import Stock
 from outpace.core import OutpaceError, SamplingParams
+from outpace.engine.engine import Engine
 from outpace.engine.parts import Adaptive
 from outpace.loading import Loaded
 from outpace.policy.governor import Governor
@@ -133,6 +135,20 @@ def test_ours_says_what_plain_decoding_says(model: Loaded, spec: str, temperatur
     assert 0 < found.first_seconds < found.seconds
     assert found.draft_seconds is not None and found.verify_seconds is not None
     assert found.draft_seconds + found.verify_seconds <= found.seconds - found.first_seconds
+
+
+def test_the_first_step_ends_when_all_prompts_are_read(
+    model: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outpace.bench.ours.Engine", partial(Engine, prefill_chunk=16))
+    long = "abcd" * 12
+    found = Ours(model.target, "none").run(request(model, (long,)))
+    assert (found.steps, found.forwards, found.first_tokens) == (20, 20, 1)
+    assert found.first_seconds == found.token_seconds[0][0]
+
+    both = Ours(model.target, "none").run(request(model, (TEXTS[1], long)))
+    assert both.forwards == 20 and both.first_tokens > 2
+    assert both.first_seconds == both.token_seconds[1][0]
 
 
 def test_a_new_beginning_forgets_outputs(model: Loaded) -> None:
