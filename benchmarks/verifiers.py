@@ -1,12 +1,14 @@
 """Verifiers of drawn trees, a drafter of another vocabulary, and contrastive decoding, on a real model.
 
-    python benchmarks/verifiers.py --data DIR --skip 10,13,16,19,22,25 --out benchmarks/RESULT.json
+    python benchmarks/verifiers.py --data DIR --draft DRAFT --out benchmarks/RESULT.json
 
-The draft model, and the amateur of contrastive decoding, is the model itself without the layers of --skip: no
-smaller model has its vocabulary. Prompts are the first of HumanEval, GSM8K and MT-Bench; methods take turns
-on each. Printed are tokens per step (tau) and, as the median over prompts, the tokens per second over plain
-decoding's in the same run: of the model, and of the contrastive pair. The draft model costs nearly as much as
-the target, so only tau compares verifiers.
+The draft model, and the amateur of contrastive decoding, is --draft, as `outpace train draft_model` writes
+it without `draft_vocabulary`, or the model itself without the layers of --skip; that costs nearly as much
+as the target, so then only tau compares verifiers. Chains have three tokens, trees three children with two
+each. Prompts are the first of HumanEval, GSM8K and MT-Bench; methods take turns on each. Printed are tokens
+per step (tau) and, as the median over prompts, tokens per second over plain decoding's in the same run: of
+the model, sampled or greedy as the method, and of the contrastive pair. Outputs under `match` must equal
+plain decoding's.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from outpace.loading import load
 from outpace.targets import ContrastiveTarget, Target
 
 SUITES = ("humaneval", "gsm8k", "mt_bench")
-PLAIN, PAIR = "plain", "contrastive"
+PLAIN, GREEDY, PAIR = "plain", "plain, greedy", "contrastive"
+BASES = (PLAIN, GREEDY, PAIR)
 
 Method = tuple[Any, Drafter[Any] | str, str, bool]  # target, drafter, verifier, sampled
 
@@ -55,27 +58,25 @@ def without(model: Any, skipped: set[int]) -> Any:
 
 def methods(target: Any, small: Any) -> dict[str, Method]:
     pair = ContrastiveTarget(target, Target(small))
-    drawn = {"branching": "3x2", "draws": "independent"}
+    chain = {"num_speculative_tokens": 3}
+    tree = {"num_speculative_tokens": 2, "branching": "3x2"}
+    drawn = {**tree, "draws": "independent"}
     twice = {**drawn, "replacement": True}
     return {
         PLAIN: (target, "none", "match", True),
-        "match, chain": (target, DraftModel(small), "match", True),
-        "match, tree": (target, DraftModel(small, branching="3x2"), "match", True),
-        "rejection, chain": (target, DraftModel(small), "rejection", True),
-        "block, chain": (target, DraftModel(small), "block", True),
-        "rejection, tree with (SpecInfer)": (
-            target,
-            DraftModel(small, **twice),
-            "rejection",
-            True,
-        ),
+        GREEDY: (target, "none", "match", False),
+        "match, chain": (target, DraftModel(small, **chain), "match", True),
+        "match, tree": (target, DraftModel(small, **tree), "match", True),
+        "rejection, chain": (target, DraftModel(small, **chain), "rejection", True),
+        "block, chain": (target, DraftModel(small, **chain), "block", True),
+        "rejection, tree with (SpecInfer)": (target, DraftModel(small, **twice), "rejection", True),
         "rejection, tree without (RSD)": (target, DraftModel(small, **drawn), "rejection", True),
         "spectr, tree": (target, DraftModel(small, **twice), "spectr", True),
         "traversal, tree": (target, DraftModel(small, **drawn), "traversal", True),
         "another vocabulary, intersection": (target, _nano("intersection"), "match", False),
         "another vocabulary, text": (target, _nano("text"), "match", False),
         PAIR: (pair, "none", "match", False),
-        f"{PAIR}, the amateur drafts": (pair, DraftModel(small), "match", False),
+        f"{PAIR}, the amateur drafts": (pair, DraftModel(small, **chain), "match", False),
         f"{PAIR}, suffix": (pair, "suffix", "match", False),
     }
 
@@ -91,7 +92,9 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--skip", required=True, help="layers that the draft model lacks")
+    small_model = parser.add_mutually_exclusive_group(required=True)
+    small_model.add_argument("--draft", help="folder of a draft model of the same vocabulary")
+    small_model.add_argument("--skip", help="layers that the draft model lacks")
     parser.add_argument("--limit", type=int, default=3, help="prompts of each set")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--seconds", type=float, default=900, help="no further prompt is begun after these")
@@ -99,36 +102,52 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     loaded = load(given.model, given.dtype, "cpu")
-    small = without(loaded.target.model, set(map(int, given.skip.split(","))))
+    if given.draft:
+        small = load(given.draft, given.dtype, "cpu").target.model
+    else:
+        small = without(loaded.target.model, set(map(int, given.skip.split(","))))
+    chosen = {
+        name: method
+        for name, method in methods(loaded.target, small).items()
+        if name in BASES or name.startswith(given.only)
+    }
     engines = {
-        name: (Engine(target, drafter, verifier, loaded.tokenizer, adaptive=False), sampled)
-        for name, (target, drafter, verifier, sampled) in methods(loaded.target, small).items()
-        if name in (PLAIN, PAIR) or name.startswith(given.only)
+        name: Engine(target, drafter, verifier, loaded.tokenizer, adaptive=False)
+        for name, (target, drafter, verifier, _) in chosen.items()
+    }
+    base = {
+        name: PAIR if name.startswith(PAIR) else PLAIN if sampled else GREEDY
+        for name, (*_, sampled) in chosen.items()
     }
     suites = [load_suite(name, given.data).items[: given.limit] for name in SUITES]
     items = [item for turn in zip(*suites, strict=True) for item in turn]
     runs: dict[str, list[tuple[int, int, float]]] = {name: [] for name in engines}
+    outputs: dict[str, list[list[int]]] = {name: [] for name in engines}
     started = time.perf_counter()
     for place, item in enumerate(items):
         if time.perf_counter() - started > given.seconds:
             break
         prompt = loaded.tokens(item.turns[0])
-        for name, (engine, sampled) in engines.items():
-            heat = 0.8 if sampled else 0.0
-            seed = None if sampled and name != PLAIN else place
-            params = SamplingParams(given.tokens, heat, seed=seed, ignore_eos=True)
+        for name, engine in engines.items():
+            heat = 0.8 if chosen[name][-1] else 0.0
+            params = SamplingParams(given.tokens, heat, seed=place, ignore_eos=True)
             began = time.perf_counter()
             (found,) = engine.generate([prompt], params)
             runs[name].append((found.stats.tokens, found.stats.steps, time.perf_counter() - began))
+            outputs[name].append(found.tokens)
         print(f"{place + 1} of {len(items)}", file=sys.stderr, flush=True)
     rows = {}
     for name, each in runs.items():
-        plain = runs[PAIR if name.startswith(PAIR) else PLAIN]
-        ratios = [one[0] / one[2] * base[2] / base[0] for one, base in zip(each, plain, strict=True)]
+        same = outputs[name] == outputs[base[name]]
+        if chosen[name][2] == "match" and not same:
+            raise SystemExit(f"{name}: outputs differ from those of {base[name]}")
+        ratios = [
+            one[0] / one[2] * plain[2] / plain[0] for one, plain in zip(each, runs[base[name]], strict=True)
+        ]
         tau = sum(one[0] for one in each) / sum(one[1] for one in each)
-        rows[name] = {"tau": tau, "speed": statistics.median(ratios), "runs": each}
+        rows[name] = {"tau": tau, "speed": statistics.median(ratios), "equal": same, "runs": each}
         print(f"{name:<48} tau {tau:.2f}  {rows[name]['speed']:.2f} x")
-    facts = {"machine": machine("cpu"), "command": " ".join(sys.argv), "skipped": given.skip, "rows": rows}
+    facts = {"machine": machine("cpu"), "command": " ".join(sys.argv), "rows": rows}
     if given.out:
         given.out.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
 
