@@ -8,7 +8,7 @@ decoding, tokens per second. Outputs that differ from plain decoding's are count
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,12 @@ def label(name: str, row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("result", type=Path)
     try:
-        _, rows = read_rows(Path(sys.argv[1]))
+        _, rows = read_rows(parser.parse_args().result)
     except OutpaceError as error:
         raise SystemExit(str(error)) from None
     columns = list(dict.fromkeys((suite, batch) for suite, _, batch in rows))

@@ -27,7 +27,7 @@ FIRST = "hydra"
 
 RUNS = {
     FIRST: f"hydra:{SMALL} --max-new-tokens 128 --steps 3200 --evaluate-every 800 {SOFT}",
-    "medusa": f"medusa:{SMALL} --steps 2400 --evaluate-every 800 {SOFT}",
+    "medusa": f"medusa:{SMALL} --steps 1600 --evaluate-every 800 {SOFT}",
     "medusa-2": f"medusa:{SMALL} --tune lora:rank=8 {FEW} --steps 320 --evaluate-every 160 {SOFT}",
     "eagle": (
         f"eagle:steps=3,{SMALL},own_head=false,layers=5+12+20+-1,fc_norm=true,norm_before_residual=true,"
@@ -37,7 +37,7 @@ RUNS = {
         f"eagle:version=1,linear_start=true,{SMALL},heads=9,kv_heads=3,steps=3,classification=1 "
         f"--learning-rate 6e-4 --steps 1200 --evaluate-every 600 {SOFT}"
     ),
-    "blockwise": f"blockwise:{SMALL},width=2 --steps 1600 --evaluate-every 800 {HARD}",
+    "blockwise": f"blockwise:{SMALL},width=2 --steps 1000 --evaluate-every 500 {HARD}",
     "early_exit": (
         f"early_exit:layers=5,adapter=attention,heads=9,num_speculative_tokens=3,min_confidence=0.3,{SMALL} "
         f"--steps 3000 --evaluate-every 750 {SOFT}"
@@ -51,8 +51,8 @@ RUNS = {
         f"--evaluate-every 500 {SOFT}"
     ),
     "spec_drafter": (
-        "spec_drafter:hidden_size=256,depth=3,heads=4,kv_heads=4,tokens=4,anchors=96 --steps 800 "
-        f"--evaluate-every 400 {HARD}"
+        "spec_drafter:hidden_size=256,depth=3,heads=4,kv_heads=4,tokens=4,anchors=96 --steps 500 "
+        f"--evaluate-every 250 {HARD}"
     ),
     "parallel_tokens": (
         "parallel_tokens:num_speculative_tokens=2,places=96 --rows 1 --learning-rate 5e-3 "
@@ -63,7 +63,7 @@ RUNS = {
         f"draft_model:hidden_size=256,depth=3,heads=4,{SMALL} --steps 5000 --evaluate-every 1250 {HARD}"
     ),
     "draft-wide": (
-        f"draft_model:hidden_size=576,depth=2,heads=9,kv_heads=3,{SMALL} --steps 3000 --evaluate-every 1000 "
+        f"draft_model:hidden_size=576,depth=2,heads=9,kv_heads=3,{SMALL} --steps 2000 --evaluate-every 1000 "
         f"{HARD}"
     ),
     "draft-off": f"draft_model --draft draft --learning-rate 5e-4 --steps 80 --evaluate-every 80 {SOFT}",

@@ -24,12 +24,31 @@ def interval(ratios: Seq[float]) -> tuple[float, float] | None:
     prompts and the noise between prompts, not a machine that was slow throughout.
     """
     values = np.asarray(ratios, dtype=float)
-    if len(values) < 2:
+    return None if len(values) < 2 else _middle(np.median(values[_resampled(len(values))], axis=1))
+
+
+def interval_of_rates(
+    mine: Seq[tuple[float, float]], theirs: Seq[tuple[float, float]]
+) -> tuple[float, float] | None:
+    """The 95% interval of the quotient of two rates over all prompts, by the same bootstrap; None for one.
+
+    Args:
+        mine, theirs: tokens and seconds of each prompt; a rate is all tokens over all seconds.
+    """
+    if len(mine) < 2:
         return None
-    places = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
-    medians = np.median(values[places], axis=1)
+    places = _resampled(len(mine))
+    first, second = (np.asarray(each, dtype=float)[places].sum(axis=1) for each in (mine, theirs))
+    return _middle(first[:, 0] / first[:, 1] / (second[:, 0] / second[:, 1]))
+
+
+def _resampled(count: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
+
+
+def _middle(values: np.ndarray) -> tuple[float, float]:
     outside = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(medians, (outside, 1 - outside))
+    low, high = np.quantile(values, (outside, 1 - outside))
     return float(low), float(high)
 
 

@@ -493,7 +493,7 @@ def test_scripts_that_read_a_file_of_several_runs(
         told("paired.py", "magic", "suffix")
     with pytest.raises(SystemExit, match="these rows are of different prompts"):
         told("paired.py", "lookahead (un", "suffix")
-    assert "1.000 (1.000 to 1.000)" in told("paired.py", "lookahead (gov", "suffix")
+    assert "1.000 (1.000 to 1.000) in all" in told("paired.py", "lookahead (gov", "suffix")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap
 
-from outpace.bench.statistics import interval, overlap, quartiles, ratio, repeated_4grams
+from outpace.bench.statistics import interval, interval_of_rates, overlap, quartiles, ratio, repeated_4grams
 
 
 def test_quartiles() -> None:
@@ -49,6 +49,23 @@ def test_repeated_4grams() -> None:
 
 def test_a_ratio_to_nothing_is_nothing() -> None:
     assert ratio(3, 2) == 1.5 and ratio(3, 0) == 0
+
+
+def test_the_interval_of_rates_is_the_percentile_bootstraps() -> None:
+    random = np.random.default_rng(5)
+    mine, theirs = random.uniform(1, 2, size=(2, 40, 2))
+
+    def quotient(*columns: np.ndarray) -> np.ndarray:
+        tokens, seconds, its_tokens, its_seconds = (column.sum(axis=-1) for column in columns)
+        return tokens / seconds / (its_tokens / its_seconds)
+
+    expected = bootstrap(
+        (*mine.T, *theirs.T), quotient, paired=True, n_resamples=20_000, method="percentile", random_state=2
+    ).confidence_interval
+    found = interval_of_rates(mine.tolist(), theirs.tolist())
+    spread = expected.high - expected.low
+    assert found == pytest.approx((expected.low, expected.high), abs=0.1 * spread)
+    assert interval_of_rates([(1, 2)], [(2, 1)]) is None
 
 
 def test_intervals_that_meet_overlap() -> None:
