@@ -250,7 +250,7 @@ class KeyedDraw:
             point[self._best(logits, node, guessed)] = 1.0
             return point
         q = self._scores(logits, node, guessed).double().softmax(dim=-1)
-        if not torch.isfinite(q).all():
+        if not torch.isfinite(q.sum()):
             raise NoTokenLeft(NO_TOKEN_LEFT)
         return q
 
@@ -289,9 +289,12 @@ class KeyedDraw:
 
     def choose(self, distribution: Tensor, node: int) -> int:
         """A token drawn from a distribution or from non-negative weights, shape [vocabulary]."""
-        word = self.sequence.key.node(Stream.RESIDUAL, self.root, node)
         weights = distribution.double()
-        return noisy_argmax((weights / weights.sum()).log(), word)
+        left = weights.nonzero().squeeze(1)  # the logarithm of a whole vocabulary takes long
+        if not len(left):
+            raise NoTokenLeft(NO_TOKEN_LEFT)
+        word = self.sequence.key.node(Stream.RESIDUAL, self.root, node)
+        return int(left[noisy_argmax((weights[left] / weights.sum()).log(), word, left)])
 
     def emit(self, token: int, logits: Logits, node: int) -> bool:
         """Commit the token that follows ``node``; False if the sequence ends with it."""
