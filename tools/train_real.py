@@ -1,4 +1,4 @@
-"""Train every learned drafter for SmolLM2-135M-Instruct, on the model's own answers.
+"""Train every learned drafter but SpecDec's for SmolLM2-135M-Instruct, on the model's own answers.
 
     make real
     python tools/train_real.py --data DATA --work WORK
@@ -37,7 +37,7 @@ RUNS = {
         f"eagle:version=1,linear_start=true,{SMALL},heads=9,kv_heads=3,steps=3,classification=1 "
         f"--learning-rate 6e-4 --steps 1200 --evaluate-every 600 {SOFT}"
     ),
-    "blockwise": f"blockwise:{SMALL},width=2 --steps 1000 --evaluate-every 500 {HARD}",
+    "blockwise": f"blockwise:{SMALL},width=2 --steps 400 --evaluate-every 200 {HARD}",
     "early_exit": (
         f"early_exit:layers=5,adapter=attention,heads=9,num_speculative_tokens=3,min_confidence=0.3,{SMALL} "
         f"--steps 3000 --evaluate-every 750 {SOFT}"
@@ -49,10 +49,6 @@ RUNS = {
     "dflash": (
         f"dflash:tokens=4,depth=2,heads=9,kv_heads=3,anchors=96,layers=5+12+20+-1,{SMALL} --steps 1500 "
         f"--evaluate-every 500 {SOFT}"
-    ),
-    "spec_drafter": (
-        "spec_drafter:hidden_size=256,depth=3,heads=4,kv_heads=4,tokens=4,anchors=96 --steps 500 "
-        f"--evaluate-every 250 {HARD}"
     ),
     "parallel_tokens": (
         "parallel_tokens:num_speculative_tokens=2,places=96 --rows 1 --learning-rate 5e-3 "
