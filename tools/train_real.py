@@ -1,4 +1,4 @@
-"""Train every learned drafter but SpecDec's for SmolLM2-135M-Instruct, on the model's own answers.
+"""Train every learned drafter for SmolLM2-135M-Instruct, on the model's own answers.
 
     make real
     python tools/train_real.py --data DATA --work WORK
@@ -49,6 +49,10 @@ RUNS = {
     "dflash": (
         f"dflash:tokens=4,depth=2,heads=9,kv_heads=3,anchors=96,layers=5+12+20+-1,{SMALL} --steps 1500 "
         f"--evaluate-every 500 {SOFT}"
+    ),
+    "spec_drafter": (
+        "spec_drafter:hidden_size=192,depth=2,heads=3,kv_heads=3,tokens=3,anchors=64 --learning-rate 3e-3 "
+        f"{FEW} --steps 100 --evaluate-every 100 {HARD}"
     ),
     "parallel_tokens": (
         "parallel_tokens:num_speculative_tokens=2,places=96 --rows 1 --learning-rate 5e-3 "
