@@ -21,7 +21,16 @@ from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows, Target, kernels
 from outpace.targets.attention import exact_attention
-from outpace.targets.kernels import KERNELS, QUANTISED, HalfFBGEMM, Stock, Trial, best_kernel, row_step
+from outpace.targets.kernels import (
+    KERNELS,
+    QUANTISED,
+    HalfFBGEMM,
+    Stock,
+    Trial,
+    best_kernel,
+    row_step,
+    using_threads,
+)
 from outpace.targets.packed import Linear, Packer
 from paths import random_tree
 
@@ -145,6 +154,7 @@ def test_a_single_row_goes_to_the_stock_layer_where_that_is_faster(
 ) -> None:
     """Not in a bit-exact target, whose rows have one kernel's bits."""
     monkeypatch.setattr("outpace.targets.packed.best_kernel", lambda *_: Trial(Doubled(), True, 1, {}))
+    monkeypatch.setattr("outpace.targets.packed.COMPILED", Doubled())
     model = nn.Sequential(nn.Linear(32, 32)).requires_grad_(False)
     packed = Packer(model, pack=True, exact=exact)(model[0])
     assert packed is not None
@@ -155,11 +165,34 @@ def test_a_single_row_goes_to_the_stock_layer_where_that_is_faster(
         assert torch.allclose(packed(rows), 2 * stock(rows), atol=1e-5)
 
 
-def test_a_kernel_whose_rows_see_each_other_is_found_out() -> None:
-    class Leaky(Stock):
-        def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
-            return super().multiply(rows, packed, bias) + len(rows) * 1e-3
+def in_parts(rows: Tensor, weight: Tensor, parts: int = 1) -> Tensor:
+    """Products as sums of this many parts, each of which is rounded once.
 
+    Sums of integers in float64 are exact in any order, so that no library decides on the bits of a part.
+    """
+    whole = [(one.double() * 1024).round().chunk(parts, dim=1) for one in (rows, weight)]
+    sums = [(part @ own.T / 2**20).to(rows.dtype) for part, own in zip(*whole, strict=True)]
+    return torch.stack(sums).sum(dim=0)
+
+
+class Exactly(Stock):
+    """A kernel whose rows do not see each other on any processor."""
+
+    copies = True
+
+    def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        return in_parts(rows, packed)
+
+
+class Leaky(Exactly):
+    """A kernel that gives a row other bits among other rows."""
+
+    def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        return super().multiply(rows, packed, bias) + len(rows) * 1e-3
+
+
+def test_a_kernel_whose_rows_see_each_other_is_found_out() -> None:
+    assert row_step(Exactly(), torch.float32, 32) == 1
     with pytest.raises(UnsupportedModel, match="depend on the other rows"):
         row_step(Leaky(), torch.float32, 32)
 
@@ -167,14 +200,55 @@ def test_a_kernel_whose_rows_see_each_other_is_found_out() -> None:
 def test_a_single_row_whose_sum_is_split_is_found_out_in_a_half_dtype() -> None:
     """Rounding hides the order of most sums: oneDNN splits those of a single row with many inputs."""
 
-    class Split(Stock):
+    class Split(Exactly):
         def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
-            if len(rows) > 1:
-                return (rows.float() @ packed.float().T).to(rows.dtype)
-            both = zip(rows.float().chunk(2, dim=1), packed.float().chunk(2, dim=1), strict=True)
-            return torch.stack([part @ weight.T for part, weight in both]).sum(dim=0).to(rows.dtype)
+            return in_parts(rows, packed, parts=3 if len(rows) == 1 else 1)
 
-    assert row_step(Split(), torch.bfloat16, 1024) % 2 == 0
+    assert row_step(Split(), torch.bfloat16, 1024) == 2
+
+
+class ByThreads(Exactly):
+    """Sums in as many parts as there are threads, if there are this many rows."""
+
+    def __init__(self, fewest: int) -> None:
+        self.fewest = fewest
+
+    def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        return in_parts(rows, packed, torch.get_num_threads() if len(rows) >= self.fewest else 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fewest", [1, 5])
+def test_sums_that_threads_split_are_found_out(dtype: torch.dtype, fewest: int) -> None:
+    """Also where the trial itself runs with one thread."""
+    with using_threads(1), pytest.raises(UnsupportedModel, match="on the number of threads"):
+        row_step(ByThreads(fewest), dtype, 384)
+
+
+def test_outputs_beyond_whole_tiles_are_tried() -> None:
+    class Edge(Exactly):
+        def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+            whole = super().multiply(rows, packed, bias)
+            whole[:, len(packed) // 64 * 64 :] += len(rows) * 1e-3
+            return whole
+
+    assert row_step(Edge(), torch.float32, 8, 6400) == 1
+    with pytest.raises(UnsupportedModel, match="depend on the other rows"):
+        row_step(Edge(), torch.float32, 8, 6433)
+
+
+def test_without_compiled_products_a_kernel_that_is_exact_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever is the fastest."""
+    model = nn.Sequential(nn.Linear(96, 40)).to(torch.bfloat16).requires_grad_(False)
+    leaky, exactly = Leaky(), Exactly()
+    monkeypatch.setattr(kernels, "functions", lambda _: "there is no C compiler")
+    monkeypatch.setattr("outpace.targets.packed.best_kernel", lambda *_: Trial(leaky, False, 1, {}))
+    monkeypatch.setattr("outpace.targets.packed.KERNELS", (exactly,))
+    packed = Packer(model, pack=True, exact=True)(model[0])
+    assert isinstance(packed, Linear) and packed.kernel is exactly
+    monkeypatch.setattr("outpace.targets.packed.KERNELS", (leaky,))
+    with pytest.raises(UnsupportedModel, match="depend on the other rows"):
+        Packer(model, pack=True, exact=True)(model[0])
 
 
 def test_of_two_kernels_that_are_about_as_fast_the_first_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +279,7 @@ def test_weights_in_bfloat16_fit_into_float16_or_are_left() -> None:
 @pytest.fixture(params=["compiled", "torch's own"])
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The products of int8 weights."""
+    monkeypatch.setattr(kernels, "_row_step", kernels._row_step.__wrapped__)  # not the other's
     if request.param != "compiled":
         monkeypatch.setattr(kernels, "functions", lambda _: "there is no C compiler")
 
@@ -216,7 +291,7 @@ def test_rounded_weights_are_near_and_their_rows_alone(name: str, most: float) -
     weight, rows = (torch.randn(count, 96, generator=generator).bfloat16() for count in (48, 40))
     weight[3] = 0
     bias = torch.randn(48, generator=generator).bfloat16()
-    packed, step = kernel.pack(weight), row_step.__wrapped__(kernel, torch.bfloat16, 96, 48)
+    packed, step = kernel.pack(weight), row_step(kernel, torch.bfloat16, 96, 48)
     found = kernel.multiply(rows, packed, bias).float() - bias
     expected = rows.float() @ weight.float().T
     alone = [
