@@ -16,7 +16,7 @@ from outpace.targets.inputs import Probe, device_of
 from outpace.targets.invariant import TRITON, invariant_norm
 from outpace.targets.layers import exchange, keep_layers
 from outpace.targets.masks import INVARIANT, MaskMaker
-from outpace.targets.packed import Packer, Weights, release, tail_step
+from outpace.targets.packed import Packer, Weights, piecewise, release, tail_step
 
 
 class Modules:
@@ -55,7 +55,8 @@ class Modules:
             changed = exchange(model, lambda one: packer(one) or invariant_norm(one, model.dtype), INVARIANT)
         elif packs or exact or quantise or fuses:
             # A fused layer runs no attention but its own; its masks are those of the exact one.
-            changed = exchange(model, packer, EXACT if exact or fuses else None)
+            own = (lambda one: packer(one) or piecewise(one)) if exact else packer
+            changed = exchange(model, own, EXACT if exact or fuses else None)
         if fuses:
             fuse_layers(model, changed, packer.join)
         self.model, self.dtype = model, model.dtype

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import ACT2CLS
 
 from outpace.compiled import pointer
 from outpace.core import OutpaceError, UnsupportedModel
@@ -39,6 +40,9 @@ from outpace.targets.kernels import (
 from outpace.targets.native import LANES, functions
 
 _VERSION = attrgetter("_version")
+# Elements that fill two vectors of any processor, and elements that one thread computes: torch shares 2^15.
+_VECTORS, _PIECE = 64, 1 << 14
+_ACTIVATIONS = frozenset(one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values())
 _SHARE = 0.5  # share of the free memory that copies of weights may use by default
 
 
@@ -96,6 +100,31 @@ class Norm(nn.Module):
         found: Any = functions(states.dtype)
         found.norm(rows, size, pointer(given), None, pointer(self.weight), self.epsilon, None, pointer(out))
         return out
+
+
+class Piecewise(nn.Module):
+    """An activation whose result for a number depends on no other number, and not on the number of threads.
+
+    torch computes the last elements of each thread's share one by one if they do not fill its vectors, and
+    some functions then round differently. So whole vectors are given to it, fewer than it shares.
+    """
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self._inner = (inner,)  # not a child, so that self-tests see one operation on rows
+
+    def forward(self, states: Tensor) -> Tensor:
+        flat = states.reshape(-1)
+        if missing := -len(flat) % _VECTORS:
+            flat = nn.functional.pad(flat, (0, missing))
+        [inner], pieces = self._inner, flat.split(_PIECE)
+        done = inner(flat) if torch.get_num_threads() == 1 else torch.cat([inner(piece) for piece in pieces])
+        return done[: states.numel()].view(states.shape)
+
+
+def piecewise(module: nn.Module) -> Piecewise | None:
+    """The replacement of an activation; None for other modules."""
+    return Piecewise(module) if type(module) in _ACTIVATIONS and not list(module.parameters()) else None
 
 
 class Packer:

@@ -14,6 +14,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
+from transformers.activations import ACT2FN
 
 import outpace
 from models import tiny_llama
@@ -31,7 +32,7 @@ from outpace.targets.kernels import (
     row_step,
     using_threads,
 )
-from outpace.targets.packed import Linear, Packer
+from outpace.targets.packed import Linear, Packer, piecewise
 from paths import random_tree
 
 HALF = HalfFBGEMM()
@@ -344,6 +345,33 @@ def test_int8_takes_any_number_of_inputs(inputs: int) -> None:
     assert torch.equal(found, (rows.float() @ weight.float().T).bfloat16())
 
 
+# -- activations ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", sorted(ACT2FN))
+def test_activations_have_the_same_bits_among_any_rows_with_any_number_of_threads(
+    name: str, dtype: torch.dtype
+) -> None:
+    """Of 1,005 numbers a row, no multiple of a vector; a part of a wider tensor too."""
+    made = ACT2FN[name]
+    found = piecewise(made)
+    if list(made.parameters()):
+        assert found is None
+        return
+    assert found is not None
+    wide = torch.randn(130, 2010, generator=torch.Generator().manual_seed(0)).to(dtype)
+    rows = wide[:, :1005].contiguous()
+    with using_threads(1):
+        alone = torch.cat([found(row[None]) for row in rows])
+        assert torch.allclose(alone, made(rows), rtol=1e-2, atol=1e-2)
+    for threads in (1, 2, 3, 4, 7):
+        with using_threads(threads):
+            for count in (1, 3, 32, 33, 100, 130):
+                assert torch.equal(found(rows[:count]), alone[:count])
+                assert torch.equal(found(wide[None, :count, :1005])[0], alone[:count])
+
+
 # -- targets ----------------------------------------------------------------------------
 
 
@@ -362,6 +390,15 @@ def target(request: pytest.FixtureRequest) -> Iterator[CausalTarget]:
     yield exact(request.param)
 
 
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
 PROMPTS = [[*range(7, 30)], [*range(100, 230)], [500, 501]]
 
 
@@ -397,6 +434,27 @@ def test_logits_have_the_same_bits_in_a_tree_and_alone(target: CausalTarget) -> 
         assert torch.equal(alone[0], together[node])
 
 
+@pytest.mark.parametrize("family", ["Llama", "Gemma", "Phi3", "GPTNeoX"])
+def test_bits_do_not_depend_on_the_number_of_threads(family: str) -> None:
+    """Of layers that are not fused, in a forward that torch shares among threads."""
+    sizes = {**SMALL, "hidden_size": 96, "intermediate_size": 1005, "num_key_value_heads": 4}
+    config = getattr(transformers, f"{family}Config")(**sizes, pad_token_id=0, max_position_embeddings=512)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    of, tokens = CausalTarget(model, exact=True, fuse=False), torch.arange(400).remainder(64).tolist()
+    parents, _ = random_tree(40, 400)
+    found = []
+    for threads in (1, 2, 3, 4, 7):
+        with using_threads(threads):
+            cache = of.new_cache()
+            slot = cache.allocate()
+            logits = [of.forward(cache, {slot: Rows(tokens)}).logits_of(slot).clone()]
+            cache.keep({slot: range(400)})
+            logits.append(of.forward(cache, {slot: Rows(tokens[:40], parents)}).logits_of(slot))
+            found.append(torch.cat(logits))
+    assert [torch.equal(logits, found[0]) for logits in found] == [True] * 5
+
+
 def test_the_model_stays_as_it_is() -> None:
     model = nano(torch.float32)
     ids = torch.arange(5)[None]
@@ -425,17 +483,6 @@ def test_a_model_that_is_not_bit_exact_says_which_operation() -> None:
     half.model.layers[0].mlp.act_fn = Sees()
     found = Target(half)
     assert not found.bit_exact and "act_fn" in found.inexact
-
-
-SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-}
 
 
 @pytest.mark.parametrize(
