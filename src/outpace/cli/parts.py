@@ -42,7 +42,7 @@ def sampling(**values: Any) -> SamplingParams:
 
 @dataclass(frozen=True)
 class Source:
-    """The options of a model and of loading it; the last three as for ``outpace.load``."""
+    """The options of a model and of loading it, as for ``outpace.load``; ``release``: what can be freed."""
 
     model: str | None
     place: Place
@@ -75,7 +75,7 @@ class Source:
                     llamacpp=self.llamacpp,
                     seq2seq=self.seq2seq,
                     quantise=self.quantise,
-                    release=self.release,
+                    release="auto" if self.release else False,
                 )
             if not isinstance(self.place, str | None):
                 raise OutpaceError(

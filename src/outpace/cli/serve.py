@@ -150,7 +150,7 @@ def serve(
     check_online(online, online_options, online_out, parallel, bool(topic))
     others, topics = _others(also or []), read_topics(topic or ())
     tracer = tracer_to(otlp_endpoint) if otlp_endpoint else None
-    options = Options(host, port, served_model_name or (), drain, cors_origin or (), tracer, keys, limits)
+    options = Options(served_model_name or (), drain, cors_origin or (), tracer, keys, limits)
     listener = listen(host, port)
     ready = partial(_banner, host=host, listener=listener, keys=len(keys), began=began)
 

@@ -41,7 +41,7 @@ def accelerate(
     adaptive: Adaptive = "auto",
     profile: str | Path | None = None,
     exact: bool | Literal["auto"] = "auto",
-    pack: bool | Literal["auto"] = "auto",
+    pack: bool | str = "auto",
     quantise: str | None = None,
     learner: Learner | None = None,
 ) -> Model:

@@ -122,7 +122,7 @@ class Engines:
         adaptive: Adaptive = "auto",
         costs: Mapping[str, Any] | None = None,
         exact: bool | Literal["auto"] = "auto",
-        pack: bool | Literal["auto"] = "auto",
+        pack: bool | str = "auto",
         quantise: str | None = None,
         learner: Learner | None = None,
     ) -> None:

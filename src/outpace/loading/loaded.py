@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from outpace.core import ContextOverflow, OutpaceError, first_line
 from outpace.drafters.base import Drafter
@@ -141,7 +141,7 @@ def load_here(
     trust_remote_code: bool,
     seq2seq: Encoders = False,
     quantise: str | None = None,
-    release: bool = False,
+    release: bool | Literal["auto"] = False,
 ) -> Loaded:
     """A transformers model on the devices of this process; the arguments are those of ``outpace.load``."""
     if isinstance(place, Spread):
