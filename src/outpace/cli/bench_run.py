@@ -236,6 +236,7 @@ def _measure_all(chosen: Plan, model: Loaded) -> Record:
             "name": model.name,
             "dtype": model.dtype,
             "device": model.device,
+            "promise": model.target.promise,
             "bits": model.target.inexact or "bit-exact",
             **({"quantised": model.target.quantised} if model.target.quantised else {}),
         },

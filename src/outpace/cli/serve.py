@@ -121,6 +121,7 @@ def serve(
     trust_remote_code: o.Trust = False,
     llamacpp: o.LlamaCpp = "",
     quantise: o.Quantise = None,
+    stock: o.Stock = False,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     served_model_name: Names = None,
@@ -155,7 +156,9 @@ def serve(
     ready = partial(_banner, host=host, listener=listener, keys=len(keys), began=began)
 
     def load() -> tuple[Loaded, Engine]:
-        source = Source(model, place, dtype, trust_remote_code, None, llamacpp, False, quantise, not online)
+        source = Source(
+            model, place, dtype, trust_remote_code, None, llamacpp, False, quantise, not online, stock
+        )
         loaded, spec = profiled(source, drafter, profile, "match")
         learner = learners.enter_context(learning(loaded, spec, online, online_options, online_out, topics))
         rooms = _options(memory, prefix_cache, adaptive)
@@ -204,6 +207,8 @@ def _banner(service: Service, host: str, listener: socket, keys: int, began: flo
     screen.note(f"  API       {address}/v1")
     screen.note(f"  page      {address}/")
     screen.note(f"  drafters  {', '.join(service.drafters)}")
+    if service.exactness:
+        screen.note(f"  not exact: near-ties may flip ({service.exactness['exactness']['reason']})")
     screen.note(f"  keys      {keys or 'none: requests need no key'}")
     screen.note(f"  ready after {time.monotonic() - began:.1f} s; Ctrl-C ends it", style="dim")
 

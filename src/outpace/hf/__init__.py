@@ -44,6 +44,7 @@ def accelerate(
     pack: bool | Literal["auto"] = "auto",
     quantise: str | None = None,
     learner: Learner | None = None,
+    stock: bool = False,
 ) -> Model:
     """Make ``model.generate(...)`` faster without changes to its callers, and return the model.
 
@@ -112,7 +113,7 @@ def accelerate(
     if profile is not None:
         if drafter is not None:
             raise OutpaceError("give a drafter or a profile, not both: the profile names its drafter")
-        alone = Engines("none", "match", exact=exact, pack=pack, quantise=quantise)
+        alone = Engines("none", "match", exact=exact, pack=pack, quantise=quantise, stock=stock)
         known = load_profile(profile, alone.target(model))
         drafter, costs = known.drafter, known.costs
     spec = "lookahead" if drafter is None else drafter
@@ -120,7 +121,7 @@ def accelerate(
         if drafter is not None or profile is not None:
             raise OutpaceError("give a learner, or a drafter or profile: a learner has its own drafter")
         spec = learner.drafter
-    engines = Engines(spec, verifier, adaptive, costs, exact, pack, quantise, learner)
+    engines = Engines(spec, verifier, adaptive, costs, exact, pack, quantise, learner, stock)
     with engines.lend(engines.target(model)):  # refuses mismatched parts now, not at the first call
         pass
     _refuse_foreign(model)

@@ -28,6 +28,8 @@ from outpace.targets.base import (
     own_cache,
 )
 from outpace.targets.checks import (
+    STOCK,
+    check_stock,
     context_of,
     end_tokens,
     family,
@@ -91,11 +93,15 @@ class CausalTarget(TargetModel):
             weights.
         release: free the weights of the model's layers that have a packed or rounded copy, except the head.
             The model can then neither be run nor trained, only decoded through this target.
+        stock: run steps on the model's own modules, as exact=False, pack=False and fuse=False do, and let
+            engines read a prompt in one forward: plain decoding of one prompt at a time then has the bits of
+            transformers' generate(). Drafted rows have others; docs/exactness.md has how many tokens differ.
         check: run the self-test. Disable it only for a model that has passed it.
 
     Raises:
         UnsupportedModel: named by family, with the reason.
-        OutpaceError: options for fixed shapes without ``static``; an unknown ``quantise``.
+        OutpaceError: options for fixed shapes without ``static``; an unknown ``quantise``; options that do
+            not go with ``stock``.
     """
 
     _is_part = False  # some layers of another target
@@ -119,9 +125,16 @@ class CausalTarget(TargetModel):
         fuse: bool | Literal["auto"] = "auto",
         quantise: str | None = None,
         release: bool = False,
+        stock: bool = False,
     ) -> None:
         refuse_by_config(model)
         check_quantise(model, quantise)
+        if stock:
+            check_stock(
+                model, exact=exact, pack=pack, fuse=fuse, quantise=quantise, static=static, release=release
+            )
+            exact = pack = fuse = False
+        self.stock = stock
         self.quantised = quantise or ""
         if takes_no_tree(model.config.get_text_config(decoder=True)):
             model = exchange(model, lambda _: None, TREE)
@@ -175,7 +188,7 @@ class CausalTarget(TargetModel):
             raise self._not_exact(reason)
         if reason:
             self._take(packs, exact=False)
-        self.bit_exact, self.inexact = not reason, reason
+        self.bit_exact, self.inexact = not reason, STOCK if self.stock else reason
         self._line_untried = True
 
     def _not_exact(self, reason: str) -> UnsupportedModel:
