@@ -154,14 +154,13 @@ def generate(
     found = [] if audio else prompts.read(prompt, file, reference or ())
     copied, together = any(one.references for one in found), min(batch, len(audio or found))
     read: Encoders = "audio" if audio else True
-    source = Source(model, place, dtype, trust_remote_code, None, llamacpp, read, quantise, not online, stock)
+    how = model, place, dtype, trust_remote_code, None, llamacpp, read, quantise, not online, stock
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
-        loaded, spec = profiled(source, drafter, profile, verifier, copied, (together,))
+        loaded, spec = profiled(Source(*how), drafter, profile, verifier, copied, (together,))
         jobs = spoken(given, loaded) if audio else prepare(found, loaded, chat)
-        params = with_own_rules(params, loaded, jobs)
         with learning(loaded, spec, online, online_options, online_out) as learner:
             engine = engine_of(loaded, spec, verifier, together, adaptive, learner)
-            ended = decode(loaded, engine, spec, jobs, params, given, writer)
+            ended = decode(loaded, engine, spec, jobs, with_own_rules(params, loaded, jobs), given, writer)
             note_traffic(engine)
     finish(*ended)
 

@@ -117,7 +117,7 @@ OnlineLearning = Annotated[
     model_option(
         "--online",
         help="Let a drafter with trained weights learn in the background from its mistakes: "
-        "draft_model, or METHOD:path=FOLDER. No token changes.",
+        "draft_model, or METHOD:path=FOLDER. Its drafts are verified as ever.",
     ),
 ]
 OnlineOptions = Annotated[

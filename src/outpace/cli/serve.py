@@ -152,16 +152,13 @@ def serve(
     others, topics = _others(also or []), read_topics(topic or ())
     tracer = tracer_to(otlp_endpoint) if otlp_endpoint else None
     options = Options(host, port, served_model_name or (), drain, cors_origin or (), tracer, keys, limits)
-    listener = listen(host, port)
+    listener, rooms = listen(host, port), _options(memory, prefix_cache, adaptive)
     ready = partial(_banner, host=host, listener=listener, keys=len(keys), began=began)
 
     def load() -> tuple[Loaded, Engine]:
-        source = Source(
-            model, place, dtype, trust_remote_code, None, llamacpp, False, quantise, not online, stock
-        )
-        loaded, spec = profiled(source, drafter, profile, "match")
+        parts = model, place, dtype, trust_remote_code, None, llamacpp, False, quantise, not online, stock
+        loaded, spec = profiled(Source(*parts), drafter, profile, "match")
         learner = learners.enter_context(learning(loaded, spec, online, online_options, online_out, topics))
-        rooms = _options(memory, prefix_cache, adaptive)
         own = spec if learner is None else learner.drafter
         return loaded, make_engine(loaded, own, limits, others, learner, **rooms)
 

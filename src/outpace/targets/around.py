@@ -47,10 +47,6 @@ class WrappedTarget(TargetModel):
         return self.inner.file_type
 
     @property
-    def coarse(self) -> bool:
-        return self.inner.coarse
-
-    @property
     def layers(self) -> int:
         return self.inner.layers
 

@@ -94,8 +94,8 @@ class CausalTarget(TargetModel):
         release: free the weights of the model's layers that have a packed or rounded copy, except the head.
             The model can then neither be run nor trained, only decoded through this target.
         stock: run steps on the model's own modules, as exact=False, pack=False and fuse=False do, and let
-            engines read a prompt in one forward: plain decoding of one prompt at a time then has the bits of
-            transformers' generate(). Drafted rows have others; docs/exactness.md has how many tokens differ.
+            engines read a prompt in one forward. Under stock=True plain decoding of one prompt at a time has
+            the bits of transformers' generate(); drafted rows have others (docs/exactness.md).
         check: run the self-test. Disable it only for a model that has passed it.
 
     Raises:
