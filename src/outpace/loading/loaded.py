@@ -142,6 +142,7 @@ def load_here(
     seq2seq: Encoders = False,
     quantise: str | None = None,
     release: bool | Literal["auto"] = False,
+    stock: bool = False,
 ) -> Loaded:
     """A transformers model on the devices of this process; the arguments are those of ``outpace.load``."""
     if isinstance(place, Spread):
@@ -153,7 +154,7 @@ def load_here(
         parts = load_weights(name, dtype_of(dtype, device), trust_remote_code, seq2seq)
         shown, model, tokenizer = parts
         model = model.to(device)
-    return made(shown, model, tokenizer, source_of(name), quantise=quantise, release=release)
+    return made(shown, model, tokenizer, source_of(name), quantise=quantise, release=release, stock=stock)
 
 
 def made(name: str, model: Any, tokenizer: Any, source: str = "", **options: Any) -> Loaded:

@@ -28,6 +28,8 @@ from outpace.targets.base import (
     own_cache,
 )
 from outpace.targets.checks import (
+    STOCK,
+    check_stock,
     context_of,
     end_tokens,
     family,
@@ -95,11 +97,15 @@ class CausalTarget(TargetModel):
         release: free the weights of the model's layers that have a packed or rounded copy, except the head.
             The model can then neither be run nor trained, only decoded through this target. True refuses a
             model without such layers; "auto" frees what there is; see ``released``.
+        stock: run steps on the model's own modules, as exact=False, pack=False and fuse=False do, and let
+            engines read a prompt in one forward. Under stock=True plain decoding of one prompt at a time has
+            the bits of transformers' generate(); drafted rows have others (docs/exactness.md).
         check: run the self-test. Disable it only for a model that has passed it.
 
     Raises:
         UnsupportedModel: named by family, with the reason.
-        OutpaceError: options for fixed shapes without ``static``; an unknown value of an option.
+        OutpaceError: options for fixed shapes without ``static``; an unknown value of an option; options that
+            do not go with ``stock``.
     """
 
     _is_part = False  # some layers of another target
@@ -124,6 +130,7 @@ class CausalTarget(TargetModel):
         fuse: bool | Literal["auto"] = "auto",
         quantise: str | None = None,
         release: bool | Literal["auto"] = False,
+        stock: bool = False,
     ) -> None:
         refuse_by_config(model)
         if release is True and self._needs_weights:
@@ -133,6 +140,12 @@ class CausalTarget(TargetModel):
                 raise OutpaceError(f"{name} must be True, False or 'auto', not {value!r}")
         check_pack(pack, quantise)
         check_quantise(model, quantise)
+        if stock:
+            check_stock(
+                model, exact=exact, pack=pack, fuse=fuse, quantise=quantise, static=static, release=release
+            )
+            exact = pack = fuse = False
+        self.stock = stock
         self.quantised = quantise or ""
         if takes_no_tree(model.config.get_text_config(decoder=True)):
             model = exchange(model, lambda _: None, TREE)
@@ -192,7 +205,7 @@ class CausalTarget(TargetModel):
             self._take(packing_wanted(self.model, pack, exact=False), exact=False)
         elif pack is True and not self.packed:
             raise self._not_exact("no kernel of packed weights gives a row the same bits; or leave pack out")
-        self.bit_exact, self.inexact = not reason, reason
+        self.bit_exact, self.inexact = not reason, STOCK if self.stock else reason
         self._line_untried = True
 
     def _not_exact(self, reason: str) -> UnsupportedModel:
