@@ -145,7 +145,7 @@ def test_plain_decoding_on_stock_modules_has_the_bits_of_generate(dtype: torch.d
 def test_stock_steps_are_the_models_own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_llama(dtype=HALF, heads=8)
     # Whatever kernel would be the fastest here.
-    monkeypatch.setattr("outpace.targets.causal.packing_wanted", lambda _, pack: pack is not False)
+    monkeypatch.setattr("outpace.targets.causal.packing_wanted", lambda _, pack, exact: pack is not False)
     monkeypatch.setattr(
         "outpace.targets.causal.fusing_refused", lambda *given: "off" if False in given else ""
     )
