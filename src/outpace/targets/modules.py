@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from outpace.core import UnsupportedModel
 from outpace.targets.attention import EXACT
+from outpace.targets.changes import Structure, Weights
 from outpace.targets.checks import cache_argument, family, runs_on_gpu
 from outpace.targets.fused import fuse_layers, fused_linears, norms_of
 from outpace.targets.inputs import Probe, device_of
 from outpace.targets.invariant import TRITON, invariant_norm
 from outpace.targets.layers import exchange, keep_layers
 from outpace.targets.masks import INVARIANT, MaskMaker
-from outpace.targets.packed import Packer, Weights, release, tail_step
+from outpace.targets.packed import Packer, release, tail_step
 
 
 class Modules:
@@ -41,6 +43,7 @@ class Modules:
         shapes: shapes of the rows of the cache's layers.
         vocabulary: number of logits of a row.
         cache_argument: name of the argument of ``step`` for a cache.
+        structure: detector of other modules in ``model``.
 
     Raises:
         UnsupportedModel: the model takes no masks, positions or cache of outpace's.
@@ -50,14 +53,22 @@ class Modules:
         invariant = exact and runs_on_gpu(model)
         apart = fused_linears(model) if fuses else ()
         packer = Packer(model, packs, exact, quantise, apart, kernel=TRITON if invariant else None)
+        held: list[nn.Module] = []
+
+        def replaced(module: nn.Module) -> nn.Module | None:
+            found = packer(module) or (invariant_norm(module, model.dtype) if invariant else None)
+            if found is not None:  # whatever its kernel, it has a copy of the weights, or these very tensors
+                held.append(module)
+            return found
+
         changed = model
-        if invariant:
-            changed = exchange(model, lambda one: packer(one) or invariant_norm(one, model.dtype), INVARIANT)
-        elif packs or exact or quantise or fuses:
+        if invariant or packs or exact or quantise or fuses:
             # A fused layer runs no attention but its own; its masks are those of the exact one.
-            changed = exchange(model, packer, EXACT if exact or fuses else None)
+            attention = INVARIANT if invariant else EXACT if exact or fuses else None
+            changed = exchange(model, replaced, attention)
         if fuses:
             fuse_layers(model, changed, packer.join)
+            held += [*apart, *norms_of(model)]
         self.model, self.dtype = model, model.dtype
         self.packed = dict(packer.kernels)
         self.step: Any = changed if exact or self.packed or fuses else model
@@ -66,8 +77,9 @@ class Modules:
         self.row_step = tail_step(model) if exact and not (fuses or invariant) else 1
         self.least_rows = packer.rows if fuses else 1
         self._packer = packer
-        self._norms = norms_of(model) if fuses else []
-        self._weights = Weights([*packer.packed, *self._norms])
+        self._held = held
+        self._weights = Weights(held)
+        self.structure = Structure(model)
         self.masks, self.own_masks = (
             MaskMaker(own.config.get_text_config(decoder=True), own.dtype, fuses and own is self.step)
             for own in (self.step, model)
@@ -76,7 +88,7 @@ class Modules:
         self.own_masks.by_kind = self.masks.by_kind
 
     def changed(self, thorough: bool) -> bool:
-        """True if weights were modified, or with ``thorough`` replaced, since they were packed."""
+        """True if weights that steps hold were modified or replaced; see ``Weights.changed``."""
         return self._weights.changed(thorough)
 
     def release(self) -> bool:
@@ -88,7 +100,7 @@ class Modules:
         head = self.model.get_output_embeddings()  # drafters use it, and it may be the embeddings
         found = [layer for layer in self._packer.doubled if layer is not head]
         release(found)
-        self._weights = Weights([*self._packer.packed, *self._norms])
+        self._weights = Weights(self._held)
         return bool(found)
 
     def some_layers(self, layers: Sequence[int], bare: bool) -> Modules:

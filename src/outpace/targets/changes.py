@@ -1,0 +1,133 @@
+"""Detection of changes to a model since a target's steps were made from it: of its weights, of its modules.
+
+torch counts writes to a tensor, but not those through ``weight.data``, through NumPy, or by an optimiser with
+``fused=True``. So values are compared too: of each weight a sample that every row and every column has part
+in, when a text begins. A write to single elements that are not in it, while a text is decoded or not, is not
+seen; ``CausalTarget.renew`` is for those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import chain
+from operator import attrgetter, is_not
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_VERSION = attrgetter("_version")
+_FORM = attrgetter("shape", "dtype")
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
+_PLAIN = (Tensor, nn.Parameter)
+# The module of transformers whose hooks record hidden states, and change nothing.
+_RECORDING = "transformers.utils.output_capturing"
+
+
+class Places:
+    """Detector of weights that were replaced, or whose memory was.
+
+    ``load_state_dict(assign=True)`` replaces a parameter, ``weight.data = ...`` its memory.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        # Looked up in the modules' dicts, since nn.Module's own look-up takes longer.
+        self._places = [(module._parameters, name) for module in modules for name in module._parameters]
+        self._found = self._current()
+        # Other tensors, as of quantised weights, need not have memory of their own.
+        known = {id(one): one for one in self._found if type(one) in _PLAIN and one.layout is torch.strided}
+        self._weights: list[Any] = list(known.values())
+        self._held = self._memory()
+
+    def _current(self) -> list[Any]:
+        return [own.get(name) for own, name in self._places]
+
+    def _memory(self) -> list[Any]:
+        return [
+            *map(Tensor.data_ptr, self._weights),
+            *map(Tensor.stride, self._weights),
+            *map(_FORM, self._weights),
+        ]
+
+    def moved(self) -> bool:
+        """True if a weight is another tensor now, or has other memory, another shape or another dtype."""
+        return any(map(is_not, self._current(), self._found)) or self._memory() != self._held
+
+
+class Weights(Places):
+    """Detector of weights that were modified or replaced."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        super().__init__(modules)
+        # Tensors made in inference mode do not count writes, and released ones cannot be written.
+        self._counted = [one for one in self._weights if not (one.is_inference() or one.is_meta)]
+        self._written = self._writes()
+        # The views keep the memory, so no other tensor gets its address.
+        samples: dict[tuple[torch.device, int], list[Tensor]] = {}
+        for weight in self._weights:
+            if weight.numel() and not weight.is_meta:
+                samples.setdefault((weight.device, weight.itemsize), []).append(sample(weight))
+        self._samples = list(samples.values())
+        self._values = self._sampled()
+
+    def _writes(self) -> int:
+        return sum(map(_VERSION, self._counted))
+
+    @torch.no_grad()
+    def _sampled(self) -> list[Tensor]:
+        return list(map(torch.cat, self._samples))
+
+    def changed(self, thorough: bool) -> bool:
+        """True if a write was counted, or, with ``thorough``, some were replaced or have other values.
+
+        Thorough takes a few milliseconds for a model whose step takes some dozens.
+        """
+        if self._writes() != self._written:
+            return True
+        return thorough and (self.moved() or not all(map(torch.equal, self._sampled(), self._values)))
+
+
+def sample(weight: Tensor) -> Tensor:
+    """A view of some of a weight's numbers as integers, one-dimensional.
+
+    All numbers of a vector; of a matrix at least one of each row and of each column: the stride is below the
+    length of both, and has no divisor in common with a row's length.
+    """
+    found = weight.detach().view(_BITS[weight.itemsize])
+    steps = sorted((step, size) for size, step in zip(found.shape, found.stride(), strict=True) if size > 1)
+    span = 1 + sum((size - 1) * step for step, size in steps)
+    row = next((step for step, _ in steps if step > 1), span) if len(steps) > 1 else span
+    stride = max(1, min(row, math.ceil(span / row)) - 1)
+    while math.gcd(stride, row) > 1:
+        stride -= 1
+    return found.as_strided((math.ceil(span / stride),), (stride,))
+
+
+class Structure:
+    """Detector of modules of a model that were replaced, wrapped, added or removed, or given hooks or a
+    ``forward`` of their own.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = list(model.modules())
+        self.accept()
+
+    def accept(self) -> None:
+        """Take the model as it is now."""
+        self._known = self._now()
+
+    def changed(self) -> bool:
+        """True if the model is not as it was."""
+        return self._now() != self._known
+
+    def _now(self) -> list[Any]:
+        owns = list(map(vars, self._modules))
+        hooks = chain.from_iterable(
+            own[name].values() for own in owns for name in ("_forward_hooks", "_forward_pre_hooks") if own[name]
+        )
+        return [
+            *chain.from_iterable(own["_modules"].values() for own in owns),
+            *(hook for hook in hooks if getattr(hook, "__module__", "") != _RECORDING),
+            *(own["forward"] for own in owns if "forward" in own),
+        ]
