@@ -381,6 +381,21 @@ class TargetModel(ABC):
         """
         raise OutpaceError(f"{_kind(self)} cannot be trained; use a transformers model")
 
+    def revision(self, thorough: bool) -> int:
+        """A number that is another once the weights have changed, so that rows made before are stale.
+
+        Args:
+            thorough: look as closely as when a text begins; otherwise only for writes that torch counts.
+
+        Raises:
+            OutpaceError: ``thorough``, and this target no longer fits its model.
+        """
+        return 0
+
+    def replaced(self) -> str | None:
+        """The reason why this target no longer fits its model, whatever its weights; None if it does."""
+        return None
+
     def encode(self, source: Any) -> Source | None:
         """The source of a request, checked and encoded; None where there is none.
 

@@ -27,6 +27,7 @@ from outpace.targets.base import (
     extra_rows,
     own_cache,
 )
+from outpace.targets.changes import Places, Weights
 from outpace.targets.checks import (
     context_of,
     end_tokens,
@@ -61,9 +62,14 @@ class CausalTarget(TargetModel):
 
     Its steps may run on a copy of its modules, with the same weights. On a CPU: with packed linear layers
     (``packed.py``), and a bit-exact attention (``attention.py``). A model with FlashAttention or flex
-    attention, which do not support tree masks, runs on ``tree_attention``. Weights modified in place are
-    packed again at the next forward, replaced ones when the next text begins; modules replaced or hooks added
-    later have no effect.
+    attention, which do not support tree masks, runs on ``tree_attention``.
+
+    Weights may change. Writes that torch counts take effect in the next forward, all others (through
+    ``.data`` or NumPy, by an optimiser with ``fused=True``, a parameter or its memory replaced) when the next
+    text begins: one number in 8,192 of each weight (of small ones 64, of biases and norms all) is then
+    compared with what steps hold. An uncounted write that misses these, as one to a few rows may, is not
+    seen: call ``renew`` after it. Modules that are replaced, wrapped by adapters or given hooks later are refused
+    when a text begins: make a new target.
 
     Args:
         model: a loaded model in evaluation mode, on one device or spread over several.
@@ -105,6 +111,9 @@ class CausalTarget(TargetModel):
     _mixes = False  # it takes those of several windows in one
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
     _fixed: FixedShapes | None = None
+    _captured: Places | None = None  # all weights, whose addresses are in what ``_fixed`` has captured
+    _others: Weights | None = None  # those that steps do not hold, once ``revision`` was asked for
+    _revision = 0
     released = False  # some of the model's own weights were freed
 
     def __init__(
@@ -141,6 +150,7 @@ class CausalTarget(TargetModel):
             caches = {shape.keys.device for shape in self._modules.shapes}
             devices = caches | {weight.device for weight in model.parameters()}
             self._fixed = FixedShapes(runner or runner_for(self.device, devices), compiled)
+            self._captured = Places(model.modules())
             if check and self.bit_exact and (reason := bit_test(self, self._modules.step, self._embedded)):
                 raise self._not_exact(reason)
         if check:
@@ -204,6 +214,8 @@ class CausalTarget(TargetModel):
         if not self._packs_lines or self.static or attention is None or untouchable(self._modules.step):
             return
         line = exchange(self._modules.step, lambda _: None, attention)
+        if self._modules.runs_model:
+            self._modules.structure.accept()  # until now steps followed it
         # A tree beside a row, and rows of a prompt that are wide enough for a window of their own.
         nodes = max(5, 4 * self.row_step)
         tree = Rows([node % 2 for node in range(nodes)], (-1, 0, 0, 1, 2, *range(4, nodes - 1)))
@@ -225,23 +237,63 @@ class CausalTarget(TargetModel):
                 return
         self._modules.line = None
 
-    def _renew(self) -> None:
-        """Pack weights again after they were modified.
+    def renew(self) -> None:
+        """Copy the model's weights again, as is done when they are seen to have changed.
 
         Raises:
             OutpaceError: this target is a subset of another's layers, the weights of others were released, or
-                the model has another dtype.
+                the model has another dtype or other modules.
         """
+        if (reason := self.replaced()) is not None:
+            raise OutpaceError(reason)
         if self._is_part or self.released:
             raise OutpaceError("the model's weights were modified; make a new target and engine")
+        self._take(bool(self.packed), self.bit_exact)
+        self._line_untried = True
+        self._others = None  # so that the revision is another
+        if self._fixed is not None:
+            self._fixed, self._captured = self._fixed.anew(), Places(self.model.modules())
+
+    def replaced(self) -> str | None:
         if self.model.dtype != self._modules.dtype:  # caches have rows of the former
-            raise OutpaceError(
+            return (
                 f"the model is {self.model.dtype}, but this target was made for {self._modules.dtype}; make "
                 "a new target after converting a model"
             )
-        self._take(bool(self.packed), self.bit_exact)
-        self._line_untried = True
-        self._fixed = self._fixed and self._fixed.anew()
+        follows = self._modules.runs_model and self._fixed is None and not self._is_part
+        if not follows and self._modules.structure.changed():
+            return (
+                f"modules of {family(self.model)} were replaced or wrapped, or given hooks, after this target "
+                "was made; make a new target and engine (accelerate does so by itself)"
+            )
+        return None
+
+    def keep_modules(self) -> None:
+        """Accept modules that were wrapped since, by ones that compute the same; steps do not run these."""
+        self._modules.structure.accept()
+
+    def revision(self, thorough: bool) -> int:
+        if thorough:
+            self._follow(begins=True)
+        if self._others is None or self._others.changed(thorough):
+            self._others = Weights(self._modules.live())
+            self._revision += 1
+        return self._revision + self._modules.changed(thorough=False)
+
+    def _follow(self, begins: bool) -> None:
+        """Follow changes of the model.
+
+        Args:
+            begins: a text begins, so look for those that are not counted too.
+
+        Raises:
+            OutpaceError: as ``renew``.
+        """
+        if begins and (reason := self.replaced()) is not None:
+            raise OutpaceError(reason)
+        moved = begins and self._captured is not None and self._captured.moved()
+        if moved or self._modules.changed(begins):
+            self.renew()
 
     @property
     def _embedded(self) -> int:
@@ -289,8 +341,7 @@ class CausalTarget(TargetModel):
         if self.model.training:
             raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
         own, widths = own_cache(self, cache, KVCache), {slot: len(row.tokens) for slot, row in feeds.items()}
-        if self._modules.changed(thorough=not all(map(own.length, feeds))):  # a text begins
-            self._renew()
+        self._follow(begins=not all(map(own.length, feeds)))
         if self._fixed is not None and isinstance(own, StaticCache) and logits_from is not None:
             width = width_of(own, max(widths.values()))
             if width:

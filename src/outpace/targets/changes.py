@@ -1,9 +1,8 @@
 """Detection of changes to a model since a target's steps were made from it: of its weights, of its modules.
 
 torch counts writes to a tensor, but not those through ``weight.data``, through NumPy, or by an optimiser with
-``fused=True``. So values are compared too: of each weight a sample that every row and every column has part
-in, when a text begins. A write to single elements that are not in it, while a text is decoded or not, is not
-seen; ``CausalTarget.renew`` is for those.
+``fused=True``. So when a text begins a sample of each weight's numbers is compared too. A write that is not
+counted and misses the sample is not seen; ``CausalTarget.renew`` is for those.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ _VERSION = attrgetter("_version")
 _FORM = attrgetter("shape", "dtype")
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
 _PLAIN = (Tensor, nn.Parameter)
+_EVERY, _LEAST = 8192, 64  # one number of so many is compared, and of each matrix at least so many
 # The module of transformers whose hooks record hidden states, and change nothing.
 _RECORDING = "transformers.utils.output_capturing"
 
@@ -81,7 +81,7 @@ class Weights(Places):
     def changed(self, thorough: bool) -> bool:
         """True if a write was counted, or, with ``thorough``, some were replaced or have other values.
 
-        Thorough takes a few milliseconds for a model whose step takes some dozens.
+        The comparison of values takes a few hundredths of a forward's time.
         """
         if self._writes() != self._written:
             return True
@@ -91,16 +91,17 @@ class Weights(Places):
 def sample(weight: Tensor) -> Tensor:
     """A view of some of a weight's numbers as integers, one-dimensional.
 
-    All numbers of a vector; of a matrix at least one of each row and of each column: the stride is below the
-    length of both, and has no divisor in common with a row's length.
+    All of a vector; of a matrix every 8,192nd or so, and at least 64. The stride has no divisor in common
+    with a row's length, or it could pass through a few columns alone.
     """
     found = weight.detach().view(_BITS[weight.itemsize])
     steps = sorted((step, size) for size, step in zip(found.shape, found.stride(), strict=True) if size > 1)
     span = 1 + sum((size - 1) * step for step, size in steps)
-    row = next((step for step, _ in steps if step > 1), span) if len(steps) > 1 else span
-    stride = max(1, min(row, math.ceil(span / row)) - 1)
-    while math.gcd(stride, row) > 1:
-        stride -= 1
+    stride = 1
+    if len(steps) > 1:
+        stride = max(1, min(_EVERY, span // _LEAST))
+        while math.gcd(stride, steps[1][0]) > 1:
+            stride -= 1
     return found.as_strided((math.ceil(span / stride),), (stride,))
 
 

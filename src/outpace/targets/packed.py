@@ -344,8 +344,3 @@ def release(layers: Iterable[nn.Linear]) -> None:
     """Free the weights of layers; their shapes and dtypes stay."""
     for layer in layers:
         layer.weight = nn.Parameter(torch.empty_like(layer.weight, device="meta"), requires_grad=False)
-
-
-def written(model: Any) -> int:
-    """A number that increases when a weight of a model is modified in place."""
-    return sum(weight._version for weight in model.parameters() if not weight.is_inference())
