@@ -255,18 +255,8 @@ class CausalTarget(TargetModel):
             self._fixed, self._captured = self._fixed.anew(), Places(self.model.modules())
 
     def replaced(self) -> str | None:
-        if self.model.dtype != self._modules.dtype:  # caches have rows of the former
-            return (
-                f"the model is {self.model.dtype}, but this target was made for {self._modules.dtype}; make "
-                "a new target after converting a model"
-            )
         follows = self._modules.runs_model and self._fixed is None and not self._is_part
-        if not follows and self._modules.structure.changed():
-            return (
-                f"modules of {family(self.model)} were replaced or wrapped, or given hooks, after this target "
-                "was made; make a new target and engine (accelerate does so by itself)"
-            )
-        return None
+        return self._modules.structure.changed(modules=not follows)
 
     def keep_modules(self) -> None:
         """Accept modules that were wrapped since, by ones that compute the same; steps do not run these."""

@@ -16,13 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outpace.targets.checks import family
+
 _VERSION = attrgetter("_version")
 _FORM = attrgetter("shape", "dtype")
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
 _PLAIN = (Tensor, nn.Parameter)
 _EVERY, _LEAST = 8192, 64  # one number of so many is compared, and of each matrix at least so many
-# The module of transformers whose hooks record hidden states, and change nothing.
-_RECORDING = "transformers.utils.output_capturing"
+# Where the functions are from that transformers and this package set as hooks; they change no output.
+_HARMLESS = ("transformers.utils.output_capturing", "outpace.")
 
 
 class Places:
@@ -107,28 +109,49 @@ def sample(weight: Tensor) -> Tensor:
 
 class Structure:
     """Detector of modules of a model that were replaced, wrapped, added or removed, or given hooks or a
-    ``forward`` of their own.
+    ``forward`` of their own; and of a conversion to another dtype.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
+        self._model, self.dtype = model, model.dtype
         self._modules = list(model.modules())
         self.accept()
 
     def accept(self) -> None:
-        """Take the model as it is now."""
+        """Take the model's modules as they are now."""
         self._known = self._now()
 
-    def changed(self) -> bool:
-        """True if the model is not as it was."""
-        return self._now() != self._known
+    def changed(self, modules: bool = True) -> str | None:
+        """The reason why a target made before no longer fits the model; None if it does.
+
+        Args:
+            modules: look at modules too.
+        """
+        if self._model.dtype != self.dtype:  # caches have rows of the former
+            return (
+                f"the model is {self._model.dtype}, but this target was made for {self.dtype}; make a new "
+                "target after converting a model"
+            )
+        if modules and self._now() != self._known:
+            return (
+                f"modules of {family(self._model)} were replaced, wrapped or given hooks after this target was "
+                "made; make a new target and engine"
+            )
+        return None
 
     def _now(self) -> list[Any]:
         owns = list(map(vars, self._modules))
-        hooks = chain.from_iterable(
-            own[name].values() for own in owns for name in ("_forward_hooks", "_forward_pre_hooks") if own[name]
-        )
         return [
             *chain.from_iterable(own["_modules"].values() for own in owns),
-            *(hook for hook in hooks if getattr(hook, "__module__", "") != _RECORDING),
+            *chain.from_iterable(map(hooks_of, self._modules)),
             *(own["forward"] for own in owns if "forward" in own),
         ]
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    """The hooks of a module's forward, except those that record hidden states, and this package's own."""
+    own = vars(module)
+    if not (own["_forward_hooks"] or own["_forward_pre_hooks"]):
+        return []
+    hooks = [*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values()]
+    return [hook for hook in hooks if not getattr(hook, "__module__", "").startswith(_HARMLESS)]

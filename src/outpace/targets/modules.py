@@ -32,7 +32,6 @@ class Modules:
         quantise: round the weights of linear layers; empty for none.
 
     Attributes:
-        dtype: the model's when this was made.
         step: the module that a step runs; ``model`` if nothing is replaced.
         line: the module for rows in a line; None if there is none, or none was tried.
         packed: name of a kernel -> number of layers that use it.
@@ -69,7 +68,7 @@ class Modules:
         if fuses:
             fuse_layers(model, changed, packer.join)
             held += [*apart, *norms_of(model)]
-        self.model, self.dtype = model, model.dtype
+        self.model = model
         self.packed = dict(packer.kernels)
         self.step: Any = changed if exact or self.packed or fuses else model
         self.line: Any = None
