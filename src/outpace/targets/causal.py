@@ -214,8 +214,6 @@ class CausalTarget(TargetModel):
         if not self._packs_lines or self.static or attention is None or untouchable(self._modules.step):
             return
         line = exchange(self._modules.step, lambda _: None, attention)
-        if self._modules.runs_model:
-            self._modules.structure.accept()  # until now steps followed it
         # A tree beside a row, and rows of a prompt that are wide enough for a window of their own.
         nodes = max(5, 4 * self.row_step)
         tree = Rows([node % 2 for node in range(nodes)], (-1, 0, 0, 1, 2, *range(4, nodes - 1)))
@@ -255,8 +253,12 @@ class CausalTarget(TargetModel):
             self._fixed, self._captured = self._fixed.anew(), Places(self.model.modules())
 
     def replaced(self) -> str | None:
-        follows = self._modules.runs_model and self._fixed is None and not self._is_part
-        return self._modules.structure.changed(modules=not follows)
+        return self._modules.structure.changed(modules=not self._runs_model)
+
+    @property
+    def _runs_model(self) -> bool:
+        """True if steps run the model itself, so that they follow its modules."""
+        return self._modules.step is self.model and self._fixed is None and not self._is_part
 
     def keep_modules(self) -> None:
         """Accept modules that were wrapped since, by ones that compute the same; steps do not run these."""
@@ -281,6 +283,9 @@ class CausalTarget(TargetModel):
         """
         if begins and (reason := self.replaced()) is not None:
             raise OutpaceError(reason)
+        if begins and self._runs_model and self._modules.structure.changed() is not None:
+            self._modules.structure.accept()
+            self._modules.line, self._line_untried = None, True  # which is a copy of its modules
         moved = begins and self._captured is not None and self._captured.moved()
         if moved or self._modules.changed(begins):
             self.renew()

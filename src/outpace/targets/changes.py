@@ -109,11 +109,11 @@ def sample(weight: Tensor) -> Tensor:
 
 class Structure:
     """Detector of modules of a model that were replaced, wrapped, added or removed, or given hooks or a
-    ``forward`` of their own; and of a conversion to another dtype.
+    ``forward`` of their own; and of a conversion to another dtype or device.
     """
 
     def __init__(self, model: Any) -> None:
-        self._model, self.dtype = model, model.dtype
+        self._model, self._place = model, (model.dtype, model.device)
         self._modules = list(model.modules())
         self.accept()
 
@@ -127,10 +127,12 @@ class Structure:
         Args:
             modules: look at modules too.
         """
-        if self._model.dtype != self.dtype:  # caches have rows of the former
+        place = self._model.dtype, self._model.device
+        if place != self._place:  # caches have rows of the former
+            now, then = (f"{dtype} on {device}" for dtype, device in (place, self._place))
             return (
-                f"the model is {self._model.dtype}, but this target was made for {self.dtype}; make a new "
-                "target after converting a model"
+                f"the model is {now}, but this target was made for {then}; make a new target after converting "
+                "or moving a model"
             )
         if modules and self._now() != self._known:
             return (

@@ -45,7 +45,7 @@ from outpace.targets.packed import Linear, Norm, copies_fit, linears_of
 _KNOWN = {
     f"transformers.models.{family}.modeling_{family}.{name}{part}"
     for family, name in (("llama", "Llama"), ("mistral", "Mistral"), ("qwen2", "Qwen2"), ("qwen3", "Qwen3"))
-    for part in ("ForCausalLM", "Model", "DecoderLayer")
+    for part in ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm")
 }
 # Names of a layer's linear layers; those in one group have the same inputs.
 _GROUPS = (
@@ -96,7 +96,8 @@ def why_not_fused(model: Any) -> str:
     if any(map(hooks_of, stack.modules())):
         return "modules in it have hooks"
     linears = set(linears_of(model))
-    for part in (model, stack, *stack.layers):
+    inner = [part for layer in stack.layers for part in (layer, layer.self_attn, layer.mlp)]
+    for part in (model, stack, *inner, *norms_of(model)):
         kind = type(part)
         if f"{kind.__module__}.{kind.__qualname__}" not in _KNOWN:
             return f"there are no compiled steps for a {kind.__name__}"

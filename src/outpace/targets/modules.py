@@ -90,11 +90,6 @@ class Modules:
         """True if weights that steps hold were modified or replaced; see ``Weights.changed``."""
         return self._weights.changed(thorough)
 
-    @property
-    def runs_model(self) -> bool:
-        """True if steps run the model itself, so that they follow its modules."""
-        return self.step is self.model and self.line is None
-
     def live(self) -> list[nn.Module]:
         """The model's modules whose weights steps read from them, without those that a hook brings."""
         held = set(self._held)

@@ -107,7 +107,7 @@ def test_every_weight_that_a_step_reads_from_a_tensor_of_its_own_is_watched() ->
 
 
 def test_a_sample_has_all_of_a_vector_and_passes_through_all_columns_of_a_matrix() -> None:
-    assert sample(torch.randn(777)).tolist() == sample(torch.randn(777, generator=None).copy_(torch.ones(777))).tolist() or True
+    assert len(sample(torch.zeros(777))) == len(sample(torch.zeros(777, 1))) == 777
     for shape in ((576, 576), (1536, 576), (576, 1536), (49152, 576), (64, 4096), (8, 64, 96)):
         whole = torch.zeros(shape, dtype=torch.bfloat16)
         found = sample(whole)
@@ -165,8 +165,9 @@ def test_a_write_that_the_sample_misses_is_for_renew() -> None:
     weight.data[row].neg_()
     assert torch.equal(logits(of), before)  # as the documentation says
     of.renew()
-    assert torch.equal(logits(of)[:, row], logits(CausalTarget(model, check=False, quantise="int8", fuse=False))[:, row])
-    assert not torch.equal(logits(of), before)
+    after = logits(of)
+    assert torch.equal(after, logits(CausalTarget(model, check=False, quantise="int8", fuse=False)))
+    assert not torch.equal(after, before)
 
 
 @pytest.mark.parametrize("write", [by_fused_optimiser, by_adding, by_load_state_dict, by_new_data])
@@ -241,11 +242,16 @@ def test_a_target_that_runs_the_model_itself_follows_its_modules(change: Any) ->
     model = made(torch.float64, layers=2)
     of = CausalTarget(model, check=False)
     before = logits(of)
-    change(model.double())
+    assert of.mixes  # it has a copy of the modules, for rows in a line
+    change(model)
     model.double()
     with torch.inference_mode():
-        assert torch.equal(logits(of), model(torch.tensor([PROMPT])).logits[0])
-    assert not torch.equal(logits(of), before)
+        expected = model(torch.tensor([PROMPT])).logits[0]
+    assert torch.equal(logits(of), expected) and not torch.equal(expected, before)
+    cache = of.new_cache(2)
+    slots = [cache.allocate(), cache.allocate()]
+    found = of.forward(cache, {slots[0]: Rows([5] * 70, unread=69), slots[1]: Rows(PROMPT)})
+    assert torch.allclose(found.logits_of(slots[1]), expected, atol=1e-9)
 
 
 def test_a_converted_model_is_refused_whether_weights_are_held_or_not() -> None:
@@ -253,7 +259,7 @@ def test_a_converted_model_is_refused_whether_weights_are_held_or_not() -> None:
     of = CausalTarget(model, check=False)
     logits(of)
     model.float()
-    with pytest.raises(OutpaceError, match=r"is torch\.float32, but this target was made for torch\.float64"):
+    with pytest.raises(OutpaceError, match=r"is torch\.float32 on cpu, but this target was made for torch\.float64"):
         logits(of)
 
 
@@ -297,10 +303,8 @@ def test_forwards_of_fixed_shapes_are_captured_again_when_weights_have_other_mem
 
 def test_an_encoder_that_is_replaced_is_refused() -> None:
     torch.manual_seed(0)
-    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 64}
-    sizes |= {f"{part}_{size}": 4 * (size == "attention_heads") or 32 for part in ("encoder", "decoder")
-              for size in ("attention_heads", "ffn_dim")}
-    model = BartForConditionalGeneration(BartConfig(**sizes)).eval()
+    sizes = {"vocab_size": 64, "d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    model = BartForConditionalGeneration(BartConfig(**sizes, encoder_layers=1, decoder_layers=1)).eval()
     of: Any = Target(model)
     cache = of.new_cache()
     cache.free(of.open(cache, of.encode([5, 6])))
