@@ -41,7 +41,7 @@ class Memory:
         self._target = target
         self._limit = limit
         self.renew(slots, length)
-        self._revision = 0  # of the weights that rows in the prefix cache were computed with
+        self._revision: int | None = None  # of the weights that rows in the prefix cache were computed with
         self._began: WeakKeyDictionary[Slot, int] = WeakKeyDictionary()  # and rows from a slot's first on
         self.prefixes: PrefixCache | None = None
         if prefix_cache is not None:
@@ -71,25 +71,18 @@ class Memory:
         """
         if self.prefixes is not None and sequence.source is None:
             # Here, since the first forward of a slot with rows in it does not look for changes.
-            self._follow(thorough=True)
-            self._began[slot] = self._revision
+            revision = self._target.revision()
+            if revision != self._revision:
+                self.prefixes.clear()
+                self._revision = revision
+            self._began[slot] = revision
             found = self.prefixes.fill(self.cache, slot, sequence.tokens, sequence.salt)
             sequence.stats.cached_tokens += found
 
     def keep(self, slot: Slot, sequence: Sequence) -> None:
         """Store a sequence's rows in the prefix cache, unless weights have changed since its first."""
-        if self.prefixes is None or slot not in self._began:
-            return
-        self._follow(thorough=False)
-        if self._began[slot] == self._revision:
+        if self.prefixes is not None and self._began.get(slot) == self._revision:
             self.prefixes.keep(self.cache, slot, sequence.tokens[:-1], sequence.salt)
-
-    def _follow(self, thorough: bool) -> None:
-        """Drop the prefixes that were computed with other weights."""
-        assert self.prefixes is not None
-        if (revision := self._target.revision(thorough)) != self._revision:
-            self.prefixes.clear()
-            self._revision = revision
 
 
 def capacity_of(memory: Any, cache: Cache, device: torch.device) -> int | None:

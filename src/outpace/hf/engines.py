@@ -162,8 +162,8 @@ class Engines:
                     self._idle.clear()
                     self._target = Target(model, check=_passed.get(model) != state, **self._step)
                 self._made_for = _passed[model] = state
-                self._revision = self._target.revision(thorough=True)
-            elif (revision := self._target.revision(thorough=True)) != self._revision:
+                self._revision = self._target.revision()
+            elif (revision := self._target.revision()) != self._revision:
                 if self.learner is not None:
                     raise OutpaceError(_ANOTHER)
                 self._idle.clear()

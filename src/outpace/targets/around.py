@@ -46,8 +46,8 @@ class WrappedTarget(TargetModel):
     def layers(self) -> int:
         return self.inner.layers
 
-    def revision(self, thorough: bool) -> int:
-        return self.inner.revision(thorough)
+    def revision(self) -> int:
+        return self.inner.revision()
 
     def replaced(self) -> str | None:
         return self.inner.replaced()

@@ -381,14 +381,11 @@ class TargetModel(ABC):
         """
         raise OutpaceError(f"{_kind(self)} cannot be trained; use a transformers model")
 
-    def revision(self, thorough: bool) -> int:
-        """A number that is another once the weights have changed, so that rows made before are stale.
-
-        Args:
-            thorough: look as closely as when a text begins; otherwise only for writes that torch counts.
+    def revision(self) -> int:
+        """A number that is another once weights have changed, so that rows computed before are stale.
 
         Raises:
-            OutpaceError: ``thorough``, and this target no longer fits its model.
+            OutpaceError: this target no longer fits its model.
         """
         return 0
 

@@ -264,13 +264,12 @@ class CausalTarget(TargetModel):
         """Accept modules that were wrapped since, by ones that compute the same; steps do not run these."""
         self._modules.structure.accept()
 
-    def revision(self, thorough: bool) -> int:
-        if thorough:
-            self._follow(begins=True)
-        if self._others is None or self._others.changed(thorough):
+    def revision(self) -> int:
+        self._follow(begins=True)
+        if self._others is None or self._others.changed(thorough=True):
             self._others = Weights(self._modules.live())
             self._revision += 1
-        return self._revision + self._modules.changed(thorough=False)
+        return self._revision
 
     def _follow(self, begins: bool) -> None:
         """Follow changes of the model.

@@ -166,8 +166,8 @@ class ContrastiveTarget(AroundTarget):
     def identity(self) -> str:
         return f"{self.expert.identity} against {self.amateur.identity}"
 
-    def revision(self, thorough: bool) -> int:
-        return self.expert.revision(thorough) + self.amateur.revision(thorough)
+    def revision(self) -> int:
+        return self.expert.revision() + self.amateur.revision()
 
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> PairCache:
         caches = [model.new_cache(slots, length, capacity) for model in (self.expert, self.amateur)]
