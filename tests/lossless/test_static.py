@@ -295,7 +295,7 @@ def on_meta(name: str) -> CausalTarget:
     target = CausalTarget(FAMILIES[name].build(), static=True, runner=OnTheDevice(), check=False)
     target.model.to("meta")
     target.device = torch.device("meta")
-    target._modules.structure, target._captured = Structure(target.model), None  # as if made there
+    target._modules.structure, target._addresses = Structure(target.model), None  # as if made there
     target._modules.shapes = [
         replace(
             layer,

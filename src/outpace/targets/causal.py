@@ -66,10 +66,10 @@ class CausalTarget(TargetModel):
 
     Weights may change. Writes that torch counts take effect in the next forward, all others (through
     ``.data`` or NumPy, by an optimiser with ``fused=True``, a parameter or its memory replaced) when the next
-    text begins: one number in 8,192 of each weight (of small ones 64, of biases and norms all) is then
-    compared with what steps hold. An uncounted write that misses these, as one to a few rows may, is not
-    seen: call ``renew`` after it. Modules that are replaced, wrapped by adapters or given hooks later are refused
-    when a text begins: make a new target.
+    text begins: of each weight that steps hold, one number in 8,192 (of a small one 64, of a bias or a norm
+    all) is then compared with the model's. An uncounted write that misses these, as one to a few rows may,
+    is not seen: call ``renew`` after it. Modules that are replaced, wrapped by adapters or given hooks later
+    are refused when a text begins, unless steps run the model itself: make a new target.
 
     Args:
         model: a loaded model in evaluation mode, on one device or spread over several.
@@ -111,7 +111,7 @@ class CausalTarget(TargetModel):
     _mixes = False  # it takes those of several windows in one
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
     _fixed: FixedShapes | None = None
-    _captured: Places | None = None  # all weights, whose addresses are in what ``_fixed`` has captured
+    _addresses: Places | None = None  # of all weights, which are in what ``_fixed`` has captured
     _others: Weights | None = None  # those that steps do not hold, once ``revision`` was asked for
     _revision = 0
     released = False  # some of the model's own weights were freed
@@ -150,7 +150,7 @@ class CausalTarget(TargetModel):
             caches = {shape.keys.device for shape in self._modules.shapes}
             devices = caches | {weight.device for weight in model.parameters()}
             self._fixed = FixedShapes(runner or runner_for(self.device, devices), compiled)
-            self._captured = Places(model.modules())
+            self._addresses = Places(model.modules())
             if check and self.bit_exact and (reason := bit_test(self, self._modules.step, self._embedded)):
                 raise self._not_exact(reason)
         if check:
@@ -250,7 +250,7 @@ class CausalTarget(TargetModel):
         self._line_untried = True
         self._others = None  # so that the revision is another
         if self._fixed is not None:
-            self._fixed, self._captured = self._fixed.anew(), Places(self.model.modules())
+            self._fixed, self._addresses = self._fixed.anew(), Places(self.model.modules())
 
     def replaced(self) -> str | None:
         return self._modules.structure.changed(modules=not self._runs_model)
@@ -261,7 +261,7 @@ class CausalTarget(TargetModel):
         return self._modules.step is self.model and self._fixed is None and not self._is_part
 
     def keep_modules(self) -> None:
-        """Accept modules that were wrapped since, by ones that compute the same; steps do not run these."""
+        """Accept changes of the model's modules that change none of its outputs."""
         self._modules.structure.accept()
 
     def revision(self) -> int:
@@ -285,7 +285,7 @@ class CausalTarget(TargetModel):
         if begins and self._runs_model and self._modules.structure.changed() is not None:
             self._modules.structure.accept()
             self._modules.line, self._line_untried = None, True  # which is a copy of its modules
-        moved = begins and self._captured is not None and self._captured.moved()
+        moved = begins and self._addresses is not None and self._addresses.moved()
         if moved or self._modules.changed(begins):
             self.renew()
 

@@ -131,13 +131,13 @@ class Structure:
         if place != self._place:  # caches have rows of the former
             now, then = (f"{dtype} on {device}" for dtype, device in (place, self._place))
             return (
-                f"the model is {now}, but this target was made for {then}; make a new target after converting "
-                "or moving a model"
+                f"the model is {now}, but this target was made for {then}; make a new target after "
+                "converting or moving a model"
             )
         if modules and self._now() != self._known:
             return (
-                f"modules of {family(self._model)} were replaced, wrapped or given hooks after this target was "
-                "made; make a new target and engine"
+                f"modules of {family(self._model)} were replaced, wrapped or given hooks after this target "
+                "was made; make a new target and engine"
             )
         return None
 

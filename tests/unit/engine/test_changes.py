@@ -1,4 +1,4 @@
-"""Engines of a model whose weights change: texts that begin afterwards are computed with the new ones alone."""
+"""Engines of a model whose weights change: texts that begin afterwards are computed with the new ones."""
 
 from __future__ import annotations
 
