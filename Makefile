@@ -5,6 +5,7 @@
 # make test-real     run the tests on that model
 # make test-llamacpp run the tests of GGUF files, with llama-cpp-python built once into the user's cache
 # make test-optional run the tests that need torchao, bitsandbytes or sentencepiece, in an environment of its own
+# make test-cpus     run the tests of steps once per instruction set that this processor can be limited to
 # make test-ray      run Ray Serve with two and three replicas, in an environment of its own
 # make soak          1,000 mixed requests against the server
 # make conformance   others' tests of OpenAI's API against the server; they are fetched from the package index
@@ -31,7 +32,7 @@ INPUTS := pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow test-llamacpp test-optional test-ray soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
+.PHONY: demo test test-slow test-llamacpp test-optional test-cpus test-ray soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -81,6 +82,9 @@ $(VENV_OPTIONAL)/.installed: $(INPUTS)
 	$(VENV_OPTIONAL)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]' \
 		torchao==0.18.0 bitsandbytes==0.50.2 sentencepiece==0.2.3
 	@touch $@
+
+test-cpus: $(TEST)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/cpus.py
 
 VENV_RAY ?= .venv-ray
 

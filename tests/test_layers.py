@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "outpace"
 LAYERS: list[set[str]] = [
     {"_version"},
     {"core"},
-    {"embedded", "tree", "sampling", "logits", "text", "spec", "files"},
+    {"embedded", "tree", "sampling", "logits", "text", "spec", "files", "instructions"},
     {"compiled"},
     {"cache", "drawing"},
     {"choosing"},

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ._version import __version__
 from .embedded import nano_draft_path, nano_drafter_path, nano_path
+from .instructions import limit_libraries
 
 if TYPE_CHECKING:
     from . import drafters, testing
@@ -57,6 +58,8 @@ __all__ = [
     "restore",
     "testing",
 ]
+
+limit_libraries()  # before torch is imported, which reads them
 
 _HOME = {
     "AsyncEngine": "engine",

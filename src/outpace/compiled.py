@@ -1,6 +1,7 @@
 """Functions in C, compiled with the machine's compiler on first use, for its processor.
 
-The libraries are kept in the user's cache folder. They run in torch's threads.
+``OUTPACE_CPU`` limits the instructions that they use (``instructions.py``). The libraries are kept in the
+user's cache folder, and run in torch's threads.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ import torch
 
 from outpace.core import first_line
 from outpace.embedded import cache_path
+from outpace.instructions import chosen
 
 _log = logging.getLogger(__name__)
-_FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp")
+_FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp")
 
 # Name of a function -> types of its result and of its arguments.
 Signatures = Mapping[str, tuple[Any, list[Any]]]
@@ -45,7 +47,9 @@ def compiled(source: Path, signatures: Signatures, *flags: str) -> CDLL | str:
     threads = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*")) or sorted(
         (Path(torch.__file__).parent.parent / "torch.libs").glob("libgomp*")
     )
-    command = [compiler, *_FLAGS, *flags, str(source), *map(str, threads[:1])]
+    limit = chosen()
+    march = "native" if limit is None else limit.march
+    command = [compiler, f"-march={march}", *_FLAGS, *flags, str(source), *map(str, threads[:1])]
     about = "\n".join([*command, source.read_text("utf-8"), platform.machine(), _processor()])
     library = cache_path() / "native" / f"{hashlib.sha256(about.encode()).hexdigest()[:32]}.so"
     try:

@@ -233,7 +233,7 @@ class TargetModel(ABC):
         extra: number of ids beyond the vocabulary that it accepts; see ``with_embeddings``.
         row_step: the rows of a forward are padded to a multiple of this.
         bit_exact: the logits of a row are bit-identical in plain decoding and in a forward with any number of
-            rows, any tree, any other sequences, and after any chunks of the prompt.
+            rows, any tree, any other sequences, any number of threads, and after any chunks of the prompt.
         inexact: reason why it is not bit-exact; empty if it is.
         packed: kernel -> number of linear layers whose weights are packed for it.
         quantised: "int8" or "int4" if the weights of linear layers were rounded to it on loading; otherwise

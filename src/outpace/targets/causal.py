@@ -80,9 +80,10 @@ class CausalTarget(TargetModel):
         runner: runner of forwards of fixed shapes; None uses graphs if the model is on one CUDA device.
         compiled: options of ``torch.compile``, for the model in forwards of fixed shapes; None does not
             compile it.
-        exact: make the logits of a row bit-identical for any number of rows, tree, other sequences and chunks
-            of the prompt. True refuses a model for which this fails; "auto" tries it on a CPU, for bfloat16
-            and float16, where near-ties would otherwise differ, and for fused layers; see ``bit_exact``.
+        exact: make the logits of a row bit-identical for any number of rows, tree, other sequences, threads
+            and chunks of the prompt. True refuses a model for which this fails; "auto" tries it on a CPU, for
+            bfloat16 and float16, where near-ties would otherwise differ, and for fused layers; see
+            ``bit_exact``. On a CPU all linear layers then use compiled products, unless ``pack`` is False.
             On a GPU linear layers, norms and attention then run on Triton kernels (``invariant.py``).
         pack: keep packed copies of the weights of linear layers, in addition to the model's. True refuses a
             model or a machine that does not support it; "auto" packs if it is faster and memory allows.
@@ -167,13 +168,12 @@ class CausalTarget(TargetModel):
         """Choose the modules that steps run on, and determine whether they are bit-exact."""
         self._on_gpu = runs_on_gpu(self.model)
         fixed = "its shapes are fixed" if self.static else ""
-        packs = packing_wanted(self.model, pack)
         self.unfused = fixed or fusing_refused(self.model, pack, fuses)
         self.fused = not self.unfused
         reason = why_not_exact(self.model, exact, self.fused) or ("" if self._on_gpu else fixed)
         if not reason:
             try:
-                self._take(packs, exact=True)
+                self._take(packing_wanted(self.model, pack, exact=True), exact=True)
                 step = self._modules.step
                 reason = unproven(step) or (unproven_norm(step) if self._on_gpu else "")
                 # Without a check it is known to pass; fixed shapes are tested when they exist.
@@ -184,7 +184,10 @@ class CausalTarget(TargetModel):
         if reason and exact is True:
             raise self._not_exact(reason)
         if reason:
-            self._take(packs, exact=False)
+            vars(self).pop("_modules", None)  # its copies of weights are not to count as used memory
+            self._take(packing_wanted(self.model, pack, exact=False), exact=False)
+        elif pack is True and not self.packed:
+            raise self._not_exact("no kernel of packed weights gives a row the same bits; or leave pack out")
         self.bit_exact, self.inexact = not reason, reason
         self._line_untried = True
 

@@ -22,7 +22,7 @@ _VERSION = attrgetter("_version")
 _FORM = attrgetter("shape", "dtype")
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
 _PLAIN = (Tensor, nn.Parameter)
-_EVERY, _LEAST = 8192, 64  # one number of so many is compared, and of each matrix at least so many
+_EVERY, _LEAST = 8192, 64  # one number in 8,192 is compared, and at least 64 of each matrix
 # Where the functions are from that transformers and this package set as hooks; they change no output.
 _HARMLESS = ("transformers.utils.output_capturing", "outpace.")
 

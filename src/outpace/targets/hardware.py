@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from outpace.instructions import chosen
+
 _PROCESSORS = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
 
@@ -22,9 +24,10 @@ def processor() -> str:
 
 
 def hardware(devices: Iterable[torch.device]) -> list[str]:
-    """The names of the GPUs among these devices; without any, the processor and torch's threads."""
+    """The names of the GPUs among these devices; without any, the processor, its limit, torch's threads."""
     names = sorted({torch.cuda.get_device_name(device) for device in devices if device.type == "cuda"})
-    return names or [processor(), f"{torch.get_num_threads()} threads"]
+    limit = [] if (found := chosen()) is None else [f"limited to {found.march}"]
+    return names or [processor(), *limit, f"{torch.get_num_threads()} threads"]
 
 
 def free_bytes(device: torch.device) -> int | None:

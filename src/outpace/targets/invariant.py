@@ -30,6 +30,7 @@ class Triton(Kernel):
     name = "Triton"
     dtypes = Stock.dtypes
     copies = False
+    alike = True
 
     def pack(self, weight: Tensor) -> Any:
         return weight

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,7 +20,11 @@ from outpace.compiled import pointer
 from outpace.core import UnsupportedModel, first_line
 from outpace.targets.native import DTYPES, ProductStruct, byref, functions
 
-TRIED_OUTPUTS = 64  # outputs of the layers that rows are tried on
+# Outputs of the layers that rows are tried on: of kernels that sum all outputs alike, and of the others.
+_TRIED_ALIKE, _TRIED_OUTPUTS = 64, 576
+_TRIED_THREADS = (1, 2, 3, 4)  # and torch's number
+# Errors of a kernel that this processor, or this torch, does not support.
+UNAVAILABLE = (RuntimeError, AttributeError, NotImplementedError)
 _CPU = torch.device("cpu")
 _TRIED = (2048, 1024)  # outputs and inputs of the layers of a trial: larger than a processor's nearest cache
 _LAYERS = 4
@@ -41,6 +46,7 @@ class Kernel(ABC):
         copies: it keeps a copy of the weights.
         rounds: this copy is rounded to fewer bits.
         wide: its rows are float32 for any dtype of the weights.
+        alike: it sums all outputs in one way, whatever their number, so that a trial of a few shows it.
     """
 
     name: ClassVar[str]
@@ -49,6 +55,7 @@ class Kernel(ABC):
     copies: ClassVar[bool] = True
     rounds: ClassVar[bool] = False
     wide: ClassVar[bool] = False
+    alike: ClassVar[bool] = False
 
     def takes(self, weight: Tensor) -> bool:
         """True if a layer with these weights is large enough for it."""
@@ -92,7 +99,7 @@ class Panels(NamedTuple):
     """Weights as ``native.c`` reads them.
 
     Attributes:
-        weights: [panels, inputs / pair, panel's outputs, pair], padded with zeros.
+        weights: [panels, pairs of inputs, panel's outputs, pair], padded with zeros.
         scales: of the padded outputs, float32, if the weights are int8.
     """
 
@@ -102,18 +109,16 @@ class Panels(NamedTuple):
     scales: Tensor | None = None
 
     @classmethod
-    def of(cls, found: Any, weight: Tensor, scales: Tensor | None = None) -> Panels | None:
-        """Weights, [outputs, inputs], and their scales, [outputs]; None if their shape is not supported.
+    def of(cls, found: Any, weight: Tensor, scales: Tensor | None = None) -> Panels:
+        """Weights, [outputs, inputs], and their scales, [outputs].
 
         Args:
             found: the functions for the dtype of the rows.
         """
         (outputs, inputs), panel, pair = weight.shape, found.panel_outputs(), found.pair_inputs()
-        if inputs % pair:
-            return None
         missing = -outputs % panel
-        whole = nn.functional.pad(weight, (0, 0, 0, missing))
-        packed = whole.view(-1, panel, inputs // pair, pair).transpose(1, 2).contiguous()
+        whole = nn.functional.pad(weight, (0, -inputs % pair, 0, missing))
+        packed = whole.view(-1, panel, whole.shape[1] // pair, pair).transpose(1, 2).contiguous()
         padded = None if scales is None else nn.functional.pad(scales, (0, missing))
         return cls(inputs, outputs, packed, padded)
 
@@ -134,6 +139,7 @@ class Compiled(Kernel):
 
     name = "compiled"
     dtypes = DTYPES
+    alike = True
     # A call costs 5 us more than the stock layer's.
     least: ClassVar = {torch.float32: 1 << 14, torch.bfloat16: 1 << 12}
 
@@ -265,26 +271,46 @@ class Int4(Kernel):
         return product if bias is None else product.add_(bias)
 
 
-KERNELS: tuple[Kernel, ...] = (Stock(), Compiled(), OneDNN(), HalfFBGEMM())
+STOCK, COMPILED = Stock(), Compiled()
+KERNELS: tuple[Kernel, ...] = (STOCK, COMPILED, OneDNN(), HalfFBGEMM())
 QUANTISED: dict[str, Kernel] = {kernel.name: kernel for kernel in (Int8(), Int4())}
 
 
-@lru_cache(maxsize=64)
 def row_step(
     kernel: Kernel,
     dtype: torch.dtype,
     inputs: int,
-    outputs: int = TRIED_OUTPUTS,
+    outputs: int = _TRIED_ALIKE,
     device: torch.device = _CPU,
 ) -> int:
     """The smallest step such that any multiple of it gives a row the same bits, for any other rows.
 
+    And for any number of threads, on a CPU: most kernels of libraries split the sums of some shapes among
+    threads, or treat the rows of each thread as another forward.
+
     Kernels treat the last one or two rows of a forward differently, or split the sum of a single row with
-    many inputs. The step is found by trial; layers of more than 64 outputs behave as those of 64.
+    many inputs. The step is found by trial, of at most a few hundred of the outputs.
 
     Raises:
         UnsupportedModel: no step tried has this property.
     """
+    most = _TRIED_ALIKE if kernel.alike else _TRIED_OUTPUTS
+    # With as many left over after whole tiles, which some kernels compute in another way.
+    tried = outputs if outputs <= most else most + (0 if kernel.alike else outputs % 64)
+    threads = (1,) if device.type != "cpu" else (*_TRIED_THREADS, torch.get_num_threads())
+    return _row_step(kernel, dtype, inputs, tried, device, tuple(dict.fromkeys(threads)))
+
+
+@lru_cache(maxsize=64)
+def _row_step(
+    kernel: Kernel,
+    dtype: torch.dtype,
+    inputs: int,
+    outputs: int,
+    device: torch.device,
+    threads: tuple[int, ...],
+) -> int:
+    """``row_step`` for a number of outputs, by trials with these numbers of threads."""
     weight, rows = _cancelling(inputs, outputs)
     if kernel.rounds:
         # Weights that it holds exactly, or the products would not cancel. Such products have few bits, so
@@ -292,17 +318,40 @@ def row_step(
         weight, rows = weight.sign() * 7.5, rows.pow(7)
     weight, rows = weight.to(device, dtype), rows.to(device, torch.float32 if kernel.wide else dtype)
     packed = kernel.pack(weight)
-    expected = torch.cat([kernel.multiply(part, packed, None) for part in rows.split(24)])
+    with using_threads(threads[0]):
+        expected = torch.cat([kernel.multiply(part, packed, None) for part in rows.split(24)])
     for step in (1, 2, 3, 4, 6, 8, 12, 24):
         counts = dict.fromkeys(
             [*range(step, 38, step), *(count // step * step for count in (62, 80, 127, 144))]
         )
-        if all(
+        if all(_same(kernel, packed, rows, expected, counts, count) for count in threads):
+            return step
+    raise UnsupportedModel(
+        f"{kernel.name}: a row's bits depend on the other rows, or on the number of threads, in every shape "
+        "tried"
+    )
+
+
+def _same(
+    kernel: Kernel, packed: Any, rows: Tensor, expected: Tensor, counts: Iterable[int], threads: int
+) -> bool:
+    """True if the first rows give the expected products, for each of these numbers of rows."""
+    with using_threads(threads):
+        return all(
             torch.equal(kernel.multiply(rows[:count].contiguous(), packed, None), expected[:count])
             for count in counts
-        ):
-            return step
-    raise UnsupportedModel(f"{kernel.name}: a row's bits depend on the other rows in every shape tried")
+        )
+
+
+@contextmanager
+def using_threads(count: int) -> Iterator[None]:
+    """Run torch with a number of threads."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _cancelling(inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
@@ -355,7 +404,7 @@ def best_kernel(dtype: torch.dtype, threads: int) -> Trial:
             try:
                 calls[kernel] = _call(kernel, weights)
                 calls[kernel](inputs[0])
-            except (RuntimeError, AttributeError, NotImplementedError) as error:
+            except UNAVAILABLE as error:
                 calls.pop(kernel, None)
                 found[kernel.name] = f"not available here: {first_line(error)}"
     seconds = _race(calls, inputs)

@@ -18,7 +18,7 @@ from outpace.targets.inputs import Probe, device_of
 from outpace.targets.invariant import TRITON, invariant_norm
 from outpace.targets.layers import exchange, keep_layers
 from outpace.targets.masks import INVARIANT, MaskMaker
-from outpace.targets.packed import Packer, release, tail_step
+from outpace.targets.packed import Packer, piecewise, release, tail_step
 
 
 class Modules:
@@ -58,7 +58,7 @@ class Modules:
             found = packer(module) or (invariant_norm(module, model.dtype) if invariant else None)
             if found is not None:  # whatever its kernel, it has a copy of the weights, or these very tensors
                 held.append(module)
-            return found
+            return found or (piecewise(module) if exact and not invariant else None)
 
         changed = model
         if invariant or packs or exact or quantise or fuses:

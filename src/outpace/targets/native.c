@@ -10,8 +10,7 @@
    although its columns are elsewhere in the cache. To keep it so, the sums over columns are in functions that
    are never inlined: the compiler makes one form of each.
 
-   A layer's hidden size is a multiple of 16, and the size of its heads of 32. A product's inputs are a multiple
-   of PAIR. */
+   A layer's hidden size is a multiple of 16, and the size of its heads of 32. */
 
 #include <math.h>
 #include <stdint.h>
@@ -103,9 +102,9 @@ static inline lanes exponential(lanes x) {
 }
 
 /* Products of rows with weights [outputs, inputs], which are packed in panels of WIDE vectors of outputs:
-   [panels, inputs / PAIR, PANEL, PAIR]. For a tile of rows a panel's sums stay in registers. Its weights are
-   read from memory once, for the first tile, and from the cache for the others; meanwhile the next panel is
-   fetched. */
+   [panels, inputs / PAIR, PANEL, PAIR], the last pair filled with zeros. For a tile of rows a panel's sums stay
+   in registers. Its weights are read from memory once, for the first tile, and from the cache for the others;
+   meanwhile the next panel is fetched. */
 #if LANES == 16
 #define WIDE 4
 #define MOST 6 /* rows of a tile */
@@ -244,10 +243,16 @@ struct product {
     const float *scales;
 };
 
+static inline const char *panel_of(const struct product *product, long panel) {
+    const long whole = (product->inputs + PAIR - 1) / PAIR * PAIR;
+    return (const char *)product->weights + panel * whole * PANEL * (product->scales ? 1 : sizeof(real));
+}
+
 /* Rows [rows, inputs] times the weights, plus the bias: [rows, outputs]. */
 void multiply(const struct product *product, long rows, const real *given, real *out) {
-    const long inputs = product->inputs, outputs = product->outputs;
+    const long inputs = product->inputs, outputs = product->outputs, odd = inputs % PAIR;
     const long panels = (outputs + PANEL - 1) / PANEL, item = product->scales ? 1 : sizeof(real);
+    tile *const *own = product->scales ? small_tiles : tiles;
 #pragma omp parallel for if (inputs * outputs > SMALL)
     for (long panel = 0; panel < panels; panel++) {
         const long first = panel * PANEL, count = outputs - first < PANEL ? outputs - first : PANEL;
@@ -261,9 +266,9 @@ void multiply(const struct product *product, long rows, const real *given, real 
             memset(sums, 0, left * PANEL * sizeof(float));
             for (long at = 0; at < inputs; at += DEEP) {
                 const long deep = inputs - at < DEEP ? inputs - at : DEEP;
-                const char *weights = (const char *)product->weights + (first * inputs + at * PANEL) * item;
+                const char *weights = panel_of(product, panel) + at * PANEL * item;
                 const char *ahead = weights + (turns > 1 ? deep * PANEL * item : DISTANCE);
-                tile *const *forms = product->scales ? small_tiles : tiles;
+                tile *const *forms = own;
                 if (product->scales && turns > 1) { /* widen small weights once for several tiles */
                     for (long i = 0; i < deep * PANEL; i += LANES * PAIR)
                         put_pairs(wide + i, small_pairs((const int8_t *)weights + i));
@@ -275,6 +280,11 @@ void multiply(const struct product *product, long rows, const real *given, real 
                     forms[next - row - 1](given + (from + row) * inputs + at, inputs, weights, deep / PAIR,
                                           sums + row * PANEL, ahead, turn, turns);
                 }
+            }
+            for (long row = 0; odd && row < left; row++) { /* a whole pair would reach into the next row */
+                const real last[PAIR] = {given[(from + row + 1) * inputs - 1]};
+                const char *weights = panel_of(product, panel) + (inputs - 1) * PANEL * item;
+                own[0](last, PAIR, weights, 1, sums + row * PANEL, weights, 0, 1);
             }
             for (long row = 0; row < left; row++) {
                 for (long i = 0; i < PANEL; i += LANES) {

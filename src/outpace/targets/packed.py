@@ -4,6 +4,10 @@ A stock ``nn.Linear`` passes its weights to a kernel in their layout in memory, 
 packed layout is read faster, and several rows cost little more than one. Unless they are rounded, the weights
 are the same numbers, to the last bit; only the order of summation differs from the stock layer's, and for a
 row it does not depend on the number of rows (``row_step``).
+
+All layers of a bit-exact step use the compiled products (``native.c``), where there is a C compiler: they sum
+in the order of the inputs on every processor, and threads share outputs, never a sum. Elsewhere they use a
+kernel that a trial shows to give a row the same bits among any rows and with any number of threads.
 """
 
 from __future__ import annotations
@@ -15,15 +19,18 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import ACT2CLS
 
 from outpace.compiled import pointer
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.checks import family, is_multimodal, untouchable
 from outpace.targets.hardware import free_bytes
 from outpace.targets.kernels import (
+    COMPILED,
     KERNELS,
     QUANTISED,
-    TRIED_OUTPUTS,
+    STOCK,
+    UNAVAILABLE,
     Compiled,
     Kernel,
     best_kernel,
@@ -31,6 +38,9 @@ from outpace.targets.kernels import (
 )
 from outpace.targets.native import LANES, functions
 
+# Elements that fill two vectors of any processor, and elements that one thread computes: torch shares 2^15.
+_VECTORS, _PIECE = 64, 1 << 14
+_ACTIVATIONS = frozenset(one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values())
 _SHARE = 0.5  # share of the free memory that copies of weights may use by default
 
 
@@ -90,12 +100,38 @@ class Norm(nn.Module):
         return out
 
 
+class Piecewise(nn.Module):
+    """An activation whose result for a number depends on no other number, and not on the number of threads.
+
+    torch computes the last elements of each thread's share one by one if they do not fill its vectors, and
+    some functions then round differently. So whole vectors are given to it, fewer than it shares.
+    """
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self._inner = (inner,)  # not a child, so that self-tests see one operation on rows
+
+    def forward(self, states: Tensor) -> Tensor:
+        flat = states.reshape(-1)
+        if missing := -len(flat) % _VECTORS:
+            flat = nn.functional.pad(flat, (0, missing))
+        [inner], pieces = self._inner, flat.split(_PIECE)
+        done = inner(flat) if torch.get_num_threads() == 1 else torch.cat([inner(piece) for piece in pieces])
+        return done[: states.numel()].view(states.shape)
+
+
+def piecewise(module: nn.Module) -> Piecewise | None:
+    """The replacement of an activation; None for other modules."""
+    return Piecewise(module) if type(module) in _ACTIVATIONS and not list(module.parameters()) else None
+
+
 class Packer:
     """Replacement of a model's linear layers by packed ones.
 
     Args:
-        pack: pack weights if this is faster on this machine.
-        exact: pad rows to the ``row_step`` that makes them bit-exact, in layers that are not packed too.
+        pack: pack weights if this is faster on this machine, or needed for ``exact``.
+        exact: give a row the same bits among any rows and with any number of threads, in layers that are not
+            packed too.
         quantise: round the weights of all layers; to int8 those of the head, and of shapes that int4 does not
             take.
         apart: layers to keep, for ``join``.
@@ -158,9 +194,7 @@ class Packer:
     ) -> nn.Module | None:
         """The replacement of a layer, made of these of the model; None to keep it."""
         weight = module.weight.detach()
-        kernel, packed, single = self._packed(module, weight, fused)
-        size = module.in_features, min(module.out_features, TRIED_OUTPUTS)
-        step = row_step(kernel, weight.dtype, *size, weight.device) if self._exact else 1
+        kernel, packed, single, step = self._packed(module, weight, fused)
         if kernel.copies:
             self.kernels[kernel.name] += len(modules)
             self.packed.extend(modules)
@@ -170,23 +204,56 @@ class Packer:
             return None
         return Linear(module, kernel, packed, step, weight if single else None)
 
-    def _packed(self, module: nn.Linear, weight: Tensor, fused: bool) -> tuple[Kernel, Any, bool]:
-        """The kernel of a layer, the weights as it needs them, and whether the stock layer takes one row."""
+    def _packed(self, module: nn.Linear, weight: Tensor, fused: bool) -> tuple[Kernel, Any, bool, int]:
+        """A layer's kernel, its weights for it, whether the stock layer takes a single row, and the step."""
         if self._kernel is not None:
-            return self._kernel, self._kernel.pack(weight), False
+            return self._kernel, self._kernel.pack(weight), False, self._step(self._kernel, weight)
         if self._quantise:
             kernel = QUANTISED["int8" if module is self._head else self._quantise]
             if (packed := kernel.pack(weight)) is None:
                 kernel = QUANTISED["int8"]
                 packed = kernel.pack(weight)
-            return kernel, packed, False
+            return kernel, packed, False, self._step(kernel, weight)
+        if self._exact:
+            return self._exactly(weight)
         if self._pack:
             best = best_kernel(weight.dtype, torch.get_num_threads())
             takes = best.kernel.takes(weight) or (fused and isinstance(best.kernel, Compiled))
             if takes and (packed := best.kernel.pack(weight)) is not None:
                 self.rows = best.rows
-                return best.kernel, packed, best.single and not self._exact
-        return KERNELS[0], weight, False
+                return best.kernel, packed, best.single, 1
+        return STOCK, weight, False, 1
+
+    def _step(self, kernel: Kernel, weight: Tensor) -> int:
+        outputs, inputs = weight.shape
+        return row_step(kernel, weight.dtype, inputs, outputs, weight.device) if self._exact else 1
+
+    def _exactly(self, weight: Tensor) -> tuple[Kernel, Any, bool, int]:
+        """``_packed`` for a layer of a bit-exact step.
+
+        Raises:
+            UnsupportedModel: no kernel available here gives a row the same bits in any forward.
+        """
+        kernels: dict[Kernel, None] = {STOCK: None}
+        if self._pack:
+            best = best_kernel(weight.dtype, torch.get_num_threads())
+            kernels = dict.fromkeys([COMPILED, best.kernel, *reversed(KERNELS)])
+        refused = []
+        for kernel in kernels:
+            if weight.dtype not in kernel.dtypes:
+                continue
+            try:
+                packed, step = kernel.pack(weight), self._step(kernel, weight)
+            except UnsupportedModel as error:
+                refused.append(str(error))
+                continue
+            except UNAVAILABLE:
+                continue
+            if packed is not None:
+                if self._pack and kernel is best.kernel:
+                    self.rows = best.rows
+                return kernel, packed, False, step
+        raise UnsupportedModel("; ".join(refused))
 
 
 def pack_drafter(module: nn.Module) -> None:
@@ -206,15 +273,18 @@ def pack_drafter(module: nn.Module) -> None:
                 setattr(parent, name, Norm(child.weight, child.eps))
 
 
-def packing_wanted(model: Any, pack: bool | Literal["auto"]) -> bool:
+def packing_wanted(model: Any, pack: bool | Literal["auto"], exact: bool) -> bool:
     """Decide whether to pack a model.
+
+    Args:
+        exact: for a bit-exact step, whether it is faster or not.
 
     Raises:
         UnsupportedModel: ``pack`` is True, but the model cannot be packed.
     """
     if pack is False:
         return False
-    why = untouchable(model) or _none_to_pack(model)
+    why = untouchable(model) or _none_to_pack(model, exact)
     if pack is True and why:
         raise UnsupportedModel(f"{family(model)} cannot be packed: {why}; leave pack out")
     if why or pack is True:
@@ -308,11 +378,13 @@ def unproven(step: nn.Module) -> str:
     return ""
 
 
-def _none_to_pack(model: Any) -> str:
+def _none_to_pack(model: Any, exact: bool) -> str:
     """The reason why none of a model's layers would be packed; empty if some would."""
     layers = linears_of(model)
     if not layers:
         return "it has no plain linear layers in float32, bfloat16 or float16"
+    if exact:
+        return ""
     largest = max((layer.weight for layer in layers), key=Tensor.numel)
     dtype = largest.dtype
     if not any(kernel.takes(largest) for kernel in KERNELS if kernel.copies and dtype in kernel.dtypes):

@@ -93,7 +93,7 @@ def test_a_write_of_any_kind_to_any_weight_takes_effect(
 
 @pytest.mark.skipif(not FUSED, reason="nothing is compiled here")
 def test_every_weight_that_a_step_reads_from_a_tensor_of_its_own_is_watched() -> None:
-    """Of all weights one after the other, since a list of some would miss what a new kernel holds."""
+    """All weights are tried one after the other, since a list would miss what a new kernel holds."""
     for fuse, exact in itertools.product((False, True), repeat=2):
         model = made(torch.float32)
         of = CausalTarget(model, check=False, fuse=fuse, exact=exact)

@@ -14,6 +14,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
+from transformers.activations import ACT2FN
 
 import outpace
 from models import tiny_llama
@@ -21,8 +22,17 @@ from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows, Target, kernels
 from outpace.targets.attention import exact_attention
-from outpace.targets.kernels import KERNELS, QUANTISED, HalfFBGEMM, Stock, Trial, best_kernel, row_step
-from outpace.targets.packed import Linear, Packer
+from outpace.targets.kernels import (
+    KERNELS,
+    QUANTISED,
+    HalfFBGEMM,
+    Stock,
+    Trial,
+    best_kernel,
+    row_step,
+    using_threads,
+)
+from outpace.targets.packed import Linear, Packer, piecewise
 from paths import random_tree
 
 HALF = HalfFBGEMM()
@@ -145,6 +155,7 @@ def test_a_single_row_goes_to_the_stock_layer_where_that_is_faster(
 ) -> None:
     """Not in a bit-exact target, whose rows have one kernel's bits."""
     monkeypatch.setattr("outpace.targets.packed.best_kernel", lambda *_: Trial(Doubled(), True, 1, {}))
+    monkeypatch.setattr("outpace.targets.packed.COMPILED", Doubled())
     model = nn.Sequential(nn.Linear(32, 32)).requires_grad_(False)
     packed = Packer(model, pack=True, exact=exact)(model[0])
     assert packed is not None
@@ -155,11 +166,34 @@ def test_a_single_row_goes_to_the_stock_layer_where_that_is_faster(
         assert torch.allclose(packed(rows), 2 * stock(rows), atol=1e-5)
 
 
-def test_a_kernel_whose_rows_see_each_other_is_found_out() -> None:
-    class Leaky(Stock):
-        def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
-            return super().multiply(rows, packed, bias) + len(rows) * 1e-3
+def in_parts(rows: Tensor, weight: Tensor, parts: int = 1) -> Tensor:
+    """Products as sums of this many parts, each of which is rounded once.
 
+    Sums of integers in float64 are exact in any order, so that no library decides on the bits of a part.
+    """
+    whole = [(one.double() * 1024).round().chunk(parts, dim=1) for one in (rows, weight)]
+    sums = [(part @ own.T / 2**20).to(rows.dtype) for part, own in zip(*whole, strict=True)]
+    return torch.stack(sums).sum(dim=0)
+
+
+class Exactly(Stock):
+    """A kernel whose rows do not see each other on any processor."""
+
+    copies = True
+
+    def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        return in_parts(rows, packed)
+
+
+class Leaky(Exactly):
+    """A kernel that gives a row other bits among other rows."""
+
+    def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        return super().multiply(rows, packed, bias) + len(rows) * 1e-3
+
+
+def test_a_kernel_whose_rows_see_each_other_is_found_out() -> None:
+    assert row_step(Exactly(), torch.float32, 32) == 1
     with pytest.raises(UnsupportedModel, match="depend on the other rows"):
         row_step(Leaky(), torch.float32, 32)
 
@@ -167,14 +201,55 @@ def test_a_kernel_whose_rows_see_each_other_is_found_out() -> None:
 def test_a_single_row_whose_sum_is_split_is_found_out_in_a_half_dtype() -> None:
     """Rounding hides the order of most sums: oneDNN splits those of a single row with many inputs."""
 
-    class Split(Stock):
+    class Split(Exactly):
         def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
-            if len(rows) > 1:
-                return (rows.float() @ packed.float().T).to(rows.dtype)
-            both = zip(rows.float().chunk(2, dim=1), packed.float().chunk(2, dim=1), strict=True)
-            return torch.stack([part @ weight.T for part, weight in both]).sum(dim=0).to(rows.dtype)
+            return in_parts(rows, packed, parts=3 if len(rows) == 1 else 1)
 
-    assert row_step(Split(), torch.bfloat16, 1024) % 2 == 0
+    assert row_step(Split(), torch.bfloat16, 1024) == 2
+
+
+class ByThreads(Exactly):
+    """Sums in as many parts as there are threads, if there are this many rows."""
+
+    def __init__(self, fewest: int) -> None:
+        self.fewest = fewest
+
+    def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        return in_parts(rows, packed, torch.get_num_threads() if len(rows) >= self.fewest else 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fewest", [1, 5])
+def test_sums_that_threads_split_are_found_out(dtype: torch.dtype, fewest: int) -> None:
+    """Also where the trial itself runs with one thread."""
+    with using_threads(1), pytest.raises(UnsupportedModel, match="on the number of threads"):
+        row_step(ByThreads(fewest), dtype, 384)
+
+
+def test_outputs_beyond_whole_tiles_are_tried() -> None:
+    class Edge(Exactly):
+        def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+            whole = super().multiply(rows, packed, bias)
+            whole[:, len(packed) // 64 * 64 :] += len(rows) * 1e-3
+            return whole
+
+    assert row_step(Edge(), torch.float32, 8, 6400) == 1
+    with pytest.raises(UnsupportedModel, match="depend on the other rows"):
+        row_step(Edge(), torch.float32, 8, 6433)
+
+
+def test_without_compiled_products_a_kernel_that_is_exact_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever is the fastest."""
+    model = nn.Sequential(nn.Linear(96, 40)).to(torch.bfloat16).requires_grad_(False)
+    leaky, exactly = Leaky(), Exactly()
+    monkeypatch.setattr(kernels, "functions", lambda _: "there is no C compiler")
+    monkeypatch.setattr("outpace.targets.packed.best_kernel", lambda *_: Trial(leaky, False, 1, {}))
+    monkeypatch.setattr("outpace.targets.packed.KERNELS", (exactly,))
+    packed = Packer(model, pack=True, exact=True)(model[0])
+    assert isinstance(packed, Linear) and packed.kernel is exactly
+    monkeypatch.setattr("outpace.targets.packed.KERNELS", (leaky,))
+    with pytest.raises(UnsupportedModel, match="depend on the other rows"):
+        Packer(model, pack=True, exact=True)(model[0])
 
 
 def test_of_two_kernels_that_are_about_as_fast_the_first_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +280,7 @@ def test_weights_in_bfloat16_fit_into_float16_or_are_left() -> None:
 @pytest.fixture(params=["compiled", "torch's own"])
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The products of int8 weights."""
+    monkeypatch.setattr(kernels, "_row_step", kernels._row_step.__wrapped__)  # not the other's
     if request.param != "compiled":
         monkeypatch.setattr(kernels, "functions", lambda _: "there is no C compiler")
 
@@ -216,7 +292,7 @@ def test_rounded_weights_are_near_and_their_rows_alone(name: str, most: float) -
     weight, rows = (torch.randn(count, 96, generator=generator).bfloat16() for count in (48, 40))
     weight[3] = 0
     bias = torch.randn(48, generator=generator).bfloat16()
-    packed, step = kernel.pack(weight), row_step.__wrapped__(kernel, torch.bfloat16, 96, 48)
+    packed, step = kernel.pack(weight), row_step(kernel, torch.bfloat16, 96, 48)
     found = kernel.multiply(rows, packed, bias).float() - bias
     expected = rows.float() @ weight.float().T
     alone = [
@@ -269,6 +345,33 @@ def test_int8_takes_any_number_of_inputs(inputs: int) -> None:
     assert torch.equal(found, (rows.float() @ weight.float().T).bfloat16())
 
 
+# -- activations ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", sorted(ACT2FN))
+def test_activations_have_the_same_bits_among_any_rows_with_any_number_of_threads(
+    name: str, dtype: torch.dtype
+) -> None:
+    """Of 1,005 numbers a row, no multiple of a vector; a part of a wider tensor too."""
+    made = ACT2FN[name]
+    found = piecewise(made)
+    if list(made.parameters()):
+        assert found is None
+        return
+    assert found is not None
+    wide = torch.randn(130, 2010, generator=torch.Generator().manual_seed(0)).to(dtype)
+    rows = wide[:, :1005].contiguous()
+    with using_threads(1):
+        alone = torch.cat([found(row[None]) for row in rows])
+        assert torch.allclose(alone, made(rows), rtol=1e-2, atol=1e-2)
+    for threads in (1, 2, 3, 4, 7):
+        with using_threads(threads):
+            for count in (1, 3, 32, 33, 100, 130):
+                assert torch.equal(found(rows[:count]), alone[:count])
+                assert torch.equal(found(wide[None, :count, :1005])[0], alone[:count])
+
+
 # -- targets ----------------------------------------------------------------------------
 
 
@@ -287,6 +390,15 @@ def target(request: pytest.FixtureRequest) -> Iterator[CausalTarget]:
     yield exact(request.param)
 
 
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
 PROMPTS = [[*range(7, 30)], [*range(100, 230)], [500, 501]]
 
 
@@ -322,6 +434,27 @@ def test_logits_have_the_same_bits_in_a_tree_and_alone(target: CausalTarget) -> 
         assert torch.equal(alone[0], together[node])
 
 
+@pytest.mark.parametrize("family", ["Llama", "Gemma", "Phi3", "GPTNeoX"])
+def test_bits_do_not_depend_on_the_number_of_threads(family: str) -> None:
+    """Of layers that are not fused, in a forward that torch shares among threads."""
+    sizes = {**SMALL, "hidden_size": 96, "intermediate_size": 1005, "num_key_value_heads": 4}
+    config = getattr(transformers, f"{family}Config")(**sizes, pad_token_id=0, max_position_embeddings=512)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    of, tokens = CausalTarget(model, exact=True, fuse=False), torch.arange(400).remainder(64).tolist()
+    parents, _ = random_tree(40, 400)
+    found = []
+    for threads in (1, 2, 3, 4, 7):
+        with using_threads(threads):
+            cache = of.new_cache()
+            slot = cache.allocate()
+            logits = [of.forward(cache, {slot: Rows(tokens)}).logits_of(slot).clone()]
+            cache.keep({slot: range(400)})
+            logits.append(of.forward(cache, {slot: Rows(tokens[:40], parents)}).logits_of(slot))
+            found.append(torch.cat(logits))
+    assert [torch.equal(logits, found[0]) for logits in found] == [True] * 5
+
+
 def test_the_model_stays_as_it_is() -> None:
     model = nano(torch.float32)
     ids = torch.arange(5)[None]
@@ -350,17 +483,6 @@ def test_a_model_that_is_not_bit_exact_says_which_operation() -> None:
     half.model.layers[0].mlp.act_fn = Sees()
     found = Target(half)
     assert not found.bit_exact and "act_fn" in found.inexact
-
-
-SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-}
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ DTYPES = [torch.float32, torch.bfloat16]
 FEWER = ["", *(("-mno-avx512bf16", "-mno-avx512f", "-mno-avx") if platform.machine() == "x86_64" else ())]
 # Rows, inputs, outputs: tiles of all sizes, parts of panels, inputs in several parts.
 SHAPES = [(1, 96, 40), (5, 34, 64), (7, 2050, 65), (13, 4100, 3), (96, 10, 130), (203, 66, 70)]
+# Inputs that do not fill a pair, the last one in a part of its own, or all in one.
+SHAPES += [(1, 119, 40), (7, 2051, 65), (13, 513, 3), (203, 1, 70)]
 
 
 @pytest.fixture(scope="module", params=FEWER, ids=["native", *(flag[5:] for flag in FEWER[1:])])
@@ -108,10 +110,9 @@ def test_a_rows_bits_do_not_depend_on_the_others_or_on_threads(kernel: Compiled,
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            # Not the result of other threads.
-            assert row_step.__wrapped__(kernel, dtype, 2050, 70) == 1
-            assert row_step.__wrapped__(Int8(), torch.bfloat16, 2050, 70) == 1
-        given, packed = some(203, 2050, dtype), kernel.pack(some(130, 2050, dtype))
+            assert row_step(kernel, dtype, 2051, 70) == 1
+            assert row_step(Int8(), torch.bfloat16, 2051, 70) == 1
+        given, packed = some(203, 2051, dtype), kernel.pack(some(130, 2051, dtype))
         shared = kernel.multiply(given, packed, None)
         torch.set_num_threads(1)
         for start, stop in ((0, 203), (3, 4), (7, 20), (90, 203)):
@@ -126,9 +127,15 @@ def test_rows_of_another_dtype_are_refused() -> None:
         Compiled().multiply(some(2, 34, torch.float32), packed, None)
 
 
-def test_inputs_that_do_not_fill_a_pair_are_left() -> None:
-    assert Compiled().pack(some(40, 33, torch.bfloat16)) is None
-    assert Compiled().pack(some(40, 33, torch.float32)) is not None
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_that_is_not_finite_spoils_no_other(kernel: Compiled, dtype: torch.dtype) -> None:
+    """Nor does what lies behind the last one, with inputs that do not fill a pair."""
+    given, packed = some(9, 33, dtype), kernel.pack(some(40, 33, dtype))
+    expected = kernel.multiply(given, packed, None)
+    given[3::3] = torch.nan
+    found = kernel.multiply(given, packed, None)
+    assert torch.equal(found[[0, 1, 2, 4, 5, 7, 8]], expected[[0, 1, 2, 4, 5, 7, 8]])
+    assert found[3::3].isnan().all()
 
 
 def test_without_compiled_functions_it_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,111 @@
+"""The instruction sets of the processor that steps may use: the environment variable ``OUTPACE_CPU``.
+
+It limits outpace's own compiled functions, and, by their own variables, torch, oneDNN and MKL, which read
+those when they first run. So a machine shows what steps do on a lesser one. FBGEMM and llama.cpp know no such
+limit.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from outpace.core import OutpaceError
+
+VARIABLE = "OUTPACE_CPU"
+NATIVE = "native"  # all that the processor has
+
+
+class Limit(NamedTuple):
+    """A set of instructions.
+
+    Attributes:
+        march: the compilers' name of it.
+        needs: what the system calls those of its instructions that not every x86-64 has.
+        variables: limits of the libraries below outpace.
+    """
+
+    march: str
+    needs: frozenset[str]
+    variables: Mapping[str, str]
+
+
+def _variables(torch: str, dnn: str, mkl: str) -> dict[str, str]:
+    return {"ATEN_CPU_CAPABILITY": torch, "ONEDNN_MAX_CPU_ISA": dnn, "MKL_ENABLE_INSTRUCTIONS": mkl}
+
+
+_AVX2 = frozenset(("avx2", "fma", "bmi1", "bmi2", "movbe", "f16c"))
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+LIMITS = {
+    "x86-64": Limit("x86-64", frozenset(), _variables("default", "SSE41", "SSE4_2")),
+    "avx2": Limit("haswell", _AVX2, _variables("avx2", "AVX2", "AVX2")),
+    "avx512": Limit("skylake-avx512", _AVX512, _variables("avx512", "AVX512_CORE", "AVX512")),
+    "avx512-bf16": Limit(
+        "cooperlake",
+        _AVX512 | {"avx512_vnni", "avx512_bf16"},
+        _variables("avx512", "AVX512_CORE_BF16", "AVX512_E3"),
+    ),
+}
+
+
+def limit_of(name: str, machine: str, found: Collection[str]) -> Limit | None:
+    """The limit of a name; None for all that the processor has.
+
+    Args:
+        machine: kind of the processor, as Python calls it.
+        found: the instructions that it has.
+
+    Raises:
+        OutpaceError: the name is unknown, or the processor lacks some of its instructions.
+    """
+    if name in ("", NATIVE):
+        return None
+    if name not in LIMITS:
+        raise OutpaceError(f"{VARIABLE} must be {', '.join(LIMITS)} or {NATIVE}, not {name!r}")
+    if machine != "x86_64":
+        raise OutpaceError(f"{VARIABLE}={name} is for x86-64, and this processor is {machine}; leave it out")
+    if lacks := sorted(LIMITS[name].needs.difference(found)):
+        raise OutpaceError(
+            f"{VARIABLE}={name} needs {', '.join(lacks)}, which this processor lacks; it can be limited to "
+            f"{', '.join(limits(machine, found)) or NATIVE}"
+        )
+    return LIMITS[name]
+
+
+def limits(machine: str, found: Collection[str]) -> list[str]:
+    """The names of the sets that such a processor can be limited to."""
+    return [name for name, one in LIMITS.items() if machine == "x86_64" and one.needs.issubset(found)]
+
+
+def instructions() -> frozenset[str]:
+    """The instructions that the processor has, as Linux calls them; none on other systems."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []
+    flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
+    return frozenset(flags.split())
+
+
+def chosen() -> Limit | None:
+    """The limit of this process; None without one."""
+    name = os.environ.get(VARIABLE, "")
+    return limit_of(name, platform.machine(), instructions()) if name else None
+
+
+def limit_libraries() -> None:
+    """Set the limits of the libraries, unless they are set.
+
+    Raises:
+        OutpaceError: they are not, and torch is imported already; or the errors of ``limit_of``.
+    """
+    limit = chosen()
+    missing = {} if limit is None else {k: v for k, v in limit.variables.items() if k not in os.environ}
+    if missing and "torch" in sys.modules:
+        wanted = " ".join(f"{name}={value}" for name, value in missing.items())
+        raise OutpaceError(
+            f"{VARIABLE} limits torch too, which is imported already: import outpace first, or set {wanted}"
+        )
+    os.environ.update(missing)

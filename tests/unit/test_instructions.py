@@ -1,0 +1,73 @@
+"""``OUTPACE_CPU``: what it limits, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from outpace import compiled
+from outpace.core import OutpaceError
+from outpace.instructions import LIMITS, VARIABLE, instructions, limit_of, limits
+
+HERE = limits(platform.machine(), instructions())
+NAMES = {name for one in LIMITS.values() for name in one.variables}
+SHOW = "import torch; print(torch.backends.cpu.get_cpu_capability())"
+
+
+def python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    own = {name: value for name, value in os.environ.items() if name not in (*NAMES, VARIABLE)}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env={**own, **variables}, capture_output=True, text=True, check=False)
+
+
+def test_unknown_and_missing_sets_are_refused() -> None:
+    with pytest.raises(OutpaceError, match="must be x86-64, avx2, avx512, avx512-bf16 or native, not 'mmx'"):
+        limit_of("mmx", "x86_64", ())
+    with pytest.raises(
+        OutpaceError, match=r"needs avx512_bf16, avx512_vnni, .* limited to x86-64, avx2, avx512$"
+    ):
+        limit_of("avx512-bf16", "x86_64", LIMITS["avx512"].needs)
+    with pytest.raises(OutpaceError, match="is for x86-64, and this processor is aarch64; leave it out"):
+        limit_of("avx2", "aarch64", ())
+    assert limit_of("native", "aarch64", ()) is None is limit_of("", "x86_64", ())
+    assert limit_of("avx2", "x86_64", LIMITS["avx512"].needs) == LIMITS["avx2"]
+
+
+def test_an_unknown_set_is_refused_when_outpace_is_imported() -> None:
+    found = python("import outpace", OUTPACE_CPU="mmx")
+    assert found.returncode and "OUTPACE_CPU must be" in found.stderr
+
+
+@pytest.mark.skipif("x86-64" not in HERE, reason="for x86-64 under Linux")
+def test_torch_is_limited_if_outpace_is_imported_first() -> None:
+    found = python(f"import outpace; {SHOW}", OUTPACE_CPU="x86-64")
+    assert found.stdout.strip() == "DEFAULT", found.stderr
+    found = python("import torch, outpace", OUTPACE_CPU="x86-64")
+    assert found.returncode
+    assert "import outpace first, or set ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=" in found.stderr
+    set_ = {**LIMITS["x86-64"].variables, VARIABLE: "x86-64"}
+    assert python(f"import torch, outpace; {SHOW}", **set_).stdout.strip() == "DEFAULT"
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_functions_are_compiled_for_the_set(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = []
+    monkeypatch.setenv(VARIABLE, name)
+    monkeypatch.setattr(compiled, "_compile", lambda command, library: commands.append(command))
+    compiled.compiled(compiled.Path(__file__), {})
+    assert all(f"-march={LIMITS[name].march}" in command for command in commands)
+    assert len(commands) == (compiled.shutil.which(os.environ.get("CC", "cc")) is not None)
+
+
+def test_a_limit_is_part_of_the_key_of_measured_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from outpace.targets.hardware import hardware
+
+    whole = hardware([torch.device("cpu")])
+    monkeypatch.setattr("outpace.targets.hardware.chosen", lambda: LIMITS["avx2"])
+    assert set(hardware([torch.device("cpu")])) - set(whole) == {"limited to haswell"}
