@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -40,6 +41,8 @@ class Memory:
         self._target = target
         self._limit = limit
         self.renew(slots, length)
+        self._revision: int | None = None  # of the weights that rows in the prefix cache were computed with
+        self._began: WeakKeyDictionary[Slot, int] = WeakKeyDictionary()  # and rows from a slot's first on
         self.prefixes: PrefixCache | None = None
         if prefix_cache is not None:
             self.prefixes = PrefixCache(whole_number("prefix_cache", prefix_cache, 1), self.cache.row_bytes)
@@ -61,14 +64,24 @@ class Memory:
         return self.cache.reserved / self.cache.capacity if self.cache.capacity else None
 
     def fill(self, slot: Slot, sequence: Sequence) -> None:
-        """Write what the prefix cache has of a sequence's rows into its empty slot."""
+        """Write what the prefix cache has of a sequence's rows into its empty slot.
+
+        Raises:
+            OutpaceError: the target no longer fits its model.
+        """
         if self.prefixes is not None and sequence.source is None:
+            # Here, since the first forward of a slot with rows in it does not look for changes.
+            revision = self._target.revision()
+            if revision != self._revision:
+                self.prefixes.clear()
+                self._revision = revision
+            self._began[slot] = revision
             found = self.prefixes.fill(self.cache, slot, sequence.tokens, sequence.salt)
             sequence.stats.cached_tokens += found
 
     def keep(self, slot: Slot, sequence: Sequence) -> None:
-        """Store a sequence's rows in the prefix cache."""
-        if self.prefixes is not None and sequence.source is None:
+        """Store a sequence's rows in the prefix cache, unless weights have changed since its first."""
+        if self.prefixes is not None and self._began.get(slot) == self._revision:
             self.prefixes.keep(self.cache, slot, sequence.tokens[:-1], sequence.salt)
 
 

@@ -23,11 +23,12 @@ from outpace.engine.parts import Adaptive
 from outpace.policy.governor import Governor
 from outpace.sequence import Sequence
 from outpace.targets import Target, TargetModel
-from outpace.targets.packed import written
 from outpace.targets.seq2seq import Seq2SeqCache
 from outpace.verify import Verifier, load_verifier
 
 LayerRows = tuple[Tensor, Tensor]
+
+_ANOTHER = "the learner was made for another model, or it has changed; make one"
 
 
 class Learner(Observer, Protocol):
@@ -57,13 +58,14 @@ _passed: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
 
 
 def _state(model: Any, quantise: str | None) -> tuple[Any, ...]:
-    """Key of a target: another dtype, device, attention, vocabulary or rounding needs another target."""
+    """Key of a target: another dtype, device, attention, vocabulary, rounding or module needs another one."""
     if not isinstance(model, PreTrainedModel):
         return ()  # Target refuses it
     ends: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
     places = [(end.weight.device, tuple(end.weight.shape)) for end in ends if end is not None]
     attention = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", None)
-    return (model.dtype, attention, quantise, *places, written(model))
+    kinds = hash(tuple(map(type, model.modules())))
+    return (model.dtype, attention, quantise, *places, kinds)
 
 
 class RowEngine(Engine):
@@ -148,7 +150,9 @@ class Engines:
         self._idle: list[RowEngine] = []
 
     def target(self, model: Any) -> TargetModel:
-        """The model as a target, rebuilt if its device, dtype, attention or head has changed.
+        """The model as a target, rebuilt if its device, dtype, attention, head or modules have changed.
+
+        If weights have, the target follows them, and engines are made anew, with what drafters hold of it.
 
         Raises:
             UnsupportedModel: drafts cannot be verified with it; the message names the reason.
@@ -156,18 +160,22 @@ class Engines:
         """
         with self._lock:
             state = _state(model, self._step["quantise"])
-            if self._target is None or self._made_for != state:
+            if self._target is None or self._made_for != state or self._target.replaced():
                 if self.learner is not None:
                     if self._target is not None or self.learner.target.model is not model:
-                        raise OutpaceError(
-                            "the learner was made for another model, or it has changed; make one"
-                        )
+                        raise OutpaceError(_ANOTHER)
                     self._target = self.learner.target
                 else:
                     self._idle.clear()
                     self._target = Target(model, check=_passed.get(model) != state, **self._step)
                 self._warn_if_inexact(self._target)
                 self._made_for = _passed[model] = state
+                self._revision = self._target.revision()
+            elif (revision := self._target.revision()) != self._revision:
+                if self.learner is not None:
+                    raise OutpaceError(_ANOTHER)
+                self._idle.clear()
+                self._revision = revision
             return self._target
 
     def _warn_if_inexact(self, target: TargetModel) -> None:

@@ -50,6 +50,12 @@ class WrappedTarget(TargetModel):
     def layers(self) -> int:
         return self.inner.layers
 
+    def revision(self) -> int:
+        return self.inner.revision()
+
+    def replaced(self) -> str | None:
+        return self.inner.replaced()
+
 
 class AroundTarget(WrappedTarget):
     """A target whose layers, hidden states, embeddings and head are those of an inner target."""

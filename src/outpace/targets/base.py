@@ -409,6 +409,18 @@ class TargetModel(ABC):
         """
         raise OutpaceError(f"{_kind(self)} cannot be trained; use a transformers model")
 
+    def revision(self) -> int:
+        """A number that is another once weights have changed, so that rows computed before are stale.
+
+        Raises:
+            OutpaceError: this target no longer fits its model.
+        """
+        return 0
+
+    def replaced(self) -> str | None:
+        """The reason why this target no longer fits its model, whatever its weights; None if it does."""
+        return None
+
     def encode(self, source: Any) -> Source | None:
         """The source of a request, checked and encoded; None where there is none.
 

@@ -27,6 +27,7 @@ from outpace.targets.base import (
     extra_rows,
     own_cache,
 )
+from outpace.targets.changes import Places, Weights
 from outpace.targets.checks import (
     STOCK,
     check_stock,
@@ -63,9 +64,14 @@ class CausalTarget(TargetModel):
 
     Its steps may run on a copy of its modules, with the same weights. On a CPU: with packed linear layers
     (``packed.py``), and a bit-exact attention (``attention.py``). A model with FlashAttention or flex
-    attention, which do not support tree masks, runs on ``tree_attention``. Weights modified in place are
-    packed again at the next forward, replaced ones when the next text begins; modules replaced or hooks added
-    later have no effect.
+    attention, which do not support tree masks, runs on ``tree_attention``.
+
+    Weights may change. Writes that torch counts take effect in the next forward, all others (through
+    ``.data`` or NumPy, by an optimiser with ``fused=True``, a parameter or its memory replaced) when the next
+    text begins: of each weight that steps hold, one number in 8,192 (of a small one 64, of a bias or a norm
+    all) is then compared with the model's. An uncounted write that misses these, as one to a few rows may,
+    is not seen: call ``renew`` after it. Modules that are replaced, wrapped by adapters or given hooks later
+    are refused when a text begins, unless steps run the model itself: make a new target.
 
     Args:
         model: a loaded model in evaluation mode, on one device or spread over several.
@@ -116,6 +122,9 @@ class CausalTarget(TargetModel):
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
     _fixed: FixedShapes | None = None
     _needs_weights = ""  # why the model's own weights cannot be freed
+    _addresses: Places | None = None  # of all weights, which are in what ``_fixed`` has captured
+    _others: Weights | None = None  # those that steps do not hold, once ``revision`` was asked for
+    _revision = 0
     released = False  # some of the model's own weights were freed
 
     def __init__(
@@ -165,6 +174,7 @@ class CausalTarget(TargetModel):
             caches = {shape.keys.device for shape in self._modules.shapes}
             devices = caches | {weight.device for weight in model.parameters()}
             self._fixed = FixedShapes(runner or runner_for(self.device, devices), compiled)
+            self._addresses = Places(model.modules())
             if check and self.bit_exact and (reason := bit_test(self, self._modules.step, self._embedded)):
                 raise self._not_exact(reason)
         if check:
@@ -259,23 +269,59 @@ class CausalTarget(TargetModel):
                 return
         self._modules.line = None
 
-    def _renew(self) -> None:
-        """Pack weights again after they were modified.
+    def renew(self) -> None:
+        """Copy the model's weights again, as is done when they are seen to have changed.
 
         Raises:
             OutpaceError: this target is a subset of another's layers, the weights of others were released, or
-                the model has another dtype.
+                the model has another dtype or other modules.
         """
+        if (reason := self.replaced()) is not None:
+            raise OutpaceError(reason)
         if self._is_part or self.released:
             raise OutpaceError("the model's weights were modified; make a new target and engine")
-        if self.model.dtype != self._modules.dtype:  # caches have rows of the former
-            raise OutpaceError(
-                f"the model is {self.model.dtype}, but this target was made for {self._modules.dtype}; make "
-                "a new target after converting a model"
-            )
         self._take(self._packs, self.bit_exact)
         self._line_untried = True
-        self._fixed = self._fixed and self._fixed.anew()
+        self._others = None  # so that the revision is another
+        if self._fixed is not None:
+            self._fixed, self._addresses = self._fixed.anew(), Places(self.model.modules())
+
+    def replaced(self) -> str | None:
+        return self._modules.structure.changed(modules=not self._runs_model)
+
+    @property
+    def _runs_model(self) -> bool:
+        """True if steps run the model itself, so that they follow its modules."""
+        return self._modules.step is self.model and self._fixed is None and not self._is_part
+
+    def keep_modules(self) -> None:
+        """Accept changes of the model's modules that change none of its outputs."""
+        self._modules.structure.accept()
+
+    def revision(self) -> int:
+        self._follow(begins=True)
+        if self._others is None or self._others.changed(thorough=True):
+            self._others = Weights(self._modules.live())
+            self._revision += 1
+        return self._revision
+
+    def _follow(self, begins: bool) -> None:
+        """Follow changes of the model.
+
+        Args:
+            begins: a text begins, so look for those that are not counted too.
+
+        Raises:
+            OutpaceError: as ``renew``.
+        """
+        if begins and (reason := self.replaced()) is not None:
+            raise OutpaceError(reason)
+        if begins and self._runs_model and self._modules.structure.changed() is not None:
+            self._modules.structure.accept()
+            self._modules.line, self._line_untried = None, True  # which is a copy of its modules
+        moved = begins and self._addresses is not None and self._addresses.moved()
+        if moved or self._modules.changed(begins):
+            self.renew()
 
     @property
     def _embedded(self) -> int:
@@ -323,8 +369,7 @@ class CausalTarget(TargetModel):
         if self.model.training:
             raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
         own, widths = own_cache(self, cache, KVCache), {slot: len(row.tokens) for slot, row in feeds.items()}
-        if self._modules.changed(thorough=not all(map(own.length, feeds))):  # a text begins
-            self._renew()
+        self._follow(begins=not all(map(own.length, feeds)))
         if self._fixed is not None and isinstance(own, StaticCache) and logits_from is not None:
             width = width_of(own, max(widths.values()))
             if width:

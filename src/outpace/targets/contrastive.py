@@ -172,6 +172,9 @@ class ContrastiveTarget(AroundTarget):
     def identity(self) -> str:
         return f"{self.expert.identity} against {self.amateur.identity}"
 
+    def revision(self) -> int:
+        return self.expert.revision() + self.amateur.revision()
+
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> PairCache:
         caches = [model.new_cache(slots, length, capacity) for model in (self.expert, self.amateur)]
         return PairCache(*caches)

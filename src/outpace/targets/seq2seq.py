@@ -23,6 +23,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from outpace.cache import Cache, KVCache, LayerShape, Slot, Window
 from outpace.core import ContextOverflow, OutpaceError, Source, UnsupportedModel
 from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, own_cache
+from outpace.targets.changes import Structure
 from outpace.targets.checks import cache_argument, context_of, end_tokens, family, refuse_by_config
 from outpace.targets.inputs import CacheAdapter, Probe, device_of, inputs_of, rows_of
 from outpace.targets.masks import MaskMaker
@@ -119,6 +120,7 @@ class Seq2SeqTarget(TargetModel):
         self.model = model
         self._encoder: Any = model.get_encoder()
         self._decoder: Any = model.get_decoder()
+        self._structure = Structure(model)
         self._placement = placement_of(model)
         self._masks = MaskMaker(self._decoder.config, model.dtype)
         self.context = getattr(self._decoder, "max_target_positions", None) or context_of(model.config)
@@ -133,6 +135,9 @@ class Seq2SeqTarget(TargetModel):
 
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> Seq2SeqCache:
         return Seq2SeqCache(self._layers, self._cross, slots, length, capacity)
+
+    def replaced(self) -> str | None:
+        return self._structure.changed()
 
     # -- the source --------------------------------------------------------------------------------------
 
@@ -226,9 +231,12 @@ class Seq2SeqTarget(TargetModel):
         """Allocate a slot, and write the source's cross-attention keys and values.
 
         Raises:
-            OutpaceError: there is no source; or its length differs from those in use, for an encoder of
-                features, whose decoder does not mask parts of a source.
+            OutpaceError: there is no source; the model has other modules or another dtype; or the source's
+                length differs from those in use, for an encoder of features, whose decoder does not mask
+                parts of a source.
         """
+        if (reason := self.replaced()) is not None:
+            raise OutpaceError(reason)
         own = own_cache(self, cache, Seq2SeqCache)
         if source is None:
             raise OutpaceError(f"{family(self.model)} is an encoder-decoder model: a slot needs a source")
