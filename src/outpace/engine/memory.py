@@ -63,13 +63,19 @@ class Memory:
     def fill(self, slot: Slot, sequence: Sequence) -> None:
         """Write what the prefix cache has of a sequence's rows into its empty slot."""
         if self.prefixes is not None and sequence.source is None:
-            found = self.prefixes.fill(self.cache, slot, sequence.tokens, sequence.salt)
-            sequence.stats.cached_tokens += found
+            tokens = sequence.tokens[: self._shared(sequence) + 1]
+            sequence.stats.cached_tokens += self.prefixes.fill(self.cache, slot, tokens, sequence.salt)
 
     def keep(self, slot: Slot, sequence: Sequence) -> None:
         """Store a sequence's rows in the prefix cache."""
         if self.prefixes is not None and sequence.source is None:
-            self.prefixes.keep(self.cache, slot, sequence.tokens[:-1], sequence.salt)
+            tokens = sequence.tokens[: self._shared(sequence)]
+            self.prefixes.keep(self.cache, slot, tokens, sequence.salt)
+
+    def _shared(self, sequence: Sequence) -> int:
+        """The number of a sequence's first rows that may be shared: rows of steps may have other bits."""
+        rows = sequence.prompt_length if self._target.prompts_differ else len(sequence.tokens)
+        return rows - 1
 
 
 def capacity_of(memory: Any, cache: Cache, device: torch.device) -> int | None:

@@ -28,7 +28,7 @@ class WrappedTarget(TargetModel):
         self.eos_token_ids, self.start = inner.eos_token_ids, inner.start
         self.row_step, self.max_leaves = inner.row_step, inner.max_leaves
         self.bit_exact, self.inexact, self.packed = inner.bit_exact, inner.inexact, inner.packed
-        self.quantised = inner.quantised
+        self.quantised, self.prompts_differ = inner.quantised, inner.prompts_differ
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
