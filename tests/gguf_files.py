@@ -80,7 +80,7 @@ def random_file(architecture: str, split: int = 0) -> Path:
     """
     path = _folder() / f"{architecture}.gguf"
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
-    hidden, layers = {"llama": (256, 2), "gemma3": (256, 6)}.get(architecture, (64, 2))
+    hidden, layers = {"llama": (256, 8), "gemma3": (256, 6)}.get(architecture, (64, 2))
     writer.add_context_length(1024)
     writer.add_embedding_length(hidden)
     writer.add_block_count(layers)
@@ -142,7 +142,7 @@ def _llama(writer: Any, add: Callable[..., None]) -> None:
     writer.add_feed_forward_length(512)
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
-    for layer in range(2):
+    for layer in range(8):
         for name in ("attn_norm", "ffn_norm"):
             add(f"blk.{layer}.{name}.weight", 256)
         for name, rows in (("attn_q", 256), ("attn_k", 128), ("attn_v", 128), ("attn_output", 256)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,16 +23,22 @@ from outpace.engine.memory import Memory
 from outpace.engine.scheduler import Active
 from outpace.targets import Target
 from outpace.targets.base import Rows
+from outpace.targets.llamacpp.amx import amx_fails
+from outpace.targets.llamacpp.library import library
 
 # Files, and whether their weights are repacked: kernels are named, so that no race decides what is tested.
+# Keys are in float32, which shows differences that other types round away.
 FILES = {
-    "q4_k_m": False,
-    "q4_k_m, repacked": True,
-    "q6_k": False,
-    "q3_k_m": False,
-    "iq4_xs": False,
-    "f16": False,
+    "q4_k_m": ("llama", "q4_k_m", False),
+    "q4_k_m, repacked": ("llama", "q4_k_m", True),
+    "q6_k": ("llama", "q6_k", False),
+    "q3_k_m": ("llama", "q3_k_m", False),
+    "iq4_nl": ("llama", "iq4_nl", False),
+    "iq4_xs": ("llama", "iq4_xs", False),
+    "f16": ("llama", "f16", False),
+    "sliding window": ("gemma3", "q4_k_m", False),
 }
+FINE = {"type_k": "float32", "type_v": "bfloat16"}
 PROMPTS = [
     [(3 + 7 * place + place * place) % 61 for place in range(71)],
     [(5 + 11 * place) % 59 for place in range(40)],
@@ -49,7 +56,10 @@ Bits = list[tuple[int, TokenLogprobs]]
 
 @lru_cache(maxsize=len(FILES))
 def target(file: str) -> Any:
-    made = Target(quantised(random_file("llama"), file.split(",")[0]), threads=1, repack=FILES[file])
+    architecture, kind, repack = FILES[file]
+    if repack and amx_fails(Path(library().__file__).with_name("lib")):
+        pytest.skip("this build of llama.cpp ends the process where weights are repacked for AMX")
+    made = Target(quantised(random_file(architecture), kind), threads=1, repack=repack, **FINE)
     assert made.bit_exact and not made.inexact
     return made
 
@@ -106,10 +116,11 @@ def test_chunks_of_prompts_change_no_bit(file: str, chunk: int) -> None:
 
 def with_prefixes(file: str) -> None:
     """A prompt twice, then a conversation: the answer is a part of the next prompt, which is decoded twice."""
-    params, model = SAMPLINGS["sampled"], target(file)
+    params, model = replace(SAMPLINGS["sampled"], max_new_tokens=80), target(file)
+    expected = bits(Engine(model).generate([PROMPTS[0]], params)[0])
     engine = Engine(model, "suffix", adaptive=False, prefix_cache=2**26)
     first = [bits(engine.generate([PROMPTS[0]], params)[0]) for _ in range(2)]
-    assert first == [plain(file, "sampled")[0]] * 2
+    assert first == [expected] * 2
     turn = [*PROMPTS[0], *(token for token, _ in first[0]), *PROMPTS[2]]
     alone = bits(Engine(model).generate([turn], params)[0])
     for _ in range(2):
@@ -134,16 +145,15 @@ def test_shared_prefixes_change_no_bit(file: str) -> None:
 
 
 def with_preemption(file: str, chunk: int = 512) -> int:
-    """Three texts in memory for two; returns how often one was taken out and fed again."""
+    """Three texts of which one is taken out now and then, and fed again; returns how often."""
     params, model = replace(SAMPLINGS["sampled"], max_new_tokens=100), target(file)
     prompts = [prompt * 3 for prompt in PROMPTS[1:]] + [PROMPTS[0]]
     expected = [bits(Engine(model).generate([prompt], params)[0]) for prompt in prompts]
-    engine = Engine(model, "suffix", adaptive=False, prefill_chunk=chunk, memory=model.row_bytes * 400)
-    engine._batch.scheduler.make_room
+    engine = Engine(model, "suffix", adaptive=False, prefill_chunk=chunk)
     taken, make_room = 0, engine._batch.scheduler.make_room
 
     def pressed(cache: Any, release: Any) -> None:
-        """Preempt the newest sequence now and then, as if memory were short."""
+        """Preempt the newest sequence, as if memory were short."""
         nonlocal taken
         ready = engine._batch.scheduler.ready
         if len(ready) > 1 and all(a.sequence.output_length > 9 * (1 + taken) for a in ready):
@@ -211,7 +221,7 @@ BUGS = {
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
-@pytest.mark.parametrize("file", ["q4_k_m", "q4_k_m, repacked", "q6_k"])
+@pytest.mark.parametrize("file", ["q4_k_m", "q4_k_m, repacked", "iq4_xs"])
 def test_bugs_change_bits(file: str, bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = limited(file)
     for sampling in SAMPLINGS:

@@ -6,9 +6,11 @@ llama.cpp's samplers, so seeds work as for other targets.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
@@ -24,10 +26,13 @@ from outpace.cache import Cache, Slot
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.base import Output, Rows, TargetModel, own_cache
 from outpace.targets.hardware import free_bytes, processor
+from outpace.targets.llamacpp.amx import amx_fails
 from outpace.targets.llamacpp.cache import LlamaCache
 from outpace.targets.llamacpp.library import ROWS, LlamaContext, LlamaModel, check_file, library
 from outpace.targets.llamacpp.self_test import NEAR_TIE, SelfTest, Widths
 from outpace.targets.llamacpp.tokenizer import LlamaTokenizer
+
+_log = logging.getLogger("outpace.llamacpp")
 
 KvType = Literal["float32", "float16", "bfloat16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 _GGML = {  # ggml's numbers of dtypes
@@ -36,6 +41,10 @@ _GGML = {  # ggml's numbers of dtypes
 _FLOAT32_FILE = "0"  # general.file_type in the metadata of a float32 file
 _TILED = ("Q4_0", "Q8_0")  # file types whose kernels multiply this many rows at once
 _TILE = 4
+_AMX = (
+    "this build of llama.cpp ends the process in its kernels for AMX; to use them, install it again with "
+    "CMAKE_ARGS=-DCMAKE_CXX_FLAGS=-mno-amx-int8, or a version that is mended"
+)
 _TRIES = 3  # texts of the self-test
 _FASTER = 1.25  # repacked weights are taken if a plain step with the others takes this many times as long
 _RACES = 5  # plain steps of each that are timed, in turns
@@ -53,7 +62,7 @@ class LlamaCppOptions:
             difference in the last bit of a sum soon grows.
         type_k, type_v: dtypes of keys and values; None for float32 in a float32 file, otherwise bfloat16 for
             keys and float16 for values. On a CPU llama.cpp's flash attention sums in one order for any number
-            of rows and threads, unless both are float16 or both float32; of the other pairs measured this is
+            of rows and threads, unless both are of float16 and float32; of the other pairs measured this is
             the fastest. Quantised values need flash_attn.
         repack: repack weights for the processor on loading, as llama.cpp does by default; other kernels then
             multiply them. None repacks, unless a step's rows have equal bits only without it, or up to more
@@ -118,7 +127,7 @@ class LlamaCppTarget(TargetModel):
         self.path = Path(path).expanduser()
         check_file(self.path)
         lib = library()
-        self._weights = self._load(self.options.repack is not False)
+        self._weights = self._load(self._may_repack())
         _refuse_state(self._weights)
         self.tokenizer = LlamaTokenizer(self._weights)
         self.vocabulary = int(lib.llama_vocab_n_tokens(self._weights.vocabulary))
@@ -135,6 +144,19 @@ class LlamaCppTarget(TargetModel):
         self.row_bytes = self._measured_row_bytes()
         if self.options.check:
             self._check()
+
+    def _may_repack(self) -> bool:
+        """Whether to repack weights, if nothing else is found to be better.
+
+        Raises:
+            OutpaceError: it was asked for, and would end the process.
+        """
+        fails = self.options.repack is not False and amx_fails(Path(library().__file__).with_name("lib"))
+        if fails and self.options.repack:
+            raise OutpaceError(f"repack=true: {_AMX}")
+        if fails:
+            _log.warning("weights are not repacked: %s", _AMX)
+        return self.options.repack is not False and not fails
 
     def _load(self, repack: bool) -> LlamaModel:
         return LlamaModel(self.path, self.options.n_gpu_layers, repack)
@@ -189,14 +211,15 @@ class LlamaCppTarget(TargetModel):
         usual = ("float32", "float32") if self._float32 else ("bfloat16", "float16")
         return self.options.type_k or usual[0], self.options.type_v or usual[1]
 
-    def _context(self, cells: int) -> LlamaContext:
+    def _context(self, cells: int, types: tuple[str, str] | None = None) -> LlamaContext:
         self._check_room(cells)
+        keys, values = types or self._types
         own = {
             "n_threads": self.threads,
             "n_threads_batch": self.threads,
             "flash_attn_type": int(self._flash),
-            "type_k": _GGML[self._types[0]],
-            "type_v": _GGML[self._types[1]],
+            "type_k": _GGML[keys],
+            "type_v": _GGML[values],
         }
         return LlamaContext(self._weights, cells, own)
 
@@ -227,6 +250,10 @@ class LlamaCppTarget(TargetModel):
 
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> LlamaCache:
         return LlamaCache(self._context, slots, length, self.row_bytes, capacity)
+
+    def fine_cache(self, length: int) -> LlamaCache:
+        """A cache for one text with keys in float32: others round small differences away."""
+        return LlamaCache(partial(self._context, types=("float32", "bfloat16")), 1, length, self.row_bytes)
 
     def forward(
         self,
@@ -381,7 +408,7 @@ class LlamaCppTarget(TargetModel):
             UnsupportedModel: a tree does not equal its paths.
         """
         for turn in range(_TRIES):
-            test = SelfTest(self, turn)
+            test = SelfTest(self, 1 + turn)  # another text than the one that gave the widths
             self._times = []
             try:
                 alone = test.alone()
@@ -405,7 +432,7 @@ class LlamaCppTarget(TargetModel):
         """What to do about a model that is not bit-exact."""
         if self.options.n_gpu_layers:
             return "leave n_gpu_layers out, or exact=true"
-        if not self._flash or self._types[0] == self._types[1]:
+        if self._order_of_sums():
             return "give flash_attn=true,type_k=bfloat16,type_v=float16, or leave exact=true out"
         return "leave exact=true out, or take a file of another type, such as q8_0"
 
@@ -415,9 +442,7 @@ class LlamaCppTarget(TargetModel):
             return "kernels of GPUs sum in other orders for other numbers of rows"
         if not self._flash:
             return "without flash attention sums depend on the places of all rows in the cache"
-        if int(library().llama_model_n_swa(self._weights.pointer)):
-            return "cells outside a sliding window are reused, out of order"
-        if self._types[0] == self._types[1] and self._types[0] in ("float16", "float32"):
+        if set(self._types) <= {"float16", "float32"}:
             return "with keys and values of this type sums depend on the numbers of rows and threads"
         return ""
 
