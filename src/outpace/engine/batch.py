@@ -116,9 +116,11 @@ class Batch:
         self.scheduler.pace.measured(0, 0, sum(fed.values()), self._clock() - began)
 
     def next_rows(self, active: Active, rows: int, unread: int = 0) -> Rows:
-        """A number of next rows of a prompt."""
+        """A number of next rows before a sequence's root."""
         start = self.cache.length(active.slot)
-        return Rows(active.sequence.tokens[start : start + rows], unread=unread)
+        # The prompt's last token is fed in a step, and so were emitted tokens that are fed again.
+        prompt = min(max(active.sequence.prompt_length - 1 - start, 0), rows)
+        return Rows(active.sequence.tokens[start : start + rows], unread=unread, prompt=prompt)
 
     def read_ahead(self, riding: Mapping[Active, int], output: Output) -> None:
         """Pass on the hidden states of the rows of prompts that a step's forward has fed before roots."""

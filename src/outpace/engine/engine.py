@@ -276,7 +276,7 @@ class Engine:
             for start in range(0, len(tokens) - 1, _SCORED):
                 rows = tokens[start : start + _SCORED]
                 with self._turn:
-                    output = self.target.forward(cache, {slot: Rows(rows)})
+                    output = self.target.forward(cache, {slot: Rows(rows, prompt=len(rows))})
                     cache.keep({slot: range(len(rows))})
                 found = output.logits_of(slot).float().log_softmax(dim=-1)
                 following = tokens[start + 1 : start + 1 + len(rows)]

@@ -76,13 +76,19 @@ class Memory:
                 self.prefixes.clear()
                 self._revision = revision
             self._began[slot] = revision
-            found = self.prefixes.fill(self.cache, slot, sequence.tokens, sequence.salt)
-            sequence.stats.cached_tokens += found
+            tokens = sequence.tokens[: self._shared(sequence) + 1]
+            sequence.stats.cached_tokens += self.prefixes.fill(self.cache, slot, tokens, sequence.salt)
 
     def keep(self, slot: Slot, sequence: Sequence) -> None:
         """Store a sequence's rows in the prefix cache, unless weights have changed since its first."""
         if self.prefixes is not None and self._began.get(slot) == self._revision:
-            self.prefixes.keep(self.cache, slot, sequence.tokens[:-1], sequence.salt)
+            tokens = sequence.tokens[: self._shared(sequence)]
+            self.prefixes.keep(self.cache, slot, tokens, sequence.salt)
+
+    def _shared(self, sequence: Sequence) -> int:
+        """The number of a sequence's first rows that may be shared: rows of steps may have other bits."""
+        rows = sequence.prompt_length if self._target.prompts_differ else len(sequence.tokens)
+        return rows - 1
 
 
 def capacity_of(memory: Any, cache: Cache, device: torch.device) -> int | None:

@@ -160,7 +160,8 @@ class Scheduler:
         While other sequences are decoding, prompts share a chunk that ``Pace`` allows; otherwise each feeds a
         full one. It rides in the step's forward if the target mixes rows, otherwise it has its own. If none
         is decoding, the last rows of all prompts ride with their roots, which saves a forward: those of every
-        prompt if the target mixes rows, otherwise the same number of each.
+        prompt if the target mixes rows, otherwise the same number of each. Where rows of prompts differ from
+        those of steps, none ride.
 
         Returns:
             The number of rows of each prompt in a forward of their own, and in the step's.
@@ -175,6 +176,8 @@ class Scheduler:
             return ({}, _shared(behind, rows)) if mixes else (_shared(behind, rows), {})
         most = self.pace.most
         chunk = {a: min(rows, most) for a, rows in behind.items()}
+        if self._target.prompts_differ:
+            return chunk, {}
         if mixes and any(chunk[a] == rows for a, rows in behind.items()):
             return {}, chunk
         ahead = min(chunk.values())

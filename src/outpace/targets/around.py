@@ -29,6 +29,7 @@ class WrappedTarget(TargetModel):
         self.row_step, self.max_leaves = inner.row_step, inner.max_leaves
         self.bit_exact, self.inexact, self.packed = inner.bit_exact, inner.inexact, inner.packed
         self.quantised, self.stock = inner.quantised, inner.stock
+        self.prompts_differ = inner.prompts_differ
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]

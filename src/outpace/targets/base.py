@@ -34,6 +34,9 @@ class Rows:
     ignored.)
 
     ``unread`` is for a target that ``mixes``: the number of requested rows that get no logits.
+
+    ``prompt`` is for a target whose ``prompts_differ``: the number of first rows that are a prompt's. None:
+    all of them if no logits are requested, otherwise none.
     """
 
     tokens: Sequence[int]
@@ -41,6 +44,7 @@ class Rows:
     fed: Sequence[int] = ()
     asked: Tree | None = None
     unread: int = 0
+    prompt: int | None = None
 
     @property
     def tree(self) -> Sequence[int]:
@@ -247,6 +251,9 @@ class TargetModel(ABC):
         tells: it returns the target's own tokens at ``Rows.asked`` instead of logits.
         mixes: rows of prompts in a forward of other sequences' drafts cost little more than alone, and
             ``Rows.unread`` is obeyed.
+        prompts_differ: a row has other bits as a row of a prompt than in a step. So that no token depends on
+            chunks, preemption or shared prefixes, ``Rows.prompt`` is obeyed, rows of prompts are fed in
+            forwards without drafts, and only they are shared.
         seconds: number of rows of one sequence -> seconds of their forward, measured by the self-test; empty
             if it did not measure them. A governor begins with them.
 
@@ -274,6 +281,7 @@ class TargetModel(ABC):
     shares_ids: bool = True
     tells: bool = False
     mixes: bool = False
+    prompts_differ: bool = False
     seconds: Mapping[int, float] = MappingProxyType({})
 
     @property

@@ -163,6 +163,7 @@ class ContrastiveTarget(AroundTarget):
         self.eos_token_ids = expert.eos_token_ids
         self.bit_exact = expert.bit_exact and amateur.bit_exact
         self.inexact = expert.inexact or (f"the amateur: {amateur.inexact}" if amateur.inexact else "")
+        self.prompts_differ = expert.prompts_differ or amateur.prompts_differ
 
     @property
     def promise(self) -> Promise:
