@@ -1,6 +1,6 @@
 """Interrupts at every line of a call: a trace function raises where a signal's handler could.
 
-It can raise where no signal can: at the end of a ``with`` block of a lock, which C code both takes and releases
+It can raise where no signal can: at the end of a ``with`` block of a lock, which C code takes and releases
 without a look at signals in between. Those lines are left out.
 """
 
@@ -99,6 +99,6 @@ def tracer(see: Callable[[Line], None]) -> Callable[[FrameType, str, Any], Any]:
 
 
 def spread(found: Counter[Line], every: int, offset: int = 0) -> list[tuple[Line, int]]:
-    """Each ``every``-th line, in an order that does not depend on the run, and one of the times it is reached."""
+    """Each ``every``-th line, in the order of the source, and one of the times that it is reached."""
     chosen = sorted(line for line in found if not line.locks)[offset % every :: every]
     return [(line, 1 + (7 * place) % found[line]) for place, line in enumerate(chosen)]
