@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import outpace
 
+_LOCKS = ("_lock", "_claims", ".alone")  # how they are named
 _SOURCE = str(Path(outpace.__file__).parent)
 
 
@@ -29,8 +30,11 @@ class Line(NamedTuple):
     @property
     def locks(self) -> bool:
         """True for a ``with`` statement of a lock."""
-        text = linecache.getline(self.file, self.number)
-        return text.strip().startswith("with ") and ("lock" in text or "claims" in text or "alone" in text)
+        return self.text.startswith("with ") and any(name in self.text for name in _LOCKS)
+
+    @property
+    def text(self) -> str:
+        return linecache.getline(self.file, self.number).strip()
 
     def __str__(self) -> str:
         return f"{self.file[len(_SOURCE) + 1 :]}:{self.number}"

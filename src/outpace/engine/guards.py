@@ -7,11 +7,11 @@ import operator
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from types import FrameType
 from typing import Any, TypeVar
 
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, in_progress
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class Turn:
             self._claim(threading.current_thread())
         here = sys._getframe(1)
         if self._call is not None:
-            if self._call in _callers(here):
+            if self._call is not here and in_progress(self._call):
                 raise OutpaceError(
                     "the engine was called in the middle of a call, by a logits processor, a criterion, a "
                     "drafter or an observer; call it between two steps"
@@ -108,14 +108,6 @@ class Turn:
     def release(self) -> None:
         """Give up ownership."""
         self._owner = None
-
-
-def _callers(frame: FrameType) -> Iterator[FrameType]:
-    """The frames that called this one."""
-    found = frame.f_back
-    while found is not None:
-        yield found
-        found = found.f_back
 
 
 class Clock:
