@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 import operator
 import re
+import sys
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from importlib import import_module
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
@@ -75,6 +77,18 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the name of its type."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(" :") if lines else type(error).__name__
+
+
+def in_progress(call: FrameType) -> bool:
+    """True if a call is on the stack of this thread, by its frame.
+
+    This tells a call that has ended in whatever way; a note that it takes back itself would stay after an
+    exception at a line before that.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not call:
+        frame = frame.f_back
+    return frame is not None
 
 
 _INTEGERS = ("max_new_tokens", "top_k", "seed", "logprobs")

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ from outpace.core import (
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
 from outpace.engine.batch import Batch
-from outpace.engine.drafting import Drafting, groups
+from outpace.engine.drafting import Drafting, fail, groups
 from outpace.engine.guards import Clock, Turn, whole_number
 from outpace.engine.memory import Memory
 from outpace.engine.observer import Observer
@@ -133,7 +134,7 @@ class Engine:
         check_shape(self.drafter, self.verifier)
         self.governor = policy_of(adaptive, self.drafter, self.verifier, self.target, costs)
         self._clock = Clock(clock)
-        self._turn = Turn()
+        self._turn = Turn(self._renew)
         self.target = self.drafter.attach(self.target)
         rows = Memory(self.target, memory, slots, length, prefix_cache)
         others = {name: drafter_of(given) for name, given in (drafters or {}).items()}
@@ -206,14 +207,14 @@ class Engine:
             ]
             for sequence in sequences:
                 self._batch.scheduler.add(sequence)
-        try:
-            while any(sequence.finish_reason is None for sequence in sequences):
-                self.step()
-                for sequence in sequences if errors == "raise" else ():
-                    sequence.check()
-        finally:
-            with self._turn:
+            try:
+                while any(sequence.finish_reason is None for sequence in sequences):
+                    self._step()
+                    for sequence in sequences if errors == "raise" else ():
+                        sequence.check()
+            except Exception:
                 self._batch.leave(sequences)
+                raise
         return [sequence.generation() for sequence in sequences]
 
     def stream(
@@ -231,13 +232,15 @@ class Engine:
             sequence = self._requests.sequence(
                 self._batch.cache, prompt, params, references=references, source=source
             )
-        return self._stream(sequence)
+        held: list[Callable[[], None]] = []
+        return self._turn.lend(self._stream(sequence, held), held)
 
-    def _stream(self, sequence: Sequence) -> Iterator[StreamedToken]:
+    def _stream(self, sequence: Sequence, held: list[Callable[[], None]]) -> Generator[StreamedToken]:
+        held.append(partial(self._batch.leave, [sequence]))
         with self._turn:
             self._batch.scheduler.add(sequence)
-        reader = Reader(sequence)
         try:
+            reader = Reader(sequence)
             while True:
                 # Other users of the engine may have run steps: first yield the tokens they emitted.
                 ended = sequence.finish_reason is not None
@@ -247,7 +250,9 @@ class Engine:
                     return
                 self.step()
         finally:
-            self.remove(sequence)
+            if sequence.finish_reason is None:
+                self.remove(sequence)
+            held.clear()
 
     def score(self, tokens: Seq[int], top: int = 0) -> Generator[list[TokenLogprobs]]:
         """Yield the log probabilities of a text's tokens after the first, some at a time.
@@ -262,16 +267,25 @@ class Engine:
             OutpaceError: the target returns no logits, there are no rows for the text, or a token is not in
             the vocabulary.
         """
+        held: list[Callable[[], None]] = []
+        return self._turn.lend(self._score(tokens, top, held), held)
+
+    def _score(
+        self, tokens: Seq[int], top: int, held: list[Callable[[], None]]
+    ) -> Generator[list[TokenLogprobs]]:
         if self.target.tells:
             raise OutpaceError(f"log probabilities of a prompt need logits, and {TOKENS_ONLY}")
         if not all(0 <= token < self.target.vocabulary for token in tokens):
             raise OutpaceError(f"token ids are from 0 to {self.target.vocabulary - 1}")
         with self._turn:
-            cache = self._batch.cache
+            cache, self._turn.broken = self._batch.cache, True  # until the slot is held, or refused
             try:
                 slot = self.target.open(cache, None, len(tokens))
             except CacheFull as error:
+                self._turn.broken = False
                 raise OutpaceError("there is no room for the rows of this text; try again later") from error
+            held.append(partial(cache.free, slot))
+            self._turn.broken = False
         try:
             for start in range(0, len(tokens) - 1, _SCORED):
                 rows = tokens[start : start + _SCORED]
@@ -285,7 +299,11 @@ class Engine:
                 ]
         finally:
             with self._turn:
-                cache.free(slot)
+                if held:  # not after an interrupt, when the cache was replaced
+                    self._turn.broken = True  # until it is freed
+                    cache.free(slot)
+                    held.clear()
+                    self._turn.broken = False
 
     # -- a batch that changes ----------------------------------------------------------------------------
 
@@ -317,7 +335,7 @@ class Engine:
                 self._batch.cache, prompt, params, criteria, references, output, source, priority, salt
             )
             self._batch.scheduler.add(sequence)
-        return sequence
+            return sequence
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence, ended or not; no effect if it is not in the engine."""
@@ -354,18 +372,37 @@ class Engine:
 
         Sequences that ended, with an error or not, have left the batch when this returns. An interrupt, or an
         error of the policy or the observer, removes every sequence, since cache and tokens may no longer
-        match; the engine remains usable.
+        match. The engine remains usable: its next call begins with a new cache, and with drafters that have
+        forgotten what they remembered.
         """
         with self._turn:
-            try:
-                riding = self._batch.join()
-                self._batch.make_room()
-                batch = self._batch.scheduler.ready
-                riding = {a: rows for a, rows in riding.items() if a in self._batch.active}
-                return self._advance(batch, riding) if batch else []
-            except BaseException:
-                self._batch.clear()
-                raise
+            return self._step()
+
+    def _step(self) -> list[Sequence]:
+        try:
+            if self._batch.in_doubt:
+                self._refresh()
+            riding = self._batch.join()
+            self._batch.make_room()
+            batch = self._batch.scheduler.ready
+            riding = {a: rows for a, rows in riding.items() if a in self._batch.active}
+            return self._advance(batch, riding) if batch else []
+        except BaseException:
+            self._turn.broken = True
+            self._batch.end()
+            raise
+
+    def _renew(self) -> None:
+        """Make the engine as new after a call that an exception left in the middle."""
+        self._batch.end()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Replace the cache and what the drafters have prepared."""
+        self._batch.memory.renew(*self._batch.memory.room)
+        for drafting in self._draftings.values():
+            drafting.renew()
+        self._batch.scheduler.doubt = False
 
     def _advance(self, batch: list[Active], riding: Mapping[Active, int]) -> list[Sequence]:
         """Run one step for a batch.
@@ -457,7 +494,7 @@ class Engine:
                 trimmed[active] = own, kept
                 check_draft(draft, self.target)
             except Exception as error:
-                active.sequence.fail(error)
+                fail([active], error)
         self._batch.leave([a.sequence for a in proposals if a.sequence.error is not None])
         return trimmed
 
@@ -577,7 +614,11 @@ class Engine:
                 raise OutpaceError(
                     "sequences are being decoded, and their rows are in the cache; remove them first"
                 )
-            self._batch.memory.renew(slots, length)
+            try:
+                self._batch.memory.renew(slots, length)
+            except BaseException:
+                self._turn.broken = True
+                raise
 
     # -- the governor ------------------------------------------------------------------------------------
 

@@ -50,13 +50,17 @@ class Memory:
                 raise OutpaceError(f"the cache of {target.name} does not copy rows; leave prefix_cache out")
 
     def renew(self, slots: int, length: int) -> None:
-        """Replace the cache by a new one, within the limit."""
-        self.room = (slots, length)
+        """Replace the cache by a new one, within the limit.
+
+        The old one is freed first, so an engine whose call to this failed has none until the next.
+        """
+        vars(self).pop("cache", None)
         self.cache = self._target.new_cache(slots, length)
         capacity = None if self.cache.static else capacity_of(self._limit, self.cache, self._target.device)
         if capacity is not None:
             del self.cache
             self.cache = self._target.new_cache(slots, length, max(capacity, slots * length))
+        self.room = (slots, length)
 
     @property
     def use(self) -> float | None:

@@ -133,7 +133,7 @@ def accelerate(
             raise OutpaceError("give a learner, or a drafter or profile: a learner has its own drafter")
         spec = learner.drafter
     engines = Engines(spec, verifier, adaptive, costs, exact, pack, quantise, learner, stock)
-    with engines.lend(engines.target(model)):  # refuses mismatched parts now, not at the first call
+    with engines.alone, engines.lend(engines.target(model)):  # refuses mismatched parts now
         pass
     _refuse_foreign(model)
     _warn_if_lossy(verifier)
@@ -149,7 +149,7 @@ def restore(model: Model) -> Model:
     """Undo ``accelerate`` and return the model. A model that is not accelerated is returned unchanged."""
     if isinstance(vars(model).get("generate"), Generate):
         del vars(model)["generate"]
-        del vars(model)["__getstate__"]
+        vars(model).pop("__getstate__", None)
     return model
 
 

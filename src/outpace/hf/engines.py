@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -136,7 +136,9 @@ class Engines:
                 "the learner has made the target; give exact, pack, quantise or stock to its Target"
             )
         self.learner = learner
-        self._alone = threading.Lock()  # held while a learner's engine is lent
+        # Held by whoever borrows an engine, in a `with` of its own code: an interrupt cannot leave it held, as
+        # it could inside a context manager written in Python.
+        self.alone: AbstractContextManager[Any] = nullcontext() if learner is None else threading.Lock()
         self.drafter = drafter
         self.verifier = verifier
         self.adaptive = adaptive
@@ -192,22 +194,21 @@ class Engines:
 
     @contextmanager
     def lend(self, target: TargetModel) -> Iterator[RowEngine]:
-        """Lend an engine for a target of this pool that no other thread uses.
+        """Lend an engine for a target of this pool that no other thread uses. Call it under ``alone``.
 
         Raises:
             OutpaceError: the target, the drafter and the verifier do not fit each other.
         """
-        with nullcontext() if self.learner is None else self._alone:
-            with self._lock:
-                engine = self._idle.pop() if self._idle and target is self._target else None
-            if engine is None:
-                engine = self._engine(target)
-            # After an error the engine is dropped, since its state is undefined.
-            yield engine
-            engine.close()
-            with self._lock:
-                if target is self._target:
-                    self._idle.append(engine)
+        with self._lock:
+            engine = self._idle.pop() if self._idle and target is self._target else None
+        if engine is None:
+            engine = self._engine(target)
+        # After an error the engine is dropped, since its state is undefined.
+        yield engine
+        engine.close()
+        with self._lock:
+            if target is self._target:
+                self._idle.append(engine)
 
     def _engine(self, target: TargetModel) -> RowEngine:
         engine = RowEngine(

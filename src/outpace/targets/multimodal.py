@@ -8,7 +8,7 @@ and feeds those. Drafts are text.
 
 from __future__ import annotations
 
-import threading
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.cache import Cache, Slot, Window
-from outpace.core import OutpaceError, PromptStates, Source, UnsupportedModel
+from outpace.core import OutpaceError, PromptStates, Source, UnsupportedModel, in_progress
 from outpace.targets.base import Rows
 from outpace.targets.causal import CausalTarget
 from outpace.targets.checks import family
@@ -113,11 +113,12 @@ class MultimodalTarget(CausalTarget):
 
     def _captured(self, inputs: Mapping[str, Any], whole: bool) -> tuple[Tensor | None, dict[str, Any]]:
         """The language model's inputs for a prompt and, if ``whole``, the logits after it."""
-        ours = threading.get_ident()
+        here = sys._getframe()
         given: dict[str, Any] = {}
 
         def look(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-            if threading.get_ident() == ours and not given:
+            # Threads may share a model, and an interrupt may leave this hook behind.
+            if in_progress(here) and not given:
                 if args:
                     raise UnsupportedModel(f"{family(self.model)} does not name its language model's inputs")
                 given.update(kwargs)

@@ -7,7 +7,7 @@ of different lengths. There are three ways for three families; none patches a cl
 from __future__ import annotations
 
 import inspect
-import threading
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outpace.cache import Window
-from outpace.core import UnsupportedModel
+from outpace.core import UnsupportedModel, in_progress
 from outpace.targets.base import Rows
 from outpace.targets.checks import family
 from outpace.targets.masks import column_positions
@@ -79,8 +79,8 @@ class ByHook(Placement):
     """BART, Marian: a hook on the decoder's table of positions for the duration of a forward.
 
     The table's input is one line of positions shared by all sequences, [width]; the hook replaces it by the
-    positions of each, flattened, and reshapes the output to [B, width, size]. Threads may share a model: the
-    hook acts only in the thread that set it.
+    positions of each, flattened, and reshapes the output to [B, width, size]. The hook acts only in calls
+    from the forward that set it: threads may share a model, and an interrupt may leave a hook behind.
     """
 
     def __init__(self, table: nn.Module) -> None:
@@ -88,18 +88,18 @@ class ByHook(Placement):
 
     @contextmanager
     def during(self, places: Tensor) -> Iterator[None]:
-        ours = threading.get_ident()
+        forward = sys._getframe(2)  # this function is a generator, which contextlib has called
         line = places.flatten()
 
         def ask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-            if threading.get_ident() != ours:
+            if not in_progress(forward):
                 return None
             if "position_ids" not in kwargs:
                 raise UnsupportedModel("the decoder does not hand position_ids to its table by name")
             return args, {**kwargs, "position_ids": line}
 
         def fold(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-            return output.reshape(*places.shape, -1) if threading.get_ident() == ours else None
+            return output.reshape(*places.shape, -1) if in_progress(forward) else None
 
         hooks = [
             self._table.register_forward_pre_hook(ask, with_kwargs=True),

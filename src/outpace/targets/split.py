@@ -109,9 +109,9 @@ class SplitTarget(AroundTarget):
             held.states.append(state)
         return found
 
-    def forget(self, slots: Sequence[Slot]) -> None:
-        """Drop the chains that the lower layers are ahead by in these slots."""
-        for slot in slots:
+    def forget(self, slots: Sequence[Slot] | None = None) -> None:
+        """Drop the chains that the lower layers are ahead by in these slots; None for all."""
+        for slot in list(self._held) if slots is None else slots:
             self._held.pop(slot, None)
 
     def read_out(self, states: Tensor) -> Tensor:

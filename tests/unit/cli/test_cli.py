@@ -628,3 +628,42 @@ def test_a_reader_that_leaves_early_is_no_crash(folder: Path) -> None:
         process.stdout.close()
         errors = process.stderr.read().decode()
     assert "Traceback" not in errors and "Exception" not in errors
+
+
+_PRESSED = """
+import atexit, os, signal, sys
+from importlib.abc import MetaPathFinder
+
+first, sys.argv = sys.argv[1], ["outpace", *sys.argv[2:]]
+
+class Press(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == first:
+            sys.meta_path.remove(self)
+            signal.raise_signal(signal.SIGINT)
+
+def second():
+    os.write(2, b"the second")
+    signal.raise_signal(signal.SIGINT)
+    os.write(2, b"ignored")
+
+sys.meta_path.insert(0, Press())
+from outpace.__main__ import main
+atexit.register(second)
+main()
+"""
+
+
+@pytest.mark.parametrize("where", ["outpace.cli", "typer", "outpace.cli.generate", "torch"])
+def test_ctrl_c_twice_prints_no_traceback(folder: Path, where: str) -> None:
+    """The first comes while a module is imported, the second while the process ends."""
+    args = ["generate", "-m", str(folder), "-p", PROMPT, "-n", "4"]
+    result = subprocess.run(
+        [sys.executable, "-c", _PRESSED, where, *args],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+    assert result.returncode == 130
+    assert result.stderr.endswith("the second")
+    assert "Traceback" not in result.stderr and "Exception" not in result.stderr

@@ -185,6 +185,9 @@ class DraftModel(Drafter[Drafting]):
             runner=Runner(model, vocabulary.late, ids),
         )
 
+    def renew(self, shared: Shared, target: TargetModel) -> Shared:
+        return replace(shared, runner=shared.runner.renewed())
+
     def start(self, sequence: Sequence, shared: Shared) -> Drafting:
         return Drafting(sequence, shared, shared.runner.open(), shared.vocabulary.reader(sequence))
 
