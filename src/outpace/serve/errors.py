@@ -9,6 +9,7 @@ from typing import Any
 
 from outpace.core import ContextOverflow, OutpaceError
 
+_MOST = 2000  # characters of a message, which may quote what a client sent
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -29,6 +30,10 @@ class Refused(Exception):
     param: str | None = None
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.message) > _MOST:
+            self.message = f"{self.message[:_MOST]}..."
 
     @property
     def type(self) -> str:
