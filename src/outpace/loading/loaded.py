@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from inspect import signature
 from typing import Any
 
 from outpace.core import ContextOverflow, OutpaceError, first_line
@@ -17,6 +19,8 @@ from outpace.loading.weights import Encoders, load_weights, source_of
 from outpace.policy.governor import Governor
 from outpace.targets import Target, TargetModel
 from outpace.verify import Verifier
+
+_TEMPLATE_OWN = {"messages", "additional_special_tokens", "self", "caller"}  # given by renderers
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,22 @@ class Loaded:
     def has_template(self) -> bool:
         """True if there is a chat template."""
         return bool(getattr(self.tokenizer, "chat_template", None))
+
+    @cached_property
+    def template_options(self) -> frozenset[str]:
+        """Variables that the chat template reads, besides conversation, tools and special tokens."""
+        from jinja2 import meta  # optional, as the template's renderer in transformers
+        from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
+
+        given = getattr(self.tokenizer, "chat_template", None) or {}
+        found = set[str]()
+        for template in given.values() if isinstance(given, Mapping) else [given]:
+            environment = _compile_jinja_template(template).environment
+            found |= meta.find_undeclared_variables(environment.parse(template)) - set(environment.globals)
+        taken = {name for name in found if name.endswith("_token")} | _TEMPLATE_OWN
+        for renderer in (self.tokenizer.apply_chat_template, render_jinja_template):
+            taken |= set(signature(renderer).parameters) - {"documents"}
+        return frozenset(found - taken)
 
     def tokens(self, text: str) -> list[int]:
         """Token ids of a text of any length, with the tokenizer's special tokens at its ends.

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Any
 
+from pydantic_core import from_json
 from starlette.responses import Response
 
 from outpace.core import Generation, TokenLogprobs
@@ -43,7 +44,7 @@ def _ask(service: Service, body: wire.Chat, salt: str | None) -> Ask:
     schema = schema_of(body)
     if schema is not None and body.min_tokens:
         raise Refused(400, "min_tokens cannot be combined with a schema; leave it out", "min_tokens")
-    options: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    options = _template_options(service, body)
     if body.tools and body.tool_choice != "none":
         options["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
     prompt = service.conversation([template_message(one) for one in body.messages], **options)
@@ -61,6 +62,26 @@ def _ask(service: Service, body: wire.Chat, salt: str | None) -> Ask:
         salted(salt, body),
         body.trace,
     )
+
+
+def _template_options(service: Service, body: wire.Chat) -> dict[str, Any]:
+    """The variables that a client gives the model's template: those that it reads, and no option of ours.
+
+    Raises:
+        Refused: there is another one.
+    """
+    given = body.chat_template_kwargs or {}
+    known = service.model.template_options if given else frozenset()
+    for name in given:
+        if name not in known:
+            there = ", ".join(sorted(known)) or "none"
+            raise Refused(
+                400,
+                f"chat_template_kwargs: this model's template has no variable {name!r} for requests; it has "
+                f"{there}",
+                "chat_template_kwargs",
+            )
+    return dict(given)
 
 
 def template_message(message: wire.Message) -> dict[str, Any]:
@@ -88,7 +109,7 @@ def template_message(message: wire.Message) -> dict[str, Any]:
 def _arguments(text: str) -> Any:
     """Arguments of a call as an object, which templates expect; other text is returned unchanged."""
     try:
-        return json.loads(text)
+        return from_json(text, allow_inf_nan=False)  # which has a limit of nesting
     except ValueError:
         return text
 

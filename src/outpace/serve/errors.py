@@ -9,7 +9,7 @@ from typing import Any
 
 from outpace.core import ContextOverflow, OutpaceError
 
-_MOST = 2000  # characters of a message, which may quote what a client sent
+_MOST = 1000  # characters of a message, which may quote what a client sent
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -34,6 +34,7 @@ class Refused(Exception):
     def __post_init__(self) -> None:
         if len(self.message) > _MOST:
             self.message = f"{self.message[:_MOST]}..."
+        self.param = self.param and self.param[:_MOST]
 
     @property
     def type(self) -> str:

@@ -148,13 +148,16 @@ def tool_schema(functions: Seq[Any]) -> dict[str, Any]:
     """The schema of a call of one of these functions: its name, then its arguments.
 
     Raises:
-        Refused: two functions define different things by one name.
+        Refused: two functions define different things by one name, or define nothing.
     """
     calls, shared = [], dict[str, dict[str, Any]]()
     for one in functions:
         arguments = dict(one.parameters or {"type": "object", "properties": {}})
         for key in ("$defs", "definitions"):  # references begin at the root
-            for name, definition in arguments.pop(key, {}).items():
+            definitions = arguments.pop(key, {})
+            if not isinstance(definitions, dict):
+                raise Refused(400, f"{key} in the parameters of {one.name!r} must be an object", "tools")
+            for name, definition in definitions.items():
                 if shared.setdefault(key, {}).setdefault(name, definition) != definition:
                     raise Refused(400, f"two tools define {name!r} in different ways; rename one", "tools")
         call = {

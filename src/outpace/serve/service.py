@@ -59,6 +59,9 @@ class Service:
         own = "off" if isinstance(engine.drafter, NoDraft) else engine.drafter.name
         self._drafters: dict[str | None, str] = {None: own, "off": "off"}
         self._drafters |= {name: name for name in engine.drafter_names}
+        self._predicting = {
+            name for name in self._drafters if name != "off" and engine.reads_references(name)
+        }
         self._longest = max(map(len, model.tokenizer.get_vocab()), default=1)  # characters of a token
         loop = asyncio.get_running_loop()
 
@@ -221,7 +224,7 @@ class Service:
         """The engine's name of the drafter for a request.
 
         Raises:
-            Refused: there is no drafter of this name.
+            Refused: there is no drafter of this name, or it cannot draft from the request's prediction.
         """
         name = ask.params.drafts.drafter
         if name == self._drafters[None] and name != "off":
@@ -230,7 +233,20 @@ class Service:
             known = ", ".join(map(repr, self.drafters))
             raise Refused(400, f"this server has no drafter {name!r}; it has {known}", "speculation")
         brings = bool(ask.prediction) or ask.schema is not None
-        return BROUGHT if name is None and brings and BROUGHT in self._drafters else name
+        name = BROUGHT if name is None and brings and BROUGHT in self._drafters else name
+        if ask.prediction and name not in ("off", *self._predicting):
+            raise Refused(400, f"{self._unread(name)}; or leave prediction out", "prediction")
+        return name
+
+    def _unread(self, name: str | None) -> str:
+        """Why the drafter of this name drafts nothing from a prediction, and the remedy."""
+        own = self._drafters[None]
+        if BROUGHT not in self._drafters:
+            return f"this server's drafter {own!r} cannot draft from a prediction; give speculation: 'off'"
+        return (
+            f"the drafter {name!r} cannot draft from a prediction; leave speculation out, for drafts of "
+            f"{own!r} and of the prediction"
+        )
 
     def _at_least(self, ask: Ask, prompt: int, params: SamplingParams) -> MinNewTokensLengthLogitsProcessor:
         ends = sorted({*params.stop_token_ids, *self.model.target.eos_token_ids})
