@@ -197,4 +197,4 @@ async def serving(
     try:
         yield Client(app, service)
     finally:
-        await service.engine.shutdown(drain=False)
+        await service.close()

@@ -15,6 +15,7 @@ from outpace.cache import kv
 from outpace.core import OutpaceError, SamplingParams
 from outpace.engine import scheduler
 from outpace.engine.engine import Engine
+from outpace.loading import Loaded
 from outpace.serve import grammar
 from outpace.serve.admission import Limits
 from outpace.serve.engine import make_engine
@@ -61,13 +62,14 @@ def test_a_client_that_leaves_while_its_prompt_is_tokenised(monkeypatch: pytest.
                 assert go_on.wait(60)
                 return [5, 6]
 
-            monkeypatch.setattr(client.service, "conversation", slow)
+            monkeypatch.setattr(Loaded, "plain_tokens", slow)
             exchange = client.chat()
             await begun.wait()
             # The event loop is free while a thread tokenises.
             assert await client.get("/health") == {"status": "ok"}
             exchange.leave()
             await exchange.task
+            assert client.service.admission.inside == 1  # the work goes on, and is counted
             go_on.set()
             await client.empty()
 
@@ -345,7 +347,7 @@ def test_a_second_signal_ends_now() -> None:
             server.handle_exit(signal.SIGTERM, None)
             await serving_
             assert not server.app.state.service.admission._ends  # the stream was not waited for
-        await server.app.state.service.engine.shutdown(drain=False)
+        await server.app.state.service.close()
 
     run(main)
 

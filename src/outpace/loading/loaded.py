@@ -8,15 +8,15 @@ from functools import cached_property
 from inspect import signature
 from typing import Any
 
-from outpace.core import ContextOverflow, OutpaceError, first_line
+from outpace.core import ContextOverflow, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.engine.engine import Engine
 from outpace.engine.observer import Observer
 from outpace.engine.parts import Adaptive
-from outpace.files import check_text
 from outpace.loading.placement import Spread, device_of, dtype_of
 from outpace.loading.weights import Encoders, load_weights, source_of
 from outpace.policy.governor import Governor
+from outpace.reading import render, token_ids
 from outpace.targets import Target, TargetModel
 from outpace.verify import Verifier
 
@@ -91,8 +91,7 @@ class Loaded:
         Raises:
             OutpaceError: the text contains an unpaired surrogate.
         """
-        check_text(text)
-        return list(self.tokenizer(text).input_ids)
+        return token_ids(self.tokenizer, text)
 
     def plain_tokens(self, text: str) -> list[int]:
         """Token ids of a part of a text: without special tokens at its ends.
@@ -100,8 +99,7 @@ class Loaded:
         Raises:
             OutpaceError: as ``tokens``.
         """
-        check_text(text)
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return token_ids(self.tokenizer, text, special=False)
 
     def encode(self, text: str, chat: bool = False) -> list[int]:
         """Token ids of a prompt.
@@ -145,13 +143,7 @@ class Loaded:
         """
         if not self.has_template:
             raise OutpaceError(f"{self.name} has no chat template; leave --chat out")
-        try:
-            text: str = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, **{"add_generation_prompt": True, **options}
-            )
-        except Exception as error:  # a template may raise anything
-            raise OutpaceError(f"the chat template of {self.name} failed: {first_line(error)}") from error
-        return text
+        return render(self.tokenizer, self.name, messages, **options)
 
 
 def load_here(

@@ -168,25 +168,34 @@ async def _tokenize(service: Service, body: wire.Tokenize, tenant: str | None) -
     if (body.prompt is None) == (body.messages is None):
         raise Refused(400, "give prompt or messages", "prompt")
 
-    def read() -> list[int]:
+    async def read() -> Response:
         if body.prompt is not None:
-            return service.tokens(body.prompt, body.add_special_tokens)
-        turns = [template_message(one) for one in body.messages or ()]
-        return service.conversation(turns, add_generation_prompt=body.add_generation_prompt)
+            tokens = await service.tokens(body.prompt, body.add_special_tokens)
+        else:
+            turns = await asyncio.to_thread(lambda: [template_message(one) for one in body.messages or ()])
+            tokens = await service.conversation(turns, add_generation_prompt=body.add_generation_prompt)
+        return await asyncio.to_thread(written, tokens)
 
-    tokens = await asyncio.to_thread(read)
-    found = {"count": len(tokens), "max_model_len": service.defaults.context, "tokens": tokens}
-    texts = service.model.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
-    return answer(found | {"token_strs": texts})
+    def written(tokens: list[int]) -> Response:
+        texts = service.model.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
+        found = {"count": len(tokens), "max_model_len": service.defaults.context, "tokens": tokens}
+        return answer(found | {"token_strs": texts})
+
+    return await service.work(read)
 
 
 async def _detokenize(service: Service, body: wire.Detokenize, tenant: str | None) -> Response:
-    tokens = service.check_tokens(body.tokens)
-    return answer({"prompt": await asyncio.to_thread(service.model.tokenizer.decode, tokens)})
+    async def write() -> Response:
+        text = await asyncio.to_thread(
+            lambda: service.model.tokenizer.decode(service.check_tokens(body.tokens))
+        )
+        return answer({"prompt": text})
+
+    return await service.work(write)
 
 
 async def _count(service: Service, body: wire.CountTokens, tenant: str | None) -> Response:
-    return answer(await asyncio.to_thread(count, service, body))
+    return answer(await service.work(lambda: count(service, body)))
 
 
 _APIS: dict[str, tuple[Callable[..., Awaitable[Response]], type[wire.Wire]]] = {
@@ -335,7 +344,7 @@ def make_app(
         yield
         loading.cancel()
         if app.state.service is not None:
-            await app.state.service.engine.shutdown(drain=False)
+            await app.state.service.close()
 
     app = FastAPI(title="outpace", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service, app.state.most = None, most

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -35,7 +36,7 @@ async def chat(service: Service, body: wire.Chat, salt: str | None) -> Response:
 # -- the request -----------------------------------------------------------------------------------------
 
 
-def _ask(service: Service, body: wire.Chat, salt: str | None) -> Ask:
+async def _ask(service: Service, body: wire.Chat, salt: str | None) -> Ask:
     if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
         raise Refused(400, "give max_completion_tokens or max_tokens, not both", "max_tokens")
     if body.top_logprobs is not None and not body.logprobs:
@@ -44,14 +45,12 @@ def _ask(service: Service, body: wire.Chat, salt: str | None) -> Ask:
     schema = schema_of(body)
     if schema is not None and body.min_tokens:
         raise Refused(400, "min_tokens cannot be combined with a schema; leave it out", "min_tokens")
-    options = _template_options(service, body)
-    if body.tools and body.tool_choice != "none":
-        options["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
-    prompt = service.conversation([template_message(one) for one in body.messages], **options)
+    turns, options = await asyncio.to_thread(_turns, service, body)
+    prompt = await service.conversation(turns, **options)
     room = service.defaults.room([prompt], body.max_completion_tokens or body.max_tokens)
     prediction = None
     if body.prediction is not None:
-        prediction = service.tokens(plain_text(body.prediction.content), special=False)
+        prediction = await service.tokens(plain_text(body.prediction.content), special=False)
     return Ask(
         [prompt],
         openai_params(body, service.defaults, room, (body.top_logprobs or 0) if body.logprobs else None),
@@ -62,6 +61,14 @@ def _ask(service: Service, body: wire.Chat, salt: str | None) -> Ask:
         salted(salt, body),
         body.trace,
     )
+
+
+def _turns(service: Service, body: wire.Chat) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The conversation in the format of chat templates, and their options."""
+    options = _template_options(service, body)
+    if body.tools and body.tool_choice != "none":
+        options["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
+    return [template_message(one) for one in body.messages], options
 
 
 def _template_options(service: Service, body: wire.Chat) -> dict[str, Any]:

@@ -75,4 +75,4 @@ class Hosted:
     async def close(self) -> None:
         """Wait until its requests have ended, and end the engine."""
         await self._empty.wait()
-        await self.service.engine.shutdown(drain=False)
+        await self.service.close()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from transformers import MinNewTokensLengthLogitsProcessor
@@ -21,11 +21,15 @@ from outpace.loading import Loaded
 from outpace.serve.admission import Admission, Limits, Ticket
 from outpace.serve.ask import Ask, Defaults
 from outpace.serve.engine import BROUGHT
-from outpace.serve.errors import Refused, later, refusal
+from outpace.serve.errors import Refused, later, refusal, unreadable
 from outpace.serve.grammar import Grammar, Grammars
 from outpace.serve.metrics import Metrics
+from outpace.serve.pool import Share
 from outpace.serve.runs import Choice, Run
+from outpace.serve.texts import Texts
 from outpace.serve.trace import Trace, Traced
+
+T = TypeVar("T")
 
 
 class Service:
@@ -52,6 +56,9 @@ class Service:
         self.model, self.names = model, tuple(names)
         self.defaults = Defaults.of(model.target)
         self.grammars = Grammars(model.tokenizer, model.target.vocabulary, model.target.eos_token_ids)
+        memory = max(2**30, 256 * limits.body)
+        self.texts = Texts(model, Share(limits.read, memory, workers=4))
+        self._working: set[asyncio.Future[Any]] = set()
         self.now = time.time
         self.created = int(self.now())
         self.fingerprint = f"outpace-{__version__}-{model.dtype}"
@@ -114,24 +121,33 @@ class Service:
 
     # -- reading -----------------------------------------------------------------------------------------
 
-    def tokens(self, text: str, special: bool = True) -> list[int]:
+    async def tokens(self, text: str, special: bool = True) -> list[int]:
         """Token ids of a text; one that cannot fit into the context is refused before it is tokenised.
 
         Args:
             special: add the special tokens that begin or end a text.
 
         Raises:
-            Refused: the text is too long. OutpaceError: it contains an unpaired surrogate.
+            Refused: the text is too long, or takes too long. OutpaceError: it contains an unpaired surrogate.
         """
+        return self._fitting(await self.texts.tokens(text, special, self._characters))
+
+    @property
+    def _characters(self) -> int | None:
+        """The characters of the longest text that may fit into the context."""
         context = self.defaults.context
-        if context is not None and len(text) > context * self._longest:
-            raise Refused(
-                400,
-                f"this model's maximum context length is {context} tokens, and a text of {len(text)} "
-                "characters has more; shorten it",
-                code="context_length_exceeded",
-            )
-        return self.model.tokens(text) if special else self.model.plain_tokens(text)
+        return None if context is None else context * self._longest
+
+    def _fitting(self, found: list[int] | int) -> list[int]:
+        """Token ids, unless there is the length of a text that cannot fit."""
+        if isinstance(found, list):
+            return found
+        raise Refused(
+            400,
+            f"this model's maximum context length is {self.defaults.context} tokens, and a text of {found} "
+            "characters has more; shorten it",
+            code="context_length_exceeded",
+        )
 
     def beginning(self) -> list[int]:
         """The prompt for a request without one: the token that begins texts, or the one that ends them.
@@ -145,7 +161,7 @@ class Service:
                 return [int(token)]
         raise Refused(400, f"{self.name} has no token that begins a text; give a prompt", "prompt")
 
-    def conversation(self, messages: Seq[dict[str, Any]], **options: Any) -> list[int]:
+    async def conversation(self, messages: Seq[dict[str, Any]], **options: Any) -> list[int]:
         """Token ids of a conversation in the model's chat template, up to the beginning of the answer.
 
         Raises:
@@ -153,7 +169,7 @@ class Service:
         """
         if not self.model.has_template:
             raise Refused(400, f"{self.name} has no chat template; use /v1/completions", "messages")
-        return self.tokens(self.model.render(messages, **options), special=False)
+        return self._fitting(await self.texts.conversation(messages, options, self._characters))
 
     def check_tokens(self, tokens: Seq[int]) -> list[int]:
         """Check token ids sent by a client.
@@ -168,30 +184,58 @@ class Service:
 
     # -- decoding ----------------------------------------------------------------------------------------
 
-    async def start(self, choices: int, prepare: Callable[[], Ask]) -> Run:
+    async def work(self, work: Callable[[], Awaitable[T]], ticket: Ticket | None = None) -> T:
+        """The result of work on a client's text, which has room until it ends, though the client leave.
+
+        Args:
+            ticket: its room; None for that of one choice.
+
+        Raises:
+            Refused: there is no room, or the text cannot be used.
+        """
+        own = self.admit(1) if ticket is None else ticket
+        task = asyncio.ensure_future(work())
+        self._working.add(task)
+        task.add_done_callback(self._worked)
+        own.hold(task)
+        try:
+            return await asyncio.shield(task)
+        except Exception as error:
+            raise unreadable(error) from error
+        finally:
+            if ticket is None:
+                own.close()
+
+    def _worked(self, task: asyncio.Future[Any]) -> None:
+        self._working.discard(task)
+        if not task.cancelled():
+            task.exception()  # of which nobody may be left to be told
+
+    async def start(self, choices: int, prepare: Callable[[], Awaitable[Ask]]) -> Run:
         """Admit a request, and wait until it has joined the batch.
 
         Args:
-            prepare: makes the request; called in a thread, since tokenising takes time.
+            prepare: makes the request.
 
         Raises:
             Refused: the request is invalid, there is no room, or it has waited too long.
         """
         run = Run(self.engine, self.metrics, self.admission, self.admit(choices))
+
+        async def read() -> tuple[Ask, Any]:
+            ask = await prepare()
+            return ask, None if ask.schema is None else await self.grammars.compile(ask.schema)
+
         try:
-            try:
-                run.ask = await asyncio.to_thread(prepare)
-            except Exception as error:
-                raise refusal(error) from error
-            await self._start(run, run.ask)
+            run.ask, matcher = await self.work(read, run.ticket)
+            await self._start(run, run.ask, matcher)
             await run.join(run.choices[0])
         except BaseException:
             run.close()
             raise
         return run
 
-    async def _start(self, run: Run, ask: Ask) -> None:
-        matcher = None if ask.schema is None else await self.grammars.compile(ask.schema)
+    async def _start(self, run: Run, ask: Ask, matcher: Any) -> None:
         name = self._drafter(ask)
         run.used = self._drafters[name]
         references = [ask.prediction] if ask.prediction and name != "off" else []
@@ -259,4 +303,10 @@ class Service:
         self.draining = True
         with anyio.move_on_after(seconds):
             await self.admission.empty.wait()
+        await self.close()
+
+    async def close(self) -> None:
+        """End the engine and the processes."""
         await self.engine.shutdown(drain=False)
+        await self.texts.close()
+        await self.grammars.close()
