@@ -25,6 +25,7 @@ class Limits:
         unread: maximum number of tokens by which a client may lag.
         body: maximum bytes of a request's body.
         read: maximum seconds for a prompt to be put into its template and tokenised.
+        stuck: maximum seconds for the engine's thread to answer; then the server is not healthy.
         ping: seconds between pings in a silent stream.
         send: maximum seconds for a client to accept a chunk.
     """
@@ -35,6 +36,7 @@ class Limits:
     unread: int = 4096
     body: int = 4 * 2**20
     read: float = 10.0
+    stuck: float = 60.0
     ping: float = 15.0
     send: float = 30.0
 

@@ -234,8 +234,8 @@ async def _model(name: str, request: Request) -> Response:
 
 async def _health(request: Request) -> Response:
     service: Service | None = request.app.state.service
-    if service is not None and service.engine.failed is not None:
-        raise Refused(503, "the engine has failed; restart the server", code="engine_failed")
+    if service is not None:
+        await service.check_health()
     return answer({"status": "ok"})
 
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ import anyio
 from transformers import MinNewTokensLengthLogitsProcessor
 
 from outpace._version import __version__
-from outpace.core import SamplingParams
+from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.none import NoDraft
 from outpace.engine.aio import AsyncEngine
 from outpace.engine.engine import Engine
@@ -30,6 +31,7 @@ from outpace.serve.texts import Texts
 from outpace.serve.trace import Trace, Traced
 
 T = TypeVar("T")
+_PATIENCE = 0.25  # seconds for which a question about health waits for the engine
 
 
 class Service:
@@ -58,6 +60,8 @@ class Service:
         self.grammars = Grammars(model.tokenizer, model.target.vocabulary, model.target.eos_token_ids)
         memory = max(2**30, 256 * limits.body)
         self.texts = Texts(model, Share(limits.read, memory, workers=4))
+        self._probe: asyncio.Future[None] | None = None
+        self._probed = 0.0
         self._working: set[asyncio.Future[Any]] = set()
         self.now = time.time
         self.created = int(self.now())
@@ -77,7 +81,7 @@ class Service:
                 loop.call_soon_threadsafe(on_failure)
 
         self.engine = AsyncEngine(
-            engine, max_waiting=limits.choices, max_unread=limits.unread, on_failure=failed
+            engine, max_waiting=limits.choices + 1, max_unread=limits.unread, on_failure=failed
         )
         self.metrics = Metrics(
             self.name,
@@ -109,6 +113,29 @@ class Service:
             raise Refused(503, "the engine has failed; restart the server", code="engine_failed")
         if self.draining:
             raise later(503, "the server is shutting down; use another one", "draining", 1)
+
+    async def check_health(self) -> None:
+        """Check that a request of the server's own passes through the engine's thread in time.
+
+        It has no prompt, so that the engine refuses it, between two steps, and it waits for no slot.
+
+        Raises:
+            Refused: the engine has died, or has not answered for ``Limits.stuck`` seconds.
+        """
+        if self.engine.failed is not None:
+            raise Refused(503, "the engine has failed; restart the server", code="engine_failed")
+        if self._probe is None or self._probe.done():
+            self._probed = self.admission.clock()
+            self._probe = asyncio.ensure_future(self._asked())
+        await asyncio.wait({self._probe}, timeout=_PATIENCE)
+        waited, most = self.admission.clock() - self._probed, self.admission.limits.stuck
+        if not self._probe.done() and waited > most:
+            message = f"the engine has not answered for {waited:.0f} s; restart the server"
+            raise Refused(503, message, code="engine_stuck")
+
+    async def _asked(self) -> None:
+        with suppress(OutpaceError):
+            await self.engine.add([])
 
     def admit(self, choices: int) -> Ticket:
         """Reserve room for choices.
