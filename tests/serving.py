@@ -191,7 +191,7 @@ async def serving(
     own = drafter if learner is None else learner.drafter
     engine = make_engine(served, own, chosen, others, learner, adaptive=False, memory=memory)
     change(engine)
-    app = make_app(Keys(keys), chosen.body)
+    app = make_app(Keys(keys), chosen)
     service = Service(served, engine, chosen, ["nano", "other name"], on_failure=on_failure)
     app.state.service = service
     try:

@@ -24,6 +24,7 @@ class Limits:
         wait: maximum seconds that a choice waits to join the batch.
         unread: maximum number of tokens by which a client may lag.
         body: maximum bytes of a request's body.
+        head, receive: maximum seconds for the head of a request to arrive, and for its body.
         read: maximum seconds for a prompt to be put into its template and tokenised.
         stuck: maximum seconds for the engine's thread to answer; then the server is not healthy.
         ping: seconds between pings in a silent stream.
@@ -35,6 +36,8 @@ class Limits:
     wait: float = 60.0
     unread: int = 4096
     body: int = 4 * 2**20
+    head: float = 10.0
+    receive: float = 60.0
     read: float = 10.0
     stuck: float = 60.0
     ping: float = 15.0
@@ -44,6 +47,16 @@ class Limits:
     def choices(self) -> int:
         """Maximum number of choices, running and waiting."""
         return self.running + self.waiting
+
+    @property
+    def connections(self) -> int:
+        """Maximum number of connections: one per choice, and some for other requests."""
+        return self.choices + 224
+
+    @property
+    def bodies(self) -> int:
+        """Maximum bytes of the bodies of all requests that are read at a time."""
+        return 32 * self.body
 
 
 class Ticket:

@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 from outpace._version import __version__
 from outpace.serve import wire
+from outpace.serve.admission import Limits
 from outpace.serve.chat import chat, template_message
 from outpace.serve.completions import completions
 from outpace.serve.door import Door, Keys, error_response
@@ -48,11 +49,13 @@ class _Request(Request):
     def __init__(self, request: Request, kind: type[wire.Wire]) -> None:
         super().__init__(request.scope, request.receive, request._send)
         self._kind = kind
+        self._reserved = 0
 
     async def body(self) -> bytes:
         if not hasattr(self, "_body"):
-            most: int = self.app.state.most
+            most: int = self.app.state.limits.body
             pieces, size = [], int(self.headers.get("content-length") or 0)
+            self._reserve(most if "transfer-encoding" in self.headers else min(size, most))
             if size <= most:
                 size = 0
                 async for piece in self.stream():
@@ -65,6 +68,23 @@ class _Request(Request):
                 raise Refused(413, message, headers={"Connection": "close"})
             self._body = b"".join(pieces)
         return self._body
+
+    def _reserve(self, size: int) -> None:
+        """Count the bytes of the body among those of all that are read.
+
+        Raises:
+            Refused: there are too many.
+        """
+        state = self.app.state
+        if state.bodies + size > state.limits.bodies:
+            raise later(503, "the server is reading too many long requests; try again", "overloaded", 1)
+        state.bodies += size
+        self._reserved = size
+
+    def release(self) -> None:
+        """End the count of the body's bytes."""
+        self.app.state.bodies -= self._reserved
+        self._reserved = 0
 
     async def json(self) -> Any:
         body = await self.body()
@@ -110,8 +130,11 @@ class _Route(APIRoute):
             if request.method != "POST":
                 return await _unless_gone(request, handle(request))
             strict = _Request(request, _APIS[self.path][1])
-            await strict.body()
-            return await _unless_gone(strict, handle(strict))
+            try:
+                await strict.body()
+                return await _unless_gone(strict, handle(strict))
+            finally:
+                strict.release()
 
         return handler
 
@@ -320,7 +343,7 @@ def _shapes(path: str) -> dict[str, Any]:
 
 def make_app(
     keys: Keys,
-    most: int,
+    limits: Limits,
     origins: Sequence[str] = (),
     opening: Callable[[], Awaitable[Service | None]] | None = None,
     tracer: Tracer | None = None,
@@ -328,7 +351,6 @@ def make_app(
     """Make the application; ``app.state.service`` is its service, None while the model is being loaded.
 
     Args:
-        most: maximum bytes of a body.
         origins: origins whose pages may send requests from a browser.
         opening: makes the service, once the event loop runs; returns None if that failed.
         tracer: OpenTelemetry tracer that gets a span of each request.
@@ -347,7 +369,7 @@ def make_app(
             await app.state.service.close()
 
     app = FastAPI(title="outpace", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.service, app.state.most = None, most
+    app.state.service, app.state.limits, app.state.bodies = None, limits, 0
     app.state.reader = ThreadPoolExecutor(1, "outpace-bodies")  # one, since parsing holds Python's lock
     router = APIRouter(route_class=_Route)
     for path, (api, kind) in _APIS.items():

@@ -28,7 +28,7 @@ class Hosted:
     """
 
     def __init__(self, model: Loaded, engine: Engine, limits: Limits, names: Seq[str], keys: Keys) -> None:
-        self.app = make_app(keys, limits.body)
+        self.app = make_app(keys, limits)
         self.service = Service(model, engine, limits, names)
         self.app.state.service = self.service
         self._inside = 0

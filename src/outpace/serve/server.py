@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from outpace.loading import Loaded
 from outpace.serve.admission import Limits
 from outpace.serve.app import make_app
 from outpace.serve.door import Keys
+from outpace.serve.protocol import Guarded
 from outpace.serve.service import Service
 
 if TYPE_CHECKING:
@@ -88,9 +90,10 @@ class Server(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
         self._signalled = False
         self.app: FastAPI = make_app(
-            options.keys, options.limits.body, options.origins, self._open, options.tracer
+            options.keys, options.limits, options.origins, self._open, options.tracer
         )
         config: dict[str, Any] = {"access_log": False, "log_config": None, "timeout_graceful_shutdown": 5}
+        config |= {"http": partial(Guarded, limits=options.limits), "ws": "none"}
         super().__init__(uvicorn.Config(self.app, server_header=False, **config))
 
     async def _open(self) -> Service | None:
