@@ -1,4 +1,4 @@
-"""What a client writes is data: a corpus of texts inside strings, and the values that only look harmless."""
+"""Clients' texts are data: a corpus of texts inside strings, and values that only look harmless."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_what_looks_harmless(more: dict[str, Any], param: str | None) -> None:
      "continue_final_message", "add_generation_prompt", "message", "range", "namespace", "raise_exception"],
 )  # fmt: skip
 def test_templates_are_given_their_own_variables_alone(name: str) -> None:
-    """Whatever else a request names is refused by its name, above all a template of its own."""
+    """Other names are refused by name, above all a template of the client's own."""
 
     async def main() -> None:
         async with serving(loaded=styled()) as client:

@@ -331,7 +331,7 @@ class Engine:
         return [name for name in self._draftings if name is not None and name != "off"]
 
     def reads_references(self, name: str | None) -> bool:
-        """Whether the drafter of this name, or for None the engine's own, reads references."""
+        """True if the drafter of this name, or for None the engine's own, reads references."""
         return self._draftings[name].drafter.reads_references
 
     @property

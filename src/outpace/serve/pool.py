@@ -24,7 +24,7 @@ _THREADS = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALL
 
 @dataclass(frozen=True)
 class Share:
-    """What a job may take.
+    """The most that a job may take.
 
     Attributes:
         seconds: maximum time.

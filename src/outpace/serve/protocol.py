@@ -91,7 +91,7 @@ class Guarded(HttpToolsProtocol):
         super().on_response_complete()
 
     def _within(self, seconds: float | None) -> None:
-        """Refuse the request unless it goes on within this time."""
+        """Refuse the request unless its next part arrives within this time."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if seconds is None else self.loop.call_later(seconds, self._late)

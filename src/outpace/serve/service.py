@@ -310,7 +310,7 @@ class Service:
         return name
 
     def _unread(self, name: str | None) -> str:
-        """Why the drafter of this name drafts nothing from a prediction, and the remedy."""
+        """The reason for which a drafter drafts nothing from a prediction, and the remedy."""
         own = self._drafters[None]
         if BROUGHT not in self._drafters:
             return f"this server's drafter {own!r} cannot draft from a prediction; give speculation: 'off'"

@@ -76,7 +76,7 @@ class Texts:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._near, job)
 
     def _near(self, job: dict[str, Any]) -> list[int] | int:
-        """As a worker."""
+        """The answer of a worker to a job."""
         text, most = job.get("text"), job["most"]
         if text is None:
             text = self._model.render(job["messages"], **job["options"])

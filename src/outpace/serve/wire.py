@@ -33,7 +33,7 @@ def _whole(value: Any) -> Any:
 
 
 def _all_whole(values: Any) -> Any:
-    """As ``_whole``, for the elements of a long list: no call for each."""
+    """Convert the elements of a long list like ``_whole``; one of integers alone takes no call for each."""
     mixed = isinstance(values, list) and float in set(map(type, values))
     return [_whole(value) for value in values] if mixed else values
 
