@@ -353,6 +353,10 @@ class Engine:
         """The names of the further drafters, for ``SamplingParams.speculation``."""
         return [name for name in self._draftings if name is not None and name != "off"]
 
+    def reads_references(self, name: str | None) -> bool:
+        """True if the drafter of this name, or for None the engine's own, reads references."""
+        return self._draftings[name].drafter.reads_references
+
     @property
     def memory_use(self) -> float | None:
         """Reserved share of the memory for rows; None if it has no limit."""
