@@ -161,6 +161,7 @@ class ContrastiveTarget(AroundTarget):
         contexts = [model.context for model in (expert, amateur) if model.context is not None]
         self.context = min(contexts, default=None)
         self.eos_token_ids = expert.eos_token_ids
+        self.chains_only = expert.chains_only or amateur.chains_only
 
     @property
     def identity(self) -> str:

@@ -75,6 +75,7 @@ class SplitTarget(AroundTarget):
         self.vocabulary = target.vocabulary
         self.context = target.context
         self.eos_token_ids = target.eos_token_ids
+        self.chains_only = target.chains_only
         self._lower = target.some_layers(range(depth), bare=True)
         self._upper = target.some_layers(range(depth, target.layers))
         self._held: dict[Slot, Held] = {}
