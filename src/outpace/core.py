@@ -305,9 +305,12 @@ class PromptStates(Source):
         states: the embeddings of the whole prompt, shape [length, hidden size].
         positions: shape [axes, length], for a model with several axes of positions (Qwen2-VL: time, height,
             width); None if they count from 0. The text after the prompt continues each axis from its last.
+        deep: what is added to the first layers' outputs (Qwen3-VL's features of images), shape [layers,
+            length, hidden size], 0 where there is no image; None for other models.
     """
 
     positions: torch.Tensor | None = None
+    deep: torch.Tensor | None = None
 
 
 class Verdict:

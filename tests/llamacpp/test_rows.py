@@ -47,7 +47,9 @@ PROMPTS = [
 SAMPLINGS = {
     "greedy": SamplingParams(max_new_tokens=24, logprobs=2, ignore_eos=True),
     "sampled": SamplingParams(max_new_tokens=24, temperature=0.9, seed=3, logprobs=2, ignore_eos=True),
-    "warm": SamplingParams(max_new_tokens=24, temperature=1.3, top_p=0.9, seed=8, logprobs=2, ignore_eos=True),
+    "warm": SamplingParams(
+        max_new_tokens=24, temperature=1.3, top_p=0.9, seed=8, logprobs=2, ignore_eos=True
+    ),
 }
 DRAFTERS = (None, "suffix", "lookahead:window=4,ngram=3,guesses=4", "token_recycling")
 

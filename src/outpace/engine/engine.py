@@ -131,14 +131,14 @@ class Engine:
         self.drafter = drafter_of(drafter)
         self.verifier = load_verifier(verifier)
         self.tokenizer = tokenizer
-        check_shape(self.drafter, self.verifier)
+        check_shape(self.drafter, self.verifier, self.target)
         self.governor = policy_of(adaptive, self.drafter, self.verifier, self.target, costs)
         self._clock = Clock(clock)
         self._turn = Turn(self._renew)
         self.target = self.drafter.attach(self.target)
         rows = Memory(self.target, memory, slots, length, prefix_cache)
         others = {name: drafter_of(given) for name, given in (drafters or {}).items()}
-        check_company(self.drafter, others, self.verifier)
+        check_company(self.drafter, others, self.verifier, self.target)
         self._draftings = self._make_draftings(others, adaptive)
         self.observer = observer
         watched = () if observer is None else observer.hidden_layers
@@ -485,13 +485,22 @@ class Engine:
         return int(nodes)
 
     def _trim(self, proposals: Mapping[Active, Draft]) -> dict[Active, tuple[Draft, Seq[int]]]:
-        """The drafts to verify, each with the proposal's node for each of its nodes."""
-        trimmed, leaves = {}, self.target.max_leaves
+        """The drafts to verify, each with the proposal's node for each of its nodes.
+
+        For a target that takes chains only, a tree is first cut to its likeliest path, so that all of the
+        nodes that pay are on it.
+        """
+        trimmed: dict[Active, tuple[Draft, Seq[int]]] = {}
+        leaves = self.target.max_leaves
         for active, draft in proposals.items():
             try:
+                whole: Seq[int] = range(len(draft))
+                if self.target.chains_only:
+                    draft, whole = few_leaves(draft, 1)
                 # A path of n nodes emits n + 1 tokens, so nodes deeper than room - 1 are useless.
                 nodes = self._nodes_left(active, draft)
-                own, kept = trim(draft, active.sequence.room - 1, nodes)
+                own, places = trim(draft, active.sequence.room - 1, nodes)
+                kept = [whole[place] for place in places]
                 if leaves is not None:
                     own, places = few_leaves(own, max(leaves // len(proposals), 1))
                     kept = [kept[place] for place in places]

@@ -18,6 +18,7 @@ from outpace.choosing import Tree
 from outpace.core import Draft, OutpaceError, Promise, Source, UnsupportedModel
 from outpace.logits import Told
 from outpace.targets.hardware import hardware
+from outpace.tree import is_chain
 
 
 @dataclass(frozen=True)
@@ -246,6 +247,8 @@ class TargetModel(ABC):
             that plain decoding has the bits of its generate().
         max_leaves: maximum number of leaves of the drafts in a forward, over all sequences; None for no
             limit.
+        chains_only: reason why it verifies chains but no trees; empty if it verifies trees. It then decodes
+            sequences one after another: a step of n sequences takes n forwards.
         tokenizer: the tokenizer that comes with the model, if any.
         shares_ids: the tokens of an encoder-decoder model's sources are ids of its vocabulary.
         tells: it returns the target's own tokens at ``Rows.asked`` instead of logits.
@@ -277,6 +280,7 @@ class TargetModel(ABC):
     quantised: str = ""
     stock: bool = False
     max_leaves: int | None = None
+    chains_only: str = ""
     tokenizer: Any = None
     shares_ids: bool = True
     tells: bool = False
@@ -548,6 +552,18 @@ def own_cache(target: TargetModel, cache: Cache, kind: type[Own]) -> Own:
     if not isinstance(cache, kind):
         raise OutpaceError(f"{_kind(target)} needs a cache of its own: target.new_cache()")
     return cache
+
+
+def check_chains(target: TargetModel, feeds: Mapping[Slot, Rows]) -> None:
+    """Refuse trees for a target that takes chains only.
+
+    Raises:
+        OutpaceError: some rows branch.
+    """
+    if target.chains_only and not all(is_chain(row.tree) for row in feeds.values()):
+        raise OutpaceError(
+            f"{target.name} takes chains only, since {target.chains_only}; use a drafter of chains"
+        )
 
 
 def _kind(target: TargetModel) -> str:

@@ -24,6 +24,7 @@ from outpace.targets.base import (
     Reading,
     Rows,
     TargetModel,
+    check_chains,
     extra_rows,
     own_cache,
 )
@@ -37,6 +38,7 @@ from outpace.targets.checks import (
     refuse_by_config,
     runs_on_gpu,
     untouchable,
+    why_chains_only,
     why_not_exact,
 )
 from outpace.targets.fixed import FixedInputs, FixedShapes, width_of
@@ -156,7 +158,12 @@ class CausalTarget(TargetModel):
             exact = pack = fuse = False
         self.stock = stock
         self.quantised = quantise or ""
-        if takes_no_tree(model.config.get_text_config(decoder=True)):
+        self.chains_only = why_chains_only(model)
+        if self.chains_only and (static or fuse is True):
+            raise UnsupportedModel(
+                f"{family(model)} takes chains only, since {self.chains_only}; leave static and fuse out"
+            )
+        if not self.chains_only and takes_no_tree(model.config.get_text_config(decoder=True)):
             model = exchange(model, lambda _: None, TREE)
         self.model = model
         self.static = static
@@ -195,9 +202,10 @@ class CausalTarget(TargetModel):
         fixed = "its shapes are fixed" if self.static else ""
         if fixed and fuses is True:
             raise UnsupportedModel(f"{family(self.model)} cannot be fused: {fixed}; leave fuse or static out")
-        self.unfused = fixed or fusing_refused(self.model, pack, fuses)
+        alone = self.chains_only and "it takes chains only, which run on the model's own attention"
+        self.unfused = fixed or alone or fusing_refused(self.model, pack, fuses)
         self.fused = not self.unfused
-        reason = why_not_exact(self.model, exact, self.fused) or ("" if self._on_gpu else fixed)
+        reason = alone or why_not_exact(self.model, exact, self.fused) or ("" if self._on_gpu else fixed)
         if not reason:
             try:
                 self._take(packing_wanted(self.model, pack, exact=True), exact=True)
@@ -228,7 +236,9 @@ class CausalTarget(TargetModel):
     def _take(self, packs: bool | Kernel, exact: bool) -> None:
         """Make the modules that steps run on."""
         self._line_untried, self._packs = False, packs
-        self._modules = found = Modules(self.model, packs, exact, self.fused, self.quantised)
+        self._modules = found = Modules(
+            self.model, packs, exact, self.fused, self.quantised, bool(self.chains_only)
+        )
         self.packed, self.row_step, self.vocabulary = found.packed, found.row_step, found.vocabulary
 
     @property
@@ -245,7 +255,8 @@ class CausalTarget(TargetModel):
     def _try_lines(self) -> None:
         """Make a copy of the step for rows in a line, if it takes them, as a small forward shows."""
         attention = line_attention(self._modules.step)
-        if not self._packs_lines or self.static or attention is None or untouchable(self._modules.step):
+        packs = self._packs_lines and not (self.static or self.chains_only)
+        if not packs or attention is None or untouchable(self._modules.step):
             return
         line = exchange(self._modules.step, lambda _: None, attention)
         # A tree beside a row, and rows of a prompt that are wide enough for a window of their own.
@@ -368,6 +379,7 @@ class CausalTarget(TargetModel):
         """
         if self.model.training:
             raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
+        check_chains(self, feeds)
         own, widths = own_cache(self, cache, KVCache), {slot: len(row.tokens) for slot, row in feeds.items()}
         self._follow(begins=not all(map(own.length, feeds)))
         if self._fixed is not None and isinstance(own, StaticCache) and logits_from is not None:
@@ -381,7 +393,8 @@ class CausalTarget(TargetModel):
                 return Output.of(window.slots, feeds, logits, logits_from, made.hidden)
         lines = len(feeds) > 1 and not logits_from and states is None and self._takes_lines
         mixes = lines and self._mixes
-        windows = own.begin(widths, self.row_step, self._modules.least_rows, apart(widths) if mixes else ())
+        alone = widths if self.chains_only else apart(widths) if mixes else ()
+        windows = own.begin(widths, self.row_step, self._modules.least_rows, alone)
         outputs = []
         for group in [windows] if mixes else [[window] for window in windows]:
             if lines and (line := Line(group, self.row_step, self._modules.least_rows)).pays:
@@ -471,9 +484,8 @@ class CausalTarget(TargetModel):
             more["output_hidden_states"] = True
         output = model(
             **given,
-            attention_mask=mask,
-            position_ids=positions,
             use_cache=True,
+            **self._modules.placing(mask, positions),
             **more,
         )
         logits = output.logits

@@ -164,6 +164,7 @@ class ContrastiveTarget(AroundTarget):
         self.bit_exact = expert.bit_exact and amateur.bit_exact
         self.inexact = expert.inexact or (f"the amateur: {amateur.inexact}" if amateur.inexact else "")
         self.prompts_differ = expert.prompts_differ or amateur.prompts_differ
+        self.chains_only = expert.chains_only or amateur.chains_only
 
     @property
     def promise(self) -> Promise:

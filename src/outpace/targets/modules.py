@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from outpace.core import UnsupportedModel
 from outpace.targets.attention import EXACT
@@ -18,7 +18,7 @@ from outpace.targets.inputs import Probe, device_of
 from outpace.targets.invariant import TRITON, invariant_norm
 from outpace.targets.kernels import Kernel
 from outpace.targets.layers import exchange, keep_layers
-from outpace.targets.masks import INVARIANT, MaskMaker
+from outpace.targets.masks import INVARIANT, Mask, MaskMaker, OwnMasks
 from outpace.targets.packed import Packer, piecewise, release, tail_step
 
 
@@ -31,6 +31,7 @@ class Modules:
         exact: pad rows, and attend, so that a row's bits do not depend on the other rows.
         fuses: fuse the layers' operations between matrix products.
         quantise: round the weights of linear layers; empty for none.
+        chains: leave masks and positions to the model.
 
     Attributes:
         step: the module that a step runs; ``model`` if nothing is replaced.
@@ -49,7 +50,15 @@ class Modules:
         UnsupportedModel: the model takes no masks, positions or cache of outpace's.
     """
 
-    def __init__(self, model: Any, packs: bool | Kernel, exact: bool, fuses: bool, quantise: str) -> None:
+    def __init__(
+        self,
+        model: Any,
+        packs: bool | Kernel,
+        exact: bool,
+        fuses: bool,
+        quantise: str,
+        chains: bool = False,
+    ) -> None:
         invariant = exact and runs_on_gpu(model)
         kernel = TRITON if invariant else None if isinstance(packs, bool) else packs
         apart = fused_linears(model) if fuses else ()
@@ -81,8 +90,11 @@ class Modules:
         self._held = held
         self._weights = Weights(held)
         self.structure = Structure(model)
+        self._chains = chains
         self.masks, self.own_masks = (
-            MaskMaker(own.config.get_text_config(decoder=True), own.dtype, fuses and own is self.step)
+            OwnMasks()
+            if chains
+            else MaskMaker(own.config.get_text_config(decoder=True), own.dtype, fuses and own is self.step)
             for own in (self.step, model)
         )
         self._probe()
@@ -135,6 +147,10 @@ class Modules:
         part.masks = self.masks.over_window(sinks, recent)
         return part
 
+    def placing(self, mask: Mask, positions: Tensor) -> dict[str, Any]:
+        """Arguments of the step for the rows' mask and positions."""
+        return {} if self._chains else {"attention_mask": mask, "position_ids": positions}
+
     @torch.inference_mode()
     def _first_token(self, probe: Probe) -> Any:
         """The step's output for a token without a cache."""
@@ -142,9 +158,8 @@ class Modules:
         token = torch.zeros((1, 1), dtype=torch.long, device=device)
         return self.step(
             input_ids=token,
-            attention_mask=self.masks.one(device),
-            position_ids=token,
             use_cache=True,
+            **self.placing(self.masks.one(device), token),
             **{self.cache_argument: probe},
         )
 

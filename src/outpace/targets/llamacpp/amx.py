@@ -48,7 +48,9 @@ def _product(folder: Path) -> None:
         return int(function(*given) or 0)
 
     def made(name: str, *given: object) -> ctypes.c_void_p:
-        return pointer(call(cpu if name.startswith(("ggml_backend_cpu", "_Z")) else base, name, pointer, *given))
+        return pointer(
+            call(cpu if name.startswith(("ggml_backend_cpu", "_Z")) else base, name, pointer, *given)
+        )
 
     layout = made(_BUFFER)
     if not layout.value:
