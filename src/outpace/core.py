@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     import torch
 
 FinishReason = Literal["eos", "stop", "length", "removed", "error"]
+Promise = Literal["same bits", "same tokens", "same tokens but for near-ties", "not exact"]
+PROMISES: tuple[Promise, ...] = get_args(Promise)  # from the strongest to the weakest
 LogitsProcessor = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 
@@ -318,6 +320,9 @@ class Stats:
     ``drafted`` counts every node sent to the target, ``accepted`` those kept in the output. In a batch the
     wall time of a step counts in full for each sequence in it. ``cached_tokens`` counts prompt tokens whose
     rows came from the prefix cache. ``extra`` contains a drafter's own counts.
+
+    ``promise`` is how the tokens compare with plain decoding's: ``TargetModel.promise``, or None under a
+    verifier that preserves no tokens; ``inexact`` is the reason if it is not "same bits".
     """
 
     steps: int = 0
@@ -330,6 +335,8 @@ class Stats:
     seconds_verify: float = 0.0
     seconds_rest: float = 0.0
     lossy: bool = False
+    promise: Promise | None = None
+    inexact: str = ""
     cached_tokens: int = 0
     extra: dict[str, int] = field(default_factory=dict)
 

@@ -42,7 +42,7 @@ def sampling(**values: Any) -> SamplingParams:
 
 @dataclass(frozen=True)
 class Source:
-    """The options of a model and of loading it; the last three as for ``outpace.load``."""
+    """The options of a model and of loading it, as for ``outpace.load``; ``release``: what can be freed."""
 
     model: str | None
     place: Place
@@ -53,6 +53,7 @@ class Source:
     seq2seq: Encoders = False
     quantise: str | None = None
     release: bool = False
+    stock: bool = False
 
     def load(self, drafter: str = "none", verifier: str = "match", references: bool = False) -> Loaded:
         """Load the model, after checking the drafter and the verifier."""
@@ -75,7 +76,8 @@ class Source:
                     llamacpp=self.llamacpp,
                     seq2seq=self.seq2seq,
                     quantise=self.quantise,
-                    release=self.release,
+                    release="auto" if self.release else False,
+                    stock=self.stock,
                 )
             if not isinstance(self.place, str | None):
                 raise OutpaceError(
@@ -92,6 +94,7 @@ class Source:
                 self.place,
                 trust_remote_code=trust,
                 quantise=self.quantise,
+                stock=self.stock,
             )
 
 

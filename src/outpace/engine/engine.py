@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -53,6 +54,7 @@ from outpace.verify import Verifier, load_verifier
 
 _log = logging.getLogger(__name__)
 _NOTHING = Draft()
+_CHUNK = 512  # rows of a prompt in a forward
 _SCORED = 128  # rows whose logits are in memory at once, in scoring a text
 
 
@@ -82,7 +84,8 @@ class Engine:
         observer: called after each step, after the drafter: ``outpace.train.Online``.
         clock: function that returns the time in seconds.
         prefill_chunk: maximum number of prompt tokens per forward; while other sequences are decoding, a
-            chunk is limited to about half the time of a step.
+            chunk is limited to about half the time of a step. None for 512, or, if the target is ``stock``,
+            for no limit.
         slots: number of sequences to make room for (the cache grows, unless the target is static).
         length: rows per slot to make room for.
         memory: maximum bytes of the rows of all sequences; below 1, a share of the free memory; None for no
@@ -109,7 +112,7 @@ class Engine:
         costs: str | Path | None = None,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        prefill_chunk: int = 512,
+        prefill_chunk: int | None = None,
         slots: int = 1,
         length: int = 256,
         memory: int | float | None = 0.9,
@@ -117,11 +120,13 @@ class Engine:
         max_running: int | None = None,
         drafters: Mapping[str, Drafter[Any] | str] | None = None,
     ) -> None:
-        self.prefill_chunk = whole_number("prefill_chunk", prefill_chunk, 1)
         slots, length = whole_number("slots", slots, 1), whole_number("length", length, 1)
         if not callable(clock):
             raise OutpaceError(f"clock is a function that returns seconds, not {clock!r}")
         self.target = Target(target)
+        if prefill_chunk is None:
+            prefill_chunk = sys.maxsize if self.target.stock else _CHUNK
+        self.prefill_chunk = whole_number("prefill_chunk", prefill_chunk, 1)
         self.drafter = drafter_of(drafter)
         self.verifier = load_verifier(verifier)
         self.tokenizer = tokenizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 from outpace.cache import Cache, KVCache, Slot
 from outpace.core import OutpaceError
 from outpace.drafters.base import Drafter
+from outpace.drafters.none import NoDraft
 from outpace.engine.engine import Engine
 from outpace.engine.observer import Observer
 from outpace.engine.parts import Adaptive
@@ -22,7 +24,7 @@ from outpace.policy.governor import Governor
 from outpace.sequence import Sequence
 from outpace.targets import Target, TargetModel
 from outpace.targets.seq2seq import Seq2SeqCache
-from outpace.verify import Verifier
+from outpace.verify import Verifier, load_verifier
 
 LayerRows = tuple[Tensor, Tensor]
 
@@ -110,7 +112,7 @@ class Engines:
         verifier: a verifier or its spec string.
         adaptive: as for ``Engine``.
         costs: measured costs from a profile, the initial costs of governors.
-        exact, pack, quantise: as for ``CausalTarget``.
+        exact, pack, quantise, stock: as for ``CausalTarget``.
         learner: observer of the engine, of which there is then only one: calls wait for each other.
 
     Raises:
@@ -124,12 +126,15 @@ class Engines:
         adaptive: Adaptive = "auto",
         costs: Mapping[str, Any] | None = None,
         exact: bool | Literal["auto"] = "auto",
-        pack: bool | Literal["auto"] = "auto",
+        pack: bool | str = "auto",
         quantise: str | None = None,
         learner: Learner | None = None,
+        stock: bool = False,
     ) -> None:
-        if learner is not None and (exact, pack, quantise) != ("auto", "auto", None):
-            raise OutpaceError("the learner has made the target; give exact, pack or quantise to its Target")
+        if learner is not None and (exact, pack, quantise, stock) != ("auto", "auto", None, False):
+            raise OutpaceError(
+                "the learner has made the target; give exact, pack, quantise or stock to its Target"
+            )
         self.learner = learner
         self._alone = threading.Lock()  # held while a learner's engine is lent
         self.drafter = drafter
@@ -137,6 +142,8 @@ class Engines:
         self.adaptive = adaptive
         self.costs = costs
         self._step: dict[str, Any] = {"exact": exact, "pack": pack, "quantise": quantise}
+        if stock:
+            self._step["stock"] = True
         self._lock = threading.Lock()
         self._target: TargetModel | None = None
         self._made_for: tuple[Any, ...] | None = None
@@ -162,6 +169,7 @@ class Engines:
                 else:
                     self._idle.clear()
                     self._target = Target(model, check=_passed.get(model) != state, **self._step)
+                self._warn_if_inexact(self._target)
                 self._made_for = _passed[model] = state
                 self._revision = self._target.revision()
             elif (revision := self._target.revision()) != self._revision:
@@ -170,6 +178,18 @@ class Engines:
                 self._idle.clear()
                 self._revision = revision
             return self._target
+
+    def _warn_if_inexact(self, target: TargetModel) -> None:
+        """Warn if drafts may change tokens, since the tokens that generate() returns cannot report it."""
+        plain = self.drafter == "none" or isinstance(self.drafter, NoDraft)
+        if plain or target.promise != "not exact" or load_verifier(self.verifier).lossy:
+            return
+        warnings.warn(
+            f"{target.name} is not exact here: where its two best tokens nearly tie, drafts may change which "
+            f"is emitted ({target.inexact}); see docs/exactness.md",
+            UserWarning,
+            stacklevel=4,
+        )
 
     @contextmanager
     def lend(self, target: TargetModel) -> Iterator[RowEngine]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from outpace.core import OutpaceError
 from outpace.loading.loaded import Loaded, load_here
 from outpace.loading.placement import Place, Shared, Spread, check_needs
@@ -23,7 +25,8 @@ def load(
     llamacpp: str = "",
     seq2seq: Encoders = False,
     quantise: str | None = None,
-    release: bool = False,
+    release: bool | Literal["auto"] = False,
+    stock: bool = False,
 ) -> Loaded:
     """Load a model for decoding.
 
@@ -43,7 +46,9 @@ def load(
             "audio": load a model of speech (Whisper), and no other.
         quantise: round the weights of linear layers of a bfloat16 model on a CPU to "int8" or "int4"; see
             ``CausalTarget``.
-        release: free weights of which steps use copies; the model can then only decode; see ``CausalTarget``.
+        release: free weights of which steps use copies; the model can then only decode; "auto": if there are
+            any; see ``CausalTarget``.
+        stock: run steps on transformers' own modules; see ``CausalTarget``.
 
     Raises:
         OutpaceError: the model cannot be loaded; the message gives the reason and the remedy.
@@ -52,14 +57,18 @@ def load(
         RanksLost: one of several processes has failed.
     """
     if name is not None and is_gguf(name):
-        return _load_gguf(name, dtype, device, trust_remote_code, llamacpp, quantise, seq2seq)
+        return _load_gguf(name, dtype, device, trust_remote_code, llamacpp, quantise, seq2seq, release, stock)
     if llamacpp:
         raise OutpaceError(f"--llamacpp is for .gguf files, and {shown_name(name)} is not one; leave it out")
     check_rounding(quantise)
     check_needs(name, needs_of_name(name, dtype, device, trust_remote_code), device)
+    if isinstance(device, Shared) and stock:
+        raise OutpaceError("several processes divide the model's steps; leave --stock or --parallel out")
     if isinstance(device, Shared):
+        if release is True:
+            raise OutpaceError("release is for a model on one CPU, not for several processes; leave it out")
         return load_shared(name, dtype, device, trust_remote_code, quantise)
-    return load_here(name, dtype, device, trust_remote_code, seq2seq, quantise, release)
+    return load_here(name, dtype, device, trust_remote_code, seq2seq, quantise, release, stock)
 
 
 def _load_gguf(
@@ -70,6 +79,8 @@ def _load_gguf(
     options: str,
     quantise: str | None,
     seq2seq: Encoders,
+    release: bool | Literal["auto"],
+    stock: bool,
 ) -> Loaded:
     """A GGUF file as a loaded model: with the tokenizer and the chat template in it."""
     place = "--device-map" if isinstance(device, Spread) else "--device"
@@ -78,7 +89,9 @@ def _load_gguf(
         (device not in (None, "cpu"), place, "give --llamacpp n_gpu_layers=-1 for all layers on the GPU"),
         (trust, "--trust-remote-code", "a GGUF file contains no code"),
         (quantise is not None, "--quantise", "weights have the types they have in the file"),
+        (stock, "--stock", "llama.cpp runs it"),
         (seq2seq == "audio", "--audio", "it reads text"),
+        (release is True, "release", "there is one copy of its weights"),
     ):
         if given:
             raise OutpaceError(f"{option} is for transformers models, and {name} is a GGUF file: {remedy}")

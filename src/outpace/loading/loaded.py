@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from outpace.core import ContextOverflow, OutpaceError, first_line
 from outpace.drafters.base import Drafter
@@ -141,7 +141,8 @@ def load_here(
     trust_remote_code: bool,
     seq2seq: Encoders = False,
     quantise: str | None = None,
-    release: bool = False,
+    release: bool | Literal["auto"] = False,
+    stock: bool = False,
 ) -> Loaded:
     """A transformers model on the devices of this process; the arguments are those of ``outpace.load``."""
     if isinstance(place, Spread):
@@ -153,7 +154,7 @@ def load_here(
         parts = load_weights(name, dtype_of(dtype, device), trust_remote_code, seq2seq)
         shown, model, tokenizer = parts
         model = model.to(device)
-    return made(shown, model, tokenizer, source_of(name), quantise=quantise, release=release)
+    return made(shown, model, tokenizer, source_of(name), quantise=quantise, release=release, stock=stock)
 
 
 def made(name: str, model: Any, tokenizer: Any, source: str = "", **options: Any) -> Loaded:

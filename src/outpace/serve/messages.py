@@ -68,6 +68,7 @@ def _head(service: Service, body: wire.Messages) -> dict[str, Any]:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
+        **service.exactness,
     }
 
 

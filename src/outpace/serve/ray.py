@@ -286,7 +286,7 @@ class Replica:
 
     def _load(self, model: str | None) -> tuple[Loaded, Engine]:
         config = self._config
-        loaded = load(model, config.dtype, trust_remote_code=config.trust_remote_code, release=True)
+        loaded = load(model, config.dtype, trust_remote_code=config.trust_remote_code, release="auto")
         return loaded, make_engine(
             loaded,
             config.drafter,

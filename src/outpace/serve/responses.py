@@ -79,6 +79,7 @@ class _Writer:
             "status": "in_progress",
             "output": [],
             "usage": None,
+            **service.exactness,
         }
         self._numbers = itertools.count()
 

@@ -38,8 +38,6 @@ class Options:
         tracer: OpenTelemetry tracer that gets a span of each request.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
     names: Sequence[str] = ()
     drain: float = 30.0
     origins: Sequence[str] = ()

@@ -55,6 +55,7 @@ class Service:
         self.now = time.time
         self.created = int(self.now())
         self.fingerprint = f"outpace-{__version__}-{model.dtype}"
+        self.exactness = exactness(engine)
         self.draining = False
         own = "off" if isinstance(engine.drafter, NoDraft) else engine.drafter.name
         self._drafters: dict[str | None, str] = {None: own, "off": "off"}
@@ -244,3 +245,13 @@ class Service:
         with anyio.move_on_after(seconds):
             await self.admission.empty.wait()
         await self.engine.shutdown(drain=False)
+
+
+def exactness(engine: Engine) -> dict[str, Any]:
+    """Fields of each response whose tokens may not be plain decoding's; empty if they are promised to be."""
+    verifier, target = engine.verifier, engine.target
+    if not verifier.lossy and target.promise != "not exact":
+        return {}
+    return {
+        "exactness": {"promise": "not exact", "reason": str(verifier) if verifier.lossy else target.inexact}
+    }

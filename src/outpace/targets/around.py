@@ -28,7 +28,7 @@ class WrappedTarget(TargetModel):
         self.eos_token_ids, self.start = inner.eos_token_ids, inner.start
         self.row_step, self.max_leaves = inner.row_step, inner.max_leaves
         self.bit_exact, self.inexact, self.packed = inner.bit_exact, inner.inexact, inner.packed
-        self.quantised = inner.quantised
+        self.quantised, self.stock = inner.quantised, inner.stock
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -41,6 +41,10 @@ class WrappedTarget(TargetModel):
     @property
     def name(self) -> str:
         return self.inner.name
+
+    @property
+    def file_type(self) -> str:
+        return self.inner.file_type
 
     @property
     def layers(self) -> int:

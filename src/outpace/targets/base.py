@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outpace.cache import Cache, Slot
 from outpace.choosing import Tree
-from outpace.core import Draft, OutpaceError, Source, UnsupportedModel
+from outpace.core import Draft, OutpaceError, Promise, Source, UnsupportedModel
 from outpace.logits import Told
 from outpace.targets.hardware import hardware
 
@@ -238,6 +238,8 @@ class TargetModel(ABC):
         packed: kernel -> number of linear layers whose weights are packed for it.
         quantised: "int8" or "int4" if the weights of linear layers were rounded to it on loading; otherwise
             empty.
+        stock: steps run on a transformers model's own modules, and prompts are to be read in one forward, so
+            that plain decoding has the bits of its generate().
         max_leaves: maximum number of leaves of the drafts in a forward, over all sequences; None for no
             limit.
         tokenizer: the tokenizer that comes with the model, if any.
@@ -266,6 +268,7 @@ class TargetModel(ABC):
     inexact: str = "not tested"
     packed: Mapping[str, int] = MappingProxyType({})
     quantised: str = ""
+    stock: bool = False
     max_leaves: int | None = None
     tokenizer: Any = None
     shares_ids: bool = True
@@ -285,6 +288,31 @@ class TargetModel(ABC):
         """Dtype of its weights and logits; float32 without a model."""
         dtype: torch.dtype = torch.float32 if self.model is None else self.model.dtype
         return dtype
+
+    @property
+    def file_type(self) -> str:
+        """Type of the weights in a GGUF file, by llama.cpp's name; empty for other models."""
+        return ""
+
+    @property
+    def coarse(self) -> bool:
+        """True if it computes with fewer bits than float32's, so that near-ties are common."""
+        half = self.dtype not in (torch.float32, torch.float64)
+        return half or bool(self.quantised) or self.file_type not in ("", "F32")
+
+    @property
+    def promise(self) -> Promise:
+        """The tokens of ``match`` beside those of plain decoding with this target; see docs/exactness.md.
+
+        "same bits": of every logit. "same tokens": sums differ in float64's last bits. "same tokens but for
+        near-ties": sums differ in float32's last bits. "not exact": they differ in those of a smaller type,
+        where the two best tokens are often that near; ``inexact`` is the reason.
+        """
+        if self.bit_exact:
+            return "same bits"
+        if self.coarse:
+            return "not exact"
+        return "same tokens" if self.dtype == torch.float64 else "same tokens but for near-ties"
 
     @property
     def layers(self) -> int:

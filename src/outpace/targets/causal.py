@@ -29,6 +29,8 @@ from outpace.targets.base import (
 )
 from outpace.targets.changes import Places, Weights
 from outpace.targets.checks import (
+    STOCK,
+    check_stock,
     context_of,
     end_tokens,
     family,
@@ -42,12 +44,12 @@ from outpace.targets.fused import fusing_refused
 from outpace.targets.graphs import Made, Runner, runner_for
 from outpace.targets.inputs import CacheAdapter, device_of, inputs_of, padded, rows_of
 from outpace.targets.invariant import unproven_norm
-from outpace.targets.kernels import QUANTISED
+from outpace.targets.kernels import QUANTISED, Kernel
 from outpace.targets.layers import exchange
 from outpace.targets.lines import WINDOW, Line, apart, line_attention
 from outpace.targets.masks import TREE, Mask, placed
 from outpace.targets.modules import Modules
-from outpace.targets.packed import check_quantise, packing_wanted, unproven
+from outpace.targets.packed import check_pack, check_quantise, packing_wanted, unproven
 from outpace.targets.self_test import agree, bit_test, self_test
 from outpace.targets.tree_attention import takes_no_tree
 
@@ -86,7 +88,9 @@ class CausalTarget(TargetModel):
             ``bit_exact``. On a CPU all linear layers then use compiled products, unless ``pack`` is False.
             On a GPU linear layers, norms and attention then run on Triton kernels (``invariant.py``).
         pack: keep packed copies of the weights of linear layers, in addition to the model's. True refuses a
-            model or a machine that does not support it; "auto" packs if it is faster and memory allows.
+            model or a machine that does not support it; "auto" packs if it is faster, or makes the target
+            bit-exact, and memory allows. A kernel's name ("compiled", "oneDNN", "FBGEMM float16") takes that
+            one instead of the fastest, so that all processes have the same bits.
         fuse: run the layers' operations between matrix products as functions that are compiled on first use,
             with this machine's C compiler (``fused.py``), for families of Llama's structure in float32 or
             bfloat16 on a CPU. True refuses a model or a machine that does not support it; "auto" does it
@@ -97,12 +101,17 @@ class CausalTarget(TargetModel):
             Activations stay bfloat16. This changes tokens: they are those of plain decoding with the rounded
             weights.
         release: free the weights of the model's layers that have a packed or rounded copy, except the head.
-            The model can then neither be run nor trained, only decoded through this target.
+            The model can then neither be run nor trained, only decoded through this target. True refuses a
+            model without such layers; "auto" frees what there is; see ``released``.
+        stock: run steps on the model's own modules, as exact=False, pack=False and fuse=False do, and let
+            engines read a prompt in one forward. Under stock=True plain decoding of one prompt at a time has
+            the bits of transformers' generate(); drafted rows have others (docs/exactness.md).
         check: run the self-test. Disable it only for a model that has passed it.
 
     Raises:
         UnsupportedModel: named by family, with the reason.
-        OutpaceError: options for fixed shapes without ``static``; an unknown ``quantise``.
+        OutpaceError: options for fixed shapes without ``static``; an unknown value of an option; options that
+            do not go with ``stock``.
     """
 
     _is_part = False  # some layers of another target
@@ -112,6 +121,7 @@ class CausalTarget(TargetModel):
     _mixes = False  # it takes those of several windows in one
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
     _fixed: FixedShapes | None = None
+    _needs_weights = ""  # why the model's own weights cannot be freed
     _addresses: Places | None = None  # of all weights, which are in what ``_fixed`` has captured
     _others: Weights | None = None  # those that steps do not hold, once ``revision`` was asked for
     _revision = 0
@@ -125,13 +135,26 @@ class CausalTarget(TargetModel):
         runner: Runner | None = None,
         compiled: Mapping[str, Any] | None = None,
         exact: bool | Literal["auto"] = "auto",
-        pack: bool | Literal["auto"] = "auto",
+        pack: bool | str = "auto",
         fuse: bool | Literal["auto"] = "auto",
         quantise: str | None = None,
-        release: bool = False,
+        release: bool | Literal["auto"] = False,
+        stock: bool = False,
     ) -> None:
         refuse_by_config(model)
+        if release is True and self._needs_weights:
+            raise self._keeps(model, self._needs_weights)
+        for name, value in (("exact", exact), ("fuse", fuse), ("release", release)):
+            if not isinstance(value, bool) and value != "auto":
+                raise OutpaceError(f"{name} must be True, False or 'auto', not {value!r}")
+        check_pack(pack, quantise)
         check_quantise(model, quantise)
+        if stock:
+            check_stock(
+                model, exact=exact, pack=pack, fuse=fuse, quantise=quantise, static=static, release=release
+            )
+            exact = pack = fuse = False
+        self.stock = stock
         self.quantised = quantise or ""
         if takes_no_tree(model.config.get_text_config(decoder=True)):
             model = exchange(model, lambda _: None, TREE)
@@ -156,18 +179,22 @@ class CausalTarget(TargetModel):
                 raise self._not_exact(reason)
         if check:
             self_test(self, model, self._embedded, self._plain)
-        self.released = release and self._modules.release()
+        self.released = bool(release) and not self._needs_weights and self._modules.release()
+        if release is True and not self.released:
+            raise self._keeps(model, "no layer's weights have a packed or rounded copy")
 
     def _choose(
         self,
         check: bool,
         exact: bool | Literal["auto"],
-        pack: bool | Literal["auto"],
+        pack: bool | str,
         fuses: bool | Literal["auto"],
     ) -> None:
         """Choose the modules that steps run on, and determine whether they are bit-exact."""
         self._on_gpu = runs_on_gpu(self.model)
         fixed = "its shapes are fixed" if self.static else ""
+        if fixed and fuses is True:
+            raise UnsupportedModel(f"{family(self.model)} cannot be fused: {fixed}; leave fuse or static out")
         self.unfused = fixed or fusing_refused(self.model, pack, fuses)
         self.fused = not self.unfused
         reason = why_not_exact(self.model, exact, self.fused) or ("" if self._on_gpu else fixed)
@@ -188,15 +215,19 @@ class CausalTarget(TargetModel):
             self._take(packing_wanted(self.model, pack, exact=False), exact=False)
         elif pack is True and not self.packed:
             raise self._not_exact("no kernel of packed weights gives a row the same bits; or leave pack out")
-        self.bit_exact, self.inexact = not reason, reason
+        self.bit_exact, self.inexact = not reason, STOCK if self.stock else reason
         self._line_untried = True
 
     def _not_exact(self, reason: str) -> UnsupportedModel:
         return UnsupportedModel(f"{family(self.model)} is not bit-exact: {reason}; leave exact out")
 
-    def _take(self, packs: bool, exact: bool) -> None:
+    @staticmethod
+    def _keeps(model: Any, why: str) -> UnsupportedModel:
+        return UnsupportedModel(f"{family(model)} keeps its weights: {why}; leave release out")
+
+    def _take(self, packs: bool | Kernel, exact: bool) -> None:
         """Make the modules that steps run on."""
-        self._line_untried = False
+        self._line_untried, self._packs = False, packs
         self._modules = found = Modules(self.model, packs, exact, self.fused, self.quantised)
         self.packed, self.row_step, self.vocabulary = found.packed, found.row_step, found.vocabulary
 
@@ -249,7 +280,7 @@ class CausalTarget(TargetModel):
             raise OutpaceError(reason)
         if self._is_part or self.released:
             raise OutpaceError("the model's weights were modified; make a new target and engine")
-        self._take(bool(self.packed), self.bit_exact)
+        self._take(self._packs, self.bit_exact)
         self._line_untried = True
         self._others = None  # so that the revision is another
         if self._fixed is not None:

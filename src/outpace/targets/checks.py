@@ -14,13 +14,15 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from outpace.core import UnsupportedModel
+from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.masks import TREE
+from outpace.targets.tree_attention import takes_no_tree
 
 GPU = "cuda"
 # Under these the longest position in a forward decides the rope of all its rows, past the original length.
 _ROPE_BY_LENGTH = ("dynamic", "longrope")
 _NEEDED = ("attention_mask", "position_ids")
+STOCK = "stock=True runs the model's own modules, whose sums depend on the number of rows"
 _NEEDED_OF_SEQ2SEQ = (
     "attention_mask",
     "encoder_outputs",
@@ -95,6 +97,23 @@ def refuse_by_config(model: Any, seq2seq: bool = False) -> None:
     if model.training:
         raise UnsupportedModel(
             f"{name} is in training mode, where dropout changes every forward; call model.eval()"
+        )
+
+
+def check_stock(model: Any, **options: Any) -> None:
+    """Refuse options that change the modules of a target's steps, and a model that cannot run on its own.
+
+    Raises:
+        OutpaceError: an option is given that does not go with ``stock``. UnsupportedModel: the model's
+            attention takes no tree.
+    """
+    for name, value in options.items():
+        if value not in (None, False, "auto"):
+            raise OutpaceError(f"stock=True runs the model's own modules: leave {name} or stock out")
+    if takes_no_tree(model.config.get_text_config(decoder=True)):
+        raise UnsupportedModel(
+            f"{family(model)} runs on kernels without masks, which outpace replaces; load it with "
+            "attn_implementation='sdpa', or leave stock out"
         )
 
 

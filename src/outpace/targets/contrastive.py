@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from outpace.cache import Cache, CacheFull, Slot
-from outpace.core import OutpaceError, UnsupportedModel
+from outpace.core import PROMISES, OutpaceError, Promise, UnsupportedModel
 from outpace.targets.around import AroundTarget
 from outpace.targets.base import Output, Rows, TargetModel, own_cache
 
@@ -161,6 +161,12 @@ class ContrastiveTarget(AroundTarget):
         contexts = [model.context for model in (expert, amateur) if model.context is not None]
         self.context = min(contexts, default=None)
         self.eos_token_ids = expert.eos_token_ids
+        self.bit_exact = expert.bit_exact and amateur.bit_exact
+        self.inexact = expert.inexact or (f"the amateur: {amateur.inexact}" if amateur.inexact else "")
+
+    @property
+    def promise(self) -> Promise:
+        return max(self.expert.promise, self.amateur.promise, key=PROMISES.index)
 
     @property
     def identity(self) -> str:

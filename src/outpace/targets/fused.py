@@ -61,7 +61,7 @@ _HEAD_SIZE = 32  # the size of heads is a multiple of this, the hidden size of `
 Join = Callable[[Sequence[nn.Linear]], nn.Module]
 
 
-def fusing_refused(model: Any, pack: bool | Literal["auto"], fuse: bool | Literal["auto"]) -> str:
+def fusing_refused(model: Any, pack: bool | str, fuse: bool | Literal["auto"]) -> str:
     """The reason not to fuse a model's layers; empty to fuse them.
 
     Raises:

@@ -400,13 +400,10 @@ def best_kernel(dtype: torch.dtype, threads: int) -> Trial:
     found: dict[str, str] = {}
     calls: dict[Kernel, Callable[[Tensor], Any]] = {}
     for kernel in KERNELS:
-        if dtype in kernel.dtypes:
-            try:
-                calls[kernel] = _call(kernel, weights)
-                calls[kernel](inputs[0])
-            except UNAVAILABLE as error:
-                calls.pop(kernel, None)
-                found[kernel.name] = f"not available here: {first_line(error)}"
+        if why := unavailable(kernel, dtype):
+            found[kernel.name] = f"not available here: {why}"
+        elif dtype in kernel.dtypes:
+            calls[kernel] = _call(kernel, weights)
     seconds = _race(calls, inputs)
     total = {kernel: sum(each) for kernel, each in seconds.items()}
     stock = best = KERNELS[0]
@@ -416,6 +413,17 @@ def best_kernel(dtype: torch.dtype, threads: int) -> Trial:
         found[kernel.name] = f"{own / total[stock]:.2f} of the stock layer's time"
     one, four, _ = seconds[best]
     return Trial(best, seconds[stock][0] < one, 4 if four <= one * _WINS else 1, found)
+
+
+def unavailable(kernel: Kernel, dtype: torch.dtype) -> str:
+    """Why this machine does not run a kernel for weights of a dtype; empty if it does, or is not for them."""
+    if dtype not in kernel.dtypes:
+        return ""
+    try:
+        kernel.multiply(torch.ones(1, 64, dtype=dtype), kernel.pack(torch.ones(64, 64, dtype=dtype)), None)
+    except UNAVAILABLE as error:
+        return first_line(error)
+    return ""
 
 
 def _call(kernel: Kernel, weights: Sequence[Tensor]) -> Callable[[Tensor], Any]:

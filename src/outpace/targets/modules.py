@@ -16,6 +16,7 @@ from outpace.targets.checks import cache_argument, family, runs_on_gpu
 from outpace.targets.fused import fuse_layers, fused_linears, norms_of
 from outpace.targets.inputs import Probe, device_of
 from outpace.targets.invariant import TRITON, invariant_norm
+from outpace.targets.kernels import Kernel
 from outpace.targets.layers import exchange, keep_layers
 from outpace.targets.masks import INVARIANT, MaskMaker
 from outpace.targets.packed import Packer, piecewise, release, tail_step
@@ -26,7 +27,7 @@ class Modules:
 
     Args:
         model: a loaded model, which stays unchanged.
-        packs: pack the weights of linear layers.
+        packs: pack the weights of linear layers; or the kernel to pack them for.
         exact: pad rows, and attend, so that a row's bits do not depend on the other rows.
         fuses: fuse the layers' operations between matrix products.
         quantise: round the weights of linear layers; empty for none.
@@ -48,10 +49,11 @@ class Modules:
         UnsupportedModel: the model takes no masks, positions or cache of outpace's.
     """
 
-    def __init__(self, model: Any, packs: bool, exact: bool, fuses: bool, quantise: str) -> None:
+    def __init__(self, model: Any, packs: bool | Kernel, exact: bool, fuses: bool, quantise: str) -> None:
         invariant = exact and runs_on_gpu(model)
+        kernel = TRITON if invariant else None if isinstance(packs, bool) else packs
         apart = fused_linears(model) if fuses else ()
-        packer = Packer(model, packs, exact, quantise, apart, kernel=TRITON if invariant else None)
+        packer = Packer(model, bool(packs), exact, quantise, apart, kernel)
         held: list[nn.Module] = []
 
         def replaced(module: nn.Module) -> nn.Module | None:

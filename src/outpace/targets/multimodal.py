@@ -40,14 +40,12 @@ class MultimodalTarget(CausalTarget):
     """
 
     _packs_lines = False  # positions have three dimensions
+    _needs_weights = "it reads images with its own weights"
 
     def __init__(self, model: Any, *args: Any, **options: Any) -> None:
         self._prompts: WeakKeyDictionary[Slot, PromptStates] = WeakKeyDictionary()
         self._tested = False
         super().__init__(model, *args, **options)
-
-    def _release(self) -> None:
-        raise UnsupportedModel(f"{family(self.model)} reads images with its own weights; leave release out")
 
     # -- a prompt with images ----------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ row it does not depend on the number of rows (``row_step``).
 All layers of a bit-exact step use the compiled products (``native.c``), where there is a C compiler: they sum
 in the order of the inputs on every processor, and threads share outputs, never a sum. Elsewhere they use a
 kernel that a trial shows to give a row the same bits among any rows and with any number of threads.
+
+``pack="compiled"``, or another kernel's name, takes that one for all layers, in every process alike.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,12 +37,14 @@ from outpace.targets.kernels import (
     Kernel,
     best_kernel,
     row_step,
+    unavailable,
 )
 from outpace.targets.native import LANES, functions
 
 # Elements that fill two vectors of any processor, and elements that one thread computes: torch shares 2^15.
 _VECTORS, _PIECE = 64, 1 << 14
 _ACTIVATIONS = frozenset(one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values())
+_PACKED = {kernel.name: kernel for kernel in KERNELS if kernel.copies}
 _SHARE = 0.5  # share of the free memory that copies of weights may use by default
 
 
@@ -207,7 +211,9 @@ class Packer:
     def _packed(self, module: nn.Linear, weight: Tensor, fused: bool) -> tuple[Kernel, Any, bool, int]:
         """A layer's kernel, its weights for it, whether the stock layer takes a single row, and the step."""
         if self._kernel is not None:
-            return self._kernel, self._kernel.pack(weight), False, self._step(self._kernel, weight)
+            packed = self._kernel.pack(weight) if weight.dtype in self._kernel.dtypes else None
+            kernel, packed = (STOCK, weight) if packed is None else (self._kernel, packed)
+            return kernel, packed, False, self._step(kernel, weight)
         if self._quantise:
             kernel = QUANTISED["int8" if module is self._head else self._quantise]
             if (packed := kernel.pack(weight)) is None:
@@ -273,17 +279,35 @@ def pack_drafter(module: nn.Module) -> None:
                 setattr(parent, name, Norm(child.weight, child.eps))
 
 
-def packing_wanted(model: Any, pack: bool | Literal["auto"], exact: bool) -> bool:
-    """Decide whether to pack a model.
+def check_pack(pack: bool | str, quantise: str | None) -> None:
+    """Refuse an unknown way to pack weights.
+
+    Raises:
+        OutpaceError: there is no such kernel, or ``quantise`` chooses another.
+    """
+    if not isinstance(pack, bool) and pack != "auto" and pack not in _PACKED:
+        raise OutpaceError(
+            f"pack must be True, False, 'auto' or the name of a kernel, {', '.join(_PACKED)}; not {pack!r}"
+        )
+    if quantise is not None and pack in _PACKED:
+        raise OutpaceError(f"quantise={quantise!r} has kernels of its own; leave pack={pack!r} out")
+
+
+def packing_wanted(model: Any, pack: bool | str, exact: bool) -> bool | Kernel:
+    """Decide whether to pack a model, or with which kernel.
 
     Args:
         exact: for a bit-exact step, whether it is faster or not.
 
     Raises:
-        UnsupportedModel: ``pack`` is True, but the model cannot be packed.
+        UnsupportedModel: ``pack`` is True, or a kernel's name, but the model cannot be packed.
     """
     if pack is False:
         return False
+    if isinstance(pack, str) and (kernel := _PACKED.get(pack)):
+        if why := untouchable(model) or _not_for(kernel, model):
+            raise UnsupportedModel(f"{family(model)} cannot be packed by {pack}: {why}; leave pack out")
+        return kernel
     why = untouchable(model) or _none_to_pack(model, exact)
     if pack is True and why:
         raise UnsupportedModel(f"{family(model)} cannot be packed: {why}; leave pack out")
@@ -376,6 +400,15 @@ def unproven(step: nn.Module) -> str:
             if any(weight.dim() > 1 for weight in own):
                 return f"{name} ({type(module).__name__}) multiplies rows in another way"
     return ""
+
+
+def _not_for(kernel: Kernel, model: Any) -> str:
+    """The reason why a kernel takes none of a model's layers; empty if it takes some."""
+    dtypes = {layer.weight.dtype for layer in linears_of(model)} & kernel.dtypes
+    if not dtypes:
+        names = sorted(str(dtype).removeprefix("torch.") for dtype in kernel.dtypes)
+        return f"it has no plain linear layers in {' or '.join(names)}"
+    return next(filter(None, (unavailable(kernel, dtype) for dtype in dtypes)), "")
 
 
 def _none_to_pack(model: Any, exact: bool) -> str:

@@ -30,6 +30,7 @@ from outpace.targets.kernels import (
     Trial,
     best_kernel,
     row_step,
+    unavailable,
     using_threads,
 )
 from outpace.targets.packed import Linear, Packer, piecewise
@@ -45,9 +46,7 @@ def half_is_here() -> bool:
 @cache
 def available(dtype: torch.dtype) -> list[Any]:
     """Kernels that this machine has for a dtype."""
-    found = best_kernel(dtype, torch.get_num_threads()).found
-    names = {name for name, what in found.items() if "not available" not in what}
-    return [kernel for kernel in KERNELS if kernel.name in names]
+    return [kernel for kernel in KERNELS if dtype in kernel.dtypes and not unavailable(kernel, dtype)]
 
 
 # -- attention ----------------------------------------------------------------------------
@@ -253,16 +252,16 @@ def test_without_compiled_products_a_kernel_that_is_exact_is_taken(monkeypatch: 
 
 
 def test_of_two_kernels_that_are_about_as_fast_the_first_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = {"as it is": 1.0, "compiled": 0.6, "oneDNN": 0.5, "FBGEMM float16": 0.5}
-    monkeypatch.setattr(
-        "outpace.targets.kernels._race", lambda calls, _: {one: [seconds[one.name]] * 3 for one in calls}
-    )
+    stock, first, second = three = Stock(), Exactly(), Exactly()
+    seconds = dict(zip(three, (1.0, 0.6, 0.5), strict=True))
+    monkeypatch.setattr(kernels, "KERNELS", three)
+    monkeypatch.setattr(kernels, "_race", lambda calls, _: {one: [seconds[one]] * 3 for one in calls})
     trial = best_kernel.__wrapped__  # not what was found before
-    names = [kernel.name for kernel in available(torch.bfloat16)]
-    expected = next((name for name in names[1:]), "as it is")
-    assert trial(torch.bfloat16, 1).kernel.name == expected
-    seconds["FBGEMM float16"] = 0.3
-    assert trial(torch.bfloat16, 1).kernel.name == (names[-1] if names[1:] else "as it is")
+    assert trial(torch.bfloat16, 1).kernel is first
+    seconds[second] = 0.3
+    assert trial(torch.bfloat16, 1).kernel is second
+    seconds[first] = seconds[second] = 0.95
+    assert trial(torch.bfloat16, 1).kernel is stock
 
 
 @pytest.mark.skipif(not half_is_here(), reason="this processor has no FBGEMM")
@@ -527,19 +526,48 @@ def test_what_cannot_be_had_is_refused_with_the_reason() -> None:
     assert Target(tiny_llama(dtype=torch.bfloat16), exact=False).inexact == "exact is off"
 
 
-@pytest.mark.skipif(not available(torch.float32)[1:], reason="this processor has no oneDNN")
-def test_layers_with_hooks_are_not_packed() -> None:
+def packed_kernels(dtype: torch.dtype) -> list[str]:
+    """Names of the kernels with packed weights that this machine has for a dtype."""
+    return [kernel.name for kernel in available(dtype) if kernel.copies]
+
+
+@pytest.mark.parametrize("name", packed_kernels(torch.float32))
+def test_layers_with_hooks_are_not_packed(name: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=torch.float32).eval()
-    assert model.lm_head in CausalTarget(model, check=False)._modules._packer.packed
+    found = CausalTarget(model, check=False, pack=name, exact=False)
+    assert model.lm_head in found._modules._packer.packed
+    assert found.packed == {name: 43}
     model.lm_head.register_forward_hook(lambda module, given, output: output)
-    assert model.lm_head not in CausalTarget(model, check=False)._modules._packer.packed
+    other = CausalTarget(model, check=False, pack=name, exact=False)
+    assert model.lm_head not in other._modules._packer.packed
 
 
-@pytest.mark.skipif(not half_is_here(), reason="this processor has no FBGEMM")
-def test_weights_that_are_written_to_are_laid_out_again() -> None:
+def test_kernels_that_are_named_are_taken_or_refused() -> None:
+    model = tiny_llama(dtype=torch.float32)
+    with pytest.raises(OutpaceError, match="pack must be True, False, 'auto' or the name of a kernel, comp"):
+        Target(model, pack="fastest")
+    with pytest.raises(UnsupportedModel, match=r"packed by FBGEMM float16: .* in bfloat16 or float16; leave"):
+        Target(model, pack="FBGEMM float16")
+    with pytest.raises(OutpaceError, match="quantise='int8' has kernels of its own; leave pack='compiled'"):
+        Target(tiny_llama(dtype=torch.bfloat16), pack="compiled", quantise="int8")
+    for name in ("exact", "fuse", "release"):
+        with pytest.raises(OutpaceError, match=f"{name} must be True, False or 'auto', not 'yes'"):
+            Target(model, **{name: "yes"})
+    with pytest.raises(UnsupportedModel, match="its shapes are fixed; leave fuse or static out"):
+        Target(model, static=True, fuse=True)
+
+
+def test_a_kernel_that_this_machine_lacks_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "functions", lambda _: "there is no C compiler")
+    with pytest.raises(UnsupportedModel, match="by compiled: there is no C compiler; leave pack out"):
+        Target(tiny_llama(dtype=torch.float32), pack="compiled")
+
+
+@pytest.mark.parametrize("name", packed_kernels(torch.bfloat16))
+def test_weights_that_are_written_to_are_laid_out_again(name: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=torch.bfloat16).eval()
-    target = CausalTarget(model, check=False, exact=False, pack=True)
-    assert target.packed
+    target = CausalTarget(model, check=False, exact=False, pack=name)
+    assert target.packed == {name: 43}
 
     def logits(of: CausalTarget) -> Tensor:
         cache = of.new_cache()
@@ -550,7 +578,8 @@ def test_weights_that_are_written_to_are_laid_out_again() -> None:
         model.model.layers[0].mlp.up_proj.weight.mul_(2)
     after = logits(target)
     assert not torch.equal(before, after)
-    assert torch.equal(after, logits(CausalTarget(model, check=False, exact=False, pack=True)))
+    assert torch.equal(after, logits(CausalTarget(model, check=False, exact=False, pack=name)))
+    assert target.packed == {name: 43}
 
 
 class Wider(nn.Linear):
@@ -635,6 +664,8 @@ def test_a_model_whose_weights_were_released_is_refused_elsewhere() -> None:
 
 def test_nothing_is_released_without_a_copy() -> None:
     model = nano(torch.float32)
-    target = Target(model, pack=False, release=True)
+    with pytest.raises(UnsupportedModel, match=r"no layer's weights have a .* copy; leave release out"):
+        Target(model, pack=False, release=True)
+    target = Target(model, pack=False, release="auto")
     assert isinstance(target, CausalTarget) and not target.released
     assert not any(weight.is_meta for weight in model.parameters())

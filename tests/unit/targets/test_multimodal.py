@@ -71,6 +71,15 @@ def test_a_model_in_training_mode() -> None:
         own.encode(one())
 
 
+def test_its_weights_are_not_released() -> None:
+    model = build("llava")
+    with pytest.raises(UnsupportedModel, match="it reads images with its own weights; leave release out"):
+        Target(model, release=True)
+    own = Target(model.to(torch.bfloat16), release="auto", exact=True)
+    assert isinstance(own, MultimodalTarget) and own.packed and not own.released
+    assert not any(weight.is_meta for weight in model.parameters())
+
+
 def test_fixed_shapes_take_text_alone() -> None:
     engine = Engine(Target(build("llava"), static=True, check=False), length=64)
     assert len(engine.generate([[1, 2, 3]], FEW)[0].tokens) == 3
