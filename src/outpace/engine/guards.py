@@ -99,7 +99,7 @@ class Turn:
     def _take_back(self) -> None:
         for lent in list(self._lent):
             reference, held = lent
-            iterator = reference()
+            iterator: Any = reference()
             if iterator is None or iterator.gi_frame is None:
                 for give_back in held:
                     give_back()

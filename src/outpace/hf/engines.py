@@ -149,6 +149,7 @@ class Engines:
         self._lock = threading.Lock()
         self._target: TargetModel | None = None
         self._made_for: tuple[Any, ...] | None = None
+        self._revision = 0  # of the weights that idle engines were made with
         self._idle: list[RowEngine] = []
 
     def target(self, model: Any) -> TargetModel:
@@ -200,6 +201,7 @@ class Engines:
             OutpaceError: the target, the drafter and the verifier do not fit each other.
         """
         with self._lock:
+            revision = self._revision
             engine = self._idle.pop() if self._idle and target is self._target else None
         if engine is None:
             engine = self._engine(target)
@@ -207,7 +209,7 @@ class Engines:
         yield engine
         engine.close()
         with self._lock:
-            if target is self._target:
+            if target is self._target and revision == self._revision:
                 self._idle.append(engine)
 
     def _engine(self, target: TargetModel) -> RowEngine:

@@ -37,9 +37,7 @@ class Places:
         # Looked up in the modules' dicts, since nn.Module's own look-up takes longer.
         self._places = [(module._parameters, name) for module in modules for name in module._parameters]
         self._found = self._current()
-        # Other tensors, as of quantised weights, need not have memory of their own.
-        known = {id(one): one for one in self._found if type(one) in _PLAIN and one.layout is torch.strided}
-        self._weights: list[Any] = list(known.values())
+        self._weights: list[Any] = list({id(one): one for one in self._found if _plain(one)}.values())
         self._held = self._memory()
 
     def _current(self) -> list[Any]:
@@ -55,6 +53,11 @@ class Places:
     def moved(self) -> bool:
         """True if a weight is another tensor now, or has other memory, another shape or another dtype."""
         return any(map(is_not, self._current(), self._found)) or self._memory() != self._held
+
+
+def _plain(weight: Any) -> bool:
+    """True unless a weight may have no memory of its own, as those of quantised layers, or is complex."""
+    return type(weight) in _PLAIN and weight.layout is torch.strided and not weight.is_complex()
 
 
 class Weights(Places):
@@ -114,11 +117,11 @@ class Structure:
 
     def __init__(self, model: Any) -> None:
         self._model, self._place = model, (model.dtype, model.device)
-        self._modules = list(model.modules())
         self.accept()
 
     def accept(self) -> None:
         """Take the model's modules as they are now."""
+        self._modules = list(self._model.modules())
         self._known = self._now()
 
     def changed(self, modules: bool = True) -> str | None:

@@ -58,6 +58,24 @@ def test_tokens_after_a_write_of_any_kind_are_those_of_stock(drafter: str, kerne
     assert len(seen) > len(WRITES)
 
 
+def test_an_engine_that_was_lent_before_a_write_is_not_used_after_it(kernel: Kernel) -> None:
+    model = outpace.accelerate(made(torch.float32, layers=2), "early_exit:layers=1", adaptive=False)
+    inner: list[Any] = []
+
+    def write(input_ids: torch.Tensor, scores: Any) -> bool:
+        if not inner:
+            by_adding(model, "model.layers.1.mlp.down_proj.weight")
+            inner.append(tokens(model))  # by another engine, made of the new weights
+        return True
+
+    model.generate(**CALL, stopping_criteria=[write])
+    assert inner == [tokens(model)] == [stock(model)]
+    # The first engine would be lent where two are needed.
+    found: list[Any] = []
+    model.generate(**CALL, stopping_criteria=[lambda *_: bool(found) or found.append(tokens(model)) or True])
+    assert found == inner
+
+
 def replace_a_module(model: Any) -> None:
     torch.manual_seed(3)
     model.model.layers[0].mlp.down_proj = nn.Linear(96, 64, bias=False)

@@ -139,6 +139,19 @@ def test_writes_that_are_not_counted_are_seen_by_the_values(dtype: torch.dtype) 
     assert not (watched := Weights([layer])).changed(thorough=True)  # bits, since NaN is unlike itself
 
 
+def test_weights_made_in_inference_mode_and_others_without_memory_can_be_watched() -> None:
+    with torch.inference_mode():
+        layer = nn.Linear(96, 64)
+    layer.released = nn.Parameter(torch.empty(4, 4, device="meta"))
+    layer.complex = nn.Parameter(torch.zeros(4, 4, dtype=torch.complex128))
+    watched = Weights([layer])
+    assert not watched.changed(thorough=True)
+    with torch.inference_mode():
+        assert not watched.changed(thorough=True)
+        layer.weight.neg_()  # not counted there
+        assert watched.changed(thorough=True) and not watched.changed(thorough=False)
+
+
 def test_other_memory_another_shape_and_a_bias_that_was_none_are_seen() -> None:
     layer = nn.Linear(64, 64, bias=False)
     places = Places([layer])
@@ -246,6 +259,8 @@ def test_a_target_that_runs_the_model_itself_follows_its_modules(change: Any) ->
     assert of.mixes  # it has a copy of the modules, for rows in a line
     change(model)
     model.double()
+    logits(of)
+    model.model.norm.weight = nn.Parameter(2 * model.model.norm.weight)  # nor is anything else held
     with torch.inference_mode():
         expected = model(torch.tensor([PROMPT])).logits[0]
     assert torch.equal(logits(of), expected) and not torch.equal(expected, before)
