@@ -7,16 +7,19 @@ A row attends to the same keys in a tree and in plain decoding, but in other col
 result the same to the last bit:
 
 - The columns far before a row, 0 .. ``_far(position) - 1``, contain the same keys in both. torch's flash
-  kernel computes them; with a multiple of 4 rows, its bits for a row depend only on those columns.
-- The nearer columns, some of which a tree masks, are weighted and summed in float64, and only the result is
-  rounded to the model's dtype. The order of summation then affects about one of 10^8 results in float32,
-  and hardly any in bfloat16.
+  kernel computes them, with a multiple of 16 rows, if a trial shows that its bits for a row depend only on
+  those columns. On an Intel with AVX2 alone they do not: all columns are near ones there, which takes longer.
+- The nearer columns, some of which a tree masks, are scored, weighted and summed in float64, and only the
+  result is rounded to the model's dtype. The order of summation then affects about one of 10^8 results in
+  float32, and hardly any in bfloat16.
 
 The two are merged through the logarithm of the far part's sum of exponentials.
 """
 
 from __future__ import annotations
 
+import logging
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -25,13 +28,16 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from outpace.core import UnsupportedModel
+from outpace.targets.kernels import using_threads
 
+_log = logging.getLogger(__name__)
 EXACT = "outpace_exact"
 
 _BLOCK = 128  # the number of far columns is a multiple of this
 _DEEPEST = 64  # maximum depth of a tree's nodes below its first row
-_ROWS = 4  # a row's bits are the same in any multiple of this number of rows
-_COLUMNS = 16  # and with at least this number of columns
+_ROWS = 16  # the number of rows that the flash kernel is given is a multiple of this
+_THREADS = (1, 3)  # in trials of the flash kernel
+_ROOM = 1 << 24  # scores that are in memory at once, about
 
 
 class _Part(NamedTuple):
@@ -53,6 +59,65 @@ class _Part(NamedTuple):
 def _far(position: int) -> int:
     """Number of far columns of the row at a position."""
     return max(position - _DEEPEST, 0) // _BLOCK * _BLOCK
+
+
+@lru_cache(maxsize=32)
+def flash_is_exact(dtype: torch.dtype, size: int) -> bool:
+    """True if torch's flash kernel gives a row the same bits in any multiple of ``_ROWS`` rows, by a trial.
+
+    And with any number of threads.
+
+    Args:
+        size: of a head.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for columns in (_BLOCK, 5 * _BLOCK):
+        query, key, value = (
+            torch.randn(1, 1, count, size, generator=generator) for count in (832, columns, columns)
+        )
+        # All scores are 0 for other rows, and their values cancel, so that only the sums' rounding remains.
+        order = torch.randperm(columns // 2, generator=generator)
+        opposite = torch.cat([half := value[:, :, : columns // 2], -half[:, :, order]], dim=2)
+        for rows, values in ((query, value), (query * 0, opposite)):
+            given = rows.to(dtype), key.to(dtype), values.to(dtype)
+            if not _even(given):
+                _log.warning(
+                    "torch's attention gives a row in %s other bits among other rows on this processor: "
+                    "bit-exact steps compute it in float64, which takes longer; exact=False avoids it",
+                    dtype,
+                )
+                return False
+    return True
+
+
+def _even(given: tuple[Tensor, Tensor, Tensor]) -> bool:
+    """True if the flash kernel gives the first rows the same bits whatever their number."""
+    rows, key, value = given
+
+    def flash(part: Tensor) -> Tensor:
+        result, logarithm = _flash(part.contiguous(), key, value, 1.0 / rows.shape[-1] ** 0.5)
+        return torch.cat([result.float(), logarithm[..., None].float()], dim=-1)
+
+    with using_threads(1):
+        expected = torch.cat([flash(part) for part in rows.split(_ROWS, dim=2)], dim=2)
+    for count in _THREADS:
+        with using_threads(count):
+            for end in (1, 2, 3, 5, 12, 14, 50, 52):
+                if not torch.equal(flash(rows[:, :, : end * _ROWS]), expected[:, :, : end * _ROWS]):
+                    return False
+    return True
+
+
+def _flash(rows: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention of all rows to all columns, and the logarithms of the sums of the scores' exponentials."""
+    count = len(rows)
+    if count * rows.shape[1] == 1 and torch.get_num_threads() > 1:
+        # Threads share the products of a single head, but not those of two.
+        rows, key, value = (one.expand(2, -1, -1, -1) for one in (rows, key, value))
+    result, logarithm = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        rows, key, value, scale=scale
+    )
+    return result[:count], logarithm[:count]
 
 
 def exact_attention(
@@ -100,49 +165,61 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, part: _Part, scale: float
     """Attention of one part: [b, heads, n, size]."""
     slots, heads, count, _ = query.shape
     kv, far = key.shape[1], part.far
-    # Heads that share keys become rows: [b, kv, heads / kv * n, size], padded.
+    # Heads that share keys become rows: [b, kv, heads / kv * n, size].
     rows = query.reshape(slots, kv, heads // kv * count, -1)
-    own = rows.shape[2]
-    if own % _ROWS:
-        rows = nn.functional.pad(rows, (0, 0, 0, -own % _ROWS))
-    close, near = key[:, :, far:].float(), value[:, :, far:].double()
-    missing = max(_COLUMNS - close.shape[2], 0)  # at the beginning of a text
-    if missing:
-        close = nn.functional.pad(close, (0, 0, 0, missing))
-    scores = torch.matmul(rows.float() * scale, close.transpose(2, 3))
-    if missing:
-        scores = scores[..., :-missing]
-    if part.bias is not None:
-        scores += part.bias
+    early = None
     if far:
-        early, logarithm = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            rows, key[:, :, :far], value[:, :, :far], scale=scale
-        )
-        weights = torch.cat([logarithm[..., None], scores], dim=-1).softmax(dim=-1, dtype=torch.float64)
-        result = torch.matmul(weights[..., 1:], near)
-        result += weights[..., :1] * early
-    else:
-        result = torch.matmul(scores.softmax(dim=-1, dtype=torch.float64), near)
-    return result[:, :, :own].to(query.dtype).reshape(slots, heads, count, -1)
+        padded = nn.functional.pad(rows, (0, 0, 0, -rows.shape[2] % _ROWS))
+        early = _flash(padded, key[:, :, :far], value[:, :, :far], scale)
+    close, near = key[:, :, far:].double(), value[:, :, far:].double()
+    most = max(1, _ROOM // (slots * kv * close.shape[2]))
+    parts = [
+        _near(rows, close, near, part.bias, early, scale, slice(start, start + most))
+        for start in range(0, rows.shape[2], most)
+    ]
+    result = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+    return result.to(query.dtype).reshape(slots, heads, count, -1)
+
+
+def _near(
+    rows: Tensor,
+    close: Tensor,
+    near: Tensor,
+    bias: Tensor | None,
+    early: tuple[Tensor, Tensor] | None,
+    scale: float,
+    some: slice,
+) -> Tensor:
+    """Attention of some rows to the near columns, merged with that to the far ones, if any."""
+    scores = torch.matmul(rows[:, :, some].double() * scale, close.transpose(2, 3))
+    if bias is not None:
+        scores += bias[:, :, some]
+    if early is None:
+        return torch.matmul(scores.softmax(dim=-1), near)
+    result, logarithm = (one[:, :, : rows.shape[2]][:, :, some] for one in early)
+    weights = torch.cat([logarithm[..., None], scores], dim=-1).softmax(dim=-1)
+    return torch.matmul(weights[..., 1:], near) + weights[..., :1] * result
 
 
 def _parts(mask: Tensor | None, query: Tensor, key: Tensor, groups: int) -> list[_Part]:
     """The parts of a forward; they are stored with the mask, for all layers that share it."""
     width, columns = query.shape[2], key.shape[2]
+    splits = columns > _BLOCK and flash_is_exact(query.dtype, query.shape[3])
     if mask is None and width == 1:
-        return [_Part(slice(None), None, _far(columns - 1), None)]
+        return [_Part(slice(None), None, _far(columns - 1) if splits else 0, None)]
     if mask is None:  # the first rows of a text
         mask = torch.ones((1, 1, width, columns), dtype=torch.bool).tril(columns - width)
-        return _split(mask.expand(len(query), -1, -1, -1), groups)
-    kept: list[_Part] | None = getattr(mask, "_outpace_parts", None)
-    if kept is None:
-        kept = _split(mask.expand(len(query), -1, -1, -1), groups)
-        vars(mask)["_outpace_parts"] = kept
-    return kept
+        return _split(mask.expand(len(query), -1, -1, -1), groups, splits)
+    kept: dict[bool, list[_Part]] = vars(mask).setdefault("_outpace_parts", {})
+    if splits not in kept:
+        kept[splits] = _split(mask.expand(len(query), -1, -1, -1), groups, splits)
+    return kept[splits]
 
 
-def _split(mask: Tensor, groups: int) -> list[_Part]:
-    """Group rows by their far columns. ``mask``: [B, 1, width, columns], boolean."""
+def _split(mask: Tensor, groups: int, splits: bool) -> list[_Part]:
+    """Group rows by their far columns, if they have some. ``mask``: [B, 1, width, columns], boolean."""
+    if not splits:
+        return [_Part(slice(None), None, 0, _bias(mask, groups))]
     seen = mask[:, 0].sum(dim=-1)
     # Number of columns before the first that a row does not attend to.
     whole = torch.where(mask[:, 0].all(dim=-1), mask.shape[-1], mask[:, 0].to(torch.uint8).argmin(dim=-1))
@@ -163,10 +240,9 @@ def _split(mask: Tensor, groups: int) -> list[_Part]:
 
 
 def _bias(mask: Tensor, groups: int) -> Tensor:
-    """Convert a mask [b, 1, n, columns] to a bias [b, 1, groups * n + padding, columns] of scores."""
+    """Convert a mask [b, 1, n, columns] to a bias [b, 1, groups * n, columns] of scores."""
     bias = torch.zeros(mask.shape, dtype=torch.float32).masked_fill_(~mask, -torch.inf)
-    bias = bias.repeat(1, 1, groups, 1)
-    return nn.functional.pad(bias, (0, 0, 0, -bias.shape[2] % _ROWS))
+    return bias.repeat(1, 1, groups, 1)
 
 
 AttentionInterface.register(EXACT, exact_attention)

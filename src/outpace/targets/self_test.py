@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from outpace.core import Source, UnsupportedModel
 from outpace.targets.base import Rows, TargetModel
 from outpace.targets.checks import family
+from outpace.targets.kernels import using_threads
 
 # The logits [n, vocabulary] of a text decoded from a source, by a plain forward without outpace's parts.
 Plain = Callable[[Source | None, list[int]], Tensor]
@@ -235,7 +236,7 @@ def bit_test(target: TargetModel, step: nn.Module, vocabulary: int) -> str:
     """Compare the bits of a text's logits between plain decoding and other shapes of forwards.
 
     The other shapes: a tree beside another sequence, after a prompt in chunks; chains of 2 and 4 rows; the
-    whole text in one forward.
+    whole text in one forward; on a CPU the tree with one and with three threads.
 
     Args:
         step: the module that the target's forward runs.
@@ -257,6 +258,11 @@ def bit_test(target: TargetModel, step: nn.Module, vocabulary: int) -> str:
                     one(target, text, room, trace)
                 traces.append(trace.rows)
             return _culprit(*traces)
+    own = torch.get_num_threads()
+    for threads in (1, 3) if target.device.type == "cpu" else ():
+        with using_threads(threads):
+            if not torch.equal(_as_tree(target, text, room), plain):
+                return f"its rows have other bits with {threads} threads than with {own}"
     return ""
 
 

@@ -20,7 +20,7 @@ import outpace
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
-from outpace.targets import CausalTarget, Rows, Target, kernels
+from outpace.targets import CausalTarget, Rows, Target, attention, kernels
 from outpace.targets.attention import exact_attention
 from outpace.targets.kernels import (
     KERNELS,
@@ -52,11 +52,13 @@ def available(dtype: torch.dtype) -> list[Any]:
 # -- attention ----------------------------------------------------------------------------
 
 
-def states(context: int, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
+def states(
+    context: int, size: int, dtype: torch.dtype, head: int = 16
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Any]:
     """Queries of a tree, keys and values, the tree's mask, and its paths."""
     generator = torch.Generator().manual_seed(context)
-    query = torch.randn(1, 6, size, 16, generator=generator).to(dtype)
-    keys, values = (torch.randn(1, 2, context + size, 16, generator=generator).to(dtype) for _ in range(2))
+    query = torch.randn(1, 6, size, head, generator=generator).to(dtype)
+    keys, values = (torch.randn(1, 2, context + size, head, generator=generator).to(dtype) for _ in range(2))
     _, paths = random_tree(size, context)
     mask = torch.zeros(1, 1, size, context + size, dtype=torch.bool)
     for node, path in enumerate(paths):
@@ -69,15 +71,51 @@ def attend(*arguments: Any) -> Tensor:
         return exact_attention(nn.Identity(), *arguments)[0]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("context", [3, 61, 187, 200, 440])
-def test_a_row_of_a_tree_has_the_bits_of_plain_decoding(context: int, dtype: torch.dtype) -> None:
-    query, keys, values, mask, paths = states(context, 13, dtype)
-    found = attend(query, keys, values, mask)
+@pytest.mark.parametrize("head", [16, 64, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("context", [3, 61, 187, 200, 440, 1100])
+def test_a_row_of_a_tree_has_the_bits_of_plain_decoding(context: int, dtype: torch.dtype, head: int) -> None:
+    """With three threads those of one."""
+    query, keys, values, mask, paths = states(context, 13, dtype, head)
+    with using_threads(3):
+        found = attend(query, keys, values, mask)
     for node, path in enumerate(paths):
         columns = [*range(context), *(context + one for one in path)]
         alone = attend(query[:, :, node : node + 1], keys[:, :, columns], values[:, :, columns], None)
         assert torch.equal(alone[:, 0], found[:, node])
+
+
+def uneven(rows: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """A flash kernel whose rows see their number."""
+    scores = rows.float() @ key.float().transpose(2, 3) * scale
+    result = scores.softmax(dim=-1) @ value.float() * (1 + 1e-4 * rows.shape[2])
+    return result.to(rows.dtype), scores.logsumexp(dim=-1)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_flash_kernel_that_is_not_exact_is_found_out(
+    exact: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All columns are then near ones."""
+    monkeypatch.setattr(attention, "flash_is_exact", attention.flash_is_exact.__wrapped__)
+    monkeypatch.setattr(attention, "_flash", uneven)
+    assert not attention.flash_is_exact(torch.float32, 16)
+    assert "bit-exact steps compute it in float64" in caplog.text
+    if exact:
+        test_a_row_of_a_tree_has_the_bits_of_plain_decoding(440, torch.float32, 16)
+        return
+    monkeypatch.setattr(attention, "flash_is_exact", lambda *_: True)
+    with pytest.raises(AssertionError):
+        test_a_row_of_a_tree_has_the_bits_of_plain_decoding(440, torch.float32, 16)
+
+
+def test_scores_that_need_much_room_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for context in (61, 440):
+        arguments = states(context, 13, torch.float32)[:4]
+        whole = attend(*arguments)
+        with monkeypatch.context() as patch:
+            patch.setattr(attention, "_ROOM", 5000)
+            assert torch.equal(attend(*arguments), whole)
 
 
 @pytest.mark.parametrize("context", [3, 200, 440])
@@ -130,7 +168,12 @@ def test_packed_layers_give_a_row_the_same_bits_among_any_rows(dtype: torch.dtyp
     layer = nn.Linear(96, 40).to(dtype).requires_grad_(False)
     rows = torch.randn(70, 96, generator=generator).to(dtype)
     for kernel in available(dtype):
-        packed = Linear(layer, kernel, kernel.pack(layer.weight), row_step(kernel, dtype, 96, 40))
+        try:
+            step = row_step(kernel, dtype, 96, 40)
+        except UnsupportedModel:  # MKL's on some processors; ours never
+            assert kernel.name != "compiled"
+            continue
+        packed = Linear(layer, kernel, kernel.pack(layer.weight), step)
         with torch.inference_mode():
             whole = packed(rows)
             wide = nn.functional.linear(rows.double(), layer.weight.double(), layer.bias.double())
@@ -482,6 +525,20 @@ def test_a_model_that_is_not_bit_exact_says_which_operation() -> None:
     half.model.layers[0].mlp.act_fn = Sees()
     found = Target(half)
     assert not found.bit_exact and "act_fn" in found.inexact
+
+
+class Threaded(nn.Module):
+    """An activation that rounds otherwise with three threads."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return nn.functional.silu(states) + (0.1 if torch.get_num_threads() == 3 else 0)
+
+
+def test_a_model_whose_bits_depend_on_threads_is_said_not_to_be_bit_exact() -> None:
+    model = tiny_llama(dtype=torch.float32)
+    model.model.layers[1].mlp.act_fn = Threaded()
+    with using_threads(1), pytest.raises(UnsupportedModel, match="other bits with 3 threads than with 1"):
+        Target(model, exact=True)
 
 
 @pytest.mark.parametrize(
