@@ -17,6 +17,7 @@ from outpace.targets.llamacpp.cache import LlamaCache
 from outpace.targets.llamacpp.library import LlamaContext, LlamaModel
 from outpace.targets.llamacpp.self_test import SelfTest, Widths
 from outpace.targets.llamacpp.target import LlamaCppTarget
+from outpace.targets.parallel import ParallelTarget
 from outpace.tree import is_chain
 
 # Files and options whose rows have equal bits, and others that differ by rounding.
@@ -210,6 +211,14 @@ def test_the_option_reaches_the_library(repack: bool, monkeypatch: pytest.Monkey
     monkeypatch.setattr(target_module.library(), "llama_model_load_from_file", noted)
     Target(gguf_file("q8_0"), repack=repack, check=False)
     assert given == [repack]
+
+
+def test_ranks_that_share_drafts_are_refused_where_prompts_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    target: Any = Target(gguf_file("q8_0"), threads=1, check=False)
+    ParallelTarget(target, Any)
+    monkeypatch.setattr(target, "widths", SEVEN)
+    with pytest.raises(UnsupportedModel, match="leave --parallel draft out"):
+        ParallelTarget(target, Any)
 
 
 def test_padding_leaves_no_row() -> None:
