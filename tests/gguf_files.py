@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gguf_types import quantise
 from outpace.bench.lab.gguf import write_gguf
 from outpace.embedded import nano_draft_path, nano_path
-from outpace.targets.llamacpp.library import library
 
 
 @lru_cache(maxsize=1)
@@ -42,11 +42,6 @@ def gguf_file(dtype: str, draft: bool = False) -> Path:
 
 
 VOCABULARY = 64
-# llama.cpp's numbers of file types that it quantises to.
-FILE_TYPES = {
-    "f16": 1, "q4_0": 2, "q8_0": 7, "q5_0": 8, "q3_k_m": 12, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18,
-    "iq4_nl": 25, "iq4_xs": 30, "bf16": 32, "mxfp4": 38,
-}  # fmt: skip
 
 
 @lru_cache(maxsize=64)
@@ -55,17 +50,9 @@ def quantised(source: Path, kind: str) -> Path:
 
     Args:
         source: a file in float32.
-        kind: a key of ``FILE_TYPES``.
+        kind: a key of ``gguf_types.FILE_TYPES``.
     """
-    import llama_cpp
-
-    path = source.with_name(f"{source.stem}-{kind}.gguf")
-    params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype, params.nthread = FILE_TYPES[kind], 1
-    library()  # its log goes to Python's
-    if llama_cpp.llama_model_quantize(str(source).encode(), str(path).encode(), params):
-        raise RuntimeError(f"llama.cpp does not quantise {source} to {kind}")
-    return path
+    return quantise(source, kind, source.with_name(f"{source.stem}-{kind}.gguf"))
 
 
 @lru_cache(maxsize=4)

@@ -1,4 +1,4 @@
-"""Files whose rows change bits with their number in a decode: a text has one sequence of bits, however it is fed.
+"""Files whose rows change bits with their number in a decode: a text has the same bits, however it is fed.
 
 The log probabilities of emitted tokens are compared, to the last bit: they show a difference in a logit long
 before another token is drawn.
@@ -15,7 +15,8 @@ import pytest
 
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python: make test-llamacpp")
 
-from gguf_files import FILE_TYPES, quantised, random_file
+from gguf_files import quantised, random_file
+from gguf_types import FILE_TYPES
 from outpace.core import SamplingParams, TokenLogprobs
 from outpace.engine.batch import Batch
 from outpace.engine.engine import Engine
@@ -117,7 +118,7 @@ def test_chunks_of_prompts_change_no_bit(file: str, chunk: int) -> None:
 
 
 def with_prefixes(file: str) -> None:
-    """A prompt twice, then a conversation: the answer is a part of the next prompt, which is decoded twice."""
+    """A prompt twice, then a conversation, in which the answer is a part of the next prompt, twice."""
     params, model = replace(SAMPLINGS["sampled"], max_new_tokens=80), target(file)
     expected = bits(Engine(model).generate([PROMPTS[0]], params)[0])
     engine = Engine(model, "suffix", adaptive=False, prefix_cache=2**26)

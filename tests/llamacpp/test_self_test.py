@@ -1,4 +1,4 @@
-"""The self-test of a GGUF file: what is rounding passes, what is a mistake does not, and what is exact is so."""
+"""The self-test of a GGUF file: rounding passes, mistakes do not, and kernels are chosen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python: make test-llamacpp")
 
-from gguf_files import FILE_TYPES, gguf_file, quantised, random_file
+from gguf_files import gguf_file, quantised, random_file
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets import Target
 from outpace.targets.llamacpp import target as target_module
@@ -17,6 +17,7 @@ from outpace.targets.llamacpp.cache import LlamaCache
 from outpace.targets.llamacpp.library import LlamaContext, LlamaModel
 from outpace.targets.llamacpp.self_test import SelfTest, Widths
 from outpace.targets.llamacpp.target import LlamaCppTarget
+from outpace.targets.parallel import ParallelTarget
 from outpace.tree import is_chain
 
 # Files and options whose rows have equal bits, and others that differ by rounding.
@@ -212,9 +213,16 @@ def test_the_option_reaches_the_library(repack: bool, monkeypatch: pytest.Monkey
     assert given == [repack]
 
 
+def test_ranks_that_share_drafts_are_refused_where_prompts_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    target: Any = Target(gguf_file("q8_0"), threads=1, check=False)
+    ParallelTarget(target, Any)
+    monkeypatch.setattr(target, "widths", SEVEN)
+    with pytest.raises(UnsupportedModel, match="leave --parallel draft out"):
+        ParallelTarget(target, Any)
+
+
 def test_padding_leaves_no_row() -> None:
     for kind in ("q4_k_m", "iq4_nl", "f16"):
-        assert kind in FILE_TYPES
         target: Any = Target(quantised(random_file("llama"), kind), threads=1, repack=False)
         assert target.widths != Widths()
         cache = target.new_cache(1, 64)

@@ -266,20 +266,6 @@ def bit_test(target: TargetModel, step: nn.Module, vocabulary: int) -> str:
     return ""
 
 
-def logits_by_shape(target: TargetModel) -> tuple[Tensor, list[Tensor]]:
-    """Logits [n, vocabulary] of the same rows, each fed alone, and in the other shapes of ``bit_test``.
-
-    Raises:
-        UnsupportedModel: the context is too short for a test.
-    """
-    room = _room(target)
-    if room < 2:
-        raise UnsupportedModel(f"a context of {target.context} tokens is too short to decode in")
-    text = _text(target.vocabulary, room)
-    plain, *others = [shape(target, text, room) for shape in _SHAPES]
-    return plain, others
-
-
 def _room(target: TargetModel) -> int:
     """Number of the prompt's rows in the bit test."""
     return _PROMPT if target.context is None else min(_PROMPT, target.context - _AFTER - 2)

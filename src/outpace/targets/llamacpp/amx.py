@@ -1,4 +1,4 @@
-"""Whether llama.cpp's kernels for AMX work here: some builds end the process in them.
+"""Trial of llama.cpp's kernels for AMX: some builds end the process in them.
 
 A compiler may drop the stores to the tiles' configuration, since it does not see that an instruction reads it
 (llama.cpp's pull request 26954); the first product of several rows is then an illegal instruction. No signal
@@ -27,7 +27,7 @@ class _Params(ctypes.Structure):
 
 @lru_cache(maxsize=1)
 def amx_fails(folder: Path) -> bool:
-    """Whether the libraries in a folder have kernels for AMX that are used here and do not work."""
+    """True if the libraries in a folder have kernels for AMX that are used here and do not work."""
     tried = [sys.executable, "-I", __file__, str(folder)]
     return subprocess.run(tried, capture_output=True, check=False).returncode < 0
 

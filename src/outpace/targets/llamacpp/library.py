@@ -149,7 +149,7 @@ class LlamaModel:
     """A model in llama.cpp, freed with the last reference to it.
 
     Args:
-        repack: repack weights for the processor where llama.cpp knows how, its default.
+        repack: repack weights for the processor as far as llama.cpp can, its default.
 
     Attributes:
         pointer: pointer to llama.cpp's model.

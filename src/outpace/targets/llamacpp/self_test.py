@@ -1,4 +1,4 @@
-"""Self-test of a GGUF file: at how many rows a row keeps its bits, and whether a tree equals its paths.
+"""Self-test of a GGUF file: numbers of rows at which a row keeps its bits, and trees against their paths.
 
 llama.cpp's kernels sum in an order that depends on the number of rows that they multiply. The numbers at
 which it changes depend on the types of the weights, the build and the processor, so they are measured.
@@ -62,7 +62,7 @@ class Widths:
     prompts: int = 1
 
     def wider(self, other: Widths) -> bool:
-        """Whether steps need fewer or smaller decodes than at other widths."""
+        """True if steps take fewer or smaller decodes than at other widths."""
         mine, theirs = ((one.least, -(one.most or math.inf)) for one in (self, other))
         return mine < theirs
 
@@ -93,7 +93,7 @@ class SelfTest:
             self._text[0] = target.tokenizer.bos_token_id
         self._prompt = min(_PROMPT, size // 2)
         self._read = min(_READ, size - self._prompt)
-        # A difference in a last bit may vanish where a layer rounds its inputs, in a small model in all layers.
+        # A difference in a last bit may vanish where layers round their inputs, in a small model in all.
         self._compared = min(max(_COMPARED // target.layers, 2 * _READ), size - self._prompt)
 
     # -- forwards ----------------------------------------------------------------------------------------

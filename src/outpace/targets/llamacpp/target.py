@@ -68,8 +68,8 @@ class LlamaCppOptions:
             multiply them. None repacks, unless a step's rows have equal bits only without it, or up to more
             rows, and a plain step takes no longer.
         exact: decode the rows of a step, of a tree or of several texts, in groups of such sizes that each row
-            has the bits that it has alone. "auto" does so where the groups are known, and says in ``inexact``
-            where they are not; True refuses such a model. False decodes all rows of a step at once.
+            has the bits that it has alone. "auto" does so where such sizes are found, and otherwise gives
+            the reason in ``inexact``; True refuses such a model. False decodes all rows of a step at once.
         check: run the self-test.
     """
 
@@ -146,7 +146,7 @@ class LlamaCppTarget(TargetModel):
             self._check()
 
     def _may_repack(self) -> bool:
-        """Whether to repack weights, if nothing else is found to be better.
+        """True if weights are to be repacked, unless the self-test finds better.
 
         Raises:
             OutpaceError: it was asked for, and would end the process.
@@ -177,7 +177,7 @@ class LlamaCppTarget(TargetModel):
 
     @property
     def repack(self) -> bool:
-        """Whether weights were repacked for the processor, where llama.cpp knows how."""
+        """True if weights were repacked for the processor, as far as llama.cpp can."""
         return self._weights.repack
 
     @property
@@ -413,7 +413,8 @@ class LlamaCppTarget(TargetModel):
             try:
                 alone = test.alone()
                 spread = test.spread(alone)
-                worst = max(spread, test.tree(alone, spread))
+                # After a text that failed, equal bits of another show nothing.
+                worst = max(spread, test.tree(alone, spread), NEAR_TIE if turn else 0.0)
                 break
             except UnsupportedModel as error:
                 if turn == _TRIES - 1:
@@ -429,7 +430,7 @@ class LlamaCppTarget(TargetModel):
         return worst
 
     def _remedy(self) -> str:
-        """What to do about a model that is not bit-exact."""
+        """The options of a model that is not bit-exact."""
         if self.options.n_gpu_layers:
             return "leave n_gpu_layers out, or exact=true"
         if self._order_of_sums():
