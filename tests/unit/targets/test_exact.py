@@ -478,7 +478,7 @@ def test_logits_have_the_same_bits_in_a_tree_and_alone(target: CausalTarget) -> 
 
 @pytest.mark.parametrize("family", ["Llama", "Gemma", "Phi3", "GPTNeoX"])
 def test_bits_do_not_depend_on_the_number_of_threads(family: str) -> None:
-    """Of layers that are not fused, in a forward that torch shares among threads."""
+    """Layers that are not fused, in a forward that torch shares among threads."""
     sizes = {**SMALL, "hidden_size": 96, "intermediate_size": 1005, "num_key_value_heads": 4}
     config = getattr(transformers, f"{family}Config")(**sizes, pad_token_id=0, max_position_embeddings=512)
     torch.manual_seed(0)
