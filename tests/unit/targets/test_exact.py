@@ -395,7 +395,7 @@ def test_int8_takes_any_number_of_inputs(inputs: int) -> None:
 def test_activations_have_the_same_bits_among_any_rows_with_any_number_of_threads(
     name: str, dtype: torch.dtype
 ) -> None:
-    """Of 1,005 numbers a row, no multiple of a vector; a part of a wider tensor too."""
+    """Rows of 1,005 numbers, no multiple of a vector; a part of a wider tensor too."""
     made = ACT2FN[name]
     found = piecewise(made)
     if list(made.parameters()):
