@@ -1,4 +1,4 @@
-"""Where a target says that it is bit-exact, no token differs, by any drafter, batch or number of threads."""
+"""Bit-exact targets: no token differs, by any drafter, batch or number of threads."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def accelerate(
             no near-tie differs from ``accelerate(model, "none")``. "auto": if this is tested and costs
             little; True refuses other models, with the reason. See ``CausalTarget``.
         pack: keep a packed copy of the weights of linear layers on a CPU until ``restore``. "auto": if that
-            is faster and memory allows.
+            is faster, or needed for ``exact``, and memory allows; see ``CausalTarget``.
         quantise: decode with a copy of the weights that is rounded to "int8" or "int4", for a bfloat16 model
             on a CPU. The tokens are those of plain decoding with it, ``accelerate(model, "none",
             quantise=...)``, and not those of the stock generate(). See ``CausalTarget``.

@@ -147,7 +147,7 @@ def exact_attention(
         raise UnsupportedModel(f"attention with {', '.join(more) or 'dropout'} has no bit-exact form here")
     heads, kv = query.shape[1], key.shape[1]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    parts = _parts(attention_mask, query, key, heads // kv)
+    parts = _parts(attention_mask, query, key, heads // kv, flash=value.shape[3] == query.shape[3])
     if len(parts) == 1 and parts[0].rows is None:
         return _attend(query, key, value, parts[0], scale).transpose(1, 2).contiguous(), None
     result = query.new_zeros((*query.shape[:3], value.shape[-1]))
@@ -201,10 +201,15 @@ def _near(
     return torch.matmul(weights[..., 1:], near) + weights[..., :1] * result
 
 
-def _parts(mask: Tensor | None, query: Tensor, key: Tensor, groups: int) -> list[_Part]:
-    """The parts of a forward; they are stored with the mask, for all layers that share it."""
+def _parts(mask: Tensor | None, query: Tensor, key: Tensor, groups: int, flash: bool) -> list[_Part]:
+    """The parts of a forward; they are stored with the mask, for all layers that share it.
+
+    Args:
+        flash: the flash kernel takes heads of these sizes.
+    """
     width, columns = query.shape[2], key.shape[2]
-    splits = columns > _BLOCK and flash_is_exact(query.dtype, query.shape[3])
+    # Tried in the first forward, so that no later one waits for it.
+    splits = flash and flash_is_exact(query.dtype, query.shape[3]) and columns > _BLOCK
     if mask is None and width == 1:
         return [_Part(slice(None), None, _far(columns - 1) if splits else 0, None)]
     if mask is None:  # the first rows of a text

@@ -416,7 +416,7 @@ def best_kernel(dtype: torch.dtype, threads: int) -> Trial:
 
 
 def unavailable(kernel: Kernel, dtype: torch.dtype) -> str:
-    """Why this machine does not run a kernel for weights of a dtype; empty if it does, or is not for them."""
+    """The reason why this machine does not run a kernel for a dtype; empty if it does, or is not for it."""
     if dtype not in kernel.dtypes:
         return ""
     try:

@@ -395,7 +395,7 @@ def test_int8_takes_any_number_of_inputs(inputs: int) -> None:
 def test_activations_have_the_same_bits_among_any_rows_with_any_number_of_threads(
     name: str, dtype: torch.dtype
 ) -> None:
-    """Of 1,005 numbers a row, no multiple of a vector; a part of a wider tensor too."""
+    """Rows of 1,005 numbers, no multiple of a vector; a part of a wider tensor too."""
     made = ACT2FN[name]
     found = piecewise(made)
     if list(made.parameters()):
@@ -478,7 +478,7 @@ def test_logits_have_the_same_bits_in_a_tree_and_alone(target: CausalTarget) -> 
 
 @pytest.mark.parametrize("family", ["Llama", "Gemma", "Phi3", "GPTNeoX"])
 def test_bits_do_not_depend_on_the_number_of_threads(family: str) -> None:
-    """Of layers that are not fused, in a forward that torch shares among threads."""
+    """Layers that are not fused, in a forward that torch shares among threads."""
     sizes = {**SMALL, "hidden_size": 96, "intermediate_size": 1005, "num_key_value_heads": 4}
     config = getattr(transformers, f"{family}Config")(**sizes, pad_token_id=0, max_position_embeddings=512)
     torch.manual_seed(0)
