@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 import sys
@@ -100,7 +101,7 @@ class Turn:
         for lent in list(self._lent):
             reference, held = lent
             iterator = reference()
-            if iterator is None or iterator.gi_frame is None:
+            if iterator is None or inspect.getgeneratorstate(iterator) == inspect.GEN_CLOSED:
                 for give_back in held:
                     give_back()
                 self._lent.remove(lent)
