@@ -47,7 +47,7 @@ from outpace.targets.lines import WINDOW, Line, apart, line_attention
 from outpace.targets.masks import TREE, Mask, placed
 from outpace.targets.modules import Modules
 from outpace.targets.packed import check_quantise, packing_wanted, unproven
-from outpace.targets.self_test import agree, bit_test, self_test
+from outpace.targets.self_test import Stock, agree, bit_test, self_test
 from outpace.targets.tree_attention import takes_no_tree
 
 _log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class CausalTarget(TargetModel):
             if check and self.bit_exact and (reason := bit_test(self, self._modules.step, self._embedded)):
                 raise self._not_exact(reason)
         if check:
-            self_test(self, model, self._embedded, self._plain)
+            self_test(self, self._stock())
         self.released = release and self._modules.release()
 
     def _choose(
@@ -214,6 +214,7 @@ class CausalTarget(TargetModel):
             rows = {cache.allocate(): own for own in feeds}
             try:
                 padded = self.forward(cache, rows)
+                alone = [self.forward(cache, {slot: own}).logits_of(slot) for slot, own in rows.items()]
                 self._modules.line = line
                 in_line = self.forward(cache, rows)
             except Exception:  # some code of the family's own may not take keys of more sequences than rows
@@ -221,7 +222,7 @@ class CausalTarget(TargetModel):
                 self._modules.line = None
                 continue
             expected, found = (torch.cat([o.logits_of(slot) for slot in rows]) for o in (padded, in_line))
-            if torch.equal(found, expected) if self.bit_exact else agree(self.model.dtype, found, expected):
+            if torch.equal(found, expected) if self.bit_exact else agree(found, expected, torch.cat(alone)):
                 return
         self._modules.line = None
 
@@ -535,18 +536,28 @@ class CausalTarget(TargetModel):
         logits: Tensor = head(states.to(head.weight.dtype))
         return self._scale(logits)
 
-    def _plain(self, source: Source | None, text: list[int]) -> Tensor:
+    def _stock(self) -> Stock:
+        """The model as the self-test compares with."""
+        step = self._modules.step
         model: Any = self.model
         if self.quantised:  # the rounded weights, with the model's own attention
-            model = exchange(self._modules.step, lambda _: None, self._attention)
-        logits: Tensor = model(input_ids=torch.tensor([text], device=self.device), use_cache=False).logits
-        return logits[0]
+            model = exchange(step, lambda _: None, self._attention)
+        return Stock(model, _run, self._of_copy, self._embedded, (self.model, step))
+
+    def _of_copy(self, model: Any) -> CausalTarget:
+        """A target of a copy of the model, not tested, on the copy's own modules."""
+        return type(self)(model, self.static, check=False, exact=False, pack=False, fuse=False)
 
     @property
     def _attention(self) -> str:
         """The model's implementation of attention."""
         name: str = self.model.config.get_text_config(decoder=True)._attn_implementation
         return name
+
+
+def _run(model: Any, source: Source | None, ids: Tensor, **options: Any) -> Any:
+    """A plain forward over texts [B, n]."""
+    return model(input_ids=ids, use_cache=False, **options)
 
 
 def scale_of(config: Any) -> Callable[[Tensor], Tensor]:

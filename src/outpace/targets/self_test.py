@@ -1,115 +1,514 @@
-"""Self-tests of a model as a target: its logits for a tree of tokens, and their bits."""
+"""Self-tests of a model as a target: its logits for a tree of tokens, and their bits.
+
+Two questions, each answered where rounding cannot hide the answer, without a limit tuned on some model.
+
+*Does a tree equal its paths?* Masks, positions, windows and the cache are honoured by a model's code, whatever
+its weights are. So the same code runs on random weights of a moderate size in float32 (``tame.py``): there
+rounding is some 1e-6 of the logits' spread, and a wrong bit of a mask, a position or a window that is off by
+one some 1e-2. Two computations agree if half of their digits do, or, where a setting of the machine rounds the
+products of matrices, if they differ by no more than a few times what the stock model differs from itself in
+float64. With the model's own weights, bits are compared (``bit_test``): where all are equal, a tree equals its
+paths to the last one. And a token never changes rows outside its subtree, in two forwards of one shape.
+
+*Does the target compute the model?* Each of its layers is compared with the stock layer, given the very inputs
+that it had in the target (``replay.py``), in plain steps and in a tree. The error of stock's own layer against
+the same in a wider dtype tells what rounding explains there: the target's median over rows may be twice it,
+and no row's many times. Rounding that layers amplify, to whatever size, thus cancels, and a wrong scale does
+not. A model without layers to tell apart, or that does not run in a wider dtype, is compared by its logits,
+with what they change when its embeddings are changed by a unit in the last place.
+"""
 
 from __future__ import annotations
 
+import copy
+import logging
 import math
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from outpace.core import Source, UnsupportedModel
-from outpace.targets.base import Rows, TargetModel
+from outpace.cache import Cache, Slot
+from outpace.core import OutpaceError, Source, UnsupportedModel, out_of_memory
+from outpace.targets.base import Output, Rows, TargetModel
 from outpace.targets.checks import family
+from outpace.targets.replay import Replay, layers_of, wider
+from outpace.targets.tame import WINDOW, tame
 
-# The logits [n, vocabulary] of a text decoded from a source, by a plain forward without outpace's parts.
-Plain = Callable[[Source | None, list[int]], Tensor]
+_log = logging.getLogger(__name__)
 
 # A tree of seven rows, four deep, with branches that interleave; its paths, as rows.
 _PARENTS = (-1, 0, 0, 1, 1, 2, 4)
 _PATHS = ((0, 1, 3), (0, 1, 4, 6), (0, 2, 5))
 # If the token at row 2 changes, row 5's logits must change and these rows' must not.
 _CHANGED, _SEES, _SEE_NOT = 2, 5, [0, 1, 3, 4, 6]
+_PROMPTS = WINDOW + 1, 3  # tokens before the tree, and before the rows beside it
+_TOKENS = sum(_PROMPTS) + len(_PARENTS) + 4  # two beside the tree, one after it, one in place of another
+
+_SHAPES_DIFFER = 8  # times that computations of the same logits may differ by more than two known ones do
+_MEDIAN, _ROW = 2.0, 32.0  # times stock's own error that a layer's may be: the median over rows, and each row's
+
+
+class Imprecise(UnsupportedModel):
+    """A target computes its model with more error than rounding explains."""
+
+
+@dataclass(frozen=True)
+class Stock:
+    """A model without outpace's parts, and how forwards and targets are made of it.
+
+    Attributes:
+        model: the modules whose forward the target's steps must equal.
+        run: the plain forward of a copy of the model, over texts [B, n] decoded from a source, and its options.
+        target: a target of a copy, not tested, of which nothing is replaced.
+        embedded: number of token ids that have an embedding.
+        parts: modules that the target runs.
+        sources: the test's two sources, if the model has an encoder.
+    """
+
+    model: Any
+    run: Callable[..., Any]
+    target: Callable[[Any], TargetModel]
+    embedded: int
+    parts: Sequence[Any]
+    sources: tuple[Source | None, Source | None] = (None, None)
 
 
 @torch.inference_mode()
-def self_test(
-    target: TargetModel,
-    model: PreTrainedModel,
-    vocabulary: int,
-    plain: Plain,
-    sources: tuple[Source | None, Source | None] = (None, None),
-) -> None:
-    """Decode a tree beside a second sequence, keep a path, feed one more row; compare with plain forwards.
-
-    Two things must hold. A token does not affect rows outside its subtree: two forwards of one shape agree
-    there to the last bit (nearly, in a mixture of experts). And a tree's rows have the logits of their paths,
-    up to rounding: this detects ignored positions, and models whose rows attend to later ones.
-
-    Args:
-        vocabulary: number of token ids that have an embedding.
-        plain: decodes a text without a target.
-        sources: the two sequences' sources, if the model has an encoder.
+def self_test(target: TargetModel, stock: Stock) -> None:
+    """Answer the two questions for a target.
 
     Raises:
-        UnsupportedModel: some logits differ by more than rounding.
+        UnsupportedModel: a tree's rows have other logits than its paths, or see more than these.
+        Imprecise: the target computes something else than its model.
     """
-    # In half precision, rounding may route a row of a mixture to other experts, which changes all its logits.
-    # This is chance, so other tokens are tried; an unsupported family fails with any tokens.
-    tries = 3 if model.dtype in (torch.float16, torch.bfloat16) else 1
-    for turn in range(tries):
-        ids = _spread(min(target.vocabulary, vocabulary), turn)
-        try:
-            return _test_tree(target, model, ids, plain, sources)
-        except UnsupportedModel:
-            if turn == tries - 1:
-                raise
-        except Exception as error:
-            raise UnsupportedModel(f"{family(model)} fails on a tree of tokens: {error!r}") from error
+    try:
+        _test_tame(target, stock)
+        # Rounding may route a row of a mixture to other experts, which changes all that follows from it. This
+        # is chance, so other tokens are tried; what is wrong is wrong with any tokens.
+        tries = 3 if target.dtype in (torch.float16, torch.bfloat16) else 1
+        for turn in range(tries):
+            try:
+                return _test_weights(target, stock, turn)
+            except UnsupportedModel:
+                if turn == tries - 1:
+                    raise
+    except OutpaceError:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        raise UnsupportedModel(f"{family(target.model)} fails on a tree of tokens: {error!r}") from error
 
 
-def _test_tree(
-    target: TargetModel,
-    model: PreTrainedModel,
-    ids: list[int],
-    plain: Plain,
-    sources: tuple[Source | None, Source | None],
-) -> None:
-    room = 9 if target.context is None else target.context - 5
-    if room < 1:
-        raise UnsupportedModel(f"{family(model)} has a context of only {target.context} tokens")
-    prompts = [ids[: min(5, room)], ids[5 : 5 + min(3, room)]]
-    tree, beside, last = ids[8:15], ids[15:17], ids[17]
-    cache = target.new_cache(slots=2, length=64)
-    slots = []
-    for prompt, source in zip(prompts, sources, strict=True):
-        slots.append(slot := target.open(cache, source))
-        target.forward(cache, {slot: Rows(prompt)}, logits_from=None)
-        cache.keep({slot: range(len(prompt))})
-
-    def rows(tokens: list[int]) -> list[Tensor]:
-        output = target.forward(cache, {slots[0]: Rows(tokens, _PARENTS), slots[1]: Rows(beside)})
-        return [output.logits_of(slot).double() for slot in slots]
-
-    def alone(place: int, prefix: list[int], path: list[int]) -> Tensor:
-        """The logits after each token of a path, from plain decoding."""
-        return plain(sources[place], [*prefix, *path])[-len(path) :].double()
-
-    other = rows([*tree[:_CHANGED], ids[18], *tree[_CHANGED + 1 :]])
-    found = rows(tree)
-    allowed = _allowed(model.dtype, _check_subtree(model, found[0], other[0]))
-    paths = [[tree[node] for node in nodes] for nodes in _PATHS]
-    for nodes, path in zip(_PATHS, paths, strict=True):
-        _check_path(model, found[0][list(nodes)], alone(0, prompts[0], path), allowed)
-    _check_path(model, found[1], alone(1, prompts[1], beside), allowed)
-    cache.keep({slots[0]: _PATHS[1], slots[1]: range(2)})
-    after = target.forward(cache, {slots[0]: Rows([last])}).logits_of(slots[0])
-    _check_path(model, after.double(), alone(0, [*prompts[0], *paths[1]], [last]), allowed)
+# -- the texts ---------------------------------------------------------------------------------------------
 
 
-def _spread(vocabulary: int, turn: int) -> list[int]:
+@dataclass(frozen=True)
+class _Texts:
+    """Token ids: two prompts, a tree after the first, rows beside it after the second, one after a path."""
+
+    prompts: tuple[list[int], list[int]]
+    tree: list[int]
+    beside: list[int]
+    last: int
+    other: int
+
+    @classmethod
+    def of(cls, target: TargetModel, embedded: int, turn: int) -> _Texts:
+        room = _PROMPTS[0] if target.context is None else target.context - 5
+        if room < 1:
+            raise UnsupportedModel(
+                f"{family(target.model)} has a context of only {target.context} tokens"
+            )
+        ids = _spread(min(target.vocabulary, embedded), turn, _TOKENS)
+        first, second = _PROMPTS
+        own, rest = ids[: first + second], ids[first + second :]
+        prompts = own[: min(first, room)], own[first : first + min(second, room)]
+        return cls(prompts, rest[:7], rest[7:9], rest[9], rest[10])
+
+    def open(self, target: TargetModel, sources: Sequence[Source | None]) -> tuple[Cache, list[Slot]]:
+        """A cache with both prompts."""
+        cache, slots = target.new_cache(slots=2, length=64), []
+        for prompt, source in zip(self.prompts, sources, strict=True):
+            slots.append(slot := target.open(cache, source))
+            target.forward(cache, {slot: Rows(prompt)}, logits_from=None)
+            cache.keep({slot: range(len(prompt))})
+        return cache, slots
+
+    def feeds(self, slots: Sequence[Slot]) -> dict[Slot, Rows]:
+        return {slots[0]: Rows(self.tree, _PARENTS), slots[1]: Rows(self.beside)}
+
+    def paths(self) -> list[tuple[int, Sequence[int], list[int]]]:
+        """Place of a prompt, rows of its forward, and the text that ends with these rows' tokens."""
+        first = [
+            (0, nodes, [*self.prompts[0], *(self.tree[node] for node in nodes)]) for nodes in _PATHS
+        ]
+        return [*first, (1, range(2), [*self.prompts[1], *self.beside])]
+
+
+def _spread(vocabulary: int, turn: int, count: int) -> list[int]:
     """Token ids for a test, distinct if the vocabulary allows (equal ones only weaken the test)."""
     start = round(0.618 * vocabulary)
     stride = next(n for n in range(start, start + vocabulary + 1) if math.gcd(n, vocabulary) == 1)
-    return [(1 + turn + i * stride) % vocabulary for i in range(19)]
+    return [(1 + turn + i * stride) % vocabulary for i in range(count)]
 
 
-def agree(dtype: torch.dtype, found: Tensor, expected: Tensor) -> bool:
-    """True if two computations of the same logits, [n, vocabulary], differ only by rounding."""
-    return difference(expected.double(), found.double()) <= _allowed(dtype, math.inf)
+# -- does a tree equal its paths? --------------------------------------------------------------------------
+
+
+def _test_tame(target: TargetModel, stock: Stock) -> None:
+    """Compare a tree with stock forwards of its paths, with random weights in float32."""
+    model = tame(target.model)
+    sources = _converted(stock.sources, model.dtype)
+    text = torch.tensor([[0, 1]], device=target.device)
+    try:
+        stock.run(model, sources[0], text)
+    except Exception as error:  # the copy of some code that outpace does not know is no model
+        if out_of_memory(error):
+            raise
+        _log.debug("%s has no copy with random weights", family(target.model), exc_info=True)
+        return
+    other = stock.target(model)
+    texts = _Texts.of(other, stock.embedded, 0)
+    cache, slots = texts.open(other, sources)
+    found = _checked_subtree(other, cache, slots, texts)
+    for place, rows, whole in texts.paths():
+        _same_path(stock, model, sources[place], whole, found[place][list(rows)])
+    cache.keep({slots[0]: _PATHS[1], slots[1]: range(2)})
+    after = other.forward(cache, {slots[0]: Rows([texts.last])}).logits_of(slots[0])
+    _same_path(stock, model, sources[0], [*texts.paths()[1][2], texts.last], after)
+
+
+def _checked_subtree(
+    target: TargetModel, cache: Cache, slots: Sequence[Slot], texts: _Texts
+) -> list[Tensor]:
+    """The logits of a tree and of the rows beside it, if rows do not depend on tokens outside their path.
+
+    For one token and another in its place: two forwards of one shape agree elsewhere to the last bit (nearly,
+    in a mixture of experts).
+    """
+    changed = [*texts.tree[:_CHANGED], texts.other, *texts.tree[_CHANGED + 1 :]]
+    others = target.forward(cache, texts.feeds(slots) | {slots[0]: Rows(changed, _PARENTS)})
+    before = others.logits_of(slots[0]).clone()
+    output = target.forward(cache, texts.feeds(slots))
+    rows = output.logits_of(slots[0])
+    leak = difference(rows[_SEE_NOT].double(), before[_SEE_NOT].double())
+    effect = difference(rows[[_SEES]].double(), before[[_SEES]].double())
+    if not leak <= effect / 4:
+        raise UnsupportedModel(
+            f"{family(target.model)} lets rows of a tree see more than their ancestors: it honours no 4-D "
+            f"mask (a token changes logits below it by {effect:.2g} of their spread, others by {leak:.2g})"
+        )
+    return [output.logits_of(slot).clone() for slot in slots]
+
+
+def _same_path(stock: Stock, model: Any, source: Source | None, text: list[int], found: Tensor) -> None:
+    """Compare the logits of the last rows of a text with a stock forward of a copy with random weights."""
+    ids = torch.tensor([text], device=found.device)
+    expected = stock.run(model, source, ids).logits[0, -len(found) :]
+    off = difference(expected.double(), found.double())
+    limit = _limit(found.dtype, 0.0)
+    if off > limit and found.device.type != "mps":
+        limit = _limit(found.dtype, _own_error(stock, model, source, ids, expected))
+    if not off <= limit:
+        raise UnsupportedModel(
+            f"{family(model)} gives other logits for a tree of tokens than for its paths: it does not honour a "
+            f"4-D mask or positions (with random weights in float32 they are off by {off:.2g} of their spread, "
+            f"of which rounding explains {limit:.1g})"
+        )
+
+
+def _own_error(stock: Stock, model: Any, source: Source | None, ids: Tensor, expected: Tensor) -> float:
+    """The difference of a float32 copy's logits from its logits in float64, by products that are rounded."""
+    (exact,) = _converted([source], torch.float64)
+    try:
+        logits = stock.run(copy.deepcopy(model).double(), exact, ids).logits
+    except RuntimeError:  # some experts have no kernel for float64
+        return 0.0
+    return difference(logits[0, -len(expected) :], expected.double())
+
+
+def _converted(sources: Sequence[Source | None], dtype: torch.dtype) -> list[Source | None]:
+    return [None if one is None else replace(one, states=one.states.to(dtype)) for one in sources]
+
+
+# -- does the target compute the model? --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Fed:
+    """The rows of a text in a target: inputs of the layers, each [n, hidden size], and logits [n, vocabulary]."""
+
+    place: int
+    text: list[int]
+    states: list[Tensor]
+    logits: Tensor
+
+
+def _test_weights(target: TargetModel, stock: Stock, turn: int) -> None:
+    """Compare plain steps and a tree, with the model's own weights, with the stock model's layers."""
+    texts = _Texts.of(target, stock.embedded, turn)
+    cache, slots = texts.open(target, stock.sources)
+    _checked_subtree(target, cache, slots, texts)
+    layers = layers_of(stock.model)
+    wide = wider(target.dtype, target.device)
+    if any("forward" in vars(module) for module in stock.model.modules()) or wide is None:
+        layers = []
+    with hooks_restored(*stock.parts):
+        traces = _traces(target, stock, texts, range(len(layers)))
+    _refuse_infinite(target, stock, traces)
+    try:
+        found = [_replayed(stock, layers, traces, dtype) for dtype in (None, wide)] if layers else []
+    except Exception as error:  # modules that cannot be copied to another dtype, as quantised ones
+        if out_of_memory(error):
+            raise
+        _log.debug("%s has no copy in %s", family(target.model), wide, exc_info=True)
+        found = []
+    worst = _worst(traces, *found) if found else None
+    if worst is None or (worst.refused and not _tells_inputs(stock, layers)):
+        return _compare_logits(target, stock, traces)
+    if worst.refused:
+        raise Imprecise(f"{family(target.model)} {worst}")
+
+
+def _traces(target: TargetModel, stock: Stock, texts: _Texts, layers: Sequence[int]) -> list[_Fed]:
+    """The rows of all paths of a tree, in plain steps and in the tree itself."""
+    cache, slots = target.new_cache(slots=2, length=64), []
+    read = []
+    for prompt, source in zip(texts.prompts, stock.sources, strict=True):
+        slots.append(slot := target.open(cache, source))
+        output = target.forward(cache, {slot: Rows(prompt)}, hidden_layers=layers)
+        read.append(_rows(output, slot, range(len(prompt)), layers))
+        cache.keep({slot: range(len(prompt))})
+    stepped: dict[tuple[int, ...], list[Tensor]] = {}
+    traces = []
+    for place, nodes, text in texts.paths():
+        slot, start = slots[place], len(texts.prompts[place])
+        cache.truncate(slot, start)
+        parts = [read[place]]
+        for count in range(1, len(nodes) + 1):
+            output = target.forward(cache, {slot: Rows([text[start + count - 1]])}, hidden_layers=layers)
+            cache.keep({slot: range(1)})
+            parts.append(_rows(output, slot, [0], layers))
+        traces.append(_joined(place, text, parts))
+    for place, slot in enumerate(slots):
+        cache.truncate(slot, len(texts.prompts[place]))
+    output = target.forward(cache, texts.feeds(slots), hidden_layers=layers)
+    for place, nodes, text in texts.paths():
+        traces.append(_joined(place, text, [read[place], _rows(output, slots[place], nodes, layers)]))
+    return traces
+
+
+def _rows(output: Output, slot: Slot, rows: Sequence[int], layers: Sequence[int]) -> list[Tensor]:
+    """Copies of a slot's rows: inputs of the layers, then logits."""
+    at = list(rows)
+    hidden = output.hidden.get(slot, {})
+    return [*(hidden[layer][at].clone() for layer in layers), output.logits_of(slot)[at].clone()]
+
+
+def _joined(place: int, text: list[int], parts: Sequence[Sequence[Tensor]]) -> _Fed:
+    *states, logits = (torch.cat(rows) for rows in zip(*parts, strict=True))
+    return _Fed(place, text, states, logits)
+
+
+def _refuse_infinite(target: TargetModel, stock: Stock, traces: Sequence[_Fed]) -> None:
+    """Refuse a model whose own logits overflow."""
+    if all(bool(trace.logits.isfinite().all()) for trace in traces):
+        return
+    logits = _replayed(stock, [], traces, None)[-1]
+    if not all(bool(own.isfinite().all()) for own in logits):
+        raise UnsupportedModel(
+            f"{family(target.model)} overflows in {_name(target.dtype)}: its own logits are not finite; load it "
+            "in another dtype"
+        )
+
+
+def _replayed(
+    stock: Stock, layers: Sequence[nn.Module], traces: Sequence[_Fed], dtype: torch.dtype | None
+) -> list[list[Tensor]]:
+    """For each layer and the head: what the stock model gives them, for each trace, [n, size].
+
+    Args:
+        dtype: of the modules' copies; None for their own.
+    """
+    replay = Replay(stock.model, layers, dtype) if layers else None
+    found: dict[int, list[Tensor]] = {}
+    for place in sorted({trace.place for trace in traces}):
+        own = [at for at, trace in enumerate(traces) if trace.place == place]
+        longest = max(len(traces[at].text) for at in own)
+        device = traces[0].logits.device
+        ids = torch.tensor(
+            [traces[at].text + [0] * (longest - len(traces[at].text)) for at in own], device=device
+        )
+        given = [
+            torch.stack([_filled(traces[at].states[layer], longest) for at in own])
+            for layer in range(len(layers))
+        ]
+
+        def run(model: Any, place: int = place, ids: Tensor = ids) -> Tensor:
+            logits: Tensor = stock.run(model, stock.sources[place], ids).logits
+            return logits
+
+        results = [run(stock.model)] if replay is None else replay(run, given)
+        for row, at in enumerate(own):
+            found[at] = [result[row, : len(traces[at].text)] for result in results]
+    return [list(rows) for rows in zip(*(found[at] for at in range(len(traces))), strict=True)]
+
+
+def _filled(rows: Tensor, count: int) -> Tensor:
+    """Rows followed by copies of the last one, which no earlier row attends to."""
+    return torch.cat([rows, rows[-1:].expand(count - len(rows), -1)])
+
+
+@dataclass(frozen=True)
+class _Worst:
+    """The largest error of a layer's result.
+
+    Attributes:
+        layer: the layer, or the number of layers for the logits.
+        error, own: the target's error and that of the stock layer's rounding, as a share of the result.
+        refused: it is more than rounding explains.
+    """
+
+    layer: int
+    error: float
+    own: float
+    refused: bool
+    what: str = ""
+
+    def __str__(self) -> str:
+        return (
+            f"does not compute its own {self.what}: they are off by {self.error:.2g} of their size, and stock's "
+            f"rounding by {self.own:.2g}"
+        )
+
+
+def _worst(
+    traces: Sequence[_Fed], narrow: Sequence[Sequence[Tensor]], wide: Sequence[Sequence[Tensor]]
+) -> _Worst:
+    """The largest error of a target's layers against the stock ones' in a wider dtype.
+
+    Args:
+        narrow, wide: what the stock model gives each layer and the head, in the two dtypes.
+    """
+    dtype = traces[0].logits.dtype
+    least = torch.finfo(dtype).eps / 4  # about the error of rounding a result once
+    worst = _Worst(0, 0.0, 0.0, False)
+    most = 0.0
+    for layer, (stocks, exacts) in enumerate(zip(narrow, wide, strict=True)):
+        errors, own = [], []
+        for trace, stock, exact in zip(traces, stocks, exacts, strict=True):
+            right = exact.to(dtype).double()
+            size = _size(right).clamp(min=1e-30)
+            given = trace.states[layer] if layer < len(trace.states) else trace.logits
+            errors.append(_size(given.double() - right) / size)
+            own.append(_size(stock.double() - right) / size)
+        error, rounding = torch.cat(errors), torch.cat(own).clamp(min=least)
+        middle = float(rounding.median())
+        row = int((error / rounding.clamp(min=middle)).nan_to_num(torch.inf).argmax())
+        for off, explained, times in (
+            (float(error.median()), middle, _MEDIAN),
+            (float(error[row]), max(float(rounding[row]), middle), _ROW),
+        ):
+            share = off / (explained * times)
+            if not share <= most:
+                what = "logits" if layer == len(narrow) - 1 else "embeddings" if not layer else f"layer {layer - 1}"
+                most = share
+                worst = _Worst(layer, off, explained, not share <= 1, what)
+    return worst
+
+
+def _size(rows: Tensor) -> Tensor:
+    """Root mean square of each row."""
+    return rows.square().mean(dim=-1).sqrt()
+
+
+def _tells_inputs(stock: Stock, layers: Sequence[nn.Module]) -> bool:
+    """True if a model's hidden states are the inputs of its layers."""
+    given: list[Tensor] = []
+    ours = threading.get_ident()
+
+    def note(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if threading.get_ident() == ours:
+            given.append(args[0] if args else kwargs["hidden_states"])
+
+    with hooks_restored(stock.model):
+        for layer in layers:
+            layer.register_forward_pre_hook(note, with_kwargs=True)
+        ids = torch.tensor([[0, 1]], device=stock.model.device)
+        output = stock.run(stock.model, stock.sources[0], ids, output_hidden_states=True)
+    states = getattr(output, "decoder_hidden_states", None) or output.hidden_states
+    return len(given) == len(layers) and all(map(torch.equal, given, states))
+
+
+def _compare_logits(target: TargetModel, stock: Stock, traces: Sequence[_Fed]) -> None:
+    """Compare logits of plain steps and a tree with stock's, by what rounded embeddings change in those."""
+    (expected,) = _replayed(stock, [], traces, None)
+    with shaken(stock.model):
+        (others,) = _replayed(stock, [], traces, None)
+    for trace, own, other in zip(traces, expected, others, strict=True):
+        off, apart = (difference(own.double(), one.double()) for one in (trace.logits, other))
+        if not off <= (limit := _limit(target.dtype, apart)):
+            raise Imprecise(
+                f"{family(target.model)} gives other logits than its own stock forward: off by {off:.2g} of their "
+                f"spread, of which rounding explains {limit:.2g}"
+            )
+
+
+@contextmanager
+def shaken(model: Any) -> Iterator[None]:
+    """Change the embeddings that a model reads, in this thread, by a unit in the last place."""
+    ours = threading.get_ident()
+    generator = torch.Generator().manual_seed(0)
+
+    def shake(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        if threading.get_ident() != ours:
+            return None
+        signs = torch.randint(0, 2, output.shape, generator=generator).to(output) * 2 - 1
+        return output * (1 + signs * torch.finfo(output.dtype).eps)
+
+    embeddings = model.get_decoder().get_input_embeddings()
+    hook = embeddings.register_forward_hook(shake)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def hooks_restored(*models: Any) -> Iterator[None]:
+    """Remove the hooks that forwards leave in models: transformers' for hidden states stay otherwise."""
+    flag, kinds = "_output_capturing_hooks_installed", ("_forward_hooks", "_forward_pre_hooks")
+    modules = {module for model in models for module in model.modules()}
+    kept = {(module, kind): set(vars(module)[kind]) for module in modules for kind in kinds}
+    flagged = {module for module in modules if flag in vars(module)}
+    try:
+        yield
+    finally:
+        for (module, kind), hooks in kept.items():
+            for hook in set(vars(module)[kind]) - hooks:
+                del vars(module)[kind][hook]
+                vars(module)[f"{kind}_with_kwargs"].pop(hook, None)
+        for module in modules - flagged:
+            vars(module).pop(flag, None)
+
+
+# -- differences of logits ---------------------------------------------------------------------------------
+
+
+def agree(found: Tensor, expected: Tensor, again: Tensor) -> bool:
+    """True if two computations of the same logits, [n, vocabulary], differ only by rounding.
+
+    Args:
+        again: ``expected`` computed in another plain way, of which rounding is all the difference.
+    """
+    off, apart = (difference(expected.double(), one.double()) for one in (found, again))
+    return off <= _limit(expected.dtype, apart)
 
 
 def difference(rows: Tensor, others: Tensor) -> float:
@@ -118,47 +517,20 @@ def difference(rows: Tensor, others: Tensor) -> float:
     return float((difference / rows.std(dim=-1, correction=0).clamp(min=1e-12)).max())
 
 
-def _allowed(dtype: torch.dtype, effect: float) -> float:
-    """The difference attributed to rounding, as a share of the spread of a row's logits.
+def _limit(dtype: torch.dtype, apart: float) -> float:
+    """How far computations of the same logits may differ, if two known ones differ by ``apart``.
 
-    An error is about as large as the effect of one token on another's logits. This is small with untrained
-    weights, so the limit is half of it, but at least the usual and at most the largest effect of rounding.
+    At least by half of the digits: some attention computes its softmax in float32 in any dtype.
     """
-    if dtype == torch.float64:
-        low, high = 1e-6, 1e-4  # some attention always computes its softmax in float32
-    elif dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
-        low, high = 1e-5, 1e-3
-    elif dtype == torch.float32:
-        low, high = 1e-3, 1e-2
-    else:
-        low, high = 0.03, 0.25  # SmolLM2 in bfloat16 reaches 0.17
-    return min(max(effect / 2, low), high)
+    digits = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    return max(_SHAPES_DIFFER * apart, math.sqrt(digits))
 
 
-def _check_subtree(model: PreTrainedModel, rows: Tensor, others: Tensor) -> float:
-    """Check that rows outside a node's subtree do not depend on its token, for two tokens.
-
-    Returns the effect of the token on a row inside, as a share of the spread of a row's logits.
-    """
-    leak = difference(rows[_SEE_NOT], others[_SEE_NOT])
-    effect = difference(rows[[_SEES]], others[[_SEES]])
-    if not leak <= effect / 4:
-        raise UnsupportedModel(
-            f"{family(model)} lets rows of a tree see more than their ancestors: it honours no 4-D mask "
-            f"(a token changes logits below it by {effect:.2g} of their spread, others by {leak:.2g})"
-        )
-    return effect
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
-def _check_path(model: PreTrainedModel, found: Tensor, plain: Tensor, allowed: float) -> None:
-    """Compare rows of a tree with the same tokens in plain decoding."""
-    off = difference(plain, found)
-    if not off <= allowed:
-        raise UnsupportedModel(
-            f"{family(model)} gives other logits for a tree of tokens than for its paths: it does not honour "
-            f"a 4-D mask or positions (off by {off:.2g} of their spread; rounding explains {allowed:.2g})"
-        )
-
+# -- bits --------------------------------------------------------------------------------------------------
 
 # For the bit test: rows of a text fed as a prompt, rows after them, and a tree with these as a path.
 _PROMPT, _AFTER = 29, 6
@@ -219,7 +591,7 @@ def _room(target: TargetModel) -> int:
 
 
 def _text(vocabulary: int, room: int) -> list[int]:
-    ids = _spread(vocabulary, 0)
+    ids = _spread(vocabulary, 0, 19)
     return [ids[place * place % len(ids)] for place in range(room + _AFTER)]
 
 

@@ -27,7 +27,7 @@ from outpace.targets.checks import cache_argument, context_of, end_tokens, famil
 from outpace.targets.inputs import CacheAdapter, Probe, device_of, inputs_of, rows_of
 from outpace.targets.masks import MaskMaker
 from outpace.targets.positions import ByBias, placement_of
-from outpace.targets.self_test import self_test
+from outpace.targets.self_test import Stock, self_test
 
 _TEXT, _FEATURES = "input_ids", "input_features"
 _TEST_LENGTHS = (7, 4)  # lengths of the self-test's two sources
@@ -128,7 +128,8 @@ class Seq2SeqTarget(TargetModel):
         self._probe()
         if check:
             embedded = self._decoder.get_input_embeddings().weight.shape[0]
-            self_test(self, model, embedded, self._plain, self._test_sources())
+            parts = (model,)
+            self_test(self, Stock(model, self._run, self._of_copy, embedded, parts, self._test_sources()))
 
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> Seq2SeqCache:
         return Seq2SeqCache(self._layers, self._cross, slots, length, capacity)
@@ -419,7 +420,7 @@ class Seq2SeqTarget(TargetModel):
             raise
         except Exception as error:
             # An error without outpace's inputs is raised as is.
-            self._plain(Source(states[0]), [0])
+            self._run(self.model, Source(states[0]), torch.zeros((1, 1), dtype=torch.long, device=self.device))
             raise UnsupportedModel(
                 f"{name} does not take a 4-D mask, an encoder's states and a cache object: {error!r}"
             ) from error
@@ -430,14 +431,21 @@ class Seq2SeqTarget(TargetModel):
         self._cross = list(cross.shapes.values())
         self.vocabulary: int = logits.shape[-1]
 
-    def _plain(self, source: Source | None, text: list[int]) -> Tensor:
+    @staticmethod
+    def _run(model: Any, source: Source | None, ids: Tensor, **options: Any) -> Any:
+        """A plain forward over texts [B, n] decoded from one source."""
         assert source is not None
-        logits: Tensor = self.model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=source.states[None]),
-            decoder_input_ids=torch.tensor([text], device=self.device),
+        states = source.states.expand(len(ids), -1, -1)
+        return model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=states),
+            decoder_input_ids=ids,
             use_cache=False,
-        ).logits
-        return logits[0]
+            **options,
+        )
+
+    @classmethod
+    def _of_copy(cls, model: Any) -> Seq2SeqTarget:
+        return cls(model, check=False)
 
     def _test_sources(self) -> tuple[Source, Source]:
         """Sources of noise, of different lengths unless the encoder reads features."""
