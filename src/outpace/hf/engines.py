@@ -158,7 +158,8 @@ class Engines:
                     self._target = self.learner.target
                 else:
                     self._idle.clear()
-                    self._target = Target(model, check=_passed.get(model) != state, **self._step)
+                    check = "auto" if _passed.get(model) != state else False
+                    self._target = Target(model, check=check, **self._step)
                 self._made_for = _passed[model] = state
             return self._target
 

@@ -9,6 +9,7 @@ import copy
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -47,7 +48,8 @@ from outpace.targets.lines import WINDOW, Line, apart, line_attention
 from outpace.targets.masks import TREE, Mask, placed
 from outpace.targets.modules import Modules
 from outpace.targets.packed import check_quantise, packing_wanted, unproven
-from outpace.targets.self_test import Stock, agree, bit_test, self_test
+from outpace.targets.record import Record, answer
+from outpace.targets.self_test import Stock, agree, bit_test, tested
 from outpace.targets.tree_attention import takes_no_tree
 
 _log = logging.getLogger(__name__)
@@ -91,7 +93,9 @@ class CausalTarget(TargetModel):
             weights.
         release: free the weights of the model's layers that have a packed or rounded copy, except the head.
             The model can then neither be run nor trained, only decoded through this target.
-        check: run the self-test. Disable it only for a model that has passed it.
+        check: run the self-test. "auto" does not repeat it where the user's cache has the answer for this
+            model, these options and this machine (``record.py``); True always runs it. Disable it only for a
+            model that has passed it.
 
     Raises:
         UnsupportedModel: named by family, with the reason.
@@ -111,7 +115,7 @@ class CausalTarget(TargetModel):
         self,
         model: PreTrainedModel,
         static: bool = False,
-        check: bool = True,
+        check: bool | Literal["auto"] = "auto",
         runner: Runner | None = None,
         compiled: Mapping[str, Any] | None = None,
         exact: bool | Literal["auto"] = "auto",
@@ -134,22 +138,28 @@ class CausalTarget(TargetModel):
         self.device = device_of(model.get_input_embeddings())
         self._hidden_size: int = config.hidden_size
         self._scale = scale_of(config)
-        self._choose(check, exact, pack, fuse)
+        options: dict[str, Any] = {"exact": exact, "pack": pack, "fuse": fuse, "quantise": quantise}
+        record = (
+            Record(model, {**options, "static": static, "compiled": compiled}) if check == "auto" else None
+        )
+        self._choose(bool(check), record, exact, pack, fuse)
         if not static and (runner is not None or compiled is not None):
             raise OutpaceError("runner and compiled are for forwards of fixed shapes: give static=True too")
         if static:
             caches = {shape.keys.device for shape in self._modules.shapes}
             devices = caches | {weight.device for weight in model.parameters()}
             self._fixed = FixedShapes(runner or runner_for(self.device, devices), compiled)
-            if check and self.bit_exact and (reason := bit_test(self, self._modules.step, self._embedded)):
+            if check and self.bit_exact and (reason := self._bits(record)):
                 raise self._not_exact(reason)
         if check:
-            self_test(self, self._stock())
+            step, make = self._modules.step, partial(self._unchecked, **options)
+            answer(record, "steps", step, lambda: tested(self, self.stock(), make))
         self.released = release and self._modules.release()
 
     def _choose(
         self,
         check: bool,
+        record: Record | None,
         exact: bool | Literal["auto"],
         pack: bool | Literal["auto"],
         fuses: bool | Literal["auto"],
@@ -168,7 +178,7 @@ class CausalTarget(TargetModel):
                 reason = unproven(step) or (unproven_norm(step) if self._on_gpu else "")
                 # Without a check it is known to pass; fixed shapes are tested when they exist.
                 if not (reason or self.static) and (check or exact is not True):
-                    reason = bit_test(self, step, self._embedded)
+                    reason = self._bits(record)
             except UnsupportedModel as error:
                 reason = str(error)
         if reason and exact is True:
@@ -177,6 +187,12 @@ class CausalTarget(TargetModel):
             self._take(packs, exact=False)
         self.bit_exact, self.inexact = not reason, reason
         self._line_untried = True
+
+    def _bits(self, record: Record | None) -> str:
+        """The reason why steps are not bit-exact; empty if they are."""
+        step = self._modules.step
+        question = "bits of fixed shapes" if self._fixed else "bits"
+        return answer(record, question, step, lambda: bit_test(self, step, self._embedded))
 
     def _not_exact(self, reason: str) -> UnsupportedModel:
         return UnsupportedModel(f"{family(self.model)} is not bit-exact: {reason}; leave exact out")
@@ -455,12 +471,12 @@ class CausalTarget(TargetModel):
         found._table = extra_rows(embeddings.weight, table)
         found.extra = len(found._table)
         answers = []
-        for target in (self, found):
-            # The second row makes ``found`` use embeddings; the first does not attend to it.
-            cache, own = target.new_cache(length=4), [1] if target is self else [1, self.vocabulary]
+        # The second row makes ``found`` use embeddings; the first does not attend to it.
+        for target, own in ((found, [1, self.vocabulary]), (self, [1, 1]), (self, [1])):
+            cache = target.new_cache(length=4)
             slot = cache.allocate()
-            answers.append(target.forward(cache, {slot: Rows(own)}).logits_of(slot)[:1])
-        if not agree(self.model.dtype, answers[1], answers[0]):
+            answers.append(target.forward(cache, {slot: Rows(own)}).logits_of(slot)[:1].clone())
+        if not agree(*answers):
             raise UnsupportedModel(
                 f"{family(self.model)} gives other logits when given embeddings in place of token ids; "
                 "use another drafter"
@@ -536,17 +552,20 @@ class CausalTarget(TargetModel):
         logits: Tensor = head(states.to(head.weight.dtype))
         return self._scale(logits)
 
-    def _stock(self) -> Stock:
-        """The model as the self-test compares with."""
+    def stock(self) -> Stock:
+        """The model that the self-test compares with."""
         step = self._modules.step
         model: Any = self.model
         if self.quantised:  # the rounded weights, with the model's own attention
             model = exchange(step, lambda _: None, self._attention)
-        return Stock(model, _run, self._of_copy, self._embedded, (self.model, step))
+        bare = partial(self._unchecked, exact=False, pack=False, fuse=False)
+        same = partial(self._unchecked, exact=self.bit_exact, pack=bool(self.packed), fuse=self.fused)
+        own = step is self.model or bool(self.quantised)
+        return Stock(model, _run, bare, self._embedded, (self.model, step), None if own else same)
 
-    def _of_copy(self, model: Any) -> CausalTarget:
-        """A target of a copy of the model, not tested, on the copy's own modules."""
-        return type(self)(model, self.static, check=False, exact=False, pack=False, fuse=False)
+    def _unchecked(self, model: Any, **options: Any) -> CausalTarget:
+        """A target of another model, not tested."""
+        return type(self)(model, self.static, False, **options)
 
     @property
     def _attention(self) -> str:

@@ -28,8 +28,8 @@ def wider(dtype: torch.dtype, device: torch.device) -> torch.dtype | None:
 
 def layers_of(model: Any) -> list[nn.Module]:
     """The layers of a model's decoder, in their order; empty if they are not told apart."""
-    decoder: Any = model.get_decoder() if model.config.is_encoder_decoder else model
-    config: Any = model.config.get_text_config(decoder=True)
+    decoder: Any = model.get_decoder()
+    config: Any = decoder.config.get_text_config(decoder=True)
     names = ("num_decoder_layers", "decoder_layers", "num_hidden_layers")
     count = next((size for name in names if (size := getattr(config, name, None))), 0)
     lists = [one for one in decoder.modules() if isinstance(one, nn.ModuleList) and len(one) == count]

@@ -14,7 +14,8 @@ paths to the last one. And a token never changes rows outside its subtree, in tw
 that it had in the target (``replay.py``), in plain steps and in a tree. The error of stock's own layer against
 the same in a wider dtype tells what rounding explains there: the target's median over rows may be twice it,
 and no row's many times. Rounding that layers amplify, to whatever size, thus cancels, and a wrong scale does
-not. A model without layers to tell apart, or that does not run in a wider dtype, is compared by its logits,
+not. Modules in place of the model's own are compared once more with random weights, since some weights let
+rounding hide a mistake. A model without layers to tell apart, or that does not run in a wider dtype, is compared by its logits,
 with what they change when its embeddings are changed by a unit in the last place.
 """
 
@@ -27,6 +28,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +38,8 @@ from outpace.cache import Cache, Slot
 from outpace.core import OutpaceError, Source, UnsupportedModel, out_of_memory
 from outpace.targets.base import Output, Rows, TargetModel
 from outpace.targets.checks import family
+from outpace.targets.hardware import free_bytes
+from outpace.targets.layers import exchange, keep_layers
 from outpace.targets.replay import Replay, layers_of, wider
 from outpace.targets.tame import WINDOW, tame
 
@@ -50,7 +54,10 @@ _PROMPTS = WINDOW + 1, 3  # tokens before the tree, and before the rows beside i
 _TOKENS = sum(_PROMPTS) + len(_PARENTS) + 4  # two beside the tree, one after it, one in place of another
 
 _SHAPES_DIFFER = 8  # times that computations of the same logits may differ by more than two known ones do
-_MEDIAN, _ROW = 2.0, 32.0  # times stock's own error that a layer's may be: the median over rows, and each row's
+_MEDIAN, _ROW = (
+    2.0,
+    32.0,
+)  # times stock's own error that a layer's may be: the median over rows, and each row's
 
 
 class Imprecise(UnsupportedModel):
@@ -65,6 +72,8 @@ class Stock:
         model: the modules whose forward the target's steps must equal.
         run: the plain forward of a copy of the model, over texts [B, n] decoded from a source, and its options.
         target: a target of a copy, not tested, of which nothing is replaced.
+        same: a target of a copy, not tested, with the same kinds of modules in place of its own; None if the
+            model's own are in place.
         embedded: number of token ids that have an embedding.
         parts: modules that the target runs.
         sources: the test's two sources, if the model has an encoder.
@@ -75,7 +84,62 @@ class Stock:
     target: Callable[[Any], TargetModel]
     embedded: int
     parts: Sequence[Any]
+    same: Callable[[Any], TargetModel] | None = None
     sources: tuple[Source | None, Source | None] = (None, None)
+
+
+def tested(target: TargetModel, stock: Stock, make: Callable[..., TargetModel]) -> str:
+    """Run the self-test.
+
+    Args:
+        make: makes a target of a model, not tested, with the options that replace those of ``target``.
+
+    Returns:
+        An empty string.
+
+    Raises:
+        UnsupportedModel, Imprecise: as ``self_test``; the message ends with a way that was tried and loads.
+    """
+    try:
+        self_test(target, stock)
+    except UnsupportedModel as error:
+        for words, model, options in _others(target, isinstance(error, Imprecise)):
+            try:
+                other: Any = make(model(), **options)
+                self_test(other, other.stock())
+            except Exception:
+                _log.debug("%s does not load with %s", family(target.model), words, exc_info=True)
+                continue
+            raise type(error)(f"{error}; it loads with {words}") from error
+        raise
+    return ""
+
+
+def _others(target: TargetModel, imprecise: bool) -> Iterator[tuple[str, Callable[[], Any], dict[str, Any]]]:
+    """Ways in which a refused model may load: their name, the model, and options.
+
+    Args:
+        imprecise: the cause may be what replaces the model's own modules.
+    """
+    model: Any = target.model
+    if imprecise and target.bit_exact:
+        yield "exact=False", lambda: model, {"exact": False}
+    if imprecise and getattr(target, "fused", False):
+        yield "fuse=False", lambda: model, {"fuse": False}
+    if imprecise and target.packed and not target.quantised:
+        yield "pack=False", lambda: model, {"pack": False}
+        yield "pack=False, exact=False", lambda: model, {"pack": False, "exact": False}
+    own = model.config.get_text_config(decoder=True)._attn_implementation
+    for attention in ("sdpa", "eager"):
+        if attention != own:
+            other = partial(exchange, model, lambda _: None, attention)
+            yield f"attn_implementation={attention!r}", other, {}
+    weights = list(model.parameters())
+    size = sum(weight.numel() for weight in weights) * torch.float32.itemsize
+    free = free_bytes(target.device)
+    whole = all(weight.is_floating_point() for weight in weights)
+    if target.dtype in (torch.float16, torch.bfloat16) and whole and free is not None and free > 2 * size:
+        yield "dtype=torch.float32", lambda: copy.deepcopy(model).float(), {}
 
 
 @torch.inference_mode()
@@ -93,7 +157,8 @@ def self_test(target: TargetModel, stock: Stock) -> None:
         tries = 3 if target.dtype in (torch.float16, torch.bfloat16) else 1
         for turn in range(tries):
             try:
-                return _test_weights(target, stock, turn)
+                _test_weights(target, stock, turn)
+                return _test_kernels(target, stock, turn)
             except UnsupportedModel:
                 if turn == tries - 1:
                     raise
@@ -122,9 +187,7 @@ class _Texts:
     def of(cls, target: TargetModel, embedded: int, turn: int) -> _Texts:
         room = _PROMPTS[0] if target.context is None else target.context - 5
         if room < 1:
-            raise UnsupportedModel(
-                f"{family(target.model)} has a context of only {target.context} tokens"
-            )
+            raise UnsupportedModel(f"{family(target.model)} has a context of only {target.context} tokens")
         ids = _spread(min(target.vocabulary, embedded), turn, _TOKENS)
         first, second = _PROMPTS
         own, rest = ids[: first + second], ids[first + second :]
@@ -145,9 +208,7 @@ class _Texts:
 
     def paths(self) -> list[tuple[int, Sequence[int], list[int]]]:
         """Place of a prompt, rows of its forward, and the text that ends with these rows' tokens."""
-        first = [
-            (0, nodes, [*self.prompts[0], *(self.tree[node] for node in nodes)]) for nodes in _PATHS
-        ]
+        first = [(0, nodes, [*self.prompts[0], *(self.tree[node] for node in nodes)]) for nodes in _PATHS]
         return [*first, (1, range(2), [*self.prompts[1], *self.beside])]
 
 
@@ -184,9 +245,7 @@ def _test_tame(target: TargetModel, stock: Stock) -> None:
     _same_path(stock, model, sources[0], [*texts.paths()[1][2], texts.last], after)
 
 
-def _checked_subtree(
-    target: TargetModel, cache: Cache, slots: Sequence[Slot], texts: _Texts
-) -> list[Tensor]:
+def _checked_subtree(target: TargetModel, cache: Cache, slots: Sequence[Slot], texts: _Texts) -> list[Tensor]:
     """The logits of a tree and of the rows beside it, if rows do not depend on tokens outside their path.
 
     For one token and another in its place: two forwards of one shape agree elsewhere to the last bit (nearly,
@@ -210,17 +269,34 @@ def _checked_subtree(
 def _same_path(stock: Stock, model: Any, source: Source | None, text: list[int], found: Tensor) -> None:
     """Compare the logits of the last rows of a text with a stock forward of a copy with random weights."""
     ids = torch.tensor([text], device=found.device)
-    expected = stock.run(model, source, ids).logits[0, -len(found) :]
-    off = difference(expected.double(), found.double())
+    expected = stock.run(model, source, ids).logits[0]
+    off = difference(expected[-len(found) :].double(), found.double())
     limit = _limit(found.dtype, 0.0)
     if off > limit and found.device.type != "mps":
         limit = _limit(found.dtype, _own_error(stock, model, source, ids, expected))
     if not off <= limit:
         raise UnsupportedModel(
-            f"{family(model)} gives other logits for a tree of tokens than for its paths: it does not honour a "
-            f"4-D mask or positions (with random weights in float32 they are off by {off:.2g} of their spread, "
-            f"of which rounding explains {limit:.1g})"
+            f"{family(model)} gives other logits for a tree of tokens than for its paths: "
+            f"{_cause(stock.target(model), source, text, expected, limit)} (with random weights in float32 they "
+            f"are off by {off:.2g} of their spread, of which rounding explains {limit:.1g})"
         )
+
+
+def _cause(target: TargetModel, source: Source | None, text: list[int], expected: Tensor, limit: float) -> str:
+    """What a model that fails on a tree does wrong, by a chain of the same text, [n, vocabulary] in stock."""
+    cache = target.new_cache(length=len(text))
+    slot, found = target.open(cache, source), []
+    for start, stop in ((0, 1), (1, len(text))):
+        found.append(target.forward(cache, {slot: Rows(text[start:stop])}).logits_of(slot).clone())
+        cache.keep({slot: range(stop - start)})
+    rows = zip(torch.cat(found).double(), expected.double(), strict=True)
+    wrong = [row for row, pair in enumerate(rows) if not difference(pair[1][None], pair[0][None]) <= limit]
+    if not wrong:
+        return "it does not honour a 4-D mask or positions"
+    window = getattr(target.model.config.get_text_config(decoder=True), "sliding_window", None)
+    if window and wrong[0] >= window - 1:
+        return f"its sliding window is not the {window} tokens of its config"
+    return "steps with a cache and a mask, of a chain too, compute something else than a forward of the whole text"
 
 
 def _own_error(stock: Stock, model: Any, source: Source | None, ids: Tensor, expected: Tensor) -> float:
@@ -276,6 +352,21 @@ def _test_weights(target: TargetModel, stock: Stock, turn: int) -> None:
         raise Imprecise(f"{family(target.model)} {worst}")
 
 
+def _test_kernels(target: TargetModel, stock: Stock, turn: int) -> None:
+    """Compare modules in place of the model's own with these, with random weights in the target's dtype.
+
+    Two layers of the copy, in which rounding hides less of a mistake than it may with the model's weights.
+    """
+    if stock.same is None:
+        return
+    try:
+        model = keep_layers(tame(target.model, target.dtype, gain=1.0), range(min(2, target.layers)))
+    except UnsupportedModel:  # no plain stack of layers
+        return
+    other: Any = stock.same(model)
+    _test_weights(other, other.stock(), turn)
+
+
 def _traces(target: TargetModel, stock: Stock, texts: _Texts, layers: Sequence[int]) -> list[_Fed]:
     """The rows of all paths of a tree, in plain steps and in the tree itself."""
     cache, slots = target.new_cache(slots=2, length=64), []
@@ -323,8 +414,7 @@ def _refuse_infinite(target: TargetModel, stock: Stock, traces: Sequence[_Fed]) 
     logits = _replayed(stock, [], traces, None)[-1]
     if not all(bool(own.isfinite().all()) for own in logits):
         raise UnsupportedModel(
-            f"{family(target.model)} overflows in {_name(target.dtype)}: its own logits are not finite; load it "
-            "in another dtype"
+            f"{family(target.model)} overflows in {_name(target.dtype)}: its own logits are not finite"
         )
 
 
@@ -417,7 +507,13 @@ def _worst(
         ):
             share = off / (explained * times)
             if not share <= most:
-                what = "logits" if layer == len(narrow) - 1 else "embeddings" if not layer else f"layer {layer - 1}"
+                what = (
+                    "logits"
+                    if layer == len(narrow) - 1
+                    else "embeddings"
+                    if not layer
+                    else f"layer {layer - 1}"
+                )
                 most = share
                 worst = _Worst(layer, off, explained, not share <= 1, what)
     return worst

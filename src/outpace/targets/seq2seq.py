@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +27,8 @@ from outpace.targets.checks import cache_argument, context_of, end_tokens, famil
 from outpace.targets.inputs import CacheAdapter, Probe, device_of, inputs_of, rows_of
 from outpace.targets.masks import MaskMaker
 from outpace.targets.positions import ByBias, placement_of
-from outpace.targets.self_test import Stock, self_test
+from outpace.targets.record import Record, answer
+from outpace.targets.self_test import Stock, tested
 
 _TEXT, _FEATURES = "input_ids", "input_features"
 _TEST_LENGTHS = (7, 4)  # lengths of the self-test's two sources
@@ -100,7 +101,7 @@ class Seq2SeqTarget(TargetModel):
 
     Args:
         model: a loaded model in evaluation mode, on one device or spread over several.
-        check: run the self-test. Disable it only for a model that has passed it.
+        check: run the self-test; see ``CausalTarget``.
 
     Raises:
         UnsupportedModel: named by family, with the reason.
@@ -108,7 +109,7 @@ class Seq2SeqTarget(TargetModel):
 
     has_encoder: ClassVar[bool] = True
 
-    def __init__(self, model: PreTrainedModel, check: bool = True) -> None:
+    def __init__(self, model: PreTrainedModel, check: bool | Literal["auto"] = "auto") -> None:
         refuse_by_config(model, seq2seq=True)
         self._cache_argument = cache_argument(model)
         if model.main_input_name not in (_TEXT, _FEATURES):
@@ -127,9 +128,8 @@ class Seq2SeqTarget(TargetModel):
         self.device = device_of(self._decoder.get_input_embeddings())
         self._probe()
         if check:
-            embedded = self._decoder.get_input_embeddings().weight.shape[0]
-            parts = (model,)
-            self_test(self, Stock(model, self._run, self._of_copy, embedded, parts, self._test_sources()))
+            record = Record(model, {}) if check == "auto" else None
+            answer(record, "steps", model, lambda: tested(self, self.stock(), self._unchecked))
 
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> Seq2SeqCache:
         return Seq2SeqCache(self._layers, self._cross, slots, length, capacity)
@@ -420,7 +420,9 @@ class Seq2SeqTarget(TargetModel):
             raise
         except Exception as error:
             # An error without outpace's inputs is raised as is.
-            self._run(self.model, Source(states[0]), torch.zeros((1, 1), dtype=torch.long, device=self.device))
+            self._run(
+                self.model, Source(states[0]), torch.zeros((1, 1), dtype=torch.long, device=self.device)
+            )
             raise UnsupportedModel(
                 f"{name} does not take a 4-D mask, an encoder's states and a cache object: {error!r}"
             ) from error
@@ -443,8 +445,13 @@ class Seq2SeqTarget(TargetModel):
             **options,
         )
 
+    def stock(self) -> Stock:
+        """The model that the self-test compares with."""
+        embedded, own = len(self._decoder.get_input_embeddings().weight), (self.model,)
+        return Stock(self.model, self._run, self._unchecked, embedded, own, sources=self._test_sources())
+
     @classmethod
-    def _of_copy(cls, model: Any) -> Seq2SeqTarget:
+    def _unchecked(cls, model: Any) -> Seq2SeqTarget:
         return cls(model, check=False)
 
     def _test_sources(self) -> tuple[Source, Source]:

@@ -169,10 +169,15 @@ class SplitTarget(AroundTarget):
             if target is self:
                 for token in tree.tokens[:2]:
                     self.advance(cache, slots[:1], [token])
-            output = target.forward(cache, {slots[0]: tree, slots[1]: Rows(ids[9:12])})
-            answers.append([output.logits_of(slot) for slot in slots])
-        for expected, found in zip(*answers, strict=True):
-            if not agree(self.inner.dtype, found, expected):
+            fed = {slots[0]: tree, slots[1]: Rows(ids[9:12])}
+            output = target.forward(cache, fed)
+            answers.append([output.logits_of(slot).clone() for slot in slots])
+            if target is self.inner:
+                answers.append(
+                    [target.forward(cache, {slot: fed[slot]}).logits_of(slot).clone() for slot in slots]
+                )
+        for expected, again, found in zip(*answers, strict=True):
+            if not agree(found, expected, again):
                 raise UnsupportedModel(
                     f"{family(self.model)} gives other logits when it continues from the hidden states of "
                     f"its layer {self.depth}: embeddings or logits are changed outside its layers, so it "
