@@ -559,7 +559,7 @@ class CausalTarget(TargetModel):
         if self.quantised:  # the rounded weights, with the model's own attention
             model = exchange(step, lambda _: None, self._attention)
         bare = partial(self._unchecked, exact=False, pack=False, fuse=False)
-        same = partial(self._unchecked, exact=self.bit_exact, pack=bool(self.packed), fuse=self.fused)
+        same = partial(self._unchecked, exact=self.bit_exact, pack=self.packed and "auto", fuse=self.fused)
         own = step is self.model or bool(self.quantised)
         return Stock(model, _run, bare, self._embedded, (self.model, step), None if own else same)
 

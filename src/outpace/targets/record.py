@@ -44,7 +44,7 @@ _APART = ("OUTPACE_CACHE", "OUTPACE_TESTED")
 
 
 def folder() -> Path | None:
-    """The folder of the record: ``$OUTPACE_TESTED``, by default ``tested`` in the cache; None if it is empty."""
+    """The folder of the record: ``$OUTPACE_TESTED`` or ``tested`` in the cache; None if that is empty."""
     named = os.environ.get("OUTPACE_TESTED")
     return (Path(named) if named else None) if named is not None else cache_path() / "tested"
 
@@ -62,7 +62,7 @@ class Record:
         self._about = None if self._folder is None else _about(model, options)
 
     def answer(self, question: str, step: Any, ask: Callable[[], str]) -> str:
-        """The answer to a question about the modules that steps run on: a recorded one, otherwise ``ask()``."""
+        """The recorded answer to a question about the modules that steps run on, otherwise ``ask()``."""
         if self._folder is None or self._about is None:
             return ask()
         key = {**self._about, "question": question, "step": _digest(_layout(step))}
@@ -161,13 +161,13 @@ def _layout(step: Any) -> list[str]:
 
 def _source(module: Any) -> str | None:
     """A digest of a Python module's file; None without one."""
-    path = getattr(module, "__file__", None)
-    return None if path is None else _file(path, os.stat(path).st_mtime_ns) if os.path.exists(path) else None
+    file = Path(getattr(module, "__file__", None) or "")
+    return _file(file, file.stat().st_mtime_ns) if file.is_file() else None
 
 
 @lru_cache(maxsize=64)
-def _file(path: str, modified: int) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+def _file(path: Path, modified: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @lru_cache(maxsize=1)
