@@ -103,7 +103,7 @@ def _write(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def _about(model: Any, options: Mapping[str, Any]) -> dict[str, str] | None:
-    """What an answer depends on, as digests and words; None if that is not known."""
+    """All that an answer depends on, as digests and words; None if that is not known."""
     modules = list(model.modules())
     if any("forward" in vars(one) or one._forward_hooks or one._forward_pre_hooks for one in modules):
         return None

@@ -37,6 +37,8 @@ def tame(model: Any, dtype: torch.dtype = torch.float32, gain: float = 0.5) -> A
     """
     attention = model.config.get_text_config(decoder=True)._attn_implementation
     copied = exchange(model, _unquantised, "sdpa" if attention in _NARROW else attention)
+    if dtype == torch.float64 and getattr(copied.config, "_experts_implementation", None):
+        copied.set_experts_implementation("batched_mm")  # others have no kernel for it
     made = _Made(dtype, gain, device_of(model.get_input_embeddings()))
     # A bias may be added to all outputs of an encoder-decoder model's head.
     head = None if model.config.is_encoder_decoder else copied.get_output_embeddings()
