@@ -170,7 +170,8 @@ class Engines:
                     self._target = self.learner.target
                 else:
                     self._idle.clear()
-                    self._target = Target(model, check=_passed.get(model) != state, **self._step)
+                    check = "auto" if _passed.get(model) != state else False
+                    self._target = Target(model, check=check, **self._step)
                 self._warn_if_inexact(self._target)
                 self._made_for = _passed[model] = state
                 self._revision = self._target.revision()
