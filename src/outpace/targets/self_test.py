@@ -85,8 +85,8 @@ _PAST_WINDOW, _SHORT, _BESIDE = WINDOW + 1, 3, 2
 
 _SHAPES_DIFFER = 8  # times that computations of the same logits may differ by more than two known ones do
 # Times the stock layer's own error that a layer's may be: the median over rows, and each row's. Over 20
-# families, three dtypes and norms of scale 0.25 to 8, targets reach 1.25 and 11; with a scale of attention that
-# is off by a tenth the median is 5 and more.
+# families, three dtypes and norms of scale 0.25 to 8, targets reach 1.25 and 11; with a scale of attention
+# that is off by a tenth the median is 5 and more.
 _MEDIAN, _ROW = 2.0, 32.0
 
 
