@@ -3,7 +3,9 @@
 # make test-slow     run the whole losslessness matrix and the long samples
 # make real          fetch a real model, SmolLM2-135M-Instruct, into the user's cache, for --model smollm2
 # make test-real     run the tests on that model
+# make exactness     write the table of docs/exactness.md from runs on the embedded model, SmolLM2 and GGUF files
 # make test-llamacpp run the tests of GGUF files, with llama-cpp-python built once into the user's cache
+# make test-llamacpp-real  run those on SmolLM2, in every type that llama.cpp quantises it to
 # make test-optional run the tests that need torchao, bitsandbytes or sentencepiece, in an environment of its own
 # make test-cpus     run the tests of steps once per instruction set that this processor can be limited to
 # make test-ray      run Ray Serve with two and three replicas, in an environment of its own
@@ -32,7 +34,7 @@ INPUTS := pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow test-llamacpp test-optional test-cpus test-ray soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
+.PHONY: demo test test-slow exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-ray soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -62,6 +64,12 @@ VENV_LLAMACPP ?= .venv-llamacpp
 
 test-llamacpp: $(VENV_LLAMACPP)/.installed
 	OMP_NUM_THREADS=1 $(VENV_LLAMACPP)/bin/python -m pytest $(PYTEST_ARGS) tests/llamacpp
+
+test-llamacpp-real: $(VENV_LLAMACPP)/.installed
+	OMP_NUM_THREADS=1 $(VENV_LLAMACPP)/bin/python -m pytest -m real --durations 25 tests/llamacpp
+
+exactness: $(VENV_LLAMACPP)/.installed
+	OMP_NUM_THREADS=1 $(VENV_LLAMACPP)/bin/python tools/exactness.py
 
 $(VENV_LLAMACPP)/.installed: $(INPUTS)
 	$(PYTHON) -m venv $(VENV_LLAMACPP)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gguf_types import quantise
 from outpace.bench.lab.gguf import write_gguf
 from outpace.embedded import nano_draft_path, nano_path
 
@@ -43,33 +44,46 @@ def gguf_file(dtype: str, draft: bool = False) -> Path:
 VOCABULARY = 64
 
 
+@lru_cache(maxsize=64)
+def quantised(source: Path, kind: str) -> Path:
+    """A GGUF file as llama.cpp itself quantises it, beside the file.
+
+    Args:
+        source: a file in float32.
+        kind: a key of ``gguf_types.FILE_TYPES``.
+    """
+    return quantise(source, kind, source.with_name(f"{source.stem}-{kind}.gguf"))
+
+
 @lru_cache(maxsize=4)
 def random_file(architecture: str, split: int = 0) -> Path:
     """A model of random numbers, without a tokenizer.
 
     Args:
-        architecture: "gemma2", whose first of two layers has a sliding window of 8 rows, or "mamba", which is
-            recurrent.
+        architecture: "gemma2", whose first of two layers has a sliding window of 8 rows; "gemma3", of six
+            layers with a window of 8 rows in five and large norms; "llama", whose rows are of 256 numbers, as
+            K-quants need; or "mamba", which is recurrent.
         split: tensors per part of a split file, whose first part is returned; 0 for one file.
     """
     path = _folder() / f"{architecture}.gguf"
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
-    writer.add_context_length(256)
-    writer.add_embedding_length(64)
-    writer.add_block_count(2)
+    hidden, layers = {"llama": (256, 8), "gemma3": (256, 6)}.get(architecture, (64, 2))
+    writer.add_context_length(1024)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(layers)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(VOCABULARY)
     writer.add_file_type(0)
     writer.add_tokenizer_model("no_vocab")
     random = np.random.default_rng(0)
 
-    def add(name: str, *shape: int, spread: float = 0.3) -> None:
-        numbers = random.normal(1 if name.endswith("norm.weight") else 0, spread, shape)
+    def add(name: str, *shape: int, spread: float = 0.3, mean: float = 1.0) -> None:
+        numbers = random.normal(mean if name.endswith("norm.weight") else 0, spread, shape)
         writer.add_tensor(name, numbers.astype(np.float32))
 
-    add("token_embd.weight", VOCABULARY, 64, spread=0.1)
-    add("output_norm.weight", 64)
-    {"gemma2": _gemma2, "mamba": _mamba}[architecture](writer, add)
+    add("token_embd.weight", VOCABULARY, hidden, spread=0.1)
+    add("output_norm.weight", hidden)
+    {"gemma2": _gemma2, "gemma3": _gemma3, "llama": _llama, "mamba": _mamba}[architecture](writer, add)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -91,6 +105,37 @@ def _gemma2(writer: Any, add: Callable[..., None]) -> None:
             add(f"blk.{layer}.{name}.weight", rows, 64)
         for name in ("ffn_gate", "ffn_up", "ffn_down"):
             add(f"blk.{layer}.{name}.weight", 64, 64)
+
+
+def _gemma3(writer: Any, add: Callable[..., None]) -> None:
+    writer.add_feed_forward_length(512)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(1)
+    writer.add_key_length(64)
+    writer.add_value_length(64)
+    writer.add_sliding_window(8)
+    for layer in range(6):
+        for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
+            add(f"blk.{layer}.{name}.weight", 256, mean=4.0)
+        for name in ("attn_q_norm", "attn_k_norm"):
+            add(f"blk.{layer}.{name}.weight", 64, mean=4.0)
+        for name, rows in (("attn_q", 256), ("attn_k", 64), ("attn_v", 64), ("attn_output", 256)):
+            add(f"blk.{layer}.{name}.weight", rows, 256)
+        for name, *shape in (("ffn_gate", 512, 256), ("ffn_up", 512, 256), ("ffn_down", 256, 512)):
+            add(f"blk.{layer}.{name}.weight", *shape)
+
+
+def _llama(writer: Any, add: Callable[..., None]) -> None:
+    writer.add_feed_forward_length(512)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    for layer in range(8):
+        for name in ("attn_norm", "ffn_norm"):
+            add(f"blk.{layer}.{name}.weight", 256)
+        for name, rows in (("attn_q", 256), ("attn_k", 128), ("attn_v", 128), ("attn_output", 256)):
+            add(f"blk.{layer}.{name}.weight", rows, 256, spread=0.1)
+        for name, *shape in (("ffn_gate", 512, 256), ("ffn_up", 512, 256), ("ffn_down", 256, 512)):
+            add(f"blk.{layer}.{name}.weight", *shape, spread=0.1)
 
 
 def _mamba(writer: Any, add: Callable[..., None]) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -191,10 +194,43 @@ async def serving(
     own = drafter if learner is None else learner.drafter
     engine = make_engine(served, own, chosen, others, learner, adaptive=False, memory=memory)
     change(engine)
-    app = make_app(Keys(keys), chosen.body)
+    app = make_app(Keys(keys), chosen)
     service = Service(served, engine, chosen, ["nano", "other name"], on_failure=on_failure)
     app.state.service = service
     try:
         yield Client(app, service)
     finally:
-        await service.engine.shutdown(drain=False)
+        await service.close()
+
+
+@contextmanager
+def served() -> Iterator[tuple[subprocess.Popen[str], str, float]]:
+    """A server in a process: it, its address, and the seconds that its start took by its own account."""
+    command = [
+        sys.executable,
+        "-m",
+        "outpace",
+        "serve",
+        "--port",
+        "0",
+        "--dtype",
+        "float64",
+        "--memory",
+        "0.2",
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = ""
+    try:
+        for line in process.stderr:
+            said += line
+            if ready := re.search(r"ready after ([\d.]+) s", said):
+                address = re.search(r"API +(http://\S+)/v1", said)
+                assert address is not None
+                yield process, address[1], float(ready[1])
+                return
+        raise AssertionError(said)
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()

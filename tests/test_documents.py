@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+import exactness
 from outpace.bench.methods import split_drafters
 from outpace.cli.app import app
-from outpace.core import OutpaceError
+from outpace.core import PROMISES, OutpaceError
 from outpace.drafters import DRAFTERS, LEARNED, load_drafter
 from outpace.spec import load
 from outpace.train import Learning
 from outpace.verify import VERIFIERS, load_verifier
+from test_english import SOURCES, prose
 
 ROOT = Path(__file__).parent.parent
 # The log names commands and options as they were then.
@@ -191,6 +193,119 @@ def test_the_log_has_one_line_per_entry_newest_first() -> None:
     assert sorted(listed) == sorted(entries)
     dates = [anchor[:10] for _, anchor in listed]
     assert dates == sorted(dates, reverse=True)
+
+
+# -- promises --------------------------------------------------------------------------------------------
+
+PAGE = ROOT / "docs" / "exactness.md"
+# A claim of equal tokens; the paragraph or docstring has to name the page that limits it.
+_CLAIM = re.compile(
+    r"(without changing|not) (one|a single|any) (output )?token|no token( of the output)?( can)? changes?\b"
+    r"|changes? (no|not one|not a single) token|token for token|identical (tokens|texts?|outputs?)",
+    re.IGNORECASE,
+)
+# A sentence about the tokens of transformers' own generate(), and what has to limit it.
+_TOKENS = r"(tokens?|texts?|bits|outputs?)"
+_OF_STOCK = re.compile(
+    rf"(?=.*\b(stock|transformers')(?: own)?[` ]*generate\(\)|.*\bgenerate\(\)'s (own )?{_TOKENS})"
+    rf"(?=.*(\b(same {_TOKENS}|equals?|identical|those of|{_TOKENS} of)\b|generate\(\)'s))",
+    re.IGNORECASE | re.DOTALL,
+)
+_LIMIT = re.compile(r"near-ties?|not (those|the tokens) of|differ|compared?\b|stock=True", re.IGNORECASE)
+_STRICT = ("same bits", "same tokens")
+
+
+def beyond_the_page(text: str) -> list[str]:
+    """List the promises in a paragraph or a docstring that exceed docs/exactness.md."""
+    found = [] if "exactness.md" in text else [claim[0] for claim in _CLAIM.finditer(text)]
+    for sentence in re.split(r"(?<=[.!?;])\s+", text):
+        if _OF_STOCK.match(sentence) and not _LIMIT.search(sentence):
+            found.append(" ".join(sentence.split()))
+    return found
+
+
+def paragraphs(text: str) -> list[str]:
+    """The paragraphs, points of lists and rows of tables of a document, without blocks of code."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.split(r"\n\s*\n|\n(?=\s*(?:[-*|]|\d+\.) )", text)
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file != PAGE], ids=lambda file: file.name)
+def test_no_document_promises_more_than_the_page(file: Path) -> None:
+    assert not [one for part in paragraphs(file.read_text("utf-8")) for one in beyond_the_page(part)]
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT / "src")))
+def test_no_docstring_or_message_promises_more_than_the_page(file: Path) -> None:
+    assert not [(line, one) for line, text in prose(file.read_text("utf-8")) for one in beyond_the_page(text)]
+
+
+def rows_of_the_page(text: str) -> list[list[str]]:
+    """The cells of the generated table."""
+    lines = text[text.index(exactness.BEGIN) : text.index(exactness.END)].splitlines()
+    rows = [line.removeprefix("|").removesuffix("|").split("|") for line in lines if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows[2:]]
+
+
+def broken_rows(text: str) -> list[str]:
+    """List the rows of the page whose counts contradict their promises, and models that are missing."""
+    rows, wrong = rows_of_the_page(text), []
+    for row in rows:
+        for promise, count in (row[4:6], row[6:8]):
+            compared, _, differing = count.partition(", ")
+            kept = count == exactness.NOT_MEASURED or (compared not in ("", "0") and differing == "0")
+            if promise in _STRICT and not kept:
+                wrong.append(f"{' '.join(row[:3])}: {promise}, but {count}")
+    named = [tuple(row[:3]) for row in rows]
+    return wrong + [f"{case.key} is missing" for case in exactness.CASES if case.key not in named]
+
+
+def test_the_table_is_the_tools_and_its_promises_were_kept() -> None:
+    text = PAGE.read_text("utf-8")
+    assert broken_rows(text) == []
+    assert all(row[4] in (*PROMISES, exactness.NOT_MEASURED) for row in rows_of_the_page(text))
+    stock = [row for row in rows_of_the_page(text) if "stock=True" in row[2]]
+    # What sentences with stock=True refer to.
+    assert {row[6] for row in stock} - {exactness.NOT_MEASURED} == {"same bits"}
+
+
+def test_a_broken_row_is_seen() -> None:
+    def page(*counts: int, first: int = 0) -> str:
+        found = exactness.Found("same tokens", exactness.Count(*counts), ("same bits", exactness.Count(9)))
+        rows = [exactness.row_of(case, found) for case in exactness.CASES[first:]]
+        return exactness.replaced(f"{exactness.BEGIN}\n{exactness.END}", exactness.table(rows, 8, 48))
+
+    assert not broken_rows(page(1512, 0))
+    assert len(broken_rows(page(1512, 2))) == len(broken_rows(page(0, 0))) == len(exactness.CASES)
+    assert broken_rows(page(9, 0, first=1)) == [f"{exactness.CASES[0].key} is missing"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Make generate() faster. Greedy tokens are those of the stock generate().",
+        "See docs/exactness.md. The output equals transformers' own generate().",
+        "Drafts change not one token of the output.",
+        "It is fast, without changing a single token",
+        "The result is generate()'s text; it is what a model would write.",
+        "Answers are equal, token for token.",
+    ],
+)
+def test_a_promise_beyond_the_page_is_seen(text: str) -> None:
+    assert beyond_the_page(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Beside the stock generate() tokens may differ at near-ties.",
+        "Without changing one token ([exactly](exactness.md)).",
+        "With stock=True plain decoding has the tokens of the stock generate().",
+        "A callable for one call of the stock generate().",
+    ],
+)
+def test_a_promise_within_the_page_is_allowed(text: str) -> None:
+    assert not beyond_the_page(text)
 
 
 def test_the_code_of_the_readme_runs() -> None:

@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"_version"},
     {"core"},
     {"embedded", "tree", "sampling", "logits", "text", "spec", "files", "instructions"},
-    {"compiled"},
+    {"compiled", "reading"},
     {"cache", "drawing"},
     {"choosing"},
     {"sequence"},

@@ -1,5 +1,38 @@
-"""``python -m outpace`` is the command ``outpace``."""
+"""The command ``outpace``, which is also ``python -m outpace``."""
 
-from outpace.cli import main
+from __future__ import annotations
 
-main()
+import os
+import signal
+import sys
+from types import FrameType, TracebackType
+
+_INTERRUPTED = 130  # as in outpace.cli.app, which may be what an interrupt kept from being imported
+
+
+def main() -> None:
+    """Run the command line. However often and whenever Ctrl-C is pressed, there is no traceback."""
+    sys.excepthook = _report
+    try:
+        from outpace.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+    finally:
+        signal.signal(signal.SIGINT, _end)  # the process is ending, and need not be asked again
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os._exit(_INTERRUPTED)
+
+
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an exception that nothing has caught, unless it is an interrupt."""
+    if issubclass(kind, KeyboardInterrupt):
+        _end(signal.SIGINT, None)
+    sys.__excepthook__(kind, error, trace)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,16 +8,20 @@ from __future__ import annotations
 import math
 import operator
 import re
+import sys
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     import torch
 
 FinishReason = Literal["eos", "stop", "length", "removed", "error"]
+Promise = Literal["same bits", "same tokens", "same tokens but for near-ties", "not exact"]
+PROMISES: tuple[Promise, ...] = get_args(Promise)  # from the strongest to the weakest
 LogitsProcessor = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 
@@ -73,6 +77,18 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the name of its type."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(" :") if lines else type(error).__name__
+
+
+def in_progress(call: FrameType) -> bool:
+    """True if a call is on the stack of this thread, by its frame.
+
+    This tells a call that has ended in whatever way; a note that it takes back itself would stay after an
+    exception at a line before that.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not call:
+        frame = frame.f_back
+    return frame is not None
 
 
 _INTEGERS = ("max_new_tokens", "top_k", "seed", "logprobs")
@@ -289,9 +305,12 @@ class PromptStates(Source):
         states: the embeddings of the whole prompt, shape [length, hidden size].
         positions: shape [axes, length], for a model with several axes of positions (Qwen2-VL: time, height,
             width); None if they count from 0. The text after the prompt continues each axis from its last.
+        deep: what is added to the first layers' outputs (Qwen3-VL's features of images), shape [layers,
+            length, hidden size], 0 where there is no image; None for other models.
     """
 
     positions: torch.Tensor | None = None
+    deep: torch.Tensor | None = None
 
 
 class Verdict:
@@ -318,6 +337,9 @@ class Stats:
     ``drafted`` counts every node sent to the target, ``accepted`` those kept in the output. In a batch the
     wall time of a step counts in full for each sequence in it. ``cached_tokens`` counts prompt tokens whose
     rows came from the prefix cache. ``extra`` contains a drafter's own counts.
+
+    ``promise`` is how the tokens compare with plain decoding's: ``TargetModel.promise``, or None under a
+    verifier that preserves no tokens; ``inexact`` is the reason if it is not "same bits".
     """
 
     steps: int = 0
@@ -330,6 +352,8 @@ class Stats:
     seconds_verify: float = 0.0
     seconds_rest: float = 0.0
     lossy: bool = False
+    promise: Promise | None = None
+    inexact: str = ""
     cached_tokens: int = 0
     extra: dict[str, int] = field(default_factory=dict)
 

@@ -123,7 +123,8 @@ def trim(draft: Draft, max_depth: int, max_nodes: int | None = None) -> tuple[Dr
 def few_leaves(draft: Draft, most: int) -> tuple[Draft, Sequence[int]]:
     """Remove nodes until the draft has at most ``most`` leaves.
 
-    The least likely ones are removed first if the draft states chances, otherwise the last ones.
+    The least likely ones are removed first if the draft states chances, otherwise the last ones; the last
+    ones also if it was sampled, since what is verified of it may not depend on what was drawn.
 
     Returns:
         The draft, and for each of its nodes its node in the draft before.
@@ -132,7 +133,7 @@ def few_leaves(draft: Draft, most: int) -> tuple[Draft, Sequence[int]]:
     if leaves <= most:
         return draft, range(len(draft))
     order: Sequence[int] = range(len(draft))
-    if draft.chances is not None:
+    if draft.chances is not None and draft.distributions is None:
         chances = draft.chances
         order = sorted(order, key=lambda node: -chances[node])  # stable: a parent stays before its children
     kept, inner, count = {-1}, {-1}, 0

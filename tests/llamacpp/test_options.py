@@ -15,6 +15,7 @@ from outpace.engine.engine import Engine
 from outpace.policy.governor import Governor
 from outpace.targets import Target
 from outpace.targets.llamacpp.library import LlamaContext, library
+from outpace.targets.llamacpp.self_test import Widths
 
 PROMPTS = [[5, 6, 7, 8] * 6, [90, 80, 70, 90, 80]]
 PARAMS = SamplingParams(max_new_tokens=32, temperature=0.7, seed=2, ignore_eos=True)
@@ -27,7 +28,7 @@ PARAMS = SamplingParams(max_new_tokens=32, temperature=0.7, seed=2, ignore_eos=T
         ("q8_0", {"flash_attn": True, "type_k": "q8_0", "type_v": "q8_0"}),
         ("q4_0", {"type_k": "q8_0", "type_v": "float16"}),
         ("float32", {"flash_attn": False}),
-        ("float32", {"exact": True}),
+        ("float32", {"flash_attn": True, "type_k": "bfloat16", "type_v": "float16", "exact": True}),
         ("float32", {"exact": False}),
         ("bfloat16", {"exact": True}),
     ],
@@ -42,8 +43,8 @@ def test_drafts_change_no_token_with_any_option(
         given.append(own)
         begin(self, model, cells, own, *more)
 
-    monkeypatch.setattr(LlamaContext, "__init__", noted)
     target = Target(gguf_file(dtype), **{"threads": 1, **options})
+    monkeypatch.setattr(LlamaContext, "__init__", noted)
     plain = Engine(target).generate(PROMPTS, PARAMS)
     for drafter in ("lookahead:window=3,ngram=3,guesses=3", "token_recycling"):
         found = Engine(target, drafter, adaptive=False).generate(PROMPTS, PARAMS)
@@ -63,7 +64,7 @@ def test_drafts_change_no_token_with_any_option(
     }
     assert given and all(own == expected for own in given)
     if "exact" in options:
-        assert target._padded(1) == (2 if options["exact"] else 1)
+        assert options["exact"] == (target.widths != Widths()) == target.bit_exact
 
 
 def test_layers_on_a_gpu_are_refused_by_a_build_without_one() -> None:
@@ -88,9 +89,10 @@ def test_layers_on_a_gpu_reach_the_library(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_options_on_the_command_line_are_those_of_a_target() -> None:
-    loaded = outpace.load(str(gguf_file("q8_0")), llamacpp="threads=2,type_v=q8_0,exact=true,check=false")
-    options = loaded.target.options  # type: ignore[attr-defined]
-    assert (options.threads, options.type_v, options.exact, options.check) == (2, "q8_0", True, False)
+    given = "threads=2,type_v=q8_0,exact=false,repack=false,check=false"
+    options = outpace.load(str(gguf_file("q8_0")), llamacpp=given).target.options  # type: ignore[attr-defined]
+    assert (options.threads, options.type_v, options.exact, options.check) == (2, "q8_0", False, False)
+    assert options.repack is False
     with pytest.raises(OutpaceError, match="no option 'thread'"):
         outpace.load(str(gguf_file("q8_0")), llamacpp="thread=2")
 

@@ -25,6 +25,7 @@ from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import DraftModel
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, ContrastiveTarget, Rows
+from outpace.targets.changes import Structure
 from outpace.targets.graphs import CudaGraphs, Eager, Made, Runner
 from replay import HostRead, Replay
 from zoo.families import FAMILIES
@@ -294,6 +295,7 @@ def on_meta(name: str) -> CausalTarget:
     target = CausalTarget(FAMILIES[name].build(), static=True, runner=OnTheDevice(), check=False)
     target.model.to("meta")
     target.device = torch.device("meta")
+    target._modules.structure, target._addresses = Structure(target.model), None  # as if made there
     target._modules.shapes = [
         replace(
             layer,

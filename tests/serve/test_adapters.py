@@ -61,26 +61,6 @@ def test_any_object() -> None:
     run(main)
 
 
-def test_a_schema_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
-    from outpace.serve import grammar
-
-    go_on = threading.Event()
-
-    async def main() -> None:
-        monkeypatch.setattr(grammar, "_SECONDS", 0.01)
-        async with serving() as client:
-            monkeypatch.setattr(client.service.grammars, "_compile", lambda schema: go_on.wait(60))
-            refused = client.chat(response_format=FORM)
-            assert "takes more than" in (await refused.json())["error"]["message"]
-            assert refused.status == 400
-            go_on.set()
-            await client.empty()
-
-    run(main)
-
-
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_a_tool_that_must_be_called_is(choice: Any) -> None:
     async def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -355,3 +356,31 @@ def test_predicted_outputs_are_copied() -> None:
             assert with_prediction["choices"] == (await client.chat(**sampled).json())["choices"]
 
     run(main)
+
+
+def test_every_response_says_that_the_model_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [
+        ("/v1/chat/completions", {"messages": STORY}),
+        ("/v1/completions", {"prompt": "The dog"}),
+        ("/v1/messages", {"messages": STORY}),
+        ("/v1/responses", {"input": "Tell me a story.", "max_output_tokens": 4}),
+    ]
+
+    async def told() -> list[list[Any]]:
+        """The field of each response, whole and in its first event."""
+        found = []
+        async with serving() as client:
+            for path, body in paths:
+                asked = body | ({} if "max_output_tokens" in body else {"max_tokens": 4})
+                found.append([(await client.send(path, asked).json()).get("exactness")])
+                events = await client.send(path, {**asked, "stream": True}).events()
+                heads = [event.get("message", event.get("response", event)) for event in events[:1]]
+                found[-1] += [head.get("exactness") for head in heads]
+        return found
+
+    assert all(one is None for one in chain(*run(told)))
+    monkeypatch.setattr(type(model().target), "promise", "not exact")
+    monkeypatch.setattr(model().target, "inexact", "the reason")
+    each = run(told)
+    assert [len(one) for one in each] == [2] * len(paths)
+    assert all(one == {"promise": "not exact", "reason": "the reason"} for one in chain(*each))

@@ -38,7 +38,7 @@ def client() -> Iterator[openai.OpenAI]:
         engine = make_engine(model(), "prompt_lookup", limits, adaptive=False, memory=0.2)
         return Service(model(), engine, limits, ["nano"])
 
-    app = make_app(Keys(["key"]), limits.body, opening=opening)
+    app = make_app(Keys(["key"]), limits, opening=opening)
     with TestClient(app, base_url="http://testserver/v1") as http:
         while app.state.service is None:  # it is made in the application's event loop
             assert http.get("http://testserver/health").status_code == 200

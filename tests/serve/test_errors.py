@@ -18,6 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from outpace.serve.admission import Limits
 from outpace.serve.app import make_app
 from outpace.serve.door import Keys
 from outpace.serve.telemetry import provider_to
@@ -207,7 +208,7 @@ def test_pages_of_other_origins_may_ask_only_where_that_was_asked_for() -> None:
         page = {"origin": "https://a.example"}
         preflight = {**page, "access-control-request-method": "POST"}
         for origins, allowed in [((), None), (("https://a.example",), "https://a.example")]:
-            transport = httpx2.ASGITransport(app=make_app(Keys(["key"]), 100, origins))
+            transport = httpx2.ASGITransport(app=make_app(Keys(["key"]), Limits(body=100), origins))
             async with httpx2.AsyncClient(transport=transport, base_url="http://testserver") as http:
                 asked = await http.options(CHAT, headers=preflight)
                 assert asked.headers.get("access-control-allow-origin") == allowed
@@ -226,7 +227,7 @@ def test_a_span_of_each_request_where_a_tracer_is_given() -> None:
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
     async def main() -> None:
-        app = make_app(Keys(["key"]), 100, tracer=provider.get_tracer("test"))
+        app = make_app(Keys(["key"]), Limits(body=100), tracer=provider.get_tracer("test"))
         async with httpx2.AsyncClient(
             transport=httpx2.ASGITransport(app=app), base_url="http://testserver"
         ) as http:
@@ -263,7 +264,7 @@ def test_spans_reach_a_collector_over_http() -> None:
     provider = provider_to(f"http://127.0.0.1:{collector.server_port}/v1/traces")
 
     async def main() -> None:
-        app = make_app(Keys(["key"]), 100, tracer=provider.get_tracer("test"))
+        app = make_app(Keys(["key"]), Limits(body=100), tracer=provider.get_tracer("test"))
         transport = httpx2.ASGITransport(app=app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://testserver") as http:
             await http.get("/health", headers={"x-api-key": "secret"})

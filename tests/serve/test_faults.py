@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import httpx2
@@ -15,6 +20,7 @@ from outpace.cache import kv
 from outpace.core import OutpaceError, SamplingParams
 from outpace.engine import scheduler
 from outpace.engine.engine import Engine
+from outpace.loading import Loaded
 from outpace.serve import grammar
 from outpace.serve.admission import Limits
 from outpace.serve.engine import make_engine
@@ -22,6 +28,15 @@ from outpace.serve.server import Options, Server, listen
 from serving import LONG, STORY, Client, Exchange, model, run, serving
 
 CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """The handlers of signals, which a server that gets one leaves to the system."""
+    kept = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for one, handler in kept.items():
+        signal.signal(one, handler)
 
 
 async def decoding(client: Client, **more: Any) -> Exchange:
@@ -61,13 +76,14 @@ def test_a_client_that_leaves_while_its_prompt_is_tokenised(monkeypatch: pytest.
                 assert go_on.wait(60)
                 return [5, 6]
 
-            monkeypatch.setattr(client.service, "conversation", slow)
+            monkeypatch.setattr(Loaded, "plain_tokens", slow)
             exchange = client.chat()
             await begun.wait()
             # The event loop is free while a thread tokenises.
             assert await client.get("/health") == {"status": "ok"}
             exchange.leave()
             await exchange.task
+            assert client.service.admission.inside == 1  # the work goes on, and is counted
             go_on.set()
             await client.empty()
 
@@ -328,24 +344,101 @@ def test_sigterm_drains(drain: float) -> None:
     run(main)
 
 
-def test_a_second_signal_ends_now() -> None:
+STUCK = """
+import asyncio, threading
+from outpace.loading import load
+from outpace.serve.admission import Limits
+from outpace.serve.engine import make_engine
+from outpace.serve.server import Options, Server, listen
+
+def ready(service):
+    print(listener.getsockname()[1], flush=True)
+    for _ in range(64):  # no thread is left, and none of them ends
+        asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
+
+listener = listen("127.0.0.1", 0)
+model = load(None, "float64", "cpu")
+server = Server(Options(drain=1), lambda: (model, make_engine(model, "none", Limits(), memory=0.2)), ready)
+server.run(sockets=[listener])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_the_process_whatever_threads_do(second: signal.Signals) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        assert process.stdout is not None
+        url = f"http://127.0.0.1:{int(process.stdout.readline())}"
+        process.send_signal(signal.SIGTERM)
+        with httpx2.Client(base_url=url) as http, suppress(httpx2.TransportError):
+            while http.get("/health/ready").status_code == 200:
+                pass  # the first signal has not been handled
+        assert process.poll() is None
+        process.send_signal(second)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == -second and "Traceback" not in said
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_health_fails_once_nothing_passes_through_the_engine() -> None:
     async def main() -> None:
-        server, listener, ready = make_server()
-        serving_ = asyncio.ensure_future(server.serve([listener]))
-        await ready.wait()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        async with (
-            httpx2.AsyncClient(base_url=url, timeout=60) as http,
-            http.stream("POST", CHAT, json=LONG) as response,
-        ):
-            await first_lines(response.aiter_lines())
-            server.handle_exit(signal.SIGTERM, None)
-            while server._draining is None:
+        go_on, begun = threading.Event(), threading.Event()
+
+        def change(engine: Engine) -> None:
+            step = engine.step
+
+            def stuck() -> Any:
+                begun.set()
+                assert go_on.wait(60)
+                return step()
+
+            engine.step = stuck  # type: ignore[method-assign]
+
+        async with serving(change=change) as client:
+            now = [0.0]
+            client.service.admission.clock = lambda: now[0]
+            assert await client.get("/health") == {"status": "ok"}
+            exchange = client.chat(max_tokens=2)
+            await asyncio.to_thread(begun.wait)
+            assert await client.get("/health") == {"status": "ok"}  # a step may take a while
+            now[0] = 61.0
+            refused = client.send("/health")
+            assert (await refused.json())["error"]["code"] == "engine_stuck" and refused.status == 503
+            go_on.set()
+            assert "choices" in await exchange.json()
+            assert await client.get("/health") == {"status": "ok"}
+            await client.empty()
+
+    run(main)
+
+
+def test_a_busy_engine_is_healthy() -> None:
+    """Neither a full batch nor a full queue nor a text that is scored is in the way of the question."""
+
+    async def main() -> None:
+        async with serving(running=1, waiting=2) as client:
+            running = await decoding(client)
+            more = [client.send(CHAT, LONG) for _ in range(2)]
+            while client.service.admission.inside < 3:
                 await asyncio.sleep(0)
-            server.handle_exit(signal.SIGTERM, None)
-            await serving_
-            assert not server.app.state.service.admission._ends  # the stream was not waited for
-        await server.app.state.service.engine.shutdown(drain=False)
+            while client.service.engine.waiting < 2:
+                await asyncio.sleep(0)
+            for _ in range(3):
+                await client.service._asked()
+            assert client.service.engine.waiting == 2 and client.service.engine.running == 1
+            for exchange in (running, *more):
+                exchange.leave()
+            await client.empty()
 
     run(main)
 

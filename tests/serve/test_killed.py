@@ -3,54 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import httpx2
 import pytest
 
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
-from serving import model
+from serving import model, served
 
 SHORT = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0.8, "seed": 3}
-
-
-@contextmanager
-def served() -> Iterator[tuple[subprocess.Popen[str], str, float]]:
-    """A server in a process: it, its address, and the seconds that its start took by its own account."""
-    command = [
-        sys.executable,
-        "-m",
-        "outpace",
-        "serve",
-        "--port",
-        "0",
-        "--dtype",
-        "float64",
-        "--memory",
-        "0.2",
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    said = ""
-    try:
-        for line in process.stderr:
-            said += line
-            if ready := re.search(r"ready after ([\d.]+) s", said):
-                address = re.search(r"API +(http://\S+)/v1", said)
-                assert address is not None
-                yield process, address[1], float(ready[1])
-                return
-        raise AssertionError(said)
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -127,3 +128,6 @@ def test_few_leaves_keeps_the_first_or_the_likeliest() -> None:
     told = replace(draft, chances=(0.4, 0.9, 0.1, 0.8, 0.3))
     assert few_leaves(told, 1)[0].tokens == (2, 4)
     assert few_leaves(told, 2)[0].tokens == (1, 2, 4, 5)
+    # What is kept of a sampled draft does not depend on its tokens, as chances do.
+    sampled = replace(told, distributions={node: torch.ones(9) / 9 for node in (-1, *told.parents)})
+    assert few_leaves(sampled, 1)[0].tokens == (1, 3)

@@ -89,6 +89,25 @@ IMAGE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             **_QWEN,
         },
     ),
+    "qwen3_vl": (
+        "Qwen3VL",
+        {
+            "vision_config": {
+                **_QWEN_VISION,
+                "hidden_size": 16,
+                "intermediate_size": 24,
+                "out_hidden_size": 32,
+                "deepstack_visual_indexes": [0, 1],
+                "num_position_embeddings": 16,
+            },
+            "text_config": {
+                **_TEXT,
+                "head_dim": 8,
+                "rope_parameters": {**_MROPE["rope_parameters"], "mrope_interleaved": True},
+            },
+            **_QWEN,
+        },
+    ),
     "smolvlm": ("SmolVLM", _IDEFICS),
     "idefics3": ("Idefics3", _IDEFICS),
 }

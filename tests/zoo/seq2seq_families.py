@@ -116,5 +116,82 @@ SEQ2SEQ_FAMILIES: dict[str, Seq2SeqFamily] = {
     "whisper": Seq2SeqFamily("WhisperForConditionalGeneration", "WhisperConfig", _WHISPER, features=True),
 }
 
+_NO_CONTEXT = {name: value for name, value in _BART.items() if name != "max_position_embeddings"}
+_BERT: dict[str, Any] = {
+    "model_type": "bert",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
+_GEMMA: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "query_pre_attn_scalar": 8,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+
+# Families whose decoder's table counts positions from the cache, or whose layers are of several kinds.
+COUNTING_FAMILIES: dict[str, Seq2SeqFamily] = {
+    "m2m-100": Seq2SeqFamily("M2M100ForConditionalGeneration", "M2M100Config", _BART),
+    "mvp": Seq2SeqFamily("MvpForConditionalGeneration", "MvpConfig", _BART),
+    "pegasus-x": Seq2SeqFamily(
+        "PegasusXForConditionalGeneration",
+        "PegasusXConfig",
+        {**_BART, "block_size": 8, "num_global_tokens": 2},
+    ),
+    "fsmt": Seq2SeqFamily(
+        "FSMTForConditionalGeneration",
+        "FSMTConfig",
+        {
+            **_BART,
+            "langs": ["en", "de"],
+            "src_vocab_size": VOCABULARY,
+            "tgt_vocab_size": VOCABULARY,
+            "num_beams": 1,
+        },
+    ),
+    "seamless-m4t": Seq2SeqFamily(
+        "SeamlessM4TForTextToText", "SeamlessM4TConfig", {"hidden_size": 32, **_NO_CONTEXT}
+    ),
+    "t5gemma": Seq2SeqFamily(
+        "T5GemmaForConditionalGeneration",
+        "T5GemmaConfig",
+        {"encoder": _GEMMA, "decoder": {**_GEMMA, "cross_attention_hidden_size": 32}},
+    ),
+}
+
+# Families that take chains only.
+CHAIN_FAMILIES: dict[str, Seq2SeqFamily] = {
+    "umt5": Seq2SeqFamily("UMT5ForConditionalGeneration", "UMT5Config", _T5),
+    "led": Seq2SeqFamily(
+        "LEDForConditionalGeneration",
+        "LEDConfig",
+        {
+            **_NO_CONTEXT,
+            "max_encoder_position_embeddings": 64,
+            "max_decoder_position_embeddings": 64,
+            "attention_window": 8,
+        },
+    ),
+    "nllb-moe": Seq2SeqFamily(
+        "NllbMoeForConditionalGeneration",
+        "NllbMoeConfig",
+        {**_BART, "num_experts": 4, "encoder_sparse_step": 2, "decoder_sparse_step": 2},
+    ),
+    "encoder-decoder": Seq2SeqFamily(
+        "EncoderDecoderModel",
+        "EncoderDecoderConfig",
+        {"encoder": _BERT, "decoder": {**_BERT, "is_decoder": True, "add_cross_attention": True}},
+    ),
+}
+
 # A family and the attention it runs on.
 SEQ2SEQ_RUNS = [(name, attention) for name in SEQ2SEQ_FAMILIES for attention in ("sdpa", "eager")]

@@ -21,7 +21,7 @@ from outpace.core import Draft
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.sequence import Sequence, Step
-from zoo.families import FAMILIES, RUNS, VOCABULARY
+from zoo.families import CHAINS, FAMILIES, RUNS, VOCABULARY
 
 NEW = 26
 PROMPTS = [random.Random(length).choices(range(VOCABULARY), k=length) for length in (21, 5, 30)]
@@ -129,10 +129,10 @@ def test_static(name: str, attention: str) -> None:
     assert decode(target, trees(expected), slots=4, length=80) == expected
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *CHAINS])
 def test_float32(name: str) -> None:
     """In the dtype that transformers loads. Rows of a wide forward round otherwise: near-ties may flip."""
-    target = Target(FAMILIES[name].load())
+    target = Target({**FAMILIES, **CHAINS}[name].load())
     plain = decode(target)
     drafted = decode(target, trees(plain))
     for prompt, one, other in zip(PROMPTS, plain, drafted, strict=True):

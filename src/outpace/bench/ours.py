@@ -46,7 +46,8 @@ class Ours(Method):
         chosen = self._engine.verifier
         self.verifier = str(chosen)
         self.lossy = chosen.lossy
-        super().__init__(spec, chosen.invariant or (temperature == 0 and not chosen.lossy))
+        kept = chosen.keeps_tokens(greedy=temperature == 0)
+        super().__init__(spec, kept and target.promise != "not exact")
         # If a seed's tokens would depend on the clock, the engine refuses a seed.
         governor = self._engine.governor
         self.adaptive = governor is not None

@@ -24,7 +24,8 @@ class Record:
     """Results of a benchmark, with the machine, the model and the settings.
 
     Attributes:
-        model: name, dtype, device, and whether it is bit-exact or why it is not (``bits``).
+        model: name, dtype, device, the target's ``promise``, and whether it is bit-exact or why it is not
+            (``bits``).
         settings: the options that the figures depend on.
         roof: None if unknown.
         notes: further remarks: omitted prompts and peers, with the reason.
@@ -52,7 +53,7 @@ class Record:
     @property
     def broken(self) -> list[Row]:
         """Rows of outpace's methods whose outputs differ from plain decoding's despite the promise."""
-        return [row for row in self.rows if not row.peer and row.breaks_promise(self.model["dtype"])]
+        return [row for row in self.rows if not row.peer and row.breaks_promise(self.model["promise"])]
 
 
 def as_json(record: Record) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from outpace.bench.run import Measured, Trace
 from outpace.bench.runs import Run
 from outpace.bench.speed import Sample, Speed, samples_of, speed_of, speed_of_categories
 from outpace.bench.statistics import ratio, repeated_4grams
+from outpace.core import Promise
 from outpace.targets.drift import parting
 
 Margin = Callable[[Seq[int], Seq[int]], float]
 NEAR_TIE = 1e-4  # difference of two logits
-_PROMISED = ("float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -110,18 +110,16 @@ class Row:
     adaptive: bool = False
     quality: tuple[Quality, ...] = ()
 
-    def breaks_promise(self, dtype: str) -> bool:
-        """True if an output differs from plain decoding's despite the promise, other than by a near-tie.
-
-        In float32 a near-tie may be resolved either way. In smaller dtypes near-ties are common, so nothing
-        is promised.
+    def breaks_promise(self, promise: Promise) -> bool:
+        """True if an output differs from plain decoding's despite the promise.
 
         Args:
-            dtype: the model's, as torch writes it.
+            promise: the target's; only "same tokens but for near-ties" excuses a near-tie.
         """
-        if not self.promised or dtype not in _PROMISED:
+        if not self.promised or promise == "not exact":
             return False
-        return any(one.margin is None or one.margin >= NEAR_TIE for one in self.differences)
+        ties = promise == "same tokens but for near-ties"
+        return any(not ties or one.margin is None or one.margin >= NEAR_TIE for one in self.differences)
 
     @property
     def label(self) -> str:

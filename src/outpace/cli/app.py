@@ -23,7 +23,7 @@ NOT_EQUAL, MISTAKE, INTERRUPTED = 1, 2, 130
 
 app = typer.Typer(
     name="outpace",
-    help="Faster decoding of Hugging Face models and GGUF files, without changing one token of the output.",
+    help="Faster decoding of Hugging Face models and GGUF files, exact as docs/exactness.md has it.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

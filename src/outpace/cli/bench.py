@@ -117,6 +117,7 @@ def bench(
     trust_remote_code: o.Trust = False,
     llamacpp: o.LlamaCpp = "",
     quantise: o.Quantise = None,
+    stock: o.Stock = False,
     max_new_tokens: o.MaxNewTokens = 64,
     temperature: o.Temperature = 0.0,
     top_p: o.TopP = 1.0,
@@ -145,7 +146,9 @@ def bench(
         methods = (drafters, lengths, verifier, adaptive, beside, assistant, gguf)
         chosen = runner.plan(suite, data, limit, *methods, batch, settings, grade, run_code)
     place = spread_of(device, device_map)
-    source = Source(model, place, dtype, trust_remote_code, like, llamacpp, seq2seq=True, quantise=quantise)
+    source = Source(
+        model, place, dtype, trust_remote_code, like, llamacpp, seq2seq=True, quantise=quantise, stock=stock
+    )
     notes: list[str] = []
     plain = "" if profile else "none"
     loaded, spec = profiled(source, plain, profile, verifier, at_once=chosen.batches, remark=notes.append)

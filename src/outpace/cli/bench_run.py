@@ -207,6 +207,8 @@ def _measure_all(chosen: Plan, model: Loaded) -> Record:
         weights: Any = model.target.model
         told = vocabulary_note(weights.config, getattr(torch, model.dtype).itemsize)
         notes.append(f"the vocabulary of this growth to {grown} is {told}")
+    if model.target.promise == "not exact":
+        notes.append(f"not exact with this model, where near-ties may flip: {model.target.inexact}")
     suites = []
     for suite in chosen.suites:
         fits = fitting(model, suite, tokens)
@@ -236,6 +238,7 @@ def _measure_all(chosen: Plan, model: Loaded) -> Record:
             "name": model.name,
             "dtype": model.dtype,
             "device": model.device,
+            "promise": model.target.promise,
             "bits": model.target.inexact or "bit-exact",
             **({"quantised": model.target.quantised} if model.target.quantised else {}),
         },

@@ -13,7 +13,7 @@ from outpace.cli.app import app, guarded
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.online import check_online, engine_of, learning
 from outpace.cli.parts import Source, profiled, sampling
-from outpace.cli.running import lossy_note, rate, run_one
+from outpace.cli.running import exactness_note, rate, run_one
 from outpace.core import Generation, OutpaceError, SamplingParams
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def chat(
     trust_remote_code: o.Trust = False,
     llamacpp: o.LlamaCpp = "",
     quantise: o.Quantise = None,
+    stock: o.Stock = False,
     max_new_tokens: o.MaxNewTokens = 256,
     temperature: o.Temperature = 0.0,
     top_k: o.TopK = 0,
@@ -59,7 +60,9 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    source = Source(model, device, dtype, trust_remote_code, None, llamacpp, False, quantise, not online)
+    source = Source(
+        model, device, dtype, trust_remote_code, None, llamacpp, False, quantise, not online, stock
+    )
     loaded, spec = profiled(source, drafter, profile, verifier)
     with learning(loaded, spec, online, online_options, online_out) as learner:
         engine = engine_of(loaded, spec, verifier, 1, adaptive, learner)
@@ -178,7 +181,7 @@ def _turn(chat: Chat, message: str) -> None:
     speed = rate(stats.tokens, stats.seconds)
     cut = "interrupted; " if interrupt.raised else ""
     line = f"{cut}{stats.mean_accepted_length:.2f} tokens per step, {speed:.1f} tokens/s"
-    screen.note(f"({line}{lossy_note(chat.engine.verifier)})")
+    screen.note(f"({line}{exactness_note(chat.engine, chat.params.greedy)})")
 
 
 def _read(interactive: bool) -> str | None:

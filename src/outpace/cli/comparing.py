@@ -92,7 +92,7 @@ class Comparison:
     """Both sides of one prompt.
 
     Attributes:
-        promised: whether the verifier promises equal tokens.
+        promised: whether equal tokens are promised.
         drift: how far the output moved, if the verifier is lossy.
     """
 
@@ -118,6 +118,8 @@ class Comparison:
             "prompt": self.job.prompt.text,
             "equal": self.equal,
             "equality_promised": self.promised,
+            "promise": self.other.answer.stats.promise,
+            "inexact": self.other.answer.stats.inexact,
             "first_difference": None if different is None else dict(vars(different)),
             "verifier": str(self.other.engine.verifier),
             "lossy": self.other.engine.verifier.lossy,
@@ -190,7 +192,7 @@ def compare(
 
 def promises(engine: Engine, params: SamplingParams) -> bool:
     """True if an engine promises the tokens of plain decoding, not only the distribution or less."""
-    return engine.verifier.invariant or (params.greedy and not engine.verifier.lossy)
+    return engine.verifier.keeps_tokens(params.greedy) and engine.target.promise != "not exact"
 
 
 def warm_up(engines: Seq[Engine], job: Job, params: SamplingParams, interrupt: Interrupt) -> None:
@@ -288,7 +290,9 @@ def verdict(found: Seq[Comparison]) -> list[str]:
 
 
 def kept(engine: Engine) -> str:
-    """The guarantee of a verifier that changes tokens, as text."""
+    """The guarantee of an engine that may change tokens, as text."""
     if engine.verifier.lossy:
         return f"the verifier {engine.verifier} changes the distribution of the output"
+    if engine.verifier.invariant:
+        return f"not exact with this model, where near-ties may flip: {engine.target.inexact}"
     return f"the verifier {engine.verifier} preserves the distribution of the output, not its tokens"

@@ -24,8 +24,8 @@ from outpace.cli.progress import bar
 from outpace.cli.running import (
     Job,
     Total,
+    exactness_note,
     generation_json,
-    lossy_note,
     prepare,
     rate,
     run_many,
@@ -125,6 +125,7 @@ def generate(
     trust_remote_code: o.Trust = False,
     llamacpp: o.LlamaCpp = "",
     quantise: o.Quantise = None,
+    stock: o.Stock = False,
     max_new_tokens: o.MaxNewTokens = 128,
     temperature: o.Temperature = 0.0,
     top_k: o.TopK = 0,
@@ -153,14 +154,13 @@ def generate(
     found = [] if audio else prompts.read(prompt, file, reference or ())
     copied, together = any(one.references for one in found), min(batch, len(audio or found))
     read: Encoders = "audio" if audio else True
-    source = Source(model, place, dtype, trust_remote_code, None, llamacpp, read, quantise, not online)
+    how = model, place, dtype, trust_remote_code, None, llamacpp, read, quantise, not online, stock
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
-        loaded, spec = profiled(source, drafter, profile, verifier, copied, (together,))
+        loaded, spec = profiled(Source(*how), drafter, profile, verifier, copied, (together,))
         jobs = spoken(given, loaded) if audio else prepare(found, loaded, chat)
-        params = with_own_rules(params, loaded, jobs)
         with learning(loaded, spec, online, online_options, online_out) as learner:
             engine = engine_of(loaded, spec, verifier, together, adaptive, learner)
-            ended = decode(loaded, engine, spec, jobs, params, given, writer)
+            ended = decode(loaded, engine, spec, jobs, with_own_rules(params, loaded, jobs), given, writer)
             note_traffic(engine)
     finish(*ended)
 
@@ -199,7 +199,7 @@ def generate_one(engine: Engine, job: Job, params: SamplingParams, writer: Write
                     writer.write("\n")  # so that the message begins a new line
                 raise
             writer.write("\n")
-    line = stats_line(generation.stats) + lossy_note(engine.verifier)
+    line = stats_line(generation.stats) + exactness_note(engine, params.greedy)
     if generation.finish_reason == "length" and len(generation.tokens) < params.max_new_tokens:
         line += "; stopped because the model's context is full"
     screen.note(line)
@@ -252,7 +252,8 @@ def generate_many(engine: Engine, jobs: Seq[Job], params: SamplingParams, batch:
     seconds = time.perf_counter() - began
     screen.note(
         f"{total.prompts} of {len(jobs)} prompts, {total.tokens} tokens, {total.tau:.2f} per step, "
-        f"{rate(total.tokens, seconds):.1f} tokens/s, {seconds:.2f} s{lossy_note(engine.verifier)}"
+        f"{rate(total.tokens, seconds):.1f} tokens/s, {seconds:.2f} s"
+        f"{exactness_note(engine, params.greedy)}"
     )
     return not interrupt.raised
 

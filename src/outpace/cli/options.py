@@ -86,6 +86,13 @@ Quantise = Annotated[
         help="int8 or int4: round the weights; for --dtype bfloat16 on a CPU. Changes the tokens.",
     ),
 ]
+Stock = Annotated[
+    bool,
+    model_option(
+        "--stock",
+        help="Slower: steps run on transformers' own modules, and plain decoding has its tokens.",
+    ),
+]
 LlamaCpp = Annotated[
     str,
     model_option(
@@ -110,7 +117,7 @@ OnlineLearning = Annotated[
     model_option(
         "--online",
         help="Let a drafter with trained weights learn in the background from its mistakes: "
-        "draft_model, or METHOD:path=FOLDER. No token changes.",
+        "draft_model, or METHOD:path=FOLDER. Its drafts are verified as ever.",
     ),
 ]
 OnlineOptions = Annotated[

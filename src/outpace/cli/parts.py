@@ -53,6 +53,7 @@ class Source:
     seq2seq: Encoders = False
     quantise: str | None = None
     release: bool = False
+    stock: bool = False
 
     def load(self, drafter: str = "none", verifier: str = "match", references: bool = False) -> Loaded:
         """Load the model, after checking the drafter and the verifier."""
@@ -76,6 +77,7 @@ class Source:
                     seq2seq=self.seq2seq,
                     quantise=self.quantise,
                     release="auto" if self.release else False,
+                    stock=self.stock,
                 )
             if not isinstance(self.place, str | None):
                 raise OutpaceError(
@@ -92,6 +94,7 @@ class Source:
                 self.place,
                 trust_remote_code=trust,
                 quantise=self.quantise,
+                stock=self.stock,
             )
 
 

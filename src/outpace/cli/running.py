@@ -181,9 +181,14 @@ def rate(tokens: int, seconds: float) -> float:
     return tokens / seconds if seconds > 0 else 0.0
 
 
-def lossy_note(verifier: Verifier) -> str:
-    """Note on outputs of a lossy verifier; empty for other verifiers."""
-    return f"; not the model's own output: {verifier}" if verifier.lossy else ""
+def exactness_note(engine: Engine, greedy: bool) -> str:
+    """Note on outputs that may not be plain decoding's; empty if this is promised, or nothing is."""
+    verifier, target = engine.verifier, engine.target
+    if verifier.lossy:
+        return f"; not the model's own output: {verifier}"
+    if verifier.keeps_tokens(greedy) and target.promise == "not exact":
+        return f"; not exact, near-ties may flip: {target.inexact}"
+    return ""
 
 
 def stats_line(stats: Stats) -> str:

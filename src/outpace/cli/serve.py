@@ -121,6 +121,7 @@ def serve(
     trust_remote_code: o.Trust = False,
     llamacpp: o.LlamaCpp = "",
     quantise: o.Quantise = None,
+    stock: o.Stock = False,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     served_model_name: Names = None,
@@ -151,14 +152,13 @@ def serve(
     others, topics = _others(also or []), read_topics(topic or ())
     tracer = tracer_to(otlp_endpoint) if otlp_endpoint else None
     options = Options(served_model_name or (), drain, cors_origin or (), tracer, keys, limits)
-    listener = listen(host, port)
+    listener, rooms = listen(host, port), _options(memory, prefix_cache, adaptive)
     ready = partial(_banner, host=host, listener=listener, keys=len(keys), began=began)
 
     def load() -> tuple[Loaded, Engine]:
-        source = Source(model, place, dtype, trust_remote_code, None, llamacpp, False, quantise, not online)
-        loaded, spec = profiled(source, drafter, profile, "match")
+        parts = model, place, dtype, trust_remote_code, None, llamacpp, False, quantise, not online, stock
+        loaded, spec = profiled(Source(*parts), drafter, profile, "match")
         learner = learners.enter_context(learning(loaded, spec, online, online_options, online_out, topics))
-        rooms = _options(memory, prefix_cache, adaptive)
         own = spec if learner is None else learner.drafter
         return loaded, make_engine(loaded, own, limits, others, learner, **rooms)
 
@@ -204,6 +204,8 @@ def _banner(service: Service, host: str, listener: socket, keys: int, began: flo
     screen.note(f"  API       {address}/v1")
     screen.note(f"  page      {address}/")
     screen.note(f"  drafters  {', '.join(service.drafters)}")
+    if service.exactness:
+        screen.note(f"  not exact: near-ties may flip ({service.exactness['exactness']['reason']})")
     screen.note(f"  keys      {keys or 'none: requests need no key'}")
     screen.note(f"  ready after {time.monotonic() - began:.1f} s; Ctrl-C ends it", style="dim")
 

@@ -71,6 +71,7 @@ def tune_drafter(
     trust_remote_code: o.Trust = False,
     llamacpp: o.LlamaCpp = "",
     quantise: o.Quantise = None,
+    stock: o.Stock = False,
     max_new_tokens: o.MaxNewTokens = 64,
     temperature: o.Temperature = 0.0,
     top_p: o.TopP = 1.0,
@@ -96,7 +97,9 @@ def tune_drafter(
         chosen = tune.plan(
             suite, data, limit, drafters or tune.DRAFTERS, objective, batches, settings, budget, out, verify
         )
-    loaded = Source(model, device, dtype, trust_remote_code, like, llamacpp, quantise=quantise).load()
+    loaded = Source(
+        model, device, dtype, trust_remote_code, like, llamacpp, quantise=quantise, stock=stock
+    ).load()
     found = tune.run(chosen, loaded)
     if found is None:
         return finish(False)

@@ -154,7 +154,7 @@ def finish(found: Found, chosen: Plan, model: Loaded) -> None:
             found.verified = verify(
                 model, found.tuned.way, found.unseen, chosen.goal, chosen.settings, lambda: interrupt.raised
             )
-    found.broken = found.verified is not None and found.verified.breaks_promise(model.dtype)
+    found.broken = found.verified is not None and found.verified.breaks_promise(model.target.promise)
 
 
 def _apart(suite: Suite, chosen: Plan) -> tuple[Suite, Suite | None]:

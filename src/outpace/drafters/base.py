@@ -131,6 +131,18 @@ class Drafter(ABC, Generic[State]):
         """
         return None
 
+    def renew(self, shared: Any, target: TargetModel) -> Any:
+        """Return prepared data as new, after an interrupt that may have come in the middle of any method.
+
+        All states have been dropped without ``stop``. By default the data are prepared again. A drafter that
+        loads a model should keep it, and replace what changes in decoding.
+
+        Args:
+            shared: what ``prepare`` returned.
+        """
+        del shared
+        return self.prepare(target)
+
     def hidden_layers(self, shared: Any) -> tuple[int, ...]:
         """The target's layers whose hidden states it reads, numbered as in ``Output.hidden``.
 

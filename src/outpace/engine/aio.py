@@ -32,6 +32,11 @@ class Handle:
     Dropping the last reference to a handle, or cancelling the task that awaits it, cancels the request.
     """
 
+    # For the destructor of a handle whose construction was interrupted.
+    _key: object = None
+    _generation: Generation | None = None
+    _error: Exception | None = None
+
     def __init__(
         self, inbox: queue.SimpleQueue[Any], loop: asyncio.AbstractEventLoop, collects: bool
     ) -> None:
@@ -42,8 +47,6 @@ class Handle:
         self._unread: deque[StreamedToken] = deque()
         self._delivered = 0  # number of tokens, read ones included
         self._collects = collects  # only the result is read, so `max_unread` does not apply
-        self._generation: Generation | None = None
-        self._error: Exception | None = None
         self._changed = asyncio.Event()
 
     @property
@@ -109,7 +112,7 @@ class Handle:
         """Take the results of a step; called in the event loop."""
         self._delivered += len(news.tokens)
         self._unread.extend(news.tokens)
-        if news.joined or news.generation is not None or news.error is not None:
+        if news.joined or news.ends:
             self._joined.set()
         if not self.ended:
             self._generation, self._error = news.generation, news.error
@@ -121,7 +124,7 @@ class Handle:
         self._changed.set()
 
     def __del__(self) -> None:
-        if not self.ended:
+        if self._key is not None and not self.ended:
             self.cancel()  # SimpleQueue.put may be called from a destructor
 
 
@@ -150,11 +153,16 @@ class _News:
     """Results of a step for one handle."""
 
     handle: weakref.ref[Handle]
+    key: object
     joined: bool = False
     tokens: list[StreamedToken] = field(default_factory=list)
     generation: Generation | None = None
     error: Exception | None = None
     refusal: BaseException | None = None
+
+    @property
+    def ends(self) -> bool:
+        return self.generation is not None or self.error is not None
 
 
 @dataclass(eq=False)
@@ -176,7 +184,9 @@ class AsyncEngine:
     """An engine in a dedicated thread, for tasks of any event loop.
 
     A request's tokens are those of ``Engine``: they depend on its prompt, parameters and seed alone. Event
-    loops are notified once per step, however many tokens it emitted.
+    loops are notified once per step, however many tokens it emitted. An interrupt in the dedicated thread
+    ends all requests with an error, and those that follow are decoded; any other exception there that is not
+    a request's own ends the engine.
 
     Args:
         make: an engine that no other thread uses, or a function that makes one, called in the new thread.
@@ -205,14 +215,16 @@ class AsyncEngine:
         self._max_unread = None if max_unread is None else whole_number("max_unread", max_unread, 1)
         self._on_failure = on_failure
         self._inbox: queue.SimpleQueue[_Add | _Cancel | Score | _Stop] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # guards the next four
-        self._waiting = 0  # accepted requests that have not joined the batch
+        self._lock = threading.Lock()  # guards the next six
+        # What has not ended, wherever it is: what an interrupt may lose on its way is found here.
+        self._requests: dict[object, _Add] = {}  # by their handles' keys, until their loops know of the end
+        self._asked: dict[Score, None] = {}
+        self._queue: set[object] = set()  # keys of accepted requests that have not joined the batch
         self._closed = False
         self._failed: BaseException | None = None
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._running: dict[object, _Running] = {}  # by their handle's key; the engine's thread only
         self._scores = Scores()  # the engine's thread only
-        self._outside: set[object] = set()  # keys of those that have not joined the batch
         self._memory_use: float | None = None
         self._news: list[tuple[asyncio.AbstractEventLoop, _News]] = []
         self._stop: _Stop | None = None
@@ -230,12 +242,12 @@ class AsyncEngine:
     @property
     def waiting(self) -> int:
         """Number of requests that have not joined the batch yet."""
-        return self._waiting
+        return len(self._queue)
 
     @property
     def running(self) -> int:
         """Number of requests in the batch."""
-        return max(0, len(self._running) - len(self._outside))
+        return len([key for key in list(self._running) if key not in self._queue])
 
     @property
     def memory_use(self) -> float | None:
@@ -299,12 +311,15 @@ class AsyncEngine:
         """Put a request into the inbox; if the queue is full, return a future to wait for."""
         with self._lock:
             self._check_open()
-            if self._waiting < self._max_waiting:
-                self._waiting += 1
+            if len(self._queue) < self._max_waiting:
+                self._requests[request.key] = request
+                self._queue.add(request.key)
                 self._inbox.put(request)
                 return None
             if not wait:
-                raise QueueFull(f"{self._waiting} requests are waiting; try again later, or add(wait=True)")
+                raise QueueFull(
+                    f"{len(self._queue)} requests are waiting; try again later, or add(wait=True)"
+                )
             room: asyncio.Future[None] = loop.create_future()
             self._waiters.append((loop, room))
             return room
@@ -328,10 +343,13 @@ class AsyncEngine:
 
         def deliver(found: list[TokenLogprobs] | Exception) -> None:
             _call(loop, settle, found)
+            self._asked.pop(score, None)
 
+        score = Score(deliver, future.cancelled, tokens, top)
         with self._lock:
             self._check_open()
-            self._inbox.put(Score(deliver, future.cancelled, tokens, top))
+            self._asked[score] = None
+            self._inbox.put(score)
         return await future
 
     def _check_open(self) -> None:
@@ -369,12 +387,26 @@ class AsyncEngine:
         torch.set_num_threads(self._torch_threads)  # OpenMP counts them per thread
         try:
             engine = self._made if isinstance(self._made, Engine) else self._made()
-            while self._serve(engine):
+            while not self._served(engine):
                 pass
         except BaseException as error:
             self._die(error)
             if not isinstance(error, Exception):
                 raise
+
+    def _served(self, engine: Engine) -> bool:
+        """Serve until the engine is shut down; return False after an interrupt, which ends all requests."""
+        try:
+            while self._serve(engine):
+                pass
+            return True
+        except KeyboardInterrupt:
+            for sequence in engine.sequences:
+                engine.remove(sequence)
+            self._end(OutpaceError("the engine was interrupted, which ended all requests; send it again"))
+            if self._closed and self._stop is None:  # the message may be lost
+                self._stop = _Stop(drain=False)
+            return False
 
     def _serve(self, engine: Engine) -> bool:
         """Handle the messages that have arrived, and run one step; return False once shut down and done."""
@@ -400,20 +432,25 @@ class AsyncEngine:
         if isinstance(message, _Stop):
             self._stop = message
         elif isinstance(message, Score):
-            self._scores.add(message)
+            if message in self._asked:
+                self._scores.add(message)
         elif isinstance(message, _Cancel):
             if message.key in self._running:
                 self._remove(engine, message.key)
-        else:
+            else:
+                self._leave_queue(message.key)
+                self._requests.pop(message.key, None)
+        elif message.key in self._requests:
+            news = _News(message.handle, message.key)
             try:
                 sequence = engine.add(**message.arguments)
             except Exception as error:
-                self._leave_queue()
-                self._news.append((message.loop, _News(message.handle, error=error, refusal=error)))
+                self._leave_queue(message.key)
+                news.error = news.refusal = error
+                self._news.append((message.loop, news))
                 return
-            self._outside.add(message.key)
             self._running[message.key] = _Running(message.handle, message.loop, sequence, Reader(sequence))
-            self._news.append((message.loop, _News(message.handle)))
+            self._news.append((message.loop, news))
 
     def _remove(self, engine: Engine, key: object) -> None:
         engine.remove(self._running[key].sequence)
@@ -421,7 +458,7 @@ class AsyncEngine:
 
     def _report(self, engine: Engine, key: object, running: _Running) -> None:
         """Collect the news of a request, and drop it if it has ended."""
-        sequence, news = running.sequence, _News(running.handle)
+        sequence, news = running.sequence, _News(running.handle, key)
         try:
             news.tokens = running.reader.new()
             if sequence.finish_reason is not None:
@@ -437,9 +474,8 @@ class AsyncEngine:
                 f"more than {self._max_unread} tokens were left unread; read them faster, or raise max_unread"
             )
         ended = sequence.finish_reason is not None or news.error is not None
-        if key in self._outside and (sequence.place is not None or ended):
-            self._outside.discard(key)
-            self._leave_queue()
+        if key in self._queue and (sequence.place is not None or ended):
+            self._leave_queue(key)
             news.joined = True
         if ended:
             del self._running[key]
@@ -453,9 +489,9 @@ class AsyncEngine:
             return False
         return sent - handle._delivered + len(handle._unread) > most
 
-    def _leave_queue(self) -> None:
+    def _leave_queue(self, key: object) -> None:
         with self._lock:
-            self._waiting -= 1
+            self._queue.discard(key)
             waiters, self._waiters = self._waiters, []  # wake all, since one may have been cancelled
         _wake(waiters)
 
@@ -464,28 +500,40 @@ class AsyncEngine:
         by_loop: dict[asyncio.AbstractEventLoop, list[_News]] = {}
         for loop, news in self._news:
             by_loop.setdefault(loop, []).append(news)
-        self._news = []
         for loop, all_news in by_loop.items():
             _call(loop, _deliver, all_news)
+            for news in all_news:
+                if news.ends:
+                    self._requests.pop(news.key, None)
+        self._news = []
+
+    def _end(self, cause: Exception, close: bool = True) -> None:
+        """End whatever has not ended with an error, also what is still on its way to the engine.
+
+        Args:
+            close: free the rows of texts that are being scored.
+        """
+        with self._lock:
+            requests, self._requests = self._requests, {}
+            asked, self._asked = list(self._asked), {}
+            self._queue.clear()
+            waiters, self._waiters = self._waiters, []
+        _wake(waiters)
+        self._running.clear()
+        self._news = [
+            (request.loop, _News(request.handle, key, error=cause, refusal=cause))
+            for key, request in requests.items()
+        ]
+        self._publish()
+        self._scores.end(cause, close)
+        for score in asked:
+            score.answer(cause)
 
     def _die(self, error: BaseException) -> None:
         """End every request with an error."""
         cause = error if isinstance(error, Exception) else OutpaceError(f"the engine has failed: {error!r}")
-        with self._lock:
-            self._failed = error
-            waiters, self._waiters = self._waiters, []
-        _wake(waiters)
-        for running in self._running.values():
-            self._news.append((running.loop, _News(running.handle, error=cause)))
-        self._running.clear()
-        while not self._inbox.empty():
-            message = self._inbox.get()
-            if isinstance(message, _Add):
-                self._news.append((message.loop, _News(message.handle, error=cause, refusal=cause)))
-            elif isinstance(message, Score):
-                self._scores.add(message)
-        self._scores.end(cause, close=False)
-        self._publish()
+        self._failed = error
+        self._end(cause, close=False)
         if self._on_failure is not None:
             self._on_failure(error)
 

@@ -87,7 +87,7 @@ class Batch:
                 try:
                     self.memory.fill(active.slot, active.sequence)
                 except Exception as error:
-                    active.sequence.fail(error)
+                    fail([active], error)
         self.leave([a.sequence for a in self.active if a.sequence.error is not None])
         alone, riding = self.scheduler.chunk(self.cache)
         self._prefill({a: rows for a, rows in alone.items() if rows})
@@ -116,9 +116,11 @@ class Batch:
         self.scheduler.pace.measured(0, 0, sum(fed.values()), self._clock() - began)
 
     def next_rows(self, active: Active, rows: int, unread: int = 0) -> Rows:
-        """A number of next rows of a prompt."""
+        """A number of next rows before a sequence's root."""
         start = self.cache.length(active.slot)
-        return Rows(active.sequence.tokens[start : start + rows], unread=unread)
+        # The prompt's last token is fed in a step, and so were emitted tokens that are fed again.
+        prompt = min(max(active.sequence.prompt_length - 1 - start, 0), rows)
+        return Rows(active.sequence.tokens[start : start + rows], unread=unread, prompt=prompt)
 
     def read_ahead(self, riding: Mapping[Active, int], output: Output) -> None:
         """Pass on the hidden states of the rows of prompts that a step's forward has fed before roots."""
@@ -143,7 +145,7 @@ class Batch:
                 try:
                     self.memory.keep(active.slot, active.sequence)
                 except Exception as error:
-                    active.sequence.fail(error)
+                    fail([active], error)
 
     def _start(self, ahead: Mapping[Active, int]) -> None:
         """Start the drafter and the observer for sequences whose prompts are in the cache.
@@ -159,7 +161,7 @@ class Batch:
                 active.state = active.drafting.drafter.start(active.sequence, active.drafting.shared)
                 active.started = True
             except Exception as error:
-                active.sequence.fail(error)
+                fail([active], error)
         self._read([a for a in joined if not (self._layers and ahead.get(a))])
 
     def _read(self, joined: Seq[Active]) -> None:
@@ -180,6 +182,7 @@ class Batch:
         if self._observer is not None:
             for active in joined:
                 if active.started:
+                    active.observed = True
                     self._observer.joined(active.sequence, hidden.get(active, {}))
 
     # -- a forward ---------------------------------------------------------------------------------------
@@ -216,18 +219,17 @@ class Batch:
         """Remove sequences, ended or not; no effect on those that are not here."""
         for sequence in sequences:
             active = next((a for a in self.active if a.sequence is sequence), None)
+            if active is None and not self.scheduler.forget(sequence):
+                continue
+            if sequence.finish_reason is None:
+                sequence.finish_reason = "removed"
             if active is not None:
                 if self.leaving is not None:
                     self.leaving(sequence, self.cache, active.slot)
                 self.release(active)
-            elif not self.scheduler.forget(sequence):
-                continue
-            if sequence.finish_reason is None:
-                sequence.finish_reason = "removed"
 
     def release(self, active: Active) -> None:
         """Remove a sequence from the batch, and release its slot and its drafter's state."""
-        self.active.remove(active)
         sequence = active.sequence
         try:
             if active.started and sequence.error is None:
@@ -236,13 +238,34 @@ class Batch:
             if active.started:
                 active.drafting.drafter.stop(active.state)
         except Exception as error:
-            sequence.fail(error)
-        if active.started and self._observer is not None:
-            self._observer.left(sequence)
-        sequence.place = None
+            fail([active], error)
+        self.scheduler.doubt |= active.doubt
+        self._left(active)
+        self.active.remove(active)
 
-    def clear(self) -> None:
-        """Remove every sequence after an error that may have left cache and tokens in disagreement."""
-        self.leave(self.sequences)
-        if len(self.cache):  # the error came between allocating a slot and recording its sequence
-            self.memory.renew(*self.memory.room)
+    def _left(self, active: Active) -> None:
+        if active.observed and self._observer is not None:
+            try:
+                self._observer.left(active.sequence)
+            except Exception:
+                active.observed = False  # it is not told again
+                raise
+        active.observed = False
+        active.sequence.place = None
+
+    @property
+    def in_doubt(self) -> bool:
+        """True if cache or drafters may be in disorder, and no sequence is left that needs them."""
+        return self.scheduler.doubt and not self.active
+
+    def end(self) -> None:
+        """End every sequence after an exception that may have left anything half done.
+
+        Slots and the states of drafters are not given back: they may be in disorder, and are made anew.
+        """
+        for sequence in self.sequences:
+            if sequence.finish_reason is None:
+                sequence.finish_reason = "removed"
+        for active in self.active:
+            self._left(active)
+        self.scheduler.clear()

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from outpace.core import Draft
+from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter, SequenceDrafter
 from outpace.engine.scheduler import Active
 from outpace.policy.governor import Outcome, Plan, Policy
@@ -47,6 +47,10 @@ class Drafting:
         self.waits = self.reads and not self.drafter.drafts_unread(self.shared)
         cls = type(self.drafter)
         self._alone = cls.propose is SequenceDrafter.propose and cls.observe is SequenceDrafter.observe
+
+    def renew(self) -> None:
+        """Replace the prepared data, which an interrupt may have left half changed."""
+        self.shared, self.plan = self.drafter.renew(self.shared, self.target), None
 
     def decide(self, members: Seq[Active]) -> None:
         """Plan a step for these sequences."""
@@ -122,9 +126,10 @@ class Drafting:
 
 
 def fail(members: Iterable[Active], error: Exception) -> None:
-    """End sequences with an error."""
+    """End sequences with an error that the cache or a drafter raised."""
     for active in members:
         active.sequence.fail(error)
+        active.doubt |= not isinstance(error, OutpaceError)
 
 
 def groups(batch: Iterable[Active]) -> dict[Drafting, list[Active]]:

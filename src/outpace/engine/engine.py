@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +28,7 @@ from outpace.core import (
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
 from outpace.engine.batch import Batch
-from outpace.engine.drafting import Drafting, groups
+from outpace.engine.drafting import Drafting, fail, groups
 from outpace.engine.guards import Clock, Turn, whole_number
 from outpace.engine.memory import Memory
 from outpace.engine.observer import Observer
@@ -53,6 +55,7 @@ from outpace.verify import Verifier, load_verifier
 
 _log = logging.getLogger(__name__)
 _NOTHING = Draft()
+_CHUNK = 512  # rows of a prompt in a forward
 _SCORED = 128  # rows whose logits are in memory at once, in scoring a text
 
 
@@ -82,7 +85,8 @@ class Engine:
         observer: called after each step, after the drafter: ``outpace.train.Online``.
         clock: function that returns the time in seconds.
         prefill_chunk: maximum number of prompt tokens per forward; while other sequences are decoding, a
-            chunk is limited to about half the time of a step.
+            chunk is limited to about half the time of a step. None for 512, or, if the target is ``stock``,
+            for no limit.
         slots: number of sequences to make room for (the cache grows, unless the target is static).
         length: rows per slot to make room for.
         memory: maximum bytes of the rows of all sequences; below 1, a share of the free memory; None for no
@@ -109,7 +113,7 @@ class Engine:
         costs: str | Path | None = None,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        prefill_chunk: int = 512,
+        prefill_chunk: int | None = None,
         slots: int = 1,
         length: int = 256,
         memory: int | float | None = 0.9,
@@ -117,22 +121,24 @@ class Engine:
         max_running: int | None = None,
         drafters: Mapping[str, Drafter[Any] | str] | None = None,
     ) -> None:
-        self.prefill_chunk = whole_number("prefill_chunk", prefill_chunk, 1)
         slots, length = whole_number("slots", slots, 1), whole_number("length", length, 1)
         if not callable(clock):
             raise OutpaceError(f"clock is a function that returns seconds, not {clock!r}")
         self.target = Target(target)
+        if prefill_chunk is None:
+            prefill_chunk = sys.maxsize if self.target.stock else _CHUNK
+        self.prefill_chunk = whole_number("prefill_chunk", prefill_chunk, 1)
         self.drafter = drafter_of(drafter)
         self.verifier = load_verifier(verifier)
         self.tokenizer = tokenizer
-        check_shape(self.drafter, self.verifier)
+        check_shape(self.drafter, self.verifier, self.target)
         self.governor = policy_of(adaptive, self.drafter, self.verifier, self.target, costs)
         self._clock = Clock(clock)
-        self._turn = Turn()
+        self._turn = Turn(self._renew)
         self.target = self.drafter.attach(self.target)
         rows = Memory(self.target, memory, slots, length, prefix_cache)
         others = {name: drafter_of(given) for name, given in (drafters or {}).items()}
-        check_company(self.drafter, others, self.verifier)
+        check_company(self.drafter, others, self.verifier, self.target)
         self._draftings = self._make_draftings(others, adaptive)
         self.observer = observer
         watched = () if observer is None else observer.hidden_layers
@@ -201,14 +207,14 @@ class Engine:
             ]
             for sequence in sequences:
                 self._batch.scheduler.add(sequence)
-        try:
-            while any(sequence.finish_reason is None for sequence in sequences):
-                self.step()
-                for sequence in sequences if errors == "raise" else ():
-                    sequence.check()
-        finally:
-            with self._turn:
+            try:
+                while any(sequence.finish_reason is None for sequence in sequences):
+                    self._step()
+                    for sequence in sequences if errors == "raise" else ():
+                        sequence.check()
+            except Exception:
                 self._batch.leave(sequences)
+                raise
         return [sequence.generation() for sequence in sequences]
 
     def stream(
@@ -226,13 +232,15 @@ class Engine:
             sequence = self._requests.sequence(
                 self._batch.cache, prompt, params, references=references, source=source
             )
-        return self._stream(sequence)
+        held: list[Callable[[], None]] = []
+        return self._turn.lend(self._stream(sequence, held), held)
 
-    def _stream(self, sequence: Sequence) -> Iterator[StreamedToken]:
+    def _stream(self, sequence: Sequence, held: list[Callable[[], None]]) -> Generator[StreamedToken]:
+        held.append(partial(self._batch.leave, [sequence]))
         with self._turn:
             self._batch.scheduler.add(sequence)
-        reader = Reader(sequence)
         try:
+            reader = Reader(sequence)
             while True:
                 # Other users of the engine may have run steps: first yield the tokens they emitted.
                 ended = sequence.finish_reason is not None
@@ -242,7 +250,9 @@ class Engine:
                     return
                 self.step()
         finally:
-            self.remove(sequence)
+            if sequence.finish_reason is None:
+                self.remove(sequence)
+            held.clear()
 
     def score(self, tokens: Seq[int], top: int = 0) -> Generator[list[TokenLogprobs]]:
         """Yield the log probabilities of a text's tokens after the first, some at a time.
@@ -257,21 +267,30 @@ class Engine:
             OutpaceError: the target returns no logits, there are no rows for the text, or a token is not in
             the vocabulary.
         """
+        held: list[Callable[[], None]] = []
+        return self._turn.lend(self._score(tokens, top, held), held)
+
+    def _score(
+        self, tokens: Seq[int], top: int, held: list[Callable[[], None]]
+    ) -> Generator[list[TokenLogprobs]]:
         if self.target.tells:
             raise OutpaceError(f"log probabilities of a prompt need logits, and {TOKENS_ONLY}")
         if not all(0 <= token < self.target.vocabulary for token in tokens):
             raise OutpaceError(f"token ids are from 0 to {self.target.vocabulary - 1}")
         with self._turn:
-            cache = self._batch.cache
+            cache, self._turn.broken = self._batch.cache, True  # until the slot is held, or refused
             try:
                 slot = self.target.open(cache, None, len(tokens))
             except CacheFull as error:
+                self._turn.broken = False
                 raise OutpaceError("there is no room for the rows of this text; try again later") from error
+            held.append(partial(cache.free, slot))
+            self._turn.broken = False
         try:
             for start in range(0, len(tokens) - 1, _SCORED):
                 rows = tokens[start : start + _SCORED]
                 with self._turn:
-                    output = self.target.forward(cache, {slot: Rows(rows)})
+                    output = self.target.forward(cache, {slot: Rows(rows, prompt=len(rows))})
                     cache.keep({slot: range(len(rows))})
                 found = output.logits_of(slot).float().log_softmax(dim=-1)
                 following = tokens[start + 1 : start + 1 + len(rows)]
@@ -280,7 +299,11 @@ class Engine:
                 ]
         finally:
             with self._turn:
-                cache.free(slot)
+                if held:  # not after an interrupt, when the cache was replaced
+                    self._turn.broken = True  # until it is freed
+                    cache.free(slot)
+                    held.clear()
+                    self._turn.broken = False
 
     # -- a batch that changes ----------------------------------------------------------------------------
 
@@ -312,7 +335,7 @@ class Engine:
                 self._batch.cache, prompt, params, criteria, references, output, source, priority, salt
             )
             self._batch.scheduler.add(sequence)
-        return sequence
+            return sequence
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence, ended or not; no effect if it is not in the engine."""
@@ -329,6 +352,10 @@ class Engine:
     def drafter_names(self) -> list[str]:
         """The names of the further drafters, for ``SamplingParams.speculation``."""
         return [name for name in self._draftings if name is not None and name != "off"]
+
+    def reads_references(self, name: str | None) -> bool:
+        """True if the drafter of this name, or for None the engine's own, reads references."""
+        return self._draftings[name].drafter.reads_references
 
     @property
     def memory_use(self) -> float | None:
@@ -349,18 +376,37 @@ class Engine:
 
         Sequences that ended, with an error or not, have left the batch when this returns. An interrupt, or an
         error of the policy or the observer, removes every sequence, since cache and tokens may no longer
-        match; the engine remains usable.
+        match. The engine remains usable: its next call begins with a new cache, and with drafters that have
+        forgotten what they remembered.
         """
         with self._turn:
-            try:
-                riding = self._batch.join()
-                self._batch.make_room()
-                batch = self._batch.scheduler.ready
-                riding = {a: rows for a, rows in riding.items() if a in self._batch.active}
-                return self._advance(batch, riding) if batch else []
-            except BaseException:
-                self._batch.clear()
-                raise
+            return self._step()
+
+    def _step(self) -> list[Sequence]:
+        try:
+            if self._batch.in_doubt:
+                self._refresh()
+            riding = self._batch.join()
+            self._batch.make_room()
+            batch = self._batch.scheduler.ready
+            riding = {a: rows for a, rows in riding.items() if a in self._batch.active}
+            return self._advance(batch, riding) if batch else []
+        except BaseException:
+            self._turn.broken = True
+            self._batch.end()
+            raise
+
+    def _renew(self) -> None:
+        """Make the engine as new after a call that an exception left in the middle."""
+        self._batch.end()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Replace the cache and what the drafters have prepared."""
+        self._batch.memory.renew(*self._batch.memory.room)
+        for drafting in self._draftings.values():
+            drafting.renew()
+        self._batch.scheduler.doubt = False
 
     def _advance(self, batch: list[Active], riding: Mapping[Active, int]) -> list[Sequence]:
         """Run one step for a batch.
@@ -439,20 +485,29 @@ class Engine:
         return int(nodes)
 
     def _trim(self, proposals: Mapping[Active, Draft]) -> dict[Active, tuple[Draft, Seq[int]]]:
-        """The drafts to verify, each with the proposal's node for each of its nodes."""
-        trimmed, leaves = {}, self.target.max_leaves
+        """The drafts to verify, each with the proposal's node for each of its nodes.
+
+        For a target that takes chains only, a tree is first cut to its likeliest path, so that all of the
+        nodes that pay are on it.
+        """
+        trimmed: dict[Active, tuple[Draft, Seq[int]]] = {}
+        leaves = self.target.max_leaves
         for active, draft in proposals.items():
             try:
+                whole: Seq[int] = range(len(draft))
+                if self.target.chains_only:
+                    draft, whole = few_leaves(draft, 1)
                 # A path of n nodes emits n + 1 tokens, so nodes deeper than room - 1 are useless.
                 nodes = self._nodes_left(active, draft)
-                own, kept = trim(draft, active.sequence.room - 1, nodes)
+                own, places = trim(draft, active.sequence.room - 1, nodes)
+                kept = [whole[place] for place in places]
                 if leaves is not None:
                     own, places = few_leaves(own, max(leaves // len(proposals), 1))
                     kept = [kept[place] for place in places]
                 trimmed[active] = own, kept
                 check_draft(draft, self.target)
             except Exception as error:
-                active.sequence.fail(error)
+                fail([active], error)
         self._batch.leave([a.sequence for a in proposals if a.sequence.error is not None])
         return trimmed
 
@@ -572,7 +627,11 @@ class Engine:
                 raise OutpaceError(
                     "sequences are being decoded, and their rows are in the cache; remove them first"
                 )
-            self._batch.memory.renew(slots, length)
+            try:
+                self._batch.memory.renew(slots, length)
+            except BaseException:
+                self._turn.broken = True
+                raise
 
     # -- the governor ------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -40,6 +41,8 @@ class Memory:
         self._target = target
         self._limit = limit
         self.renew(slots, length)
+        self._revision: int | None = None  # of the weights that rows in the prefix cache were computed with
+        self._began: WeakKeyDictionary[Slot, int] = WeakKeyDictionary()  # and rows from a slot's first on
         self.prefixes: PrefixCache | None = None
         if prefix_cache is not None:
             self.prefixes = PrefixCache(whole_number("prefix_cache", prefix_cache, 1), self.cache.row_bytes)
@@ -47,13 +50,17 @@ class Memory:
                 raise OutpaceError(f"the cache of {target.name} does not copy rows; leave prefix_cache out")
 
     def renew(self, slots: int, length: int) -> None:
-        """Replace the cache by a new one, within the limit."""
-        self.room = (slots, length)
+        """Replace the cache by a new one, within the limit.
+
+        The old one is freed first, so an engine whose call to this failed has none until the next.
+        """
+        vars(self).pop("cache", None)
         self.cache = self._target.new_cache(slots, length)
         capacity = None if self.cache.static else capacity_of(self._limit, self.cache, self._target.device)
         if capacity is not None:
             del self.cache
             self.cache = self._target.new_cache(slots, length, max(capacity, slots * length))
+        self.room = (slots, length)
 
     @property
     def use(self) -> float | None:
@@ -61,15 +68,31 @@ class Memory:
         return self.cache.reserved / self.cache.capacity if self.cache.capacity else None
 
     def fill(self, slot: Slot, sequence: Sequence) -> None:
-        """Write what the prefix cache has of a sequence's rows into its empty slot."""
+        """Write what the prefix cache has of a sequence's rows into its empty slot.
+
+        Raises:
+            OutpaceError: the target no longer fits its model.
+        """
         if self.prefixes is not None and sequence.source is None:
-            found = self.prefixes.fill(self.cache, slot, sequence.tokens, sequence.salt)
-            sequence.stats.cached_tokens += found
+            # Here, since the first forward of a slot with rows in it does not look for changes.
+            revision = self._target.revision()
+            if revision != self._revision:
+                self.prefixes.clear()
+                self._revision = revision
+            self._began[slot] = revision
+            tokens = sequence.tokens[: self._shared(sequence) + 1]
+            sequence.stats.cached_tokens += self.prefixes.fill(self.cache, slot, tokens, sequence.salt)
 
     def keep(self, slot: Slot, sequence: Sequence) -> None:
-        """Store a sequence's rows in the prefix cache."""
-        if self.prefixes is not None and sequence.source is None:
-            self.prefixes.keep(self.cache, slot, sequence.tokens[:-1], sequence.salt)
+        """Store a sequence's rows in the prefix cache, unless weights have changed since its first."""
+        if self.prefixes is not None and self._began.get(slot) == self._revision:
+            tokens = sequence.tokens[: self._shared(sequence)]
+            self.prefixes.keep(self.cache, slot, tokens, sequence.salt)
+
+    def _shared(self, sequence: Sequence) -> int:
+        """The number of a sequence's first rows that may be shared: rows of steps may have other bits."""
+        rows = sequence.prompt_length if self._target.prompts_differ else len(sequence.tokens)
+        return rows - 1
 
 
 def capacity_of(memory: Any, cache: Cache, device: torch.device) -> int | None:

@@ -39,4 +39,7 @@ class Observer(Protocol):
         """Handle the end of a step, with the steps of all sequences, including those that ended with it."""
 
     def left(self, sequence: Sequence) -> None:
-        """Handle that a sequence that had joined has ended or was removed."""
+        """Handle that a sequence that had joined has ended or was removed.
+
+        After an interrupt this may be called again, or for one whose ``joined`` did not end.
+        """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -16,6 +17,8 @@ from outpace.logits import TOKENS_ONLY
 from outpace.policy.governor import FullOrNarrow, Governor, Policy
 from outpace.targets.base import TargetModel
 from outpace.verify import Verifier
+
+_log = logging.getLogger(__name__)
 
 Adaptive = Literal["auto"] | bool | Policy
 
@@ -39,12 +42,14 @@ def check_draft(draft: Draft, target: TargetModel) -> None:
         raise OutpaceError(f"the drafter proposes ids outside the model's vocabulary: {list(tokens)}")
 
 
-def check_company(drafter: Drafter[Any], others: Mapping[str, Drafter[Any]], verifier: Verifier) -> None:
+def check_company(
+    drafter: Drafter[Any], others: Mapping[str, Drafter[Any]], verifier: Verifier, target: TargetModel
+) -> None:
     """Refuse drafters that cannot share an engine with others, and reserved names."""
     for name, other in others.items():
         if not isinstance(name, str) or not name or name == "off":
             raise OutpaceError(f"a drafter's name must be a string other than 'off', not {name!r}")
-        check_shape(other, verifier)
+        check_shape(other, verifier, target)
     for one in (drafter, *others.values()) if others else ():
         if type(one).attach is not Drafter.attach:
             raise OutpaceError(
@@ -53,26 +58,32 @@ def check_company(drafter: Drafter[Any], others: Mapping[str, Drafter[Any]], ver
             )
 
 
-def check_shape(drafter: Drafter[Any], verifier: Verifier) -> None:
-    """Refuse a drafter of trees under a verifier of chains, or samples that the verifier cannot weigh."""
+def check_shape(drafter: Drafter[Any], verifier: Verifier, target: TargetModel) -> None:
+    """Refuse a drafter of trees under a verifier of chains, or samples that the verifier cannot weigh.
+
+    For a target that takes chains only, trees are cut to chains.
+    """
+    trees = drafter.trees and not target.chains_only
+    if drafter.trees and not trees:
+        _log.warning(
+            "%s takes chains only, since %s: of each tree of %s its likeliest path is verified",
+            target.name,
+            target.chains_only,
+            drafter.name,
+        )
     if drafter.drops_distributions and not verifier.coupled:
         raise OutpaceError(
             f"{type(drafter).__name__} merges sampled drafts of its parts and drops their "
             f"distributions, which verifier={verifier.name!r} needs; use verifier='match', or let the parts "
             "draft greedily (draft_model:draws=greedy)"
         )
-    if verifier.chains and drafter.trees:
+    if verifier.chains and trees:
         raise OutpaceError(
             f"verifier={verifier.name!r} verifies chains, but {type(drafter).__name__} drafts "
             "trees; use verifier='match', 'rejection' or 'traversal', or a drafter of chains (draft_model, "
             "jacobi, prompt_lookup:branches=1)"
         )
-    if (
-        verifier.independent
-        and drafter.trees
-        and drafter.samples
-        and not getattr(drafter, "replacement", False)
-    ):
+    if verifier.independent and trees and drafter.samples and not getattr(drafter, "replacement", False):
         raise OutpaceError(
             f"verifier={verifier.name!r} takes siblings drawn with replacement, and {type(drafter).__name__} "
             "draws them without; use verifier='rejection' or 'traversal', or such draws "

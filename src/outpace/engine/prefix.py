@@ -31,6 +31,10 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._blocks)
 
+    def clear(self) -> None:
+        """Drop all blocks."""
+        self._blocks.clear()
+
     def fill(self, cache: Cache, slot: Slot, tokens: Seq[int], salt: str | None = None) -> int:
         """Write the longest cached prefix of a text into an empty slot.
 

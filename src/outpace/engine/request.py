@@ -96,6 +96,8 @@ class Requests:
             salt=salt,
         )
         sequence.stats.lossy = self.verifier.lossy
+        if self.verifier.keeps_tokens(params.greedy):
+            sequence.stats.promise, sequence.stats.inexact = target.promise, target.inexact
         sequence.stats.seconds_prefill = self.clock() - began
         return sequence
 
@@ -210,7 +212,7 @@ def check_seed(
     params: SamplingParams, verifier: Verifier, policy: Policy | None, observer: Observer | None = None
 ) -> None:
     """Refuse a seed whose tokens would depend on the clock."""
-    if verifier.invariant or params.seed is None or (params.greedy and not verifier.lossy):
+    if params.seed is None or verifier.keeps_tokens(params.greedy):
         return
     if policy is not None and policy.timed:
         raise OutpaceError(

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from outpace.cache import Cache, CacheFull, Place, Slot
+from outpace.core import OutpaceError
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 
@@ -33,6 +34,8 @@ class Active:
             them.
         ready: whether its prompt is in the cache, except for the rows that the next step feeds.
         started: whether the drafter has a state for it.
+        observed: whether the observer knows of it.
+        doubt: whether an error of its own may have left the cache or the drafter in disorder.
     """
 
     sequence: Sequence
@@ -43,6 +46,8 @@ class Active:
     ready: bool = False
     state: Any = None
     started: bool = False
+    observed: bool = False
+    doubt: bool = False
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -76,10 +81,15 @@ class Scheduler:
     Args:
         prefill_chunk: maximum number of rows of a chunk.
         most: maximum number of sequences in the batch; None for no limit.
+
+    Attributes:
+        doubt: whether an error, perhaps that of a signal's handler, may have left the cache or a drafter in
+            disorder; they are then replaced as soon as no sequence is in the batch.
     """
 
     def __init__(self, target: TargetModel, prefill_chunk: int, most: int | None = None) -> None:
         self.active: list[Active] = []
+        self.doubt = False
         self.pace = Pace(prefill_chunk)
         self._target = target
         self._most = most
@@ -108,6 +118,11 @@ class Scheduler:
         """Remove a sequence from the queue; return False if it is not in it."""
         return self._waiting.pop(sequence, None) is not None
 
+    def clear(self) -> None:
+        """Remove all sequences, in the batch or waiting."""
+        self.active.clear()
+        self._waiting.clear()
+
     def admit(self, cache: Cache) -> list[Active]:
         """Admit sequences, each with a slot. One whose slot cannot be opened ends with the error."""
         joined: list[Active] = []
@@ -118,17 +133,18 @@ class Scheduler:
             try:
                 slot = self._open(cache, sequence)
             except Exception as error:
+                self.doubt |= not isinstance(error, OutpaceError)
                 sequence.fail(error)
                 self.forget(sequence)
                 continue
             if slot is not None:
-                self.forget(sequence)
                 joined.append(Active(sequence, slot, one.number))
+                self.active.append(joined[-1])  # before it is forgotten: an interrupt must find it
+                self.forget(sequence)
                 if self._pass(one.number):
                     queue = self._in_turn()
             elif one.passed >= _PASSED:
                 break
-        self.active += joined
         return joined
 
     def _in_turn(self) -> deque[_Waiting]:
@@ -160,7 +176,8 @@ class Scheduler:
         While other sequences are decoding, prompts share a chunk that ``Pace`` allows; otherwise each feeds a
         full one. It rides in the step's forward if the target mixes rows, otherwise it has its own. If none
         is decoding, the last rows of all prompts ride with their roots, which saves a forward: those of every
-        prompt if the target mixes rows, otherwise the same number of each.
+        prompt if the target mixes rows, otherwise the same number of each. Where rows of prompts differ from
+        those of steps, none ride.
 
         Returns:
             The number of rows of each prompt in a forward of their own, and in the step's.
@@ -175,6 +192,8 @@ class Scheduler:
             return ({}, _shared(behind, rows)) if mixes else (_shared(behind, rows), {})
         most = self.pace.most
         chunk = {a: min(rows, most) for a, rows in behind.items()}
+        if self._target.prompts_differ:
+            return chunk, {}
         if mixes and any(chunk[a] == rows for a, rows in behind.items()):
             return {}, chunk
         ahead = min(chunk.values())
@@ -198,8 +217,9 @@ class Scheduler:
                     break  # some caches allocate only when rows are written
                 except CacheFull:
                     last = min(self.active, key=lambda a: a.rank)
-                    release(last)
+                    # It waits before it is released: an interrupt must find it.
                     self._waiting[last.sequence] = _Waiting(last.sequence, last.number)
+                    release(last)
 
 
 def _shared(behind: Mapping[Active, int], rows: int) -> dict[Active, int]:

@@ -44,12 +44,16 @@ def accelerate(
     pack: bool | str = "auto",
     quantise: str | None = None,
     learner: Learner | None = None,
+    stock: bool = False,
 ) -> Model:
     """Make ``model.generate(...)`` faster without changes to its callers, and return the model.
 
-    Greedy tokens are those of the stock generate(). With ``do_sample`` the seed of each row is drawn from
-    torch's default generator, so ``torch.manual_seed`` makes a call repeatable, and the tokens are those of
-    ``accelerate(model, "none")``: the stock distribution, but not the stock tokens.
+    Greedy tokens are those of plain decoding here, ``accelerate(model, "none")``, as far as docs/exactness.md
+    promises. Those of the stock generate() may differ at near-ties, since plain steps round otherwise: in
+    float32 almost never, in half precision in about half of all texts; see ``stock``. With ``do_sample`` the
+    seed of each row is drawn from torch's default generator, so ``torch.manual_seed`` makes a call
+    repeatable, and the tokens are those of ``accelerate(model, "none")``: the stock distribution, but not the
+    stock tokens.
 
     Only this instance is changed: it gets an attribute ``generate``, which ``restore(model)`` deletes. A copy
     (copy.copy, copy.deepcopy, pickle) is a plain model. Accelerating a model again replaces the settings.
@@ -79,6 +83,11 @@ def accelerate(
 
     Several threads may call generate() at the same time.
 
+    The model may be trained, edited, wrapped or converted between calls: each call looks whether its modules
+    or weights have changed, however they were written. Of large weights it compares one number in 8,192, so
+    a write that torch does not count (through ``.data`` or NumPy) to a few rows alone may be missed:
+    accelerate the model again after it.
+
     Args:
         model: a loaded transformers model, decoder-only, with images or without, or encoder-decoder.
         drafter: a drafter or its spec string; "none" decodes plainly. By default "lookahead".
@@ -99,9 +108,12 @@ def accelerate(
             quantise=...)``, and not those of the stock generate(). See ``CausalTarget``.
         learner: an ``outpace.train.Online`` or ``Topics`` made with this model: its drafter is used, and
             learns from all calls, which then wait for each other.
+        stock: run steps on the model's own modules. With drafter "none" a prompt alone then has the tokens of
+            the stock generate(), as with stock=True in docs/exactness.md; with drafts near-ties may differ in
+            half precision. Slower. See ``CausalTarget``.
 
     Warns:
-        UserWarning: the verifier is lossy.
+        UserWarning: the verifier is lossy, or drafts may change tokens of this model.
 
     Raises:
         UnsupportedModel: outpace cannot verify drafts with this model; the message names the reason.
@@ -112,7 +124,7 @@ def accelerate(
     if profile is not None:
         if drafter is not None:
             raise OutpaceError("give a drafter or a profile, not both: the profile names its drafter")
-        alone = Engines("none", "match", exact=exact, pack=pack, quantise=quantise)
+        alone = Engines("none", "match", exact=exact, pack=pack, quantise=quantise, stock=stock)
         known = load_profile(profile, alone.target(model))
         drafter, costs = known.drafter, known.costs
     spec = "lookahead" if drafter is None else drafter
@@ -120,8 +132,8 @@ def accelerate(
         if drafter is not None or profile is not None:
             raise OutpaceError("give a learner, or a drafter or profile: a learner has its own drafter")
         spec = learner.drafter
-    engines = Engines(spec, verifier, adaptive, costs, exact, pack, quantise, learner)
-    with engines.lend(engines.target(model)):  # refuses mismatched parts now, not at the first call
+    engines = Engines(spec, verifier, adaptive, costs, exact, pack, quantise, learner, stock)
+    with engines.alone, engines.lend(engines.target(model)):  # refuses mismatched parts now
         pass
     _refuse_foreign(model)
     _warn_if_lossy(verifier)
@@ -137,7 +149,7 @@ def restore(model: Model) -> Model:
     """Undo ``accelerate`` and return the model. A model that is not accelerated is returned unchanged."""
     if isinstance(vars(model).get("generate"), Generate):
         del vars(model)["generate"]
-        del vars(model)["__getstate__"]
+        vars(model).pop("__getstate__", None)
     return model
 
 
@@ -163,7 +175,7 @@ def decode(
             outputs remembered by ``suffix``.
 
     Warns:
-        UserWarning: the verifier is lossy.
+        UserWarning: the verifier is lossy; at the call, drafts may change tokens of this model.
 
     Raises:
         OutpaceError: an unknown drafter or verifier.

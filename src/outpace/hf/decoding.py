@@ -93,7 +93,7 @@ class Decoder:
             target, model, input_ids, stopping_criteria, generation_config, inputs_tensor, model_kwargs
         )
         rows = _rows(request, logits_processor)
-        with self._engines.lend(target) as engine:
+        with self._engines.alone, self._engines.lend(target) as engine:
             width = input_ids.shape[1] + min(request.limit, _ROOM) + _DRAFT
             engine.open(len(rows), width, keep=wanted and cache is not None)
             sequences = self._decode(engine, rows, request)
@@ -131,20 +131,16 @@ class Decoder:
             for row, source in zip(rows, request.sources.each, strict=True)
         ]
         sent = 0
-        try:
-            while any(sequence.finish_reason is None for sequence in sequences):
-                engine.step()
-                for sequence in sequences:
-                    sequence.check()
-                if self._streamer is not None:
-                    running = [s.output_length for s in sequences if s.finish_reason is None]
-                    ready = min(running) if running else _new_tokens(rows, sequences)
-                    for column in _columns(sequences, sent, ready, request.pad):
-                        self._streamer.put(torch.tensor(column))
-                    sent = ready
-        finally:
+        while any(sequence.finish_reason is None for sequence in sequences):
+            engine.step()
             for sequence in sequences:
-                engine.remove(sequence)
+                sequence.check()
+            if self._streamer is not None:
+                running = [s.output_length for s in sequences if s.finish_reason is None]
+                ready = min(running) if running else _new_tokens(rows, sequences)
+                for column in _columns(sequences, sent, ready, request.pad):
+                    self._streamer.put(torch.tensor(column))
+                sent = ready
         return sequences
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -15,17 +16,19 @@ from transformers import PreTrainedModel
 from outpace.cache import Cache, KVCache, Slot
 from outpace.core import OutpaceError
 from outpace.drafters.base import Drafter
+from outpace.drafters.none import NoDraft
 from outpace.engine.engine import Engine
 from outpace.engine.observer import Observer
 from outpace.engine.parts import Adaptive
 from outpace.policy.governor import Governor
 from outpace.sequence import Sequence
 from outpace.targets import Target, TargetModel
-from outpace.targets.packed import written
 from outpace.targets.seq2seq import Seq2SeqCache
-from outpace.verify import Verifier
+from outpace.verify import Verifier, load_verifier
 
 LayerRows = tuple[Tensor, Tensor]
+
+_ANOTHER = "the learner was made for another model, or it has changed; make one"
 
 
 class Learner(Observer, Protocol):
@@ -55,13 +58,14 @@ _passed: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
 
 
 def _state(model: Any, quantise: str | None) -> tuple[Any, ...]:
-    """Key of a target: another dtype, device, attention, vocabulary or rounding needs another target."""
+    """Key of a target: another dtype, device, attention, vocabulary, rounding or module needs another one."""
     if not isinstance(model, PreTrainedModel):
         return ()  # Target refuses it
     ends: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
     places = [(end.weight.device, tuple(end.weight.shape)) for end in ends if end is not None]
     attention = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", None)
-    return (model.dtype, attention, quantise, *places, written(model))
+    kinds = hash(tuple(map(type, model.modules())))
+    return (model.dtype, attention, quantise, *places, kinds)
 
 
 class RowEngine(Engine):
@@ -108,7 +112,7 @@ class Engines:
         verifier: a verifier or its spec string.
         adaptive: as for ``Engine``.
         costs: measured costs from a profile, the initial costs of governors.
-        exact, pack, quantise: as for ``CausalTarget``.
+        exact, pack, quantise, stock: as for ``CausalTarget``.
         learner: observer of the engine, of which there is then only one: calls wait for each other.
 
     Raises:
@@ -125,23 +129,33 @@ class Engines:
         pack: bool | str = "auto",
         quantise: str | None = None,
         learner: Learner | None = None,
+        stock: bool = False,
     ) -> None:
-        if learner is not None and (exact, pack, quantise) != ("auto", "auto", None):
-            raise OutpaceError("the learner has made the target; give exact, pack or quantise to its Target")
+        if learner is not None and (exact, pack, quantise, stock) != ("auto", "auto", None, False):
+            raise OutpaceError(
+                "the learner has made the target; give exact, pack, quantise or stock to its Target"
+            )
         self.learner = learner
-        self._alone = threading.Lock()  # held while a learner's engine is lent
+        # Held by whoever borrows an engine, in a `with` of its own code: an interrupt cannot leave it held,
+        # as it could inside a context manager written in Python.
+        self.alone: AbstractContextManager[Any] = nullcontext() if learner is None else threading.Lock()
         self.drafter = drafter
         self.verifier = verifier
         self.adaptive = adaptive
         self.costs = costs
         self._step: dict[str, Any] = {"exact": exact, "pack": pack, "quantise": quantise}
+        if stock:
+            self._step["stock"] = True
         self._lock = threading.Lock()
         self._target: TargetModel | None = None
         self._made_for: tuple[Any, ...] | None = None
+        self._revision = 0  # of the weights that idle engines were made with
         self._idle: list[RowEngine] = []
 
     def target(self, model: Any) -> TargetModel:
-        """The model as a target, rebuilt if its device, dtype, attention or head has changed.
+        """The model as a target, rebuilt if its device, dtype, attention, head or modules have changed.
+
+        If weights have, the target follows them, and engines are made anew, with what drafters hold of it.
 
         Raises:
             UnsupportedModel: drafts cannot be verified with it; the message names the reason.
@@ -149,37 +163,54 @@ class Engines:
         """
         with self._lock:
             state = _state(model, self._step["quantise"])
-            if self._target is None or self._made_for != state:
+            if self._target is None or self._made_for != state or self._target.replaced():
                 if self.learner is not None:
                     if self._target is not None or self.learner.target.model is not model:
-                        raise OutpaceError(
-                            "the learner was made for another model, or it has changed; make one"
-                        )
+                        raise OutpaceError(_ANOTHER)
                     self._target = self.learner.target
                 else:
                     self._idle.clear()
                     self._target = Target(model, check=_passed.get(model) != state, **self._step)
+                self._warn_if_inexact(self._target)
                 self._made_for = _passed[model] = state
+                self._revision = self._target.revision()
+            elif (revision := self._target.revision()) != self._revision:
+                if self.learner is not None:
+                    raise OutpaceError(_ANOTHER)
+                self._idle.clear()
+                self._revision = revision
             return self._target
+
+    def _warn_if_inexact(self, target: TargetModel) -> None:
+        """Warn if drafts may change tokens, since the tokens that generate() returns cannot report it."""
+        plain = self.drafter == "none" or isinstance(self.drafter, NoDraft)
+        if plain or target.promise != "not exact" or load_verifier(self.verifier).lossy:
+            return
+        warnings.warn(
+            f"{target.name} is not exact here: where its two best tokens nearly tie, drafts may change which "
+            f"is emitted ({target.inexact}); see docs/exactness.md",
+            UserWarning,
+            stacklevel=4,
+        )
 
     @contextmanager
     def lend(self, target: TargetModel) -> Iterator[RowEngine]:
-        """Lend an engine for a target of this pool that no other thread uses.
+        """Lend an engine for a target of this pool that no other thread uses. Call it under ``alone``.
 
         Raises:
             OutpaceError: the target, the drafter and the verifier do not fit each other.
         """
-        with nullcontext() if self.learner is None else self._alone:
-            with self._lock:
-                engine = self._idle.pop() if self._idle and target is self._target else None
-            if engine is None:
-                engine = self._engine(target)
-            # After an error the engine is dropped, since its state is undefined.
-            yield engine
-            engine.close()
-            with self._lock:
-                if target is self._target:
-                    self._idle.append(engine)
+        with self._lock:
+            revision = self._revision
+            engine = self._idle.pop() if self._idle and target is self._target else None
+        if engine is None:
+            engine = self._engine(target)
+        # After an error the engine is dropped, since its state is undefined.
+        yield engine
+        engine.close()
+        with self._lock:
+            if target is self._target and revision == self._revision:
+                self._idle.append(engine)
 
     def _engine(self, target: TargetModel) -> RowEngine:
         engine = RowEngine(

@@ -8,7 +8,8 @@ from torch.nn import functional
 
 from outpace.learned.batch import Batch
 from outpace.targets.base import TargetModel
-from outpace.targets.packed import Weights, pack_drafter
+from outpace.targets.changes import Weights
+from outpace.targets.packed import pack_drafter
 
 
 @torch.no_grad()

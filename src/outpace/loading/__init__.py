@@ -26,6 +26,7 @@ def load(
     seq2seq: Encoders = False,
     quantise: str | None = None,
     release: bool | Literal["auto"] = False,
+    stock: bool = False,
 ) -> Loaded:
     """Load a model for decoding.
 
@@ -47,6 +48,7 @@ def load(
             ``CausalTarget``.
         release: free weights of which steps use copies; the model can then only decode; "auto": if there are
             any; see ``CausalTarget``.
+        stock: run steps on transformers' own modules; see ``CausalTarget``.
 
     Raises:
         OutpaceError: the model cannot be loaded; the message gives the reason and the remedy.
@@ -55,16 +57,18 @@ def load(
         RanksLost: one of several processes has failed.
     """
     if name is not None and is_gguf(name):
-        return _load_gguf(name, dtype, device, trust_remote_code, llamacpp, quantise, seq2seq, release)
+        return _load_gguf(name, dtype, device, trust_remote_code, llamacpp, quantise, seq2seq, release, stock)
     if llamacpp:
         raise OutpaceError(f"--llamacpp is for .gguf files, and {shown_name(name)} is not one; leave it out")
     check_rounding(quantise)
     check_needs(name, needs_of_name(name, dtype, device, trust_remote_code), device)
+    if isinstance(device, Shared) and stock:
+        raise OutpaceError("several processes divide the model's steps; leave --stock or --parallel out")
     if isinstance(device, Shared):
         if release is True:
             raise OutpaceError("release is for a model on one CPU, not for several processes; leave it out")
         return load_shared(name, dtype, device, trust_remote_code, quantise)
-    return load_here(name, dtype, device, trust_remote_code, seq2seq, quantise, release)
+    return load_here(name, dtype, device, trust_remote_code, seq2seq, quantise, release, stock)
 
 
 def _load_gguf(
@@ -76,6 +80,7 @@ def _load_gguf(
     quantise: str | None,
     seq2seq: Encoders,
     release: bool | Literal["auto"],
+    stock: bool,
 ) -> Loaded:
     """A GGUF file as a loaded model: with the tokenizer and the chat template in it."""
     place = "--device-map" if isinstance(device, Spread) else "--device"
@@ -84,6 +89,7 @@ def _load_gguf(
         (device not in (None, "cpu"), place, "give --llamacpp n_gpu_layers=-1 for all layers on the GPU"),
         (trust, "--trust-remote-code", "a GGUF file contains no code"),
         (quantise is not None, "--quantise", "weights have the types they have in the file"),
+        (stock, "--stock", "llama.cpp runs it"),
         (seq2seq == "audio", "--audio", "it reads text"),
         (release is True, "release", "there is one copy of its weights"),
     ):

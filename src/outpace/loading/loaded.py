@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from inspect import signature
 from typing import Any, Literal
 
-from outpace.core import ContextOverflow, OutpaceError, first_line
+from outpace.core import ContextOverflow, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.engine.engine import Engine
 from outpace.engine.observer import Observer
 from outpace.engine.parts import Adaptive
-from outpace.files import check_text
 from outpace.loading.placement import Spread, device_of, dtype_of
 from outpace.loading.weights import Encoders, load_weights, source_of
 from outpace.policy.governor import Governor
+from outpace.reading import render, token_ids
 from outpace.targets import Target, TargetModel
 from outpace.verify import Verifier
+
+_TEMPLATE_OWN = {"messages", "additional_special_tokens", "self", "caller"}  # given by renderers
 
 
 @dataclass(frozen=True)
@@ -65,14 +69,29 @@ class Loaded:
         """True if there is a chat template."""
         return bool(getattr(self.tokenizer, "chat_template", None))
 
+    @cached_property
+    def template_options(self) -> frozenset[str]:
+        """Variables that the chat template reads, besides conversation, tools and special tokens."""
+        from jinja2 import meta  # optional, as the template's renderer in transformers
+        from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
+
+        given = getattr(self.tokenizer, "chat_template", None) or {}
+        found = set[str]()
+        for template in given.values() if isinstance(given, Mapping) else [given]:
+            environment = _compile_jinja_template(template).environment
+            found |= meta.find_undeclared_variables(environment.parse(template)) - set(environment.globals)
+        taken = {name for name in found if name.endswith("_token")} | _TEMPLATE_OWN
+        for renderer in (self.tokenizer.apply_chat_template, render_jinja_template):
+            taken |= set(signature(renderer).parameters) - {"documents"}
+        return frozenset(found - taken)
+
     def tokens(self, text: str) -> list[int]:
         """Token ids of a text of any length, with the tokenizer's special tokens at its ends.
 
         Raises:
             OutpaceError: the text contains an unpaired surrogate.
         """
-        check_text(text)
-        return list(self.tokenizer(text).input_ids)
+        return token_ids(self.tokenizer, text)
 
     def plain_tokens(self, text: str) -> list[int]:
         """Token ids of a part of a text: without special tokens at its ends.
@@ -80,8 +99,7 @@ class Loaded:
         Raises:
             OutpaceError: as ``tokens``.
         """
-        check_text(text)
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return token_ids(self.tokenizer, text, special=False)
 
     def encode(self, text: str, chat: bool = False) -> list[int]:
         """Token ids of a prompt.
@@ -125,13 +143,7 @@ class Loaded:
         """
         if not self.has_template:
             raise OutpaceError(f"{self.name} has no chat template; leave --chat out")
-        try:
-            text: str = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, **{"add_generation_prompt": True, **options}
-            )
-        except Exception as error:  # a template may raise anything
-            raise OutpaceError(f"the chat template of {self.name} failed: {first_line(error)}") from error
-        return text
+        return render(self.tokenizer, self.name, messages, **options)
 
 
 def load_here(
@@ -142,6 +154,7 @@ def load_here(
     seq2seq: Encoders = False,
     quantise: str | None = None,
     release: bool | Literal["auto"] = False,
+    stock: bool = False,
 ) -> Loaded:
     """A transformers model on the devices of this process; the arguments are those of ``outpace.load``."""
     if isinstance(place, Spread):
@@ -153,7 +166,7 @@ def load_here(
         parts = load_weights(name, dtype_of(dtype, device), trust_remote_code, seq2seq)
         shown, model, tokenizer = parts
         model = model.to(device)
-    return made(shown, model, tokenizer, source_of(name), quantise=quantise, release=release)
+    return made(shown, model, tokenizer, source_of(name), quantise=quantise, release=release, stock=stock)
 
 
 def made(name: str, model: Any, tokenizer: Any, source: str = "", **options: Any) -> Loaded:

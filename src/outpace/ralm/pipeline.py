@@ -138,7 +138,10 @@ class RalmPipeline(Generic[Query]):
             raise OutpaceError("logprobs are not recorded while documents change: leave logprobs out")
         if params.seed is None:
             params = replace(params, seed=secrets.randbits(64))
-        stats = RalmStats(lossy=self._engine.verifier.lossy)
+        verifier, target = self._engine.verifier, self._engine.target
+        stats = RalmStats(lossy=verifier.lossy)
+        if verifier.keeps_tokens(params.greedy):
+            stats.promise, stats.inexact = target.promise, target.inexact
         answer = Answer(self._engine, self._documents, token_ids(prefix), params, self._stride, stats)
         how = self._how
         run = _Run(answer, LocalCache(self._retriever), Pace(how.max_stride, how.asynchronous), stats)

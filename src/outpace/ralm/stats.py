@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outpace.core import FinishReason
+from outpace.core import FinishReason, Promise
 
 
 @dataclass
@@ -25,6 +25,7 @@ class RalmStats:
         seconds_wait: seconds of those in which nothing was decoded.
         seconds_decode: seconds in the engine.
         lossy: whether the engine's verifier changes the output's distribution.
+        promise, inexact: as in ``Stats``.
     """
 
     batches: int = 0
@@ -40,6 +41,8 @@ class RalmStats:
     seconds_wait: float = 0.0
     seconds_decode: float = 0.0
     lossy: bool = False
+    promise: Promise | None = None
+    inexact: str = ""
 
     @property
     def seconds(self) -> float:

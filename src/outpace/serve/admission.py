@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from outpace.serve.errors import Refused, later
 from outpace.serve.metrics import Metrics
@@ -23,6 +24,9 @@ class Limits:
         wait: maximum seconds that a choice waits to join the batch.
         unread: maximum number of tokens by which a client may lag.
         body: maximum bytes of a request's body.
+        head, receive: maximum seconds for the head of a request to arrive, and for its body.
+        read: maximum seconds for a prompt to be put into its template and tokenised.
+        stuck: maximum seconds for the engine's thread to answer; then the server is not healthy.
         ping: seconds between pings in a silent stream.
         send: maximum seconds for a client to accept a chunk.
     """
@@ -32,6 +36,10 @@ class Limits:
     wait: float = 60.0
     unread: int = 4096
     body: int = 4 * 2**20
+    head: float = 10.0
+    receive: float = 60.0
+    read: float = 10.0
+    stuck: float = 60.0
     ping: float = 15.0
     send: float = 30.0
 
@@ -40,6 +48,16 @@ class Limits:
         """Maximum number of choices, running and waiting."""
         return self.running + self.waiting
 
+    @property
+    def connections(self) -> int:
+        """Maximum number of connections: one per choice, and some for other requests."""
+        return self.choices + 224
+
+    @property
+    def bodies(self) -> int:
+        """Maximum bytes of the bodies of all requests that are read at a time."""
+        return 32 * self.body
+
 
 class Ticket:
     """Reserved room for choices, from before their prompts are tokenised until they have ended."""
@@ -47,9 +65,17 @@ class Ticket:
     def __init__(self, admission: Admission, choices: int) -> None:
         self._admission = admission
         self._choices = choices
+        self._work: asyncio.Future[Any] | None = None
+
+    def hold(self, work: asyncio.Future[Any]) -> None:
+        """Keep the room until this work has ended, though the ticket be closed before."""
+        self._work = work
 
     def close(self) -> None:
         """Release the room; repeated calls have no effect."""
+        if self._work is not None and not self._work.done():
+            self._work.add_done_callback(lambda _: self.close())
+            return
         self._admission.leave(self._choices)
         self._choices = 0
 

@@ -117,9 +117,9 @@ def openai_params(body: wire.OpenAI, defaults: Defaults, room: int, logprobs: in
 
 
 def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
-    wrong = [token for token in given or () if not token.isascii() or not token.isdigit()]
+    wrong = [token for token in given or () if not (token.isascii() and token.isdigit() and len(token) < 10)]
     if wrong:
-        named = ", ".join(map(repr, wrong[:8]))
+        named = ", ".join(repr(token[:100]) for token in wrong[:8])
         raise Refused(400, f"the keys of logit_bias are token ids, which {named} is not", "logit_bias")
     return None if given is None else {int(token): value for token, value in given.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Any
 
+from pydantic_core import from_json
 from starlette.responses import Response
 
 from outpace.core import Generation, TokenLogprobs
@@ -34,7 +36,7 @@ async def chat(service: Service, body: wire.Chat, salt: str | None) -> Response:
 # -- the request -----------------------------------------------------------------------------------------
 
 
-def _ask(service: Service, body: wire.Chat, salt: str | None) -> Ask:
+async def _ask(service: Service, body: wire.Chat, salt: str | None) -> Ask:
     if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
         raise Refused(400, "give max_completion_tokens or max_tokens, not both", "max_tokens")
     if body.top_logprobs is not None and not body.logprobs:
@@ -43,14 +45,12 @@ def _ask(service: Service, body: wire.Chat, salt: str | None) -> Ask:
     schema = schema_of(body)
     if schema is not None and body.min_tokens:
         raise Refused(400, "min_tokens cannot be combined with a schema; leave it out", "min_tokens")
-    options: dict[str, Any] = dict(body.chat_template_kwargs or {})
-    if body.tools and body.tool_choice != "none":
-        options["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
-    prompt = service.conversation([template_message(one) for one in body.messages], **options)
+    turns, options = await asyncio.to_thread(_turns, service, body)
+    prompt = await service.conversation(turns, **options)
     room = service.defaults.room([prompt], body.max_completion_tokens or body.max_tokens)
     prediction = None
     if body.prediction is not None:
-        prediction = service.tokens(plain_text(body.prediction.content), special=False)
+        prediction = await service.tokens(plain_text(body.prediction.content), special=False)
     return Ask(
         [prompt],
         openai_params(body, service.defaults, room, (body.top_logprobs or 0) if body.logprobs else None),
@@ -61,6 +61,34 @@ def _ask(service: Service, body: wire.Chat, salt: str | None) -> Ask:
         salted(salt, body),
         body.trace,
     )
+
+
+def _turns(service: Service, body: wire.Chat) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The conversation in the format of chat templates, and their options."""
+    options = _template_options(service, body)
+    if body.tools and body.tool_choice != "none":
+        options["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
+    return [template_message(one) for one in body.messages], options
+
+
+def _template_options(service: Service, body: wire.Chat) -> dict[str, Any]:
+    """The variables that a client gives the model's template: those that it reads, and no option of ours.
+
+    Raises:
+        Refused: there is another one.
+    """
+    given = body.chat_template_kwargs or {}
+    known = service.model.template_options if given else frozenset()
+    for name in given:
+        if name not in known:
+            there = ", ".join(sorted(known)) or "none"
+            raise Refused(
+                400,
+                f"chat_template_kwargs: this model's template has no variable {name!r} for requests; it has "
+                f"{there}",
+                "chat_template_kwargs",
+            )
+    return dict(given)
 
 
 def template_message(message: wire.Message) -> dict[str, Any]:
@@ -88,7 +116,7 @@ def template_message(message: wire.Message) -> dict[str, Any]:
 def _arguments(text: str) -> Any:
     """Arguments of a call as an object, which templates expect; other text is returned unchanged."""
     try:
-        return json.loads(text)
+        return from_json(text, allow_inf_nan=False)  # which has a limit of nesting
     except ValueError:
         return text
 

@@ -58,14 +58,14 @@ def _prompts(service: Service, body: wire.Completions) -> Seq[str | list[int]]:
     return prompt
 
 
-def _ask(service: Service, body: wire.Completions, salt: str | None) -> Ask:
+async def _ask(service: Service, body: wire.Completions, salt: str | None) -> Ask:
     if body.suffix:
         raise Refused(400, "suffix is not supported; leave it out", "suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise Refused(400, "best_of is not supported; leave it out, or make it equal to n", "best_of")
     check(body)
     prompts = [
-        service.tokens(one) if isinstance(one, str) else service.check_tokens(one)
+        await service.tokens(one) if isinstance(one, str) else service.check_tokens(one)
         for one in _prompts(service, body)
     ]
     if not all(prompts):

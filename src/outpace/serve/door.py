@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 access = logging.getLogger("outpace.access")
+_LINGER = 30.0  # seconds for which a refused body is received
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 OPEN = {"/health", "/health/ready", *FILES}  # monitors have no key
 
@@ -94,6 +96,33 @@ def error_response(scope: Scope, refused: Refused) -> Response:
     return response
 
 
+class _Body:
+    """A request's body, of which a response may leave a part unread.
+
+    A connection that is closed then is reset, and a client that is still sending never sees the response.
+
+    Attributes:
+        left: whether a part of it has not been received yet.
+    """
+
+    def __init__(self, headers: Headers, receive: Receive) -> None:
+        self._receive = receive
+        sends = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        self.left = sends and "expect" not in headers  # a client that asks first sends nothing if refused
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            self.left = False
+        return message
+
+    async def rest(self) -> None:
+        """Receive what is left, for a while, and forget it."""
+        with anyio.move_on_after(_LINGER):
+            while self.left:
+                await self.receive()
+
+
 class Door:
     """Middleware that gives each request an id, checks its key, and logs one line when it has ended.
 
@@ -118,18 +147,24 @@ class Door:
         line: dict[str, Any] = {"id": identifier, "method": scope["method"], "path": scope["path"]}
         line["status"] = None  # if the client disconnects before there is one
 
+        body = _Body(headers, receive)
+
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 line["status"] = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = identifier
+            elif body.left and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                await body.rest()
+                message = {"type": "http.response.body", "body": b"", "more_body": False}
             await send(message)
 
         try:
             state["tenant"] = None if scope["path"] in OPEN else self._keys.tenant(headers)
         except Refused as refused:
-            await error_response(scope, refused)(scope, receive, sending)
+            await error_response(scope, refused)(scope, body.receive, sending)
         else:
-            await self._app(scope, receive, sending)
+            await self._app(scope, body.receive, sending)
         finally:
             line["seconds"] = round(time.monotonic() - began, 6)
             access.info("%s", json.dumps({"time": round(time.time(), 3)} | line))

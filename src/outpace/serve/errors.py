@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from outpace.core import ContextOverflow, OutpaceError
+from outpace.core import ContextOverflow, OutpaceError, first_line
 
+_MOST = 1000  # characters of a message, which may quote what a client sent
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_log = logging.getLogger("outpace.serve")
+
+
+class NotStarted(Exception):
+    """A process for clients' texts cannot be started."""
 
 
 @dataclass
@@ -29,6 +36,11 @@ class Refused(Exception):
     param: str | None = None
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.message) > _MOST:
+            self.message = f"{self.message[:_MOST]}..."
+        self.param = self.param and self.param[:_MOST]
 
     @property
     def type(self) -> str:
@@ -52,6 +64,14 @@ def unknown_model(model: str, there: Iterable[str]) -> Refused:
     """A refusal of a request for a model that is not one of those that are there."""
     names = ", ".join(map(repr, there))
     return Refused(404, f"there is no model {model!r} here; there is {names}", "model", "model_not_found")
+
+
+def unreadable(error: Exception) -> Refused:
+    """The response to an error while a request was read: the client's, since nothing else was at work."""
+    if not isinstance(error, Refused | OutpaceError | NotStarted):
+        _log.warning("a request could not be read", exc_info=error)
+        return Refused(400, f"the request cannot be read: {type(error).__name__}: {first_line(error)}")
+    return refusal(error)
 
 
 def refusal(error: BaseException) -> Refused:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import anyio
 import llguidance
 import llguidance.hf
 import numpy as np
@@ -19,9 +19,12 @@ from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import SequenceDrafter
 from outpace.sequence import Sequence
 from outpace.serve.errors import Refused
+from outpace.serve.pool import Pool, Share
+from outpace.serve.schemas import compiled, is_plain
 from outpace.tree import chain
 
-_SECONDS = 5.0  # maximum time for compiling a schema
+_SHARE = Share(seconds=2.0, memory=2**28, workers=8)  # of compiling a schema
+_SHORT = 2**14  # bytes of a schema that is compiled here
 _CHANCE = 0.98  # that a forced token is the target's, which may tokenise the same text differently
 
 
@@ -37,6 +40,8 @@ class Grammars:
     def __init__(self, tokenizer: Any, vocabulary: int, eos: frozenset[int]) -> None:
         self._arguments = tokenizer, vocabulary, sorted(eos)
         self._tokenizer: llguidance.LLTokenizer | None = None
+        self.pool = Pool("schemas", _SHARE, "compiling the schema", "response_format")
+        self._threads = ThreadPoolExecutor(_SHARE.workers, "outpace-schemas")
 
     def tokenizer(self) -> llguidance.LLTokenizer:
         """llguidance's tokenizer, made on first use.
@@ -63,30 +68,29 @@ class Grammars:
     async def compile(self, schema: dict[str, Any]) -> llguidance.LLMatcher:
         """Compile a schema to a matcher of the JSON texts it allows, without optional whitespace.
 
+        A matcher cannot be sent between processes: a worker compiles the schema first, and what it did within
+        its share is repeated here.
+
         Raises:
-            Refused: the schema is wrong, or takes too long.
+            Refused: the schema is wrong, or takes too much.
         """
-        try:
-            with anyio.fail_after(_SECONDS):
-                return await asyncio.to_thread(self._compile, schema)
-        except TimeoutError:
-            raise Refused(
-                400, f"the schema takes more than {_SECONDS:g} s to compile; simplify it", "response_format"
-            ) from None
+        loop = asyncio.get_running_loop()
+        job = await loop.run_in_executor(self._threads, json.dumps, {"schema": schema})
+        if len(job) > _SHORT or not is_plain(schema):
+            await self.pool.run(job.encode())
+        return await loop.run_in_executor(self._threads, self._compile, schema)
 
     def _compile(self, schema: dict[str, Any]) -> llguidance.LLMatcher:
         tokenizer = self.tokenizer()
         try:
-            text = llguidance.LLMatcher.grammar_from_json_schema(
-                json.dumps(schema), overrides={"whitespace_flexible": False}
-            )
-            matcher = llguidance.LLMatcher(tokenizer, text, log_level=0)
-        except ValueError as error:
-            raise Refused(400, f"the schema cannot be used: {error}", "response_format") from error
-        if matcher.is_error():
-            reason = matcher.get_error().strip()
-            raise Refused(400, f"the schema cannot be used: {reason}", "response_format")
-        return matcher
+            return compiled(tokenizer, schema)
+        except OutpaceError as error:
+            raise Refused(400, str(error), "response_format") from error
+
+    async def close(self) -> None:
+        """End the processes."""
+        await self.pool.close()
+        self._threads.shutdown(wait=False)
 
 
 class Grammar:
@@ -108,7 +112,10 @@ class Grammar:
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Exclude the tokens that the grammar does not allow next from scores [1, vocabulary]."""
         self._follow(input_ids[0, self._read :].tolist())
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        mask = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            raise OutpaceError(f"the schema is too complex here: {self._matcher.get_error().strip()}")
+        bits = np.frombuffer(mask, np.uint8)
         allowed = np.unpackbits(bits, count=scores.shape[-1], bitorder="little").astype(np.bool_)
         return scores.masked_fill(~torch.from_numpy(allowed).to(scores.device), -torch.inf)
 
@@ -148,13 +155,16 @@ def tool_schema(functions: Seq[Any]) -> dict[str, Any]:
     """The schema of a call of one of these functions: its name, then its arguments.
 
     Raises:
-        Refused: two functions define different things by one name.
+        Refused: two functions define different things by one name, or define nothing.
     """
     calls, shared = [], dict[str, dict[str, Any]]()
     for one in functions:
         arguments = dict(one.parameters or {"type": "object", "properties": {}})
         for key in ("$defs", "definitions"):  # references begin at the root
-            for name, definition in arguments.pop(key, {}).items():
+            definitions = arguments.pop(key, {})
+            if not isinstance(definitions, dict):
+                raise Refused(400, f"{key} in the parameters of {one.name!r} must be an object", "tools")
+            for name, definition in definitions.items():
                 if shared.setdefault(key, {}).setdefault(name, definition) != definition:
                     raise Refused(400, f"two tools define {name!r} in different ways; rename one", "tools")
         call = {

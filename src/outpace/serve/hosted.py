@@ -28,7 +28,7 @@ class Hosted:
     """
 
     def __init__(self, model: Loaded, engine: Engine, limits: Limits, names: Seq[str], keys: Keys) -> None:
-        self.app = make_app(keys, limits.body)
+        self.app = make_app(keys, limits)
         self.service = Service(model, engine, limits, names)
         self.app.state.service = self.service
         self._inside = 0
@@ -75,4 +75,4 @@ class Hosted:
     async def close(self) -> None:
         """Wait until its requests have ended, and end the engine."""
         await self._empty.wait()
-        await self.service.engine.shutdown(drain=False)
+        await self.service.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -26,8 +27,8 @@ _TYPES = {
 async def messages(service: Service, body: wire.Messages, salt: str | None) -> Response:
     """Handle a request in the format of Anthropic's messages."""
 
-    def ask() -> Ask:
-        prompt = _prompt(service, body)
+    async def ask() -> Ask:
+        prompt = await _prompt(service, body)
         room = service.defaults.room([prompt], body.max_tokens)
         params = service.defaults.params(body, max_new_tokens=room, stop=body.stop_sequences)
         return Ask([prompt], params, salt=salt)
@@ -42,9 +43,9 @@ async def messages(service: Service, body: wire.Messages, salt: str | None) -> R
     return answer(found | extras(run, [one], body.speculation_metrics, body.speculation))
 
 
-def count(service: Service, body: wire.CountTokens) -> dict[str, int]:
+async def count(service: Service, body: wire.CountTokens) -> dict[str, int]:
     """Count the tokens of a request."""
-    return {"input_tokens": len(_prompt(service, body))}
+    return {"input_tokens": len(await _prompt(service, body))}
 
 
 def error_body(refused: Refused) -> dict[str, Any]:
@@ -54,9 +55,9 @@ def error_body(refused: Refused) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": refused.message}}
 
 
-def _prompt(service: Service, body: wire.Messages | wire.CountTokens) -> list[int]:
+async def _prompt(service: Service, body: wire.Messages | wire.CountTokens) -> list[int]:
     system = None if body.system is None else plain_text(body.system)
-    return service.conversation(turns_of(body.messages, system))
+    return await service.conversation(await asyncio.to_thread(turns_of, body.messages, system))
 
 
 def _head(service: Service, body: wire.Messages) -> dict[str, Any]:
@@ -68,6 +69,7 @@ def _head(service: Service, body: wire.Messages) -> dict[str, Any]:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
+        **service.exactness,
     }
 
 

@@ -175,7 +175,8 @@ class Entry:
             if scope["path"] not in OPEN:
                 self._keys.tenant(Headers(scope=scope))
             body = await self._body(receive)
-            named, beginning = read(body, self._config.beginning)
+            # A long body would keep all others from the event loop.
+            named, beginning = await asyncio.to_thread(read, body, self._config.beginning)
             model = self._model(scope["path"], named)
         except Refused as refused:
             await error_response(scope, refused)(scope, receive, send)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from typing import Any
@@ -29,11 +30,11 @@ async def responses(service: Service, body: wire.Responses, salt: str | None) ->
     return answer(writer.response(one))
 
 
-def _ask(service: Service, body: wire.Responses, salt: str | None) -> Ask:
+async def _ask(service: Service, body: wire.Responses, salt: str | None) -> Ask:
     asked = body.input
     if isinstance(asked, str):
         asked = [wire.ResponseMessage(role="user", content=asked)]
-    prompt = service.conversation(turns_of(asked, body.instructions))
+    prompt = await service.conversation(await asyncio.to_thread(turns_of, asked, body.instructions))
     room = service.defaults.room([prompt], body.max_output_tokens)
     return Ask([prompt], service.defaults.params(body, max_new_tokens=room), schema=_schema(body), salt=salt)
 
@@ -79,6 +80,7 @@ class _Writer:
             "status": "in_progress",
             "output": [],
             "usage": None,
+            **service.exactness,
         }
         self._numbers = itertools.count()
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.server import HANDLED_SIGNALS
 
 from outpace.core import OutpaceError
 from outpace.engine.engine import Engine
@@ -19,6 +23,7 @@ from outpace.loading import Loaded
 from outpace.serve.admission import Limits
 from outpace.serve.app import make_app
 from outpace.serve.door import Keys
+from outpace.serve.protocol import Guarded
 from outpace.serve.service import Service
 
 if TYPE_CHECKING:
@@ -62,8 +67,13 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
+def _leave_signals_to_the_system() -> None:
+    for one in HANDLED_SIGNALS:
+        signal.signal(one, signal.SIG_DFL)
+
+
 class Server(uvicorn.Server):
-    """uvicorn server that drains on the first signal, and ends at once on the second.
+    """uvicorn server that drains on the first signal; the second ends the process, whatever its threads do.
 
     Args:
         load: loads the model and makes the engine; called in a thread while the server is already listening.
@@ -76,10 +86,12 @@ class Server(uvicorn.Server):
         self._options, self._load, self._ready = options, load, ready
         self.error: Exception | None = None  # the error that ended loading or the engine
         self._draining: asyncio.Task[None] | None = None
+        self._signalled = False
         self.app: FastAPI = make_app(
-            options.keys, options.limits.body, options.origins, self._open, options.tracer
+            options.keys, options.limits, options.origins, self._open, options.tracer
         )
         config: dict[str, Any] = {"access_log": False, "log_config": None, "timeout_graceful_shutdown": 5}
+        config |= {"http": partial(Guarded, limits=options.limits), "ws": "none"}
         super().__init__(uvicorn.Config(self.app, server_header=False, **config))
 
     async def _open(self) -> Service | None:
@@ -102,9 +114,21 @@ class Server(uvicorn.Server):
         self.error.__cause__ = failed
         self.should_exit = True
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals while the server runs; a second one ends the process afterwards too."""
+        try:
+            with super().capture_signals():
+                yield
+        finally:
+            if self._signalled:
+                _leave_signals_to_the_system()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain on the first signal, end on the second."""
-        if self._draining is not None or self.app.state.service is None:
+        """Drain, or give up loading; the next signal is the system's to handle, which ends the process."""
+        self._signalled = True
+        _leave_signals_to_the_system()
+        if self.app.state.service is None:
             self.should_exit = self.force_exit = True
         else:
             self._loop.call_soon_threadsafe(self.drain)

@@ -1,11 +1,30 @@
-"""Bodies of requests, as pydantic types. Unknown fields are refused, never ignored."""
+"""Bodies of requests, as pydantic types. Unknown fields are refused, never ignored.
+
+Every list and mapping has a bound, and a list ends at its first wrong element: a body of a few megabytes
+would otherwise be as many errors.
+"""
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+)
 from pydantic_core import PydanticCustomError
+
+_TURNS = 4096  # messages of a conversation
+_PARTS = 1024  # parts of a message
+_TEXTS = 1024  # texts of a completion
+_TOKENS = 2**20  # tokens of a text
+_PAIRS = 4096  # of a mapping
 
 
 def _whole(value: Any) -> Any:
@@ -13,12 +32,16 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _all_whole(values: Any) -> Any:
+    """Convert the elements of a long list like ``_whole``; one of integers alone takes no call for each."""
+    mixed = isinstance(values, list) and float in set(map(type, values))
+    return [_whole(value) for value in values] if mixed else values
+
+
 def _text_alone(content: Any) -> Any:
     """Refuse parts of a message that are not text by their name."""
-    kinds = (
-        [part.get("type") for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    )
-    for kind in kinds:
+    parts = islice(content, _PARTS) if isinstance(content, list) else ()
+    for kind in (part.get("type") for part in parts if isinstance(part, dict)):
         if isinstance(kind, str) and kind.startswith(_NOT_TEXT):
             raise PydanticCustomError("not_text", "this server takes text, not {kind}", {"kind": repr(kind)})
     return content
@@ -29,14 +52,53 @@ TextOnly = BeforeValidator(_text_alone)
 Int = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[Int, Field(ge=0, le=2**31)]
 Most = Annotated[Int, Field(ge=1, le=2**31)]
-Token = Annotated[Int, Field(ge=0, le=2**31)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+Stops = Annotated[list[Stop], Field(max_length=64, fail_fast=True)]
+Token = Annotated[int, Field(ge=0, le=2**31)]
+Tokens = Annotated[list[Token], Field(max_length=_TOKENS, fail_fast=True), BeforeValidator(_all_whole)]
+EndTokens = Annotated[list[Token], Field(max_length=1000, fail_fast=True), BeforeValidator(_all_whole)]
+Anything = Annotated[list[Any], Field(max_length=_TOKENS, fail_fast=True)]
+Object = Annotated[dict[str, Any], Field(max_length=_PAIRS)]
+Bias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=_PAIRS)]
+
+
+def _kind_of_prompt(prompt: Any) -> str:
+    """The kind of a prompt by its first element, so that one kind alone is tried."""
+    if not isinstance(prompt, list):
+        return "text"
+    first = prompt[0] if prompt else None
+    return "texts" if isinstance(first, str) else "lists" if isinstance(first, list) else "tokens"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Field(max_length=_TEXTS, fail_fast=True), Tag("texts")]
+    | Annotated[Tokens, Tag("tokens")]
+    | Annotated[list[Tokens], Field(max_length=_TEXTS, fail_fast=True), Tag("lists")],
+    Discriminator(_kind_of_prompt),
+]
 
 
 class Wire(BaseModel):
     """A JSON object; unknown fields are refused, and types are not converted."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+def check_size(value: Any) -> None:
+    """Refuse objects of very many fields, each of which may be an error.
+
+    Raises:
+        ValueError: there is one.
+    """
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict) and len(one) > _PAIRS:
+            raise ValueError(f"an object has {len(one)} fields; the maximum is {_PAIRS}")
+        if isinstance(one, dict | list):
+            inner = one.values() if isinstance(one, dict) else one
+            left.extend(value for value in inner if isinstance(value, dict | list))
 
 
 class Error(Wire):
@@ -98,7 +160,7 @@ class Labelled(Sampled):
 
     user: str | None = None
     store: bool | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Object | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -109,9 +171,9 @@ class OpenAI(Labelled):
 
     n: Annotated[Int, Field(ge=1, le=128)] | None = 1
     max_tokens: Count | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
+    stop: Stop | Stops | None = None
     seed: Annotated[Int, Field(ge=-(2**63), lt=2**64)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Bias | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     stream_options: StreamOptions | None = None
@@ -120,7 +182,7 @@ class OpenAI(Labelled):
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     ignore_eos: bool = False
     min_tokens: Count = 0
-    stop_token_ids: Annotated[list[Token], Field(max_length=1000)] | None = None
+    stop_token_ids: EndTokens | None = None
     return_token_ids: bool | None = False
     cache_salt: str | None = None
     # outpace's own
@@ -131,7 +193,7 @@ class OpenAI(Labelled):
 class Completions(OpenAI):
     """``POST /v1/completions``."""
 
-    prompt: str | list[str] | list[Token] | list[list[Token]] | None = None
+    prompt: Prompt | None = None
     logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     echo: bool | None = False
     best_of: Annotated[Int, Field(ge=1)] | None = None
@@ -142,14 +204,21 @@ class TextPart(Wire):
     type: Literal["text", "input_text", "output_text"]
     text: str
     # Returned by clients as received, or for a cache, which is automatic here
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-    cache_control: dict[str, Any] | None = None
+    annotations: Anything | None = None
+    logprobs: Anything | None = None
+    cache_control: Object | None = None
 
 
 class RefusalPart(Wire):
     type: Literal["refusal"]
     refusal: str
+
+
+TextParts = Annotated[list[TextPart], Field(max_length=_PARTS, fail_fast=True)]
+Parts = Annotated[
+    list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]],
+    Field(max_length=_PARTS, fail_fast=True),
+]
 
 
 class FunctionCall(Wire):
@@ -165,20 +234,23 @@ class ToolCall(Wire):
 
 class Message(Wire):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[str | list[TextPart | RefusalPart] | None, TextOnly] = None
+    content: Annotated[str | Parts | None, TextOnly] = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=_PARTS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
-    annotations: list[Any] | None = None
+    annotations: Anything | None = None
     audio: None = None
     function_call: None = None
+
+
+Conversation = Annotated[list[Message], Field(min_length=1, max_length=_TURNS, fail_fast=True)]
 
 
 class Function(Wire):
     name: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Object | None = None
     strict: bool | None = None
 
 
@@ -199,7 +271,7 @@ class NamedTool(Wire):
 class JsonSchema(Wire):
     name: str
     description: str | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    schema_: Annotated[Object | None, Field(alias="schema")] = None
     strict: bool | None = None
 
 
@@ -212,24 +284,24 @@ class Format(Wire):
 
 class Prediction(Wire):
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | TextParts
 
 
 class Chat(OpenAI):
     """``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Conversation
     max_tokens: Most | None = None
     max_completion_tokens: Most | None = None
     logprobs: bool | None = False
     top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     response_format: Format | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    modalities: list[Literal["text"]] | None = None
+    chat_template_kwargs: Object | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=8, fail_fast=True)] | None = None
     verbosity: Literal["medium"] | None = None
 
 
@@ -238,7 +310,7 @@ class Tokenize(Wire):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Conversation | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool | None = False
@@ -248,36 +320,39 @@ class Detokenize(Wire):
     """``POST /detokenize``."""
 
     model: str | None = None
-    tokens: list[Token]
+    tokens: Tokens
 
 
 class AnthropicTurn(Wire):
     role: Literal["user", "assistant"]
-    content: Annotated[str | list[TextPart], TextOnly]
+    content: Annotated[str | TextParts, TextOnly]
+
+
+AnthropicTurns = Annotated[list[AnthropicTurn], Field(min_length=1, max_length=_TURNS, fail_fast=True)]
 
 
 class CountTokens(Wire):
     """``POST /v1/messages/count_tokens``."""
 
     model: str | None = None
-    messages: Annotated[list[AnthropicTurn], Field(min_length=1)]
-    system: str | list[TextPart] | None = None
+    messages: AnthropicTurns
+    system: str | TextParts | None = None
 
 
 class Messages(Sampled):
     """``POST /v1/messages`` of Anthropic's API."""
 
-    messages: Annotated[list[AnthropicTurn], Field(min_length=1)]
-    system: str | list[TextPart] | None = None
+    messages: AnthropicTurns
+    system: str | TextParts | None = None
     max_tokens: Most
-    stop_sequences: Annotated[list[Stop], Field(max_length=64)] | None = None
-    metadata: dict[str, Any] | None = None
+    stop_sequences: Stops | None = None
+    metadata: Object | None = None
     service_tier: str | None = None
 
 
 class ResponseMessage(Wire):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str | list[TextPart | RefusalPart], TextOnly]
+    content: Annotated[str | Parts, TextOnly]
     type: Literal["message"] = "message"
     id: str | None = None
     status: str | None = None
@@ -287,7 +362,7 @@ class ResponseFormat(Wire):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    schema_: Annotated[Object | None, Field(alias="schema")] = None
     strict: bool | None = None
 
 
@@ -299,7 +374,7 @@ class ResponseText(Wire):
 class Responses(Labelled):
     """``POST /v1/responses``; nothing is stored."""
 
-    input: str | Annotated[list[ResponseMessage], Field(min_length=1)]
+    input: str | Annotated[list[ResponseMessage], Field(min_length=1, max_length=_TURNS, fail_fast=True)]
     instructions: str | None = None
     max_output_tokens: Most | None = None
     text: ResponseText | None = None

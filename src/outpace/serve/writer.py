@@ -55,6 +55,7 @@ class Writer(ABC):
             "created": int(service.now()),
             "model": body.model or service.name,
             "system_fingerprint": service.fingerprint,
+            **service.exactness,
         }
 
     async def response(self) -> Response:

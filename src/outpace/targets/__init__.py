@@ -53,7 +53,7 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
     if config is None or not callable(model):
         raise UnsupportedModel(f"a {type(model).__name__} is not a transformers model; pass a loaded model")
     if getattr(config, "is_encoder_decoder", False):
-        for name in ("static", "exact", "pack", "fuse", "quantise", "release"):
+        for name in ("static", "exact", "pack", "fuse", "quantise", "release", "stock"):
             if options.pop(name, None) not in (None, False, "auto"):
                 raise OutpaceError(f"{name} is for decoder-only models: leave it out")
         return Seq2SeqTarget(model, **options)

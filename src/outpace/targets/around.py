@@ -27,8 +27,10 @@ class WrappedTarget(TargetModel):
         self.vocabulary, self.context = inner.vocabulary, inner.context
         self.eos_token_ids, self.start = inner.eos_token_ids, inner.start
         self.row_step, self.max_leaves = inner.row_step, inner.max_leaves
+        self.chains_only = inner.chains_only
         self.bit_exact, self.inexact, self.packed = inner.bit_exact, inner.inexact, inner.packed
-        self.quantised = inner.quantised
+        self.quantised, self.stock = inner.quantised, inner.stock
+        self.prompts_differ = inner.prompts_differ
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -43,8 +45,18 @@ class WrappedTarget(TargetModel):
         return self.inner.name
 
     @property
+    def file_type(self) -> str:
+        return self.inner.file_type
+
+    @property
     def layers(self) -> int:
         return self.inner.layers
+
+    def revision(self) -> int:
+        return self.inner.revision()
+
+    def replaced(self) -> str | None:
+        return self.inner.replaced()
 
 
 class AroundTarget(WrappedTarget):

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from outpace.cache import Cache, Slot
 from outpace.choosing import Tree
-from outpace.core import Draft, OutpaceError, Source, UnsupportedModel
+from outpace.core import Draft, OutpaceError, Promise, Source, UnsupportedModel
 from outpace.logits import Told
 from outpace.targets.hardware import hardware
+from outpace.tree import is_chain
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,9 @@ class Rows:
     ignored.)
 
     ``unread`` is for a target that ``mixes``: the number of requested rows that get no logits.
+
+    ``prompt`` is for a target whose ``prompts_differ``: the number of first rows that are a prompt's. None:
+    all of them if no logits are requested, otherwise none.
     """
 
     tokens: Sequence[int]
@@ -41,6 +45,7 @@ class Rows:
     fed: Sequence[int] = ()
     asked: Tree | None = None
     unread: int = 0
+    prompt: int | None = None
 
     @property
     def tree(self) -> Sequence[int]:
@@ -238,13 +243,20 @@ class TargetModel(ABC):
         packed: kernel -> number of linear layers whose weights are packed for it.
         quantised: "int8" or "int4" if the weights of linear layers were rounded to it on loading; otherwise
             empty.
+        stock: steps run on a transformers model's own modules, and prompts are to be read in one forward, so
+            that plain decoding has the bits of its generate().
         max_leaves: maximum number of leaves of the drafts in a forward, over all sequences; None for no
             limit.
+        chains_only: reason why it verifies chains but no trees; empty if it verifies trees. It then decodes
+            sequences one after another: a step of n sequences takes n forwards.
         tokenizer: the tokenizer that comes with the model, if any.
         shares_ids: the tokens of an encoder-decoder model's sources are ids of its vocabulary.
         tells: it returns the target's own tokens at ``Rows.asked`` instead of logits.
         mixes: rows of prompts in a forward of other sequences' drafts cost little more than alone, and
             ``Rows.unread`` is obeyed.
+        prompts_differ: a row has other bits as a row of a prompt than in a step. So that no token depends on
+            chunks, preemption or shared prefixes, ``Rows.prompt`` is obeyed, rows of prompts are fed in
+            forwards without drafts, and only they are shared.
         seconds: number of rows of one sequence -> seconds of their forward, measured by the self-test; empty
             if it did not measure them. A governor begins with them.
 
@@ -266,11 +278,14 @@ class TargetModel(ABC):
     inexact: str = "not tested"
     packed: Mapping[str, int] = MappingProxyType({})
     quantised: str = ""
+    stock: bool = False
     max_leaves: int | None = None
+    chains_only: str = ""
     tokenizer: Any = None
     shares_ids: bool = True
     tells: bool = False
     mixes: bool = False
+    prompts_differ: bool = False
     seconds: Mapping[int, float] = MappingProxyType({})
 
     @property
@@ -285,6 +300,31 @@ class TargetModel(ABC):
         """Dtype of its weights and logits; float32 without a model."""
         dtype: torch.dtype = torch.float32 if self.model is None else self.model.dtype
         return dtype
+
+    @property
+    def file_type(self) -> str:
+        """Type of the weights in a GGUF file, by llama.cpp's name; empty for other models."""
+        return ""
+
+    @property
+    def coarse(self) -> bool:
+        """True if it computes with fewer bits than float32's, so that near-ties are common."""
+        half = self.dtype not in (torch.float32, torch.float64)
+        return half or bool(self.quantised) or self.file_type not in ("", "F32")
+
+    @property
+    def promise(self) -> Promise:
+        """The tokens of ``match`` beside those of plain decoding with this target; see docs/exactness.md.
+
+        "same bits": of every logit. "same tokens": sums differ in float64's last bits. "same tokens but for
+        near-ties": sums differ in float32's last bits. "not exact": they differ in those of a smaller type,
+        where the two best tokens are often that near; ``inexact`` is the reason.
+        """
+        if self.bit_exact:
+            return "same bits"
+        if self.coarse:
+            return "not exact"
+        return "same tokens" if self.dtype == torch.float64 else "same tokens but for near-ties"
 
     @property
     def layers(self) -> int:
@@ -380,6 +420,18 @@ class TargetModel(ABC):
             OutpaceError: the target cannot be trained.
         """
         raise OutpaceError(f"{_kind(self)} cannot be trained; use a transformers model")
+
+    def revision(self) -> int:
+        """A number that is another once weights have changed, so that rows computed before are stale.
+
+        Raises:
+            OutpaceError: this target no longer fits its model.
+        """
+        return 0
+
+    def replaced(self) -> str | None:
+        """The reason why this target no longer fits its model, whatever its weights; None if it does."""
+        return None
 
     def encode(self, source: Any) -> Source | None:
         """The source of a request, checked and encoded; None where there is none.
@@ -500,6 +552,18 @@ def own_cache(target: TargetModel, cache: Cache, kind: type[Own]) -> Own:
     if not isinstance(cache, kind):
         raise OutpaceError(f"{_kind(target)} needs a cache of its own: target.new_cache()")
     return cache
+
+
+def check_chains(target: TargetModel, feeds: Mapping[Slot, Rows]) -> None:
+    """Refuse trees for a target that takes chains only.
+
+    Raises:
+        OutpaceError: some rows branch.
+    """
+    if target.chains_only and not all(is_chain(row.tree) for row in feeds.values()):
+        raise OutpaceError(
+            f"{target.name} takes chains only, since {target.chains_only}; use a drafter of chains"
+        )
 
 
 def _kind(target: TargetModel) -> str:

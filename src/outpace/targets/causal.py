@@ -24,16 +24,21 @@ from outpace.targets.base import (
     Reading,
     Rows,
     TargetModel,
+    check_chains,
     extra_rows,
     own_cache,
 )
+from outpace.targets.changes import Places, Weights
 from outpace.targets.checks import (
+    STOCK,
+    check_stock,
     context_of,
     end_tokens,
     family,
     refuse_by_config,
     runs_on_gpu,
     untouchable,
+    why_chains_only,
     why_not_exact,
 )
 from outpace.targets.fixed import FixedInputs, FixedShapes, width_of
@@ -61,9 +66,14 @@ class CausalTarget(TargetModel):
 
     Its steps may run on a copy of its modules, with the same weights. On a CPU: with packed linear layers
     (``packed.py``), and a bit-exact attention (``attention.py``). A model with FlashAttention or flex
-    attention, which do not support tree masks, runs on ``tree_attention``. Weights modified in place are
-    packed again at the next forward, replaced ones when the next text begins; modules replaced or hooks added
-    later have no effect.
+    attention, which do not support tree masks, runs on ``tree_attention``.
+
+    Weights may change. Writes that torch counts take effect in the next forward, all others (through
+    ``.data`` or NumPy, by an optimiser with ``fused=True``, a parameter or its memory replaced) when the next
+    text begins: of each weight that steps hold, one number in 8,192 (of a small one 64, of a bias or a norm
+    all) is then compared with the model's. An uncounted write that misses these, as one to a few rows may,
+    is not seen: call ``renew`` after it. Modules that are replaced, wrapped by adapters or given hooks later
+    are refused when a text begins, unless steps run the model itself: make a new target.
 
     Args:
         model: a loaded model in evaluation mode, on one device or spread over several.
@@ -95,11 +105,15 @@ class CausalTarget(TargetModel):
         release: free the weights of the model's layers that have a packed or rounded copy, except the head.
             The model can then neither be run nor trained, only decoded through this target. True refuses a
             model without such layers; "auto" frees what there is; see ``released``.
+        stock: run steps on the model's own modules, as exact=False, pack=False and fuse=False do, and let
+            engines read a prompt in one forward. Under stock=True plain decoding of one prompt at a time has
+            the bits of transformers' generate(); drafted rows have others (docs/exactness.md).
         check: run the self-test. Disable it only for a model that has passed it.
 
     Raises:
         UnsupportedModel: named by family, with the reason.
-        OutpaceError: options for fixed shapes without ``static``; an unknown value of an option.
+        OutpaceError: options for fixed shapes without ``static``; an unknown value of an option; options that
+            do not go with ``stock``.
     """
 
     _is_part = False  # some layers of another target
@@ -110,6 +124,9 @@ class CausalTarget(TargetModel):
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
     _fixed: FixedShapes | None = None
     _needs_weights = ""  # why the model's own weights cannot be freed
+    _addresses: Places | None = None  # of all weights, which are in what ``_fixed`` has captured
+    _others: Weights | None = None  # those that steps do not hold, once ``revision`` was asked for
+    _revision = 0
     released = False  # some of the model's own weights were freed
 
     def __init__(
@@ -124,6 +141,7 @@ class CausalTarget(TargetModel):
         fuse: bool | Literal["auto"] = "auto",
         quantise: str | None = None,
         release: bool | Literal["auto"] = False,
+        stock: bool = False,
     ) -> None:
         refuse_by_config(model)
         if release is True and self._needs_weights:
@@ -133,8 +151,19 @@ class CausalTarget(TargetModel):
                 raise OutpaceError(f"{name} must be True, False or 'auto', not {value!r}")
         check_pack(pack, quantise)
         check_quantise(model, quantise)
+        if stock:
+            check_stock(
+                model, exact=exact, pack=pack, fuse=fuse, quantise=quantise, static=static, release=release
+            )
+            exact = pack = fuse = False
+        self.stock = stock
         self.quantised = quantise or ""
-        if takes_no_tree(model.config.get_text_config(decoder=True)):
+        self.chains_only = why_chains_only(model)
+        if self.chains_only and (static or fuse is True):
+            raise UnsupportedModel(
+                f"{family(model)} takes chains only, since {self.chains_only}; leave static and fuse out"
+            )
+        if not self.chains_only and takes_no_tree(model.config.get_text_config(decoder=True)):
             model = exchange(model, lambda _: None, TREE)
         self.model = model
         self.static = static
@@ -152,6 +181,7 @@ class CausalTarget(TargetModel):
             caches = {shape.keys.device for shape in self._modules.shapes}
             devices = caches | {weight.device for weight in model.parameters()}
             self._fixed = FixedShapes(runner or runner_for(self.device, devices), compiled)
+            self._addresses = Places(model.modules())
             if check and self.bit_exact and (reason := bit_test(self, self._modules.step, self._embedded)):
                 raise self._not_exact(reason)
         if check:
@@ -172,9 +202,10 @@ class CausalTarget(TargetModel):
         fixed = "its shapes are fixed" if self.static else ""
         if fixed and fuses is True:
             raise UnsupportedModel(f"{family(self.model)} cannot be fused: {fixed}; leave fuse or static out")
-        self.unfused = fixed or fusing_refused(self.model, pack, fuses)
+        alone = self.chains_only and "it takes chains only, which run on the model's own attention"
+        self.unfused = fixed or alone or fusing_refused(self.model, pack, fuses)
         self.fused = not self.unfused
-        reason = why_not_exact(self.model, exact, self.fused) or ("" if self._on_gpu else fixed)
+        reason = alone or why_not_exact(self.model, exact, self.fused) or ("" if self._on_gpu else fixed)
         if not reason:
             try:
                 self._take(packing_wanted(self.model, pack, exact=True), exact=True)
@@ -192,7 +223,7 @@ class CausalTarget(TargetModel):
             self._take(packing_wanted(self.model, pack, exact=False), exact=False)
         elif pack is True and not self.packed:
             raise self._not_exact("no kernel of packed weights gives a row the same bits; or leave pack out")
-        self.bit_exact, self.inexact = not reason, reason
+        self.bit_exact, self.inexact = not reason, STOCK if self.stock else reason
         self._line_untried = True
 
     def _not_exact(self, reason: str) -> UnsupportedModel:
@@ -205,7 +236,9 @@ class CausalTarget(TargetModel):
     def _take(self, packs: bool | Kernel, exact: bool) -> None:
         """Make the modules that steps run on."""
         self._line_untried, self._packs = False, packs
-        self._modules = found = Modules(self.model, packs, exact, self.fused, self.quantised)
+        self._modules = found = Modules(
+            self.model, packs, exact, self.fused, self.quantised, bool(self.chains_only)
+        )
         self.packed, self.row_step, self.vocabulary = found.packed, found.row_step, found.vocabulary
 
     @property
@@ -222,7 +255,8 @@ class CausalTarget(TargetModel):
     def _try_lines(self) -> None:
         """Make a copy of the step for rows in a line, if it takes them, as a small forward shows."""
         attention = line_attention(self._modules.step)
-        if not self._packs_lines or self.static or attention is None or untouchable(self._modules.step):
+        packs = self._packs_lines and not (self.static or self.chains_only)
+        if not packs or attention is None or untouchable(self._modules.step):
             return
         line = exchange(self._modules.step, lambda _: None, attention)
         # A tree beside a row, and rows of a prompt that are wide enough for a window of their own.
@@ -246,23 +280,59 @@ class CausalTarget(TargetModel):
                 return
         self._modules.line = None
 
-    def _renew(self) -> None:
-        """Pack weights again after they were modified.
+    def renew(self) -> None:
+        """Copy the model's weights again, as is done when they are seen to have changed.
 
         Raises:
             OutpaceError: this target is a subset of another's layers, the weights of others were released, or
-                the model has another dtype.
+                the model has another dtype or other modules.
         """
+        if (reason := self.replaced()) is not None:
+            raise OutpaceError(reason)
         if self._is_part or self.released:
             raise OutpaceError("the model's weights were modified; make a new target and engine")
-        if self.model.dtype != self._modules.dtype:  # caches have rows of the former
-            raise OutpaceError(
-                f"the model is {self.model.dtype}, but this target was made for {self._modules.dtype}; make "
-                "a new target after converting a model"
-            )
         self._take(self._packs, self.bit_exact)
         self._line_untried = True
-        self._fixed = self._fixed and self._fixed.anew()
+        self._others = None  # so that the revision is another
+        if self._fixed is not None:
+            self._fixed, self._addresses = self._fixed.anew(), Places(self.model.modules())
+
+    def replaced(self) -> str | None:
+        return self._modules.structure.changed(modules=not self._runs_model)
+
+    @property
+    def _runs_model(self) -> bool:
+        """True if steps run the model itself, so that they follow its modules."""
+        return self._modules.step is self.model and self._fixed is None and not self._is_part
+
+    def keep_modules(self) -> None:
+        """Accept changes of the model's modules that change none of its outputs."""
+        self._modules.structure.accept()
+
+    def revision(self) -> int:
+        self._follow(begins=True)
+        if self._others is None or self._others.changed(thorough=True):
+            self._others = Weights(self._modules.live())
+            self._revision += 1
+        return self._revision
+
+    def _follow(self, begins: bool) -> None:
+        """Follow changes of the model.
+
+        Args:
+            begins: a text begins, so look for those that are not counted too.
+
+        Raises:
+            OutpaceError: as ``renew``.
+        """
+        if begins and (reason := self.replaced()) is not None:
+            raise OutpaceError(reason)
+        if begins and self._runs_model and self._modules.structure.changed() is not None:
+            self._modules.structure.accept()
+            self._modules.line, self._line_untried = None, True  # which is a copy of its modules
+        moved = begins and self._addresses is not None and self._addresses.moved()
+        if moved or self._modules.changed(begins):
+            self.renew()
 
     @property
     def _embedded(self) -> int:
@@ -309,9 +379,9 @@ class CausalTarget(TargetModel):
         """
         if self.model.training:
             raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
+        check_chains(self, feeds)
         own, widths = own_cache(self, cache, KVCache), {slot: len(row.tokens) for slot, row in feeds.items()}
-        if self._modules.changed(thorough=not all(map(own.length, feeds))):  # a text begins
-            self._renew()
+        self._follow(begins=not all(map(own.length, feeds)))
         if self._fixed is not None and isinstance(own, StaticCache) and logits_from is not None:
             width = width_of(own, max(widths.values()))
             if width:
@@ -323,7 +393,8 @@ class CausalTarget(TargetModel):
                 return Output.of(window.slots, feeds, logits, logits_from, made.hidden)
         lines = len(feeds) > 1 and not logits_from and states is None and self._takes_lines
         mixes = lines and self._mixes
-        windows = own.begin(widths, self.row_step, self._modules.least_rows, apart(widths) if mixes else ())
+        alone = widths if self.chains_only else apart(widths) if mixes else ()
+        windows = own.begin(widths, self.row_step, self._modules.least_rows, alone)
         outputs = []
         for group in [windows] if mixes else [[window] for window in windows]:
             if lines and (line := Line(group, self.row_step, self._modules.least_rows)).pays:
@@ -413,9 +484,8 @@ class CausalTarget(TargetModel):
             more["output_hidden_states"] = True
         output = model(
             **given,
-            attention_mask=mask,
-            position_ids=positions,
             use_cache=True,
+            **self._modules.placing(mask, positions),
             **more,
         )
         logits = output.logits

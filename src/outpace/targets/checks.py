@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -14,19 +14,27 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from outpace.core import UnsupportedModel
-from outpace.targets.masks import TREE
+from outpace.core import OutpaceError, UnsupportedModel
+from outpace.targets.masks import TREE, unknown_kinds
+from outpace.targets.tree_attention import takes_no_tree
 
 GPU = "cuda"
 # Under these the longest position in a forward decides the rope of all its rows, past the original length.
 _ROPE_BY_LENGTH = ("dynamic", "longrope")
-_NEEDED = ("attention_mask", "position_ids")
-_NEEDED_OF_SEQ2SEQ = (
-    "attention_mask",
-    "encoder_outputs",
-    "decoder_input_ids",
-    "decoder_attention_mask",
-)
+STOCK = "stock=True runs the model's own modules, whose sums depend on the number of rows"
+# Families whose own window counts rows of a cache, and kinds of layers whose mask does: right for a chain.
+# (That of Doge chooses rows among all, later ones too.)
+_WINDOWS_OF_CHAINS = {"gpt_neo"}
+_KINDS_OF_CHAINS = {"chunked_attention"}
+# Families that misuse a mask that they are given.
+_MISUSED = {
+    "led": "its decoder leaves out the mask of a single row, which texts of different lengths need",
+    "nllb-moe": "its experts take a row of the decoder's mask for one of pads",
+}
+_NEEDED_OF_SEQ2SEQ = ("attention_mask", "encoder_outputs", "decoder_input_ids")
+# What a tree is placed by; an encoder-decoder model's positions are those of ``positions.placement_of``.
+_PLACES = ("attention_mask", "position_ids")
+_PLACES_OF_SEQ2SEQ = ("decoder_attention_mask",)
 # The argument for a cache in this version of transformers: "cache" since 5.24, "past_key_values" before.
 CACHE = "cache" if "cache" in inspect.signature(GenerateDecoderOnlyOutput).parameters else "past_key_values"
 
@@ -39,6 +47,11 @@ def family(model: Any) -> str:
 def cache_argument(model: Any) -> str:
     """Name of the argument for a cache in a model's forward; remote code may have the former one."""
     return CACHE if CACHE in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def config_of(part: Any, model: Any) -> Any:
+    """The config of a part of a model: its own, if it has one."""
+    return getattr(part, "config", model.config)
 
 
 def is_multimodal(config: Any) -> bool:
@@ -66,26 +79,31 @@ def refuse_by_config(model: Any, seq2seq: bool = False) -> None:
     if model.get_output_embeddings() is None:
         loader = "AutoModelForSeq2SeqLM" if seq2seq else "AutoModelForCausalLM"
         raise UnsupportedModel(f"{name} has no language modeling head; load it with {loader}")
+    if not hasattr(model.get_input_embeddings(), "weight"):
+        raise UnsupportedModel(
+            f"{name} has no single table of embeddings: it reads more than a text's tokens"
+        )
     if any(_without_weights(module) for module in model.modules()):
         raise UnsupportedModel(f"{name} has released weights to another target; load it again")
     _refuse_state(model)
-    accepted = inspect.signature(model.forward).parameters
-    needed = _NEEDED_OF_SEQ2SEQ if seq2seq else _NEEDED
-    missing = [argument for argument in (*needed, cache_argument(model)) if argument not in accepted]
-    if missing:
-        raise UnsupportedModel(f"{name} takes no {', '.join(missing)}, so a tree cannot be placed")
-    window = _unknown_window(model.config.get_text_config(decoder=True))
-    if window:
-        raise UnsupportedModel(
-            f"{name} limits its attention by {window}, not by a sliding_window as transformers' masks do"
+    needed = (*(_NEEDED_OF_SEQ2SEQ if seq2seq else ()), cache_argument(model))
+    if missing := _not_taken(model, needed):
+        inner = getattr(model, "language_model", None)  # BLIP-2 lets it generate from embeddings
+        remedy = (
+            "; its language_model does: make a target of that, for text alone" if inner is not None else ""
         )
-    if getattr(model.config, "alibi", False):
-        raise UnsupportedModel(f"{name} uses ALiBi, which counts columns: a tree's are not its positions")
+        raise UnsupportedModel(
+            f"{name} takes no {missing}, so a draft cannot follow what is in a cache{remedy}"
+        )
     configured = _per_tensor_activations(getattr(model.config, "quantization_config", None))
     if configured or any(_scaled_per_tensor(weight) for weight in model.parameters()):
         raise UnsupportedModel(
             f"{name} scales its activations per tensor as it runs, so that each row changes the others; "
             "quantise activations per token (per row), or statically"
+        )
+    if getattr(model.config, "expert_capacity", None) and not _keeps_all(model.config):
+        raise UnsupportedModel(
+            f"{name} drops tokens beyond the capacity of its experts, so that rows change each other"
         )
     if any(_finds_outliers(module) for module in model.modules()):
         raise UnsupportedModel(
@@ -96,6 +114,61 @@ def refuse_by_config(model: Any, seq2seq: bool = False) -> None:
         raise UnsupportedModel(
             f"{name} is in training mode, where dropout changes every forward; call model.eval()"
         )
+
+
+def check_stock(model: Any, **options: Any) -> None:
+    """Refuse options that change the modules of a target's steps, and a model that cannot run on its own.
+
+    Raises:
+        OutpaceError: an option is given that does not go with ``stock``. UnsupportedModel: the model's
+            attention takes no tree.
+    """
+    for name, value in options.items():
+        if value not in (None, False, "auto"):
+            raise OutpaceError(f"stock=True runs the model's own modules: leave {name} or stock out")
+    if takes_no_tree(model.config.get_text_config(decoder=True)):
+        raise UnsupportedModel(
+            f"{family(model)} runs on kernels without masks, which outpace replaces; load it with "
+            "attn_implementation='sdpa', or leave stock out"
+        )
+
+
+def why_chains_only(model: Any, seq2seq: bool = False) -> str:
+    """The reason why a model can be given chains but no trees; empty if it is to be given trees.
+
+    A tree's positions differ from its rows' order, and its mask from a causal one. For a chain of one
+    sequence the model's own positions and mask are right.
+
+    Raises:
+        UnsupportedModel: its attention is not known to be right for a chain either. The self-test cannot
+            tell, since its texts are shorter than any window in use.
+    """
+    if missing := _not_taken(model, _PLACES_OF_SEQ2SEQ if seq2seq else _PLACES):
+        return f"it takes no {missing}"
+    if (kind := model.config.model_type) in _MISUSED:
+        return _MISUSED[kind]
+    config = model.config.get_text_config(decoder=True)
+    if seq2seq:
+        config = config_of(model.get_decoder(), model)
+    if window := _unknown_window(config):
+        why = f"limits its attention by {window}, not by a sliding_window as transformers' masks do"
+        if config.model_type not in _WINDOWS_OF_CHAINS:
+            raise UnsupportedModel(f"{family(model)} {why}")
+        return f"it {why}"
+    if getattr(model.config, "alibi", False):
+        return "it uses ALiBi, which counts columns: a tree's are not its positions"
+    if kinds := unknown_kinds(config):
+        why = f"has attention layers of kind {', '.join(kinds)}, whose mask is not known here"
+        if not _KINDS_OF_CHAINS.issuperset(kinds):
+            raise UnsupportedModel(f"{family(model)} {why}")
+        return f"it {why}"
+    return ""
+
+
+def _not_taken(model: Any, arguments: Iterable[str]) -> str:
+    """Those of these arguments that a model's forward lacks, as text."""
+    accepted = inspect.signature(model.forward).parameters
+    return ", ".join(argument for argument in arguments if argument not in accepted)
 
 
 def why_not_exact(model: Any, exact: bool | Literal["auto"], fused: bool = False) -> str:
@@ -186,6 +259,11 @@ def _scaled_per_tensor(weight: Any) -> bool:
     return dynamic and "PerTensor" in repr(getattr(weight, "act_quant_kwargs", ""))
 
 
+def _keeps_all(config: Any) -> bool:
+    """True if NLLB's experts have room for all rows of a forward, as in its published config."""
+    return bool(getattr(config, "moe_eval_capacity_token_fraction", 0) >= 1)
+
+
 def _finds_outliers(module: Any) -> bool:
     """True if a layer of bitsandbytes treats columns apart in which some row exceeds a threshold."""
     return type(module).__name__ == "Linear8bitLt" and module.state.threshold > 0
@@ -242,5 +320,5 @@ def end_tokens(model: PreTrainedModel) -> frozenset[int]:
     """Tokens that end a sequence: those of the generation config, otherwise of the config."""
     eos = model.generation_config.eos_token_id if model.generation_config is not None else None
     if eos is None:
-        eos = model.config.get_text_config(decoder=True).eos_token_id
+        eos = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
     return frozenset([eos] if isinstance(eos, int) else eos or ())

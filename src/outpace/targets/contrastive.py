@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from outpace.cache import Cache, CacheFull, Slot
-from outpace.core import OutpaceError, UnsupportedModel
+from outpace.core import PROMISES, OutpaceError, Promise, UnsupportedModel
 from outpace.targets.around import AroundTarget
 from outpace.targets.base import Output, Rows, TargetModel, own_cache
 
@@ -161,10 +161,21 @@ class ContrastiveTarget(AroundTarget):
         contexts = [model.context for model in (expert, amateur) if model.context is not None]
         self.context = min(contexts, default=None)
         self.eos_token_ids = expert.eos_token_ids
+        self.bit_exact = expert.bit_exact and amateur.bit_exact
+        self.inexact = expert.inexact or (f"the amateur: {amateur.inexact}" if amateur.inexact else "")
+        self.prompts_differ = expert.prompts_differ or amateur.prompts_differ
+        self.chains_only = expert.chains_only or amateur.chains_only
+
+    @property
+    def promise(self) -> Promise:
+        return max(self.expert.promise, self.amateur.promise, key=PROMISES.index)
 
     @property
     def identity(self) -> str:
         return f"{self.expert.identity} against {self.amateur.identity}"
+
+    def revision(self) -> int:
+        return self.expert.revision() + self.amateur.revision()
 
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> PairCache:
         caches = [model.new_cache(slots, length, capacity) for model in (self.expert, self.amateur)]

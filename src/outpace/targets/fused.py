@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from outpace.cache import Window
 from outpace.compiled import address, pointer
 from outpace.core import OutpaceError, UnsupportedModel
+from outpace.targets.changes import hooks_of
 from outpace.targets.checks import CACHE, family, is_multimodal, untouchable
 from outpace.targets.inputs import CacheAdapter
 from outpace.targets.layers import stack_of
@@ -44,7 +45,7 @@ from outpace.targets.packed import Linear, Norm, copies_fit, linears_of
 _KNOWN = {
     f"transformers.models.{family}.modeling_{family}.{name}{part}"
     for family, name in (("llama", "Llama"), ("mistral", "Mistral"), ("qwen2", "Qwen2"), ("qwen3", "Qwen3"))
-    for part in ("ForCausalLM", "Model", "DecoderLayer")
+    for part in ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm")
 }
 # Names of a layer's linear layers; those in one group have the same inputs.
 _GROUPS = (
@@ -92,14 +93,17 @@ def why_not_fused(model: Any) -> str:
         stack = stack_of(model)
     except UnsupportedModel as error:
         return str(error)
+    if any(map(hooks_of, stack.modules())):
+        return "modules in it have hooks"
     linears = set(linears_of(model))
-    for part in (model, stack, *stack.layers):
+    inner = [part for layer in stack.layers for part in (layer, layer.self_attn, layer.mlp)]
+    for part in (model, stack, *inner, *norms_of(model)):
         kind = type(part)
         if f"{kind.__module__}.{kind.__qualname__}" not in _KNOWN:
             return f"there are no compiled steps for a {kind.__name__}"
     for layer in stack.layers:
         if not linears.issuperset(_linears(layer)):
-            return "some of its linear layers have hooks, or are quantised or replaced already"
+            return "some of its linear layers are quantised or replaced already"
     config = stack.config
     heads = stack.layers[0].self_attn.head_dim
     if config.hidden_act not in ("silu", "swish"):

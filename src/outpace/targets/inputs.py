@@ -89,6 +89,11 @@ class Probe(CacheAdapter):
         return key_states, value_states
 
 
+def embeddings_of(part: Any) -> Any:
+    """The table of the tokens of an encoder or a decoder, which FSMT's lack a method for."""
+    return part.get_input_embeddings() if hasattr(part, "get_input_embeddings") else part.embed_tokens
+
+
 def device_of(embeddings: Any) -> torch.device:
     """Device of a model's inputs."""
     device: torch.device = embeddings.weight.device

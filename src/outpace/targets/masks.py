@@ -43,7 +43,7 @@ class MaskMaker:
         by_kind: the model accepts a dict. Some list ``layer_types`` but do not; the target tests it.
 
     Raises:
-        UnsupportedModel: no tree mask is known for the kind or implementation of attention.
+        UnsupportedModel: no tree mask is known for the implementation of attention.
     """
 
     def __init__(self, config: Any, dtype: torch.dtype, fused: bool = False) -> None:
@@ -53,12 +53,6 @@ class MaskMaker:
         self._additive = self._encode is None and _additive(config)
         kinds = getattr(config, "layer_types", None)
         self._kinds = sorted(set(kinds)) if kinds else []
-        unknown = set(self._kinds) - {_FULL, _SLIDING}
-        if unknown:
-            raise UnsupportedModel(
-                f"{config.model_type} has attention layers of kind {', '.join(sorted(unknown))}, whose mask "
-                "is not known here, or whose rows see more than their ancestors"
-            )
         self._window: tuple[int, int] | None = None
         self.by_kind = bool(self._kinds)
         window = getattr(config, "sliding_window", None) or None  # some configs have 0 for none
@@ -153,6 +147,40 @@ class MaskMaker:
             return seen
         mask = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device)
         return mask.masked_fill_(~seen, torch.finfo(self._dtype).min)
+
+
+class OwnMasks(MaskMaker):
+    """Leaves the mask to the model: for chains of one sequence at a time, without padding."""
+
+    def __init__(self) -> None:
+        self.by_kind = False
+        self._kinds = []
+
+    def over_window(self, sinks: int, recent: int) -> MaskMaker:
+        raise UnsupportedModel(
+            "this target takes chains only, with the model's own mask, which cannot hide a part of the "
+            "committed rows; use another drafter"
+        )
+
+    def one(self, device: torch.device) -> Mask:
+        return None
+
+    def of(self, trees: Trees, columns: int) -> Mask:
+        raise UnsupportedModel(
+            "this target takes chains only, with the model's own mask, so it cannot be trained through; use "
+            "a drafter without trained parts"
+        )
+
+    def __call__(
+        self, rows: Sequence[Rows], window: Window, positions: Sequence[Sequence[int]], device: torch.device
+    ) -> Mask:
+        return None
+
+
+def unknown_kinds(config: Any) -> list[str]:
+    """The kinds of attention layers in a config whose masks are not known here."""
+    kinds = getattr(config, "layer_types", None) or ()
+    return sorted(set(kinds) - {_FULL, _SLIDING})
 
 
 def _additive(config: Any) -> bool:

@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from outpace.core import UnsupportedModel
 from outpace.targets.attention import EXACT
+from outpace.targets.changes import Structure, Weights
 from outpace.targets.checks import cache_argument, family, runs_on_gpu
 from outpace.targets.fused import fuse_layers, fused_linears, norms_of
 from outpace.targets.inputs import Probe, device_of
 from outpace.targets.invariant import TRITON, invariant_norm
 from outpace.targets.kernels import Kernel
 from outpace.targets.layers import exchange, keep_layers
-from outpace.targets.masks import INVARIANT, MaskMaker
-from outpace.targets.packed import Packer, Weights, piecewise, release, tail_step
+from outpace.targets.masks import INVARIANT, Mask, MaskMaker, OwnMasks
+from outpace.targets.packed import Packer, piecewise, release, tail_step
 
 
 class Modules:
@@ -29,9 +31,9 @@ class Modules:
         exact: pad rows, and attend, so that a row's bits do not depend on the other rows.
         fuses: fuse the layers' operations between matrix products.
         quantise: round the weights of linear layers; empty for none.
+        chains: leave masks and positions to the model.
 
     Attributes:
-        dtype: the model's when this was made.
         step: the module that a step runs; ``model`` if nothing is replaced.
         line: the module for rows in a line; None if there is none, or none was tried.
         packed: name of a kernel -> number of layers that use it.
@@ -42,26 +44,42 @@ class Modules:
         shapes: shapes of the rows of the cache's layers.
         vocabulary: number of logits of a row.
         cache_argument: name of the argument of ``step`` for a cache.
+        structure: detector of other modules in ``model``.
 
     Raises:
         UnsupportedModel: the model takes no masks, positions or cache of outpace's.
     """
 
-    def __init__(self, model: Any, packs: bool | Kernel, exact: bool, fuses: bool, quantise: str) -> None:
+    def __init__(
+        self,
+        model: Any,
+        packs: bool | Kernel,
+        exact: bool,
+        fuses: bool,
+        quantise: str,
+        chains: bool = False,
+    ) -> None:
         invariant = exact and runs_on_gpu(model)
         kernel = TRITON if invariant else None if isinstance(packs, bool) else packs
         apart = fused_linears(model) if fuses else ()
         packer = Packer(model, bool(packs), exact, quantise, apart, kernel)
+        held: list[nn.Module] = []
+
+        def replaced(module: nn.Module) -> nn.Module | None:
+            found = packer(module) or (invariant_norm(module, model.dtype) if invariant else None)
+            if found is not None:  # whatever its kernel, it has a copy of the weights, or these very tensors
+                held.append(module)
+            return found or (piecewise(module) if exact and not invariant else None)
+
         changed = model
-        if invariant:
-            changed = exchange(model, lambda one: packer(one) or invariant_norm(one, model.dtype), INVARIANT)
-        elif packs or exact or quantise or fuses:
+        if invariant or packs or exact or quantise or fuses:
             # A fused layer runs no attention but its own; its masks are those of the exact one.
-            own = (lambda one: packer(one) or piecewise(one)) if exact else packer
-            changed = exchange(model, own, EXACT if exact or fuses else None)
+            attention = INVARIANT if invariant else EXACT if exact or fuses else None
+            changed = exchange(model, replaced, attention)
         if fuses:
             fuse_layers(model, changed, packer.join)
-        self.model, self.dtype = model, model.dtype
+            held += [*apart, *norms_of(model)]
+        self.model = model
         self.packed = dict(packer.kernels)
         self.step: Any = changed if exact or self.packed or fuses else model
         self.line: Any = None
@@ -69,18 +87,27 @@ class Modules:
         self.row_step = tail_step(model) if exact and not (fuses or invariant) else 1
         self.least_rows = packer.rows if fuses else 1
         self._packer = packer
-        self._norms = norms_of(model) if fuses else []
-        self._weights = Weights([*packer.packed, *self._norms])
+        self._held = held
+        self._weights = Weights(held)
+        self.structure = Structure(model)
+        self._chains = chains
         self.masks, self.own_masks = (
-            MaskMaker(own.config.get_text_config(decoder=True), own.dtype, fuses and own is self.step)
+            OwnMasks()
+            if chains
+            else MaskMaker(own.config.get_text_config(decoder=True), own.dtype, fuses and own is self.step)
             for own in (self.step, model)
         )
         self._probe()
         self.own_masks.by_kind = self.masks.by_kind
 
     def changed(self, thorough: bool) -> bool:
-        """True if weights were modified, or with ``thorough`` replaced, since they were packed."""
+        """True if weights that steps hold were modified or replaced; see ``Weights.changed``."""
         return self._weights.changed(thorough)
+
+    def live(self) -> list[nn.Module]:
+        """The model's modules whose weights steps read from them, without those that a hook brings."""
+        held = set(self._held)
+        return [one for one in self.model.modules() if one not in held and "forward" not in vars(one)]
 
     def release(self) -> bool:
         """Free the weights of which steps use copies.
@@ -91,7 +118,7 @@ class Modules:
         head = self.model.get_output_embeddings()  # drafters use it, and it may be the embeddings
         found = [layer for layer in self._packer.doubled if layer is not head]
         release(found)
-        self._weights = Weights([*self._packer.packed, *self._norms])
+        self._weights = Weights(self._held)
         return bool(found)
 
     def some_layers(self, layers: Sequence[int], bare: bool) -> Modules:
@@ -120,6 +147,10 @@ class Modules:
         part.masks = self.masks.over_window(sinks, recent)
         return part
 
+    def placing(self, mask: Mask, positions: Tensor) -> dict[str, Any]:
+        """Arguments of the step for the rows' mask and positions."""
+        return {} if self._chains else {"attention_mask": mask, "position_ids": positions}
+
     @torch.inference_mode()
     def _first_token(self, probe: Probe) -> Any:
         """The step's output for a token without a cache."""
@@ -127,9 +158,8 @@ class Modules:
         token = torch.zeros((1, 1), dtype=torch.long, device=device)
         return self.step(
             input_ids=token,
-            attention_mask=self.masks.one(device),
-            position_ids=token,
             use_cache=True,
+            **self.placing(self.masks.one(device), token),
             **{self.cache_argument: probe},
         )
 

@@ -8,8 +8,9 @@ and feeds those. Drafts are text.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from outpace.cache import Cache, Slot, Window
-from outpace.core import OutpaceError, PromptStates, Source, UnsupportedModel
-from outpace.targets.base import Rows
+from outpace.core import OutpaceError, PromptStates, Source, UnsupportedModel, in_progress
+from outpace.targets.base import Output, Rows
 from outpace.targets.causal import CausalTarget
 from outpace.targets.checks import family
 from outpace.targets.inputs import positions_of
@@ -27,6 +28,9 @@ from outpace.targets.self_test import agree
 # Arguments of a language model for a prompt, besides flags; it must not need any others.
 _KNOWN = {"inputs_embeds", "position_ids", "attention_mask", "past_key_values", "cache", "cache_position"}
 _PLAIN = (bool, int, float, str)
+# What else it may be given (DeepStack, Meng et al. 2024, arXiv 2406.04334): which rows [B, length] are those
+# of images, and for each of its first layers what is added to their outputs, [rows of images, hidden size].
+_MARKED, _ADDED = "visual_pos_masks", "deepstack_visual_embeds"
 
 
 class MultimodalTarget(CausalTarget):
@@ -91,13 +95,14 @@ class MultimodalTarget(CausalTarget):
         name = family(self.model)
         here = {key: _on(self.device, value) for key, value in inputs.items() if key != "labels"}
         logits, given = self._captured(here, whole=not self._tested)
+        deep = _deep(given.pop(_MARKED, None), given.pop(_ADDED, None))
         odd = [key for key, value in given.items() if key not in _KNOWN and not _harmless(value)]
         mask = given.get("attention_mask")
         if odd or isinstance(mask, Mapping) or (isinstance(mask, Tensor) and mask.dim() != 2):
             what = ", ".join(odd) or "a mask of its own"
             raise UnsupportedModel(
-                f"the language model of {name} reads {what} besides embeddings and positions, so that drafts "
-                "after an image cannot be verified; pass text alone"
+                f"the language model of {name} reads {what} besides embeddings and positions, which this "
+                "target cannot give it with a part of a prompt; pass text alone"
             )
         states = given.get("inputs_embeds")
         if not isinstance(states, Tensor):
@@ -106,18 +111,25 @@ class MultimodalTarget(CausalTarget):
         found = []
         for row, front in enumerate(pads):
             own = None if positions is None else _axes(positions, row, front, name)
-            found.append(PromptStates(states[row, front:].clone(), positions=own))
+            added = None if deep is None else deep[:, row, front:].clone()
+            found.append(PromptStates(states[row, front:].clone(), positions=own, deep=added))
+        if self.chains_only and any(prompt.positions is not None for prompt in found):
+            raise UnsupportedModel(
+                f"{name} gives a prompt with images positions of its own, and its decoder takes none: "
+                f"{self.chains_only}; pass text alone"
+            )
         if logits is not None:
             self._test(found[0], here["input_ids"][0, pads[0] :].tolist(), logits[0, -1:])
         return found
 
     def _captured(self, inputs: Mapping[str, Any], whole: bool) -> tuple[Tensor | None, dict[str, Any]]:
         """The language model's inputs for a prompt and, if ``whole``, the logits after it."""
-        ours = threading.get_ident()
+        here = sys._getframe()
         given: dict[str, Any] = {}
 
         def look(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-            if threading.get_ident() == ours and not given:
+            # Threads may share a model, and an interrupt may leave this hook behind.
+            if in_progress(here) and not given:
                 if args:
                     raise UnsupportedModel(f"{family(self.model)} does not name its language model's inputs")
                 given.update(kwargs)
@@ -179,6 +191,45 @@ class MultimodalTarget(CausalTarget):
             states[slot][inside] = prompt.states[at[inside]].to(states[slot])
         return states
 
+    def _pass(
+        self,
+        window: Window,
+        feeds: Mapping[Slot, Rows],
+        logits_from: int | None,
+        hidden_layers: Sequence[int],
+        states: Mapping[Slot, Tensor] | None,
+    ) -> Output:
+        with self._adding(window):
+            return super()._pass(window, feeds, logits_from, hidden_layers, states)
+
+    @contextmanager
+    def _adding(self, window: Window) -> Iterator[None]:
+        """Context in which the language model gets what is added to a window's rows of images, if any."""
+        rows: dict[int, Tensor] = {}
+        for place, slot in enumerate(window.slots):
+            prompt = None if slot is None else self._prompts.get(slot)
+            if prompt is not None and prompt.deep is not None:
+                rows[place] = prompt.deep[:, window.offsets[place] :][:, : window.widths[place]]
+        if not any(added.any() for added in rows.values()):
+            yield
+            return
+        some = next(iter(rows.values()))
+        dense = some.new_zeros((len(some), len(window.slots), window.width, some.shape[-1]))
+        for place, added in rows.items():
+            dense[:, place, : added.shape[1]] = added
+        marked = torch.ones(dense.shape[1:3], dtype=torch.bool, device=dense.device)
+        more = {_MARKED: marked, _ADDED: list(dense.flatten(1, 2))}
+        forward = sys._getframe(2)  # this function is a generator, which contextlib has called
+
+        def give(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+            return (args, {**kwargs, **more}) if in_progress(forward) else None
+
+        hook = self._modules.step.get_decoder().register_forward_pre_hook(give, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+
     def _rotated(self, window: Window, positions: Tensor) -> Tensor:
         prompts = [None if slot is None else self._prompts.get(slot) for slot in window.slots]
         axes = next((len(p.positions) for p in prompts if p is not None and p.positions is not None), 0)
@@ -199,6 +250,15 @@ class _Enough(Exception):
 
 def _on(device: torch.device, value: Any) -> Any:
     return value.to(device) if isinstance(value, Tensor) else value
+
+
+def _deep(marked: Tensor | None, added: Sequence[Tensor] | None) -> Tensor | None:
+    """Tensor of what is added to the rows of prompts, [layers, B, length, hidden size]; None for nothing."""
+    if marked is None or not added:
+        return None
+    deep = added[0].new_zeros((len(added), *marked.shape, added[0].shape[-1]))
+    deep[:, marked] = torch.stack(list(added))
+    return deep
 
 
 def _harmless(value: Any) -> bool:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter, is_not
 from typing import Any
 
 import torch
@@ -42,7 +41,6 @@ from outpace.targets.kernels import (
 )
 from outpace.targets.native import LANES, functions
 
-_VERSION = attrgetter("_version")
 # Elements that fill two vectors of any processor, and elements that one thread computes: torch shares 2^15.
 _VECTORS, _PIECE = 64, 1 << 14
 _ACTIVATIONS = frozenset(one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values())
@@ -451,42 +449,3 @@ def release(layers: Iterable[nn.Linear]) -> None:
     """Free the weights of layers; their shapes and dtypes stay."""
     for layer in layers:
         layer.weight = nn.Parameter(torch.empty_like(layer.weight, device="meta"), requires_grad=False)
-
-
-class Weights:
-    """Detector of weights and biases modified or replaced since they were packed.
-
-    ``load_state_dict(assign=True)`` replaces a parameter, ``weight.data = ...`` its memory.
-    """
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        # Looked up in the modules' dicts, since nn.Module's own look-up takes longer.
-        self._places = [
-            (module._parameters, name)
-            for module in modules
-            for name, weight in module._parameters.items()
-            if weight is not None
-        ]
-        self._weights: list[Any] = [own[name] for own, name in self._places]
-        # Tensors made in inference mode do not count writes, and released ones cannot be written.
-        self._counted = [one for one in self._weights if not (one.is_inference() or one.is_meta)]
-        self._written, self._held = self._writes(), self._memory()
-
-    def _writes(self) -> int:
-        return sum(map(_VERSION, self._counted))
-
-    def _memory(self) -> list[int]:
-        return list(map(Tensor.data_ptr, self._weights))
-
-    def changed(self, thorough: bool) -> bool:
-        """True if some were modified in place, or, with ``thorough``, replaced (a longer check)."""
-        if thorough:
-            current = [own.get(name) for own, name in self._places]
-            if any(map(is_not, current, self._weights)) or self._memory() != self._held:
-                return True
-        return self._writes() != self._written
-
-
-def written(model: Any) -> int:
-    """A number that increases when a weight of a model is modified in place."""
-    return sum(weight._version for weight in model.parameters() if not weight.is_inference())

@@ -207,6 +207,11 @@ class ParallelTarget(WrappedTarget):
                 "drafts are shared between ranks for decoder-only models with caches that grow; leave "
                 "--parallel draft (or static=True) out"
             )
+        if inner.prompts_differ:
+            raise UnsupportedModel(
+                "rows of this model have other bits in steps than in prompts, and ranks feed each other's "
+                "rows again without telling which they are; leave --parallel draft out"
+            )
         self.wrap(inner)
         self.peers = peers
         self.least: float = 2

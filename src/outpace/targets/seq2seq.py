@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -22,11 +23,20 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from outpace.cache import Cache, KVCache, LayerShape, Slot, Window
 from outpace.core import ContextOverflow, OutpaceError, Source, UnsupportedModel
-from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, own_cache
-from outpace.targets.checks import cache_argument, context_of, end_tokens, family, refuse_by_config
-from outpace.targets.inputs import CacheAdapter, Probe, device_of, inputs_of, rows_of
-from outpace.targets.masks import MaskMaker
-from outpace.targets.positions import ByBias, placement_of
+from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, check_chains, own_cache
+from outpace.targets.changes import Structure
+from outpace.targets.checks import (
+    cache_argument,
+    config_of,
+    context_of,
+    end_tokens,
+    family,
+    refuse_by_config,
+    why_chains_only,
+)
+from outpace.targets.inputs import CacheAdapter, Probe, device_of, embeddings_of, inputs_of, rows_of
+from outpace.targets.masks import Mask, MaskMaker, OwnMasks
+from outpace.targets.positions import ByBias, Placement, placement_of
 from outpace.targets.self_test import self_test
 
 _TEXT, _FEATURES = "input_ids", "input_features"
@@ -74,6 +84,13 @@ class Seq2SeqCache(KVCache):
         self.sources.free(self.beside.pop(slot))
 
 
+@dataclass
+class _Encoded(BaseModelOutput):
+    """An encoder's output, with what models with experts read of it besides."""
+
+    router_logits: Any = None
+
+
 class _Cross(ModelCache):
     """Views of cross-attention keys and values as a filled transformers cache."""
 
@@ -107,6 +124,7 @@ class Seq2SeqTarget(TargetModel):
     """
 
     has_encoder: ClassVar[bool] = True
+    inexact = "steps of encoder-decoder models run on stock modules, whose sums depend on the other rows"
 
     def __init__(self, model: PreTrainedModel, check: bool = True) -> None:
         refuse_by_config(model, seq2seq=True)
@@ -118,20 +136,28 @@ class Seq2SeqTarget(TargetModel):
         self.model = model
         self._encoder: Any = model.get_encoder()
         self._decoder: Any = model.get_decoder()
-        self._placement = placement_of(model)
-        self._masks = MaskMaker(self._decoder.config, model.dtype)
-        self.context = getattr(self._decoder, "max_target_positions", None) or context_of(model.config)
+        self._structure = Structure(model)
+        found = placement_of(model)
+        self._placement = found if isinstance(found, Placement) else Placement()
+        self.chains_only = why_chains_only(model, seq2seq=True) or (found if isinstance(found, str) else "")
+        config = config_of(self._decoder, model)
+        self._masks = OwnMasks() if self.chains_only else MaskMaker(config, model.dtype)
+        limits = getattr(self._decoder, "max_target_positions", None), context_of(model.config)
+        self.context = next(filter(None, limits), context_of(config))
         self.eos_token_ids = end_tokens(model)
         self.start = _start(model)
         self.shares_ids = self._one_vocabulary()
-        self.device = device_of(self._decoder.get_input_embeddings())
+        self.device = device_of(embeddings_of(self._decoder))
         self._probe()
         if check:
-            embedded = self._decoder.get_input_embeddings().weight.shape[0]
+            embedded = embeddings_of(self._decoder).weight.shape[0]
             self_test(self, model, embedded, self._plain, self._test_sources())
 
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> Seq2SeqCache:
         return Seq2SeqCache(self._layers, self._cross, slots, length, capacity)
+
+    def replaced(self) -> str | None:
+        return self._structure.changed()
 
     # -- the source --------------------------------------------------------------------------------------
 
@@ -159,7 +185,7 @@ class Seq2SeqTarget(TargetModel):
         if self.reads_features:
             return Source(self._read(self._features(source)))
         ids = self._ids(source)
-        states = self._read(torch.tensor([ids], device=device_of(self._encoder.get_input_embeddings())))
+        states = self._read(torch.tensor([ids], device=device_of(embeddings_of(self._encoder))))
         return self.source(states, ids)
 
     @property
@@ -178,7 +204,7 @@ class Seq2SeqTarget(TargetModel):
 
     def _one_vocabulary(self) -> bool:
         """True if encoder and decoder share their token ids."""
-        sizes = {len(part.get_input_embeddings().weight) for part in (self._encoder, self._decoder)}
+        sizes = {len(embeddings_of(part).weight) for part in (self._encoder, self._decoder)}
         # Some Marian models have two vocabularies, possibly of one size; their config states it.
         return len(sizes) == 1 and bool(getattr(self.model.config, "share_encoder_decoder_embeddings", True))
 
@@ -189,7 +215,7 @@ class Seq2SeqTarget(TargetModel):
             ids = [operator.index(token) for token in source]
         except TypeError as error:
             raise OutpaceError(f"{name} reads text: a source is a list of token ids: {error}") from error
-        vocabulary = self._encoder.get_input_embeddings().weight.shape[0]
+        vocabulary = embeddings_of(self._encoder).weight.shape[0]
         outside = [token for token in ids if not 0 <= token < vocabulary]
         if outside:
             raise OutpaceError(f"source: token {outside[0]} is outside its vocabulary of {vocabulary}")
@@ -225,9 +251,12 @@ class Seq2SeqTarget(TargetModel):
         """Allocate a slot, and write the source's cross-attention keys and values.
 
         Raises:
-            OutpaceError: there is no source; or its length differs from those in use, for an encoder of
-                features, whose decoder does not mask parts of a source.
+            OutpaceError: there is no source; the model has other modules or another dtype; or the source's
+                length differs from those in use, for an encoder of features, whose decoder does not mask
+                parts of a source.
         """
+        if (reason := self.replaced()) is not None:
+            raise OutpaceError(reason)
         own = own_cache(self, cache, Seq2SeqCache)
         if source is None:
             raise OutpaceError(f"{family(self.model)} is an encoder-decoder model: a slot needs a source")
@@ -251,12 +280,13 @@ class Seq2SeqTarget(TargetModel):
         """Decode a first token from a source: rows of self-attention and of cross-attention, and logits."""
         own, cross = Probe(), Probe()
         token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
-        with self._placement.during(token):
+        mask = self._masks.one(self.device)
+        with self._placement.during(token, token, mask):
             output = self.model(
-                encoder_outputs=BaseModelOutput(last_hidden_state=states),
+                encoder_outputs=_Encoded(last_hidden_state=states),
                 decoder_input_ids=token,
-                decoder_attention_mask=self._masks.one(self.device),
                 use_cache=True,
+                **self._masked(mask),
                 **self._placement.arguments(token),
                 **{self._cache_argument: EncoderDecoderCache(own, cross)},
             )
@@ -274,7 +304,7 @@ class Seq2SeqTarget(TargetModel):
 
     def embed(self, tokens: Tensor) -> Tensor:
         with torch.no_grad():
-            embedded: Tensor = self._decoder.get_input_embeddings()(tokens)
+            embedded: Tensor = embeddings_of(self._decoder)(tokens)
         return embedded
 
     def head(self, states: Tensor) -> Tensor:
@@ -295,7 +325,7 @@ class Seq2SeqTarget(TargetModel):
         """
         with torch.inference_mode():
             output = self.model(
-                encoder_outputs=BaseModelOutput(
+                encoder_outputs=_Encoded(
                     last_hidden_state=torch.zeros(
                         (1, 1, self._size), dtype=self.model.dtype, device=self.device
                     )
@@ -366,24 +396,42 @@ class Seq2SeqTarget(TargetModel):
     ) -> Output:
         if self.model.training:
             raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
+        check_chains(self, feeds)
         own = own_cache(self, cache, Seq2SeqCache)
-        (window,) = own.begin({slot: len(row.tokens) for slot, row in feeds.items()})
+        widths = {slot: len(row.tokens) for slot, row in feeds.items()}
+        windows = own.begin(widths, apart=widths if self.chains_only else ())
+        return Output.join([self._pass(own, window, feeds, logits_from, hidden_layers) for window in windows])
+
+    def _pass(
+        self,
+        cache: Seq2SeqCache,
+        window: Window,
+        feeds: Mapping[Slot, Rows],
+        logits_from: int | None,
+        hidden_layers: Sequence[int],
+    ) -> Output:
+        """A forward of the model over one window."""
         rows = rows_of(window, feeds)
         tokens, positions = inputs_of(rows, window)
         ids, places = torch.tensor([tokens, positions], device=self.device).unbind()
         mask = self._masks(rows, window, positions, self.device)
-        assert not isinstance(mask, dict)  # no encoder-decoder model has layers of several kinds
-        with self._placement.during(places):
+        if not isinstance(mask, dict):  # one per kind of layer is right as it is
+            mask = self._placement.mask(mask, rows, window, positions)
+        with self._placement.during(ids, places, mask):
             output = self.model(
                 decoder_input_ids=ids,
-                decoder_attention_mask=self._placement.mask(mask, rows, window, positions),
-                **self._attended(own, window),
+                **self._masked(mask),
+                **self._attended(cache, window),
                 **self._placement.arguments(places),
                 **({"output_hidden_states": True} if hidden_layers else {}),
             )
         hidden = {layer: output.decoder_hidden_states[layer] for layer in hidden_layers}
         logits = None if logits_from is None else output.logits[:, logits_from:]
         return Output.of(window.slots, feeds, logits, logits_from, hidden)
+
+    def _masked(self, mask: Mask) -> dict[str, Any]:
+        """Arguments of the model for the decoder's mask."""
+        return {} if self.chains_only else {"decoder_attention_mask": mask}
 
     def _attended(self, cache: Seq2SeqCache, window: Window) -> dict[str, Any]:
         """Arguments of the model for a window's rows and the sources of its slots."""
@@ -397,7 +445,7 @@ class Seq2SeqTarget(TargetModel):
         )
         rows = CacheAdapter(window, self._places)
         return {
-            "encoder_outputs": BaseModelOutput(last_hidden_state=states),
+            "encoder_outputs": _Encoded(last_hidden_state=states),
             "attention_mask": (torch.arange(longest, device=self.device) < lengths[:, None]).long(),
             self._cache_argument: EncoderDecoderCache(
                 rows, _Cross(cache.sources.views(window.start, window.stop))
@@ -410,7 +458,7 @@ class Seq2SeqTarget(TargetModel):
     @torch.inference_mode()
     def _probe(self) -> None:
         """Determine the shape of each layer's rows, and the vocabulary."""
-        name, config = family(self.model), self._encoder.config
+        name, config = family(self.model), config_of(self._encoder, self.model)
         self._size: int = config.hidden_size
         states = torch.zeros((1, 1, self._size), dtype=self.model.dtype, device=self.device)
         try:
@@ -432,10 +480,14 @@ class Seq2SeqTarget(TargetModel):
 
     def _plain(self, source: Source | None, text: list[int]) -> Tensor:
         assert source is not None
+        more: dict[str, Any] = {}
+        if not self.reads_features:  # without a cache FSMT masks later tokens only if it is given the source
+            more["input_ids"] = torch.zeros((1, len(source.states)), dtype=torch.long, device=self.device)
         logits: Tensor = self.model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=source.states[None]),
+            encoder_outputs=_Encoded(last_hidden_state=source.states[None]),
             decoder_input_ids=torch.tensor([text], device=self.device),
             use_cache=False,
+            **more,
         ).logits
         return logits[0]
 

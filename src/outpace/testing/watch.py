@@ -45,6 +45,9 @@ class Watch(Drafter[Any]):
     def prepare(self, target: TargetModel) -> Any:
         return self.inner.prepare(target)
 
+    def renew(self, shared: Any, target: TargetModel) -> Any:
+        return self.inner.renew(shared, target)
+
     def hidden_layers(self, shared: Any) -> tuple[int, ...]:
         return self.inner.hidden_layers(shared)
 

@@ -70,6 +70,7 @@ class Joint(Learned):
         self.module = module
         self.lora = lora
         self._updates = Updates(target.model, lora)
+        target.keep_modules()  # the updates in the model are zeros
         self.updates = nn.ParameterList(self._updates.fresh())
         self._own_objective = own
         self._alone = True

@@ -95,6 +95,10 @@ class Verifier(ABC):
         """
         return (self.by_tokens or params.greedy) and not params.logits_processors
 
+    def keeps_tokens(self, greedy: bool) -> bool:
+        """True if it preserves the tokens of plain decoding, not only their distribution or less."""
+        return self.invariant or (greedy and not self.lossy)
+
     @abstractmethod
     def verify(self, logits: Logits, draft: Draft, draw: Draw) -> Verdict:
         """Verify a draft: return the accepted path and the tokens of the step.

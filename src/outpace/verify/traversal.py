@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,17 +19,20 @@ from outpace.verify.rejection import without
 
 @dataclass
 class _Open:
-    """A node whose children are being tried.
+    """A node whose children are being tried, and its equal siblings, if they are followed together.
 
     Attributes:
+        node: the first of them.
         share: current probability of accepting the path to it.
         q: the target's distribution as it remains after the rejected children.
+        siblings: the children, and ``left`` those still to be tried.
         p: the distribution that the child being tried was drawn from.
     """
 
     node: int
     share: float
     q: Tensor
+    siblings: Seq[int]
     left: Iterator[int]
     p: Tensor | None = None
 
@@ -40,28 +44,36 @@ def traversal(logits: Logits, draft: Draft, draw: Draw) -> Verdict:
     probability share. If it is rejected, its parent's q becomes the normalised positive part of w q - p and
     its share w becomes e / (e + 1 - w), with e the sum of that part; then the next child is tried, and after
     the last one the parent itself. So the siblings after an unlikely child may make up for it. On a chain
-    this is block verification. Of equal siblings that a drafter chooses, the first counts.
+    this is block verification.
+
+    Equal siblings that a drafter chooses, or draws with replacement, are followed together, as by
+    ``rejection``: the first is entered with the children of all. This changes no probability of acceptance
+    above them: a node entered with a share is accepted, or a node below it, with that probability, whatever
+    the number of its children. Once the first is rejected, the others' share is 0.
 
     Raises:
         OutpaceError: the draft gives a token of its own probability 0, or lacks a distribution.
     """
     below = children(draft.parents)
+    together = draft.distributions is None or draft.replacement
 
-    def enter(node: int, share: float) -> _Open:
+    def enter(nodes: Seq[int], share: float) -> _Open:
+        node, siblings = nodes[0], [child for parent in nodes for child in below[parent]]
         guessed = [draft.tokens[place] for place in path_to(draft.parents, node)]
-        return _Open(node, share, draw.distribution(logits, node, guessed), iter(below[node]))
+        return _Open(node, share, draw.distribution(logits, node, guessed), siblings, iter(siblings))
 
-    frames = [enter(-1, 1.0)]
+    frames = [enter([-1], 1.0)]
     while True:
         frame = frames[-1]
         child = next(frame.left, None)
         if child is not None:
             token = draft.tokens[child]
-            if frame.p is None or draft.distributions is None:
-                frame.p = proposal(draft, frame.node, token, frame.q)
+            if frame.p is None or together:
+                frame.p = proposal(draft, draft.parents[child], token, frame.q)
             share = min(1.0, frame.share * likelihood_ratio(frame.q, frame.p, token))
             if share > 0:
-                frames.append(enter(child, share))
+                equal = [node for node in frame.siblings if draft.tokens[node] == token]
+                frames.append(enter(equal if together else [child], share))
             else:
                 _reject(frame, draft, token)
         elif frame.node < 0 or draw.accept(frame.share, frame.node):

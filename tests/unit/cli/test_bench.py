@@ -126,6 +126,18 @@ def test_a_limit_and_an_assistant(bench: Bench, folder: Path) -> None:
     assert rows["transformers:assisted", 1]["accepted"] > 0
 
 
+def test_a_model_that_is_not_exact_is_noted_and_promises_nothing(bench: Bench) -> None:
+    result = bench(
+        "--dtype", "bfloat16", "--stock", "--drafters", "prompt_lookup", "--json", "-", "--peers", "none"
+    )
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["model"]["promise"] == "not exact" and "own modules" in found["model"]["bits"]
+    (note,) = [note for note in found["notes"] if "near-ties may flip" in note]
+    assert "own modules" in note and note in " ".join(result.stderr.split())
+    assert not any(row["promised"] for row in found["rows"])
+    assert json.loads(bench("--json", "-").stdout.splitlines()[-1])["model"]["promise"] != "not exact"
+
+
 def test_a_sampled_run_is_equal_under_match_and_promises_nothing_of_others(bench: Bench) -> None:
     result = bench("--temperature", 1, "--drafters", "prompt_lookup", "--json", "-")
     assert result.exit_code == 0, result.output

@@ -335,6 +335,29 @@ def test_an_exact_verifier_is_not_called_lossy(run: Run, folder: Path) -> None:
         assert compared["equal"] and not compared["lossy"] and compared["drift"] is None
 
 
+def test_a_model_that_is_not_exact_is_named_with_every_output(run: Run, folder: Path, tmp_path: Path) -> None:
+    args = ("generate", "-m", folder, "-n", 8, "--dtype", "bfloat16", "--stock", "-d", "prompt_lookup")
+    reason = "not exact, near-ties may flip: stock=True runs the model's own modules"
+    told = lambda result: reason in " ".join(result.stderr.split())  # noqa: E731
+    one = run(*args, "-p", PROMPT)
+    assert one.exit_code == 0 and told(one)
+    found = json.loads(run(*args, "-p", PROMPT, "--json").stdout)["stats"]
+    assert found["promise"] == "not exact" and found["inexact"].startswith("stock=True runs")
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('"aba"\n"bab"\n', "utf-8")
+    assert told(run(*args, "-f", file))
+    assert told(run("chat", *args[1:], stdin="aaaa\n"))
+    compared = json.loads(run(*args, "-p", PROMPT, "--compare", "--repeats", 1, "--json").stdout)
+    assert compared["promise"] == "not exact" and not compared["equality_promised"]
+    sampled = (*args, "-t", 1, "--verifier", "rejection", "-p", PROMPT)
+    assert "near-ties" not in run(*sampled).stderr  # it promises no tokens
+    assert json.loads(run(*sampled, "--json").stdout)["stats"]["promise"] is None
+    exact = ("generate", "-m", folder, "-n", 8, "-p", PROMPT, "--dtype", "float32", "--stock")
+    assert "near-ties" not in run(*exact).stderr  # so rare that a field of the statistics suffices
+    stats = json.loads(run(*exact, "--json").stdout)["stats"]
+    assert stats["promise"] == "same tokens but for near-ties" and stats["inexact"]
+
+
 def test_compare_says_how_far_a_lossy_verifier_moved_the_output(run: Run, folder: Path) -> None:
     args = ("generate", "-m", folder, "-p", PROMPT, "-n", 24, "--compare", "--repeats", 1, *LOSSY)
     result = run(*args)
@@ -605,3 +628,42 @@ def test_a_reader_that_leaves_early_is_no_crash(folder: Path) -> None:
         process.stdout.close()
         errors = process.stderr.read().decode()
     assert "Traceback" not in errors and "Exception" not in errors
+
+
+_PRESSED = """
+import atexit, os, signal, sys
+from importlib.abc import MetaPathFinder
+
+first, sys.argv = sys.argv[1], ["outpace", *sys.argv[2:]]
+
+class Press(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == first:
+            sys.meta_path.remove(self)
+            signal.raise_signal(signal.SIGINT)
+
+def second():
+    os.write(2, b"the second")
+    signal.raise_signal(signal.SIGINT)
+    os.write(2, b"ignored")
+
+sys.meta_path.insert(0, Press())
+from outpace.__main__ import main
+atexit.register(second)
+main()
+"""
+
+
+@pytest.mark.parametrize("where", ["outpace.cli", "typer", "outpace.cli.generate", "torch"])
+def test_ctrl_c_twice_prints_no_traceback(folder: Path, where: str) -> None:
+    """The first comes while a module is imported, the second while the process ends."""
+    args = ["generate", "-m", str(folder), "-p", PROMPT, "-n", "4"]
+    result = subprocess.run(
+        [sys.executable, "-c", _PRESSED, where, *args],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+    assert result.returncode == 130
+    assert result.stderr.endswith("the second")
+    assert "Traceback" not in result.stderr and "Exception" not in result.stderr

@@ -15,7 +15,16 @@ from outpace.cache import KVCache, LayerShape, RowShape, StaticCache, Window
 from outpace.core import UnsupportedModel
 from outpace.targets import inputs
 from outpace.targets.base import Rows
-from outpace.targets.masks import MaskMaker, compact, dense, packed, placed, placed_on, tree_masks
+from outpace.targets.masks import (
+    MaskMaker,
+    compact,
+    dense,
+    packed,
+    placed,
+    placed_on,
+    tree_masks,
+    unknown_kinds,
+)
 from outpace.targets.tree_attention import visible
 from outpace.tree import depths
 
@@ -219,6 +228,6 @@ def test_refused_implementations(implementation: str) -> None:
         MaskMaker(config(implementation), torch.float32)
 
 
-def test_refused_kinds() -> None:
-    with pytest.raises(UnsupportedModel, match="test has attention layers of kind chunked_attention"):
-        MaskMaker(config(layer_types=["full_attention", "chunked_attention"]), torch.float32)
+def test_unknown_kinds() -> None:
+    assert unknown_kinds(config(layer_types=["full_attention", "chunked_attention"])) == ["chunked_attention"]
+    assert not unknown_kinds(config(layer_types=["full_attention", "sliding_attention"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -12,7 +13,7 @@ import transformers
 import outpace
 from outpace import Engine, SamplingParams, Target
 from outpace.core import OutpaceError, PromptStates, UnsupportedModel
-from outpace.targets import MultimodalTarget
+from outpace.targets import MultimodalTarget, multimodal
 from zoo.families import randomise
 from zoo.image_families import IMAGE, IMAGE_FAMILIES, build, prompts
 
@@ -96,22 +97,6 @@ def small(prefix: str, **options: Any) -> Any:
     return model
 
 
-def qwen3_vl() -> Any:
-    """Its images enter several layers (DeepStack)."""
-    options = IMAGE_FAMILIES["qwen2_vl"][1]
-    vision = {**options["vision_config"], "hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 32}
-    del vision["embed_dim"], vision["mlp_ratio"]
-    rope = {**options["text_config"]["rope_parameters"], "mrope_interleaved": True}
-    return small(
-        "Qwen3VL",
-        **{
-            **options,
-            "vision_config": {**vision, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
-            "text_config": {**options["text_config"], "head_dim": 8, "rope_parameters": rope},
-        },
-    )
-
-
 def gemma3() -> Any:
     """The rows of its images see each other, later ones too."""
     options = IMAGE_FAMILIES["llava"][1]
@@ -127,14 +112,24 @@ def gemma3() -> Any:
 
 
 def test_images_that_enter_several_layers() -> None:
-    model = qwen3_vl()
-    given = one("qwen2_vl")
-    outpace.accelerate(model, "none")
+    model = build("qwen3_vl")
+    for images in ((1, 2), (0, 0)):
+        given = {**prompts("qwen3_vl", images), "max_new_tokens": 9, "repetition_penalty": 3.0}
+        expected = type(model).generate(model, **given)
+        outpace.accelerate(model, "lookahead", adaptive=False)
+        assert model.generate(**given).tolist() == expected.tolist()
+        outpace.restore(model)
+
+
+def test_what_enters_several_layers_and_is_left_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Target(build("qwen3_vl"), check=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(MultimodalTarget, "_adding", lambda *_: nullcontext())
+        with pytest.raises(UnsupportedModel, match="other logits for a prompt with images"):
+            own.encode(one("qwen3_vl"))
+    monkeypatch.setattr(multimodal, "_ADDED", "another name")
     with pytest.raises(UnsupportedModel, match="deepstack_visual_embeds besides embeddings"):
-        model.generate(**given, max_new_tokens=3)
-    text = prompts("qwen2_vl", (0, 0))
-    expected = type(model).generate(model, **text, max_new_tokens=9)
-    assert model.generate(**text, max_new_tokens=9).tolist() == expected.tolist()
+        own.encode(one("qwen3_vl"))
 
 
 def test_images_whose_rows_see_each_other() -> None:

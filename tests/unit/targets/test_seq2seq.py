@@ -18,10 +18,10 @@ from outpace import ContextOverflow, Engine, OutpaceError, SamplingParams, Targe
 from outpace.cache import Slot
 from outpace.core import Source
 from outpace.drafters import Cascade, DraftModel, PromptLookup
-from outpace.targets import CausalTarget, ContrastiveTarget, Rows, Seq2SeqTarget, positions
-from outpace.targets.seq2seq import Seq2SeqCache
+from outpace.targets import CausalTarget, ContrastiveTarget, Rows, Seq2SeqTarget, checks, positions
+from outpace.targets.seq2seq import Seq2SeqCache, _Encoded
 from outpace.testing import ToyTarget
-from zoo.seq2seq_families import SEQ2SEQ_FAMILIES, START
+from zoo.seq2seq_families import CHAIN_FAMILIES, COUNTING_FAMILIES, SEQ2SEQ_FAMILIES, START
 
 PARENTS = (-1, 0, 0, 1, 1, 2, 4)
 PATHS = ((0, 1, 3), (0, 1, 4, 6), (0, 2, 5))
@@ -31,7 +31,9 @@ KINDS = {"t5": positions.ByBias, "bart": positions.ByHook, "whisper": positions.
 
 
 def target_of(name: str, **options: Any) -> Seq2SeqTarget:
-    target = Target(SEQ2SEQ_FAMILIES[name].build(), **options)
+    families = {**SEQ2SEQ_FAMILIES, **COUNTING_FAMILIES, **CHAIN_FAMILIES}
+    dtype = torch.float32 if name == "fsmt" else torch.float64
+    target = Target(families[name].build(dtype), **options)
     assert isinstance(target, Seq2SeqTarget)
     return target
 
@@ -203,19 +205,44 @@ def test_the_hook_is_gone_after_a_forward(monkeypatch: pytest.MonkeyPatch) -> No
     assert dict(vars(type(model.get_decoder().embed_positions))) == methods
 
 
-def test_the_hook_lets_other_threads_pass() -> None:
+@pytest.mark.parametrize("name", ["bart", "m2m-100"])
+def test_the_hook_lets_other_threads_pass(name: str) -> None:
     """A forward of the bare model, in another thread, while the hook is set."""
-    target = target_of("bart")
+    target = target_of(name)
     source = target.encode([4, 5, 6, 7])
     expected = plain(target, source, [START, 9, 8])
     found: list[Tensor] = []
-    with target._placement.during(torch.tensor([[30, 30, 30]])):
+    given = torch.tensor([[START, 9, 8]]), torch.tensor([[30, 30, 30]])
+    with target._placement.during(*given, mask=None):
         thread = threading.Thread(target=lambda: found.append(plain(target, source, [START, 9, 8])))
         thread.start()
         thread.join()
         here = plain(target, source, [START, 9, 8])
     assert torch.equal(found[0], expected)
     assert not torch.allclose(here, expected)
+
+
+@pytest.mark.parametrize("name", ["m2m-100", "fsmt", "seamless-m4t", "nllb-moe", "umt5"])
+def test_a_pad_in_a_draft(name: str) -> None:
+    """Tables that skip pads are asked as in plain decoding, where a pad is alone in its forward."""
+    target = target_of(name)
+    source, text = target.encode([4, 5, 6, 7]), [START, 9, 0, 8, 0, 7]
+    given: dict[str, Any] = {"encoder_outputs": _Encoded(last_hidden_state=source.states[None])}
+    with torch.inference_mode():
+        for token in text:
+            output = target.model(decoder_input_ids=torch.tensor([[token]]), use_cache=True, **given)
+            given[checks.CACHE] = output[checks.CACHE]
+    cache = target.new_cache()
+    slot = target.open(cache, source)
+    found = target.forward(cache, {slot: Rows(text)}).logits_of(slot)
+    assert torch.allclose(found[-1], output.logits[0, -1], atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "reason"), [("led", "other logits for a tree"), ("nllb-moe", "tree")])
+def test_a_misused_mask_is_seen(name: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_MISUSED", {})
+    with pytest.raises(UnsupportedModel, match=reason):
+        target_of(name)
 
 
 def test_the_model_is_left_as_it_is() -> None:

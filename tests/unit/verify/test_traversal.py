@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from drafts import always, chain_shape, fixed, sampled, table
-from enumeration import EXACT, Enumerated, Script, expected_length
+from drafts import always, chain_shape, fixed, height, sampled, table, trees
+from enumeration import EXACT, Enumerated, Script, error, expected_length
 from outpace.core import Draft
 from outpace.logits import Logits
 from outpace.verify.block import block
@@ -26,17 +28,39 @@ def test_on_a_chain_it_is_block_verification(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_it_accepts_more_of_a_tree_than_rejection(seed: int) -> None:
-    """Drawn without replacement: with it, equal siblings share their children there alone."""
-    target, drafts = table(seed), sampled(table(seed + 100), [-1, -1, 0, 1], replacement=False)
+@pytest.mark.parametrize("replacement", [True, False])
+def test_it_accepts_more_of_a_tree_than_rejection(seed: int, replacement: bool) -> None:
+    target, drafts = table(seed), sampled(table(seed + 100), [-1, -1, 0, 1], replacement)
     assert expected_length(traversal, target, drafts) > expected_length(rejection, target, drafts)
 
 
-def test_one_path_of_chosen_tokens_is_accepted_as_by_match() -> None:
+@pytest.mark.parametrize("parents", [[-1, -1, 1], [-1, -1, 0, 1], [-1, -1, 1, 2], [-1, 0, 0, 2]])
+def test_equal_siblings_drawn_with_replacement_lend_each_other_their_children(parents: list[int]) -> None:
+    """With two tokens many siblings are equal."""
+    for seed in range(6):
+        target, drafts = table(seed, vocabulary=2), sampled(table(seed + 100, vocabulary=2), parents)
+        found = expected_length(traversal, target, drafts)
+        assert found > expected_length(rejection, target, drafts) - EXACT
+        assert error(traversal, target, drafts, height(parents) + 1) < EXACT
+
+
+def test_a_path_through_the_second_of_two_equal_siblings() -> None:
+    sure = {(): 1, (1,): 3, (1, 3): 0}
+    target = lambda text: torch.eye(4, dtype=torch.float64)[sure[text]]  # noqa: E731
+    half = torch.tensor([0.0, 0.5, 0, 0.5], dtype=torch.float64)
+    for rows in (None, {-1: half, 1: half}):
+        draft = Draft([1, 1, 3], [-1, -1, 1], rows)
+        verdict = traversal(Logits(torch.empty(4, 0)), draft, Enumerated(Script([]), target, draft))
+        assert (verdict.path, verdict.tokens) == ([1, 2], [1, 3, 0])
+
+
+@settings(max_examples=40)
+@given(trees(), st.integers(0, 50))
+def test_chosen_tokens_are_accepted_as_by_match(draft: Draft, seed: int) -> None:
     """A point mass is drafted with certainty, so nothing can make up for a token that the target rejects."""
-    target, draft = table(5), fixed(Draft([1, 2, 0, 3], [-1, 0, 0, -1]))
-    found = expected_length(traversal, target, draft)
-    assert found == pytest.approx(expected_length(match, target, draft), abs=EXACT)
+    target = table(seed, 0.3)
+    found = expected_length(traversal, target, fixed(draft))
+    assert found == pytest.approx(expected_length(match, target, fixed(draft)), abs=EXACT)
 
 
 class Silent(Enumerated):

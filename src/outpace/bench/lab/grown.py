@@ -31,12 +31,13 @@ def load_grown(
     *,
     trust_remote_code: bool = False,
     quantise: str | None = None,
+    stock: bool = False,
 ) -> Grown:
     """Load a model and grow it directly on the device.
 
     Args:
         like: the name of a shape, see ``outpace.bench.lab.llama_shapes``.
-        name, dtype, device, trust_remote_code, quantise: as for ``outpace.loading.load``.
+        name, dtype, device, trust_remote_code, quantise, stock: as for ``outpace.loading.load``.
 
     Raises:
         OutpaceError: there is no such shape, or as for ``load``.
@@ -44,5 +45,6 @@ def load_grown(
     """
     place, shape = device_of(device), load_shape(like)
     shown, model, tokenizer = load_weights(name, dtype_of(dtype, place), trust_remote_code)
-    loaded = made(f"{shown} grown to {like}", grow(model, shape, place), tokenizer, quantise=quantise)
+    grown = grow(model, shape, place)
+    loaded = made(f"{shown} grown to {like}", grown, tokenizer, quantise=quantise, stock=stock)
     return Grown(**vars(loaded), like=like)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -202,6 +202,9 @@ class BlockDrafter(Drafter[BlockState]):
             module=module,
             cache=LayerCache(config, config.depth, weight.dtype, weight.device),
         )
+
+    def renew(self, shared: BlockShared, target: TargetModel) -> BlockShared:
+        return replace(shared, cache=shared.cache.renewed())
 
     def start(self, sequence: Sequence, shared: BlockShared) -> BlockState:
         return BlockState(sequence, shared, shared.cache.open())

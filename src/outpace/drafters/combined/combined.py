@@ -171,6 +171,10 @@ class Combined(Drafter[CombinedState]):
         row_cost = usual if self.row_cost is None else self.row_cost
         return Shared(prepared, Memories(Ledger), layers, row_cost)
 
+    def renew(self, shared: Shared, target: TargetModel) -> Shared:
+        prepared = [part.renew(own, target) for part, own in zip(self.parts, shared.prepared, strict=True)]
+        return shared._replace(prepared=prepared, ledgers=Memories(Ledger))
+
     def hidden_layers(self, shared: Shared) -> tuple[int, ...]:
         return tuple(sorted({layer for own in shared.layers for layer in own}))
 

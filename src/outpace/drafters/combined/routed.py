@@ -124,6 +124,10 @@ class Routed(Drafter[RoutedState]):
         layers = [part.hidden_layers(own) for part, own in zip(self.parts, prepared, strict=True)]
         return RoutedShared(prepared, layers)
 
+    def renew(self, shared: RoutedShared, target: TargetModel) -> RoutedShared:
+        prepared = [part.renew(own, target) for part, own in zip(self.parts, shared.prepared, strict=True)]
+        return shared._replace(prepared=prepared)
+
     def hidden_layers(self, shared: RoutedShared) -> tuple[int, ...]:
         return tuple(sorted({layer for own in shared.layers for layer in own}))
 

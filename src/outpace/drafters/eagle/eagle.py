@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -123,6 +123,9 @@ class Eagle(Drafter[EagleState]):
             module=module,
             cache=LayerCache(module.config, module.config.depth, weight.dtype, weight.device),
         )
+
+    def renew(self, shared: EagleShared, target: TargetModel) -> EagleShared:
+        return replace(shared, cache=shared.cache.renewed())
 
     def hidden_layers(self, shared: EagleShared) -> tuple[int, ...]:
         return shared.module.hidden_layers

@@ -246,6 +246,9 @@ class HeadDrafter(Drafter[HeadState]):
             heads=heads,
         )
 
+    def renew(self, shared: HeadGrowth, target: TargetModel) -> HeadGrowth:
+        return shared
+
     def hidden_layers(self, shared: HeadGrowth) -> tuple[int, ...]:
         return shared.heads.hidden_layers
 

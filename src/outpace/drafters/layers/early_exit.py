@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -168,6 +168,10 @@ class EarlyExit(Drafter[ExitState]):
             adapter=adapter,
             cache=None if adapter is None else cache_of(adapter),
         )
+
+    def renew(self, shared: ExitShared, target: TargetModel) -> ExitShared:
+        shared.target.forget()
+        return replace(shared, cache=None if shared.cache is None else shared.cache.renewed())
 
     def hidden_layers(self, shared: ExitShared) -> tuple[int, ...]:
         return () if shared.cache is None else (shared.target.depth,)

@@ -110,6 +110,10 @@ class Cascade(Drafter[CascadeState]):
             )
         return Shared(decoder, Runner(decoder.model), inner)
 
+    def renew(self, shared: Shared, target: TargetModel) -> Shared:
+        model = shared.decoder.model
+        return Shared(shared.decoder, shared.runner.renewed(), self.inner.renew(shared.inner, model))
+
     def start(self, sequence: Sequence, shared: Shared) -> CascadeState:
         text = Provisional(sequence, shared.decoder.noise)
         inner = self.inner.start(text, shared.inner)

@@ -172,6 +172,11 @@ class DraftModel(Drafter[Drafting]):
         if ids is not None:
             vocabulary = part_of(ids, target.vocabulary)
         shape = self._shape()
+        if shape.branches and model.chains_only:
+            raise OutpaceError(
+                f"draft_model: {model.name} takes chains only, since {model.chains_only}; leave out "
+                "branching, acceptance and expand"
+            )
         weigh = shape.weighs or self.min_confidence > 0
         draws = Draws(self.draws, self.replacement, weigh, independent=not shape.weighs)
         if vocabulary.text and self.draws == "coupled":
@@ -184,6 +189,9 @@ class DraftModel(Drafter[Drafting]):
             by_path=self.confidence == "path",
             runner=Runner(model, vocabulary.late, ids),
         )
+
+    def renew(self, shared: Shared, target: TargetModel) -> Shared:
+        return replace(shared, runner=shared.runner.renewed())
 
     def start(self, sequence: Sequence, shared: Shared) -> Drafting:
         return Drafting(sequence, shared, shared.runner.open(), shared.vocabulary.reader(sequence))

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, ClassVar, Literal
 
-from outpace.core import Draft
+from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Filler, SequenceDrafter
 from outpace.drafters.parallel.ngram_pool import NgramPool
 from outpace.sequence import Sequence, Step
+from outpace.targets.base import TargetModel
 from outpace.tree import Trie
 
 
@@ -100,6 +101,14 @@ class Lookahead(SequenceDrafter[LookaheadState]):
     def ramp(self) -> int:
         """2 (N - 1): N - 1 steps to fill the levels, and as many to pool n-grams from full columns."""
         return 2 * (self.ngram - 1) if self.window else 1
+
+    def prepare(self, target: TargetModel) -> None:
+        if self.window and target.chains_only:
+            raise OutpaceError(
+                f"lookahead: its window is a tree, and {target.name} takes chains only, since "
+                f"{target.chains_only}; give window=0, which drafts from its pool alone, or use jacobi, "
+                "suffix or prompt_lookup"
+            )
 
     def start(self, sequence: Sequence, shared: Any) -> LookaheadState:
         pool = NgramPool(self.ngram - 1, self.guesses)

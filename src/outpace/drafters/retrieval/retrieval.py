@@ -85,6 +85,9 @@ class Retrieval(SequenceDrafter[RetrievalState]):
         self._check_tokens(datastore.header, target)
         return datastore
 
+    def renew(self, shared: Datastore, target: TargetModel) -> Datastore:
+        return shared
+
     def _check_tokens(self, header: Header, target: TargetModel) -> None:
         held = header.vocabulary
         # A model may have more rows than its tokenizer has tokens, to round their number up.

@@ -98,9 +98,14 @@ class LayerCache:
 
     def __init__(self, config: LayerConfig, layers: int, dtype: torch.dtype, device: torch.device) -> None:
         rows = RowShape(config.kv_heads, config.head_size, dtype, device)
+        self._made_from = config, layers, dtype, device
         self._device = device
         # One lane, so that a module runs once: padding its few layers costs little compared with the target.
         self._cache = KVCache([LayerShape(rows, rows)] * layers, spread=math.inf)
+
+    def renewed(self) -> LayerCache:
+        """An empty cache of the same shape."""
+        return LayerCache(*self._made_from)
 
     def open(self) -> Slot:
         """Allocate an empty slot."""

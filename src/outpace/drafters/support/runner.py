@@ -76,6 +76,10 @@ class Runner:
         # Forwards of fixed shapes return all logits, or run outside these.
         self._head = None if ids is None or self.cache.static else PartialHead(model, ids)
 
+    def renewed(self) -> Runner:
+        """A runner of the same draft model with a cache of its own, which is empty."""
+        return Runner(self.model, self.late, self._ids)
+
     def open(self) -> Track:
         """Allocate an empty track."""
         return Track(self.cache.allocate())

@@ -10,7 +10,7 @@ import logging
 import re
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -25,10 +25,12 @@ from outpace.core import OutpaceError, UnsupportedModel
 
 LEAST_VERSION = (0, 3, 36)
 ROWS = 512  # maximum rows of a decode; a larger forward consists of several
-_PADDING = 3  # maximum rows added to a decode
+_PADDING = 31  # maximum rows added to a decode
 _REMEDY = "pip install --upgrade 'outpace[llamacpp]' (it compiles llama.cpp, which takes about ten minutes)"
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 _DAMAGED = re.compile("corrupted|incomplete|failed to read|file bounds|unexpectedly reached end|tensor data")
+_BUFFER = re.compile(r"(\S+) model buffer size")
+_UNREPACKED = {"CPU", "CPU_Mapped"}  # buffers of weights as they are in the file
 _UNKNOWN = re.compile("unknown (?:model )?architecture: '([^']*)'")
 
 _log = logging.getLogger("outpace.llamacpp")
@@ -44,12 +46,14 @@ class _Log:
 
     Attributes:
         errors: the latest errors.
+        buffers: names of the buffers that the weights of the latest model are in.
         callback: the function that the library calls; this reference keeps it alive.
     """
 
     def __init__(self) -> None:
         self.callback: Any = None
         self.errors: deque[str] = deque(maxlen=16)
+        self.buffers: set[str] = set()
         self._level, self._text = logging.DEBUG, ""
         self._interrupted = False
 
@@ -71,6 +75,7 @@ class _Log:
         *lines, self._text = self._text.split("\n")
         for line in filter(str.strip, lines):
             _log.log(self._level, "%s", line)
+            self.buffers.update(_BUFFER.findall(line))
             if self._level == logging.ERROR:
                 self.errors.append(line)
 
@@ -143,15 +148,20 @@ def check_file(path: Path) -> None:
 class LlamaModel:
     """A model in llama.cpp, freed with the last reference to it.
 
+    Args:
+        repack: repack weights for the processor as far as llama.cpp can, its default.
+
     Attributes:
         pointer: pointer to llama.cpp's model.
+        repack: as given.
+        repacked: whether any weights on the CPU were repacked.
         vocabulary: pointer to llama.cpp's vocabulary.
 
     Raises:
         OutpaceError: the file cannot be loaded. UnsupportedModel: llama.cpp does not know its architecture.
     """
 
-    def __init__(self, path: Path, n_gpu_layers: int) -> None:
+    def __init__(self, path: Path, n_gpu_layers: int, repack: bool = True) -> None:
         lib = library()
         if n_gpu_layers and not lib.llama_supports_gpu_offload():
             raise OutpaceError(
@@ -159,14 +169,16 @@ class LlamaModel:
                 "out, or build it for your GPU (its page on PyPI explains how)"
             )
         params = lib.llama_model_default_params()
-        params.n_gpu_layers = n_gpu_layers
+        params.n_gpu_layers, params.use_extra_bufts = n_gpu_layers, repack
         log().errors.clear()
-        self.path = path
+        log().buffers.clear()
+        self.path, self.repack = path, repack
         self.pointer = lib.llama_model_load_from_file(str(path).encode(), params)
         if not self.pointer:
             raise _refusal(path, list(log().errors))
         weakref.finalize(self, lib.llama_model_free, self.pointer)
         log().raise_interrupt()
+        self.repacked = not log().buffers <= _UNREPACKED
         self.vocabulary = lib.llama_model_get_vocab(self.pointer)
 
     def text(self, key: str) -> str | None:
@@ -208,8 +220,6 @@ class LlamaContext:
     Args:
         cells: minimum number of rows to make room for.
         options: fields of llama.cpp's context parameters.
-        padding: the number of rows of a decode -> the number that llama.cpp computes, at most three more; the
-            others are rows of sequence 0.
 
     Attributes:
         cells: number of rows that there is room for.
@@ -220,15 +230,9 @@ class LlamaContext:
         OutpaceError: memory is too small for the cells, or an option does not fit the model.
     """
 
-    def __init__(
-        self,
-        model: LlamaModel,
-        cells: int,
-        options: dict[str, Any],
-        padding: Callable[[int], int] = lambda rows: rows,
-    ) -> None:
+    def __init__(self, model: LlamaModel, cells: int, options: dict[str, Any]) -> None:
         lib = library()
-        self._lib, self._model, self._padding = lib, model, padding
+        self._lib, self._model = lib, model
         self.sequences = int(lib.llama_max_parallel_sequences())
         params = lib.llama_context_default_params()
         own = {
@@ -290,12 +294,16 @@ class LlamaContext:
         positions: Sequence[int],
         sequences: Sequence[Sequence[int]],
         wanted: Sequence[bool],
+        padding: int = 0,
+        read: bool = False,
     ) -> tuple[Tensor, NDArray[np.float32]] | None:
-        """Decode rows, at most ``ROWS``.
+        """Decode rows, at most ``ROWS`` with the padding.
 
         Args:
             sequences: those that each row belongs to.
             wanted: whether the logits of each row are requested.
+            padding: number of further rows to compute, of sequence 0.
+            read: compute their logits too: the last products are of the rows with logits alone.
 
         Returns:
             Logits of the requested rows, [n, vocabulary], as a tensor and as an array, both in llama.cpp's
@@ -305,11 +313,11 @@ class LlamaContext:
             OutpaceError: llama.cpp fails.
         """
         rows = len(tokens)
-        padded = self._padding(rows)
+        padded = rows + padding
         for row in range(rows):
             self._write(row, tokens[row], positions[row], sequences[row], wanted[row])
         for row in range(rows, padded):
-            self._write(row, tokens[-1], row - rows, (0,), False)
+            self._write(row, tokens[-1], row - rows, (0,), read)
         self._batch.n_tokens = padded
         failed = self._lib.llama_decode(self._context, self._batch)
         if padded > rows:

@@ -6,23 +6,33 @@ llama.cpp's samplers, so seeds work as for other targets.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from outpace.cache import Cache, Slot
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.base import Output, Rows, TargetModel, own_cache
 from outpace.targets.hardware import free_bytes, processor
+from outpace.targets.llamacpp.amx import amx_fails
 from outpace.targets.llamacpp.cache import LlamaCache
 from outpace.targets.llamacpp.library import ROWS, LlamaContext, LlamaModel, check_file, library
+from outpace.targets.llamacpp.self_test import NEAR_TIE, SelfTest, Widths
 from outpace.targets.llamacpp.tokenizer import LlamaTokenizer
-from outpace.targets.self_test import difference, logits_by_shape
+
+_log = logging.getLogger("outpace.llamacpp")
 
 KvType = Literal["float32", "float16", "bfloat16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 _GGML = {  # ggml's numbers of dtypes
@@ -31,8 +41,13 @@ _GGML = {  # ggml's numbers of dtypes
 _FLOAT32_FILE = "0"  # general.file_type in the metadata of a float32 file
 _TILED = ("Q4_0", "Q8_0")  # file types whose kernels multiply this many rows at once
 _TILE = 4
-_NEAR_TIE = 1e-4  # upper bound of float32 rounding, relative to the spread of a row's logits
-_MISTAKE = 0.25  # difference relative to that spread that rounding cannot explain
+_AMX = (
+    "this build of llama.cpp ends the process in its kernels for AMX; to use them, install it again with "
+    "CMAKE_ARGS=-DCMAKE_CXX_FLAGS=-mno-amx-int8, or a version that is mended"
+)
+_TRIES = 3  # texts of the self-test
+_FASTER = 1.25  # repacked weights are taken if a plain step with the others takes this many times as long
+_RACES = 5  # plain steps of each that are timed, in turns
 
 
 @dataclass(frozen=True)
@@ -47,10 +62,14 @@ class LlamaCppOptions:
             difference in the last bit of a sum soon grows.
         type_k, type_v: dtypes of keys and values; None for float32 in a float32 file, otherwise bfloat16 for
             keys and float16 for values. On a CPU llama.cpp's flash attention sums in one order for any number
-            of rows and threads, unless both are float16 or both float32; of the other pairs measured this is
+            of rows and threads, unless both are of float16 and float32; of the other pairs measured this is
             the fastest. Quantised values need flash_attn.
-        exact: pad steps of one row to two, so that a row has the same bits as in larger steps. "auto" pads if
-            a single row would differ by more than float32 rounding and padding fixes it.
+        repack: repack weights for the processor on loading, as llama.cpp does by default; other kernels then
+            multiply them. None repacks, unless a step's rows have equal bits only without it, or up to more
+            rows, and a plain step takes no longer.
+        exact: decode the rows of a step, of a tree or of several texts, in groups of such sizes that each row
+            has the bits that it has alone. "auto" does so where such sizes are found, and otherwise gives
+            the reason in ``inexact``; True refuses such a model. False decodes all rows of a step at once.
         check: run the self-test.
     """
 
@@ -59,6 +78,7 @@ class LlamaCppOptions:
     flash_attn: bool | None = None
     type_k: KvType | None = None
     type_v: KvType | None = None
+    repack: bool | None = None
     exact: bool | Literal["auto"] = "auto"
     check: bool = True
 
@@ -74,6 +94,8 @@ class LlamaCppOptions:
             raise OutpaceError(f"type_v={self.type_v} needs flash attention; leave flash_attn=false out")
         if self.exact not in (True, False, "auto"):
             raise OutpaceError(f"exact must be true, false or auto, not {self.exact!r}")
+        if self.exact is True and not self.check:
+            raise OutpaceError("exact=true promises what the self-test finds; leave check=false out")
 
 
 class LlamaCppTarget(TargetModel):
@@ -89,6 +111,7 @@ class LlamaCppTarget(TargetModel):
         tokenizer: the file's tokenizer.
         options: the given options.
         row_bytes: bytes of the keys and values of a row.
+        widths: numbers of rows of its decodes.
 
     Raises:
         OutpaceError: llama-cpp-python is missing or too old, or the file cannot be loaded; the message gives
@@ -104,7 +127,7 @@ class LlamaCppTarget(TargetModel):
         self.path = Path(path).expanduser()
         check_file(self.path)
         lib = library()
-        self._weights = LlamaModel(self.path, self.options.n_gpu_layers)
+        self._weights = self._load(self._may_repack())
         _refuse_state(self._weights)
         self.tokenizer = LlamaTokenizer(self._weights)
         self.vocabulary = int(lib.llama_vocab_n_tokens(self._weights.vocabulary))
@@ -112,13 +135,31 @@ class LlamaCppTarget(TargetModel):
         self.eos_token_ids = self.tokenizer.end_tokens
         self.max_leaves = int(lib.llama_max_parallel_sequences()) // 2 - 1
         self.inexact = self._order_of_sums() or "not tested"
-        self._least = 2 if self.options.exact is True else 1
+        if self.options.exact is True and self._order_of_sums():
+            raise UnsupportedModel(f"{self.path} is not bit-exact: {self._order_of_sums()}; {self._remedy()}")
+        self.widths = Widths()
         self._tiled = self.file_type in _TILED and not self.options.n_gpu_layers
-        self._times: list[tuple[int, float]] | None = None  # rows and seconds of forwards of the self-test
+        self._times: list[tuple[int, float]] | None = None  # rows and seconds of steps of the self-test
         self.row_bytes = 0
         self.row_bytes = self._measured_row_bytes()
         if self.options.check:
             self._check()
+
+    def _may_repack(self) -> bool:
+        """True if weights are to be repacked, unless the self-test finds better.
+
+        Raises:
+            OutpaceError: it was asked for, and would end the process.
+        """
+        fails = self.options.repack is not False and amx_fails(Path(library().__file__).with_name("lib"))
+        if fails and self.options.repack:
+            raise OutpaceError(f"repack=true: {_AMX}")
+        if fails:
+            _log.warning("weights are not repacked: %s", _AMX)
+        return self.options.repack is not False and not fails
+
+    def _load(self, repack: bool) -> LlamaModel:
+        return LlamaModel(self.path, self.options.n_gpu_layers, repack)
 
     @property
     def name(self) -> str:
@@ -135,10 +176,20 @@ class LlamaCppTarget(TargetModel):
         return self.options.threads or torch.get_num_threads()
 
     @property
+    def repack(self) -> bool:
+        """True if weights were repacked for the processor, as far as llama.cpp can."""
+        return self._weights.repack
+
+    @property
+    def prompts_differ(self) -> bool:  # type: ignore[override]
+        return self.widths.most is not None
+
+    @property
     def identity(self) -> str:
         numbers = int(library().llama_model_n_params(self._weights.pointer))
         places = [f"{self.options.n_gpu_layers} layers on the GPU"] if self.options.n_gpu_layers else []
-        parts = ["llama.cpp", self._weights.description, f"{numbers} parameters", *places, processor()]
+        ways = [*(["not repacked"] if not self.repack else []), *filter(None, [str(self.widths)])]
+        parts = ["llama.cpp", self._weights.description, f"{numbers} parameters", *places, *ways, processor()]
         return ", ".join([*parts, f"{self.threads} threads"])
 
     @property
@@ -160,19 +211,20 @@ class LlamaCppTarget(TargetModel):
         usual = ("float32", "float32") if self._float32 else ("bfloat16", "float16")
         return self.options.type_k or usual[0], self.options.type_v or usual[1]
 
-    def _context(self, cells: int) -> LlamaContext:
+    def _context(self, cells: int, types: tuple[str, str] | None = None) -> LlamaContext:
         self._check_room(cells)
+        keys, values = types or self._types
         own = {
             "n_threads": self.threads,
             "n_threads_batch": self.threads,
             "flash_attn_type": int(self._flash),
-            "type_k": _GGML[self._types[0]],
-            "type_v": _GGML[self._types[1]],
+            "type_k": _GGML[keys],
+            "type_v": _GGML[values],
         }
-        return LlamaContext(self._weights, cells, own, self._padded)
+        return LlamaContext(self._weights, cells, own)
 
     def _padded(self, rows: int) -> int:
-        """The number of rows to compute for these.
+        """The number of rows to compute for these of a step.
 
         On a CPU llama.cpp's kernels for such files multiply four rows at once, and the rest one by one: in
         q4_0 three rows take longer than four, and seven than eight.
@@ -180,7 +232,7 @@ class LlamaCppTarget(TargetModel):
         rest = rows % _TILE
         if self._tiled and (rest == _TILE - 1 or (rest == _TILE - 2 and rows > _TILE)):
             return rows + _TILE - rest
-        return max(rows, self._least)
+        return rows
 
     def _check_room(self, cells: int) -> None:
         """Refuse more rows than fit into the free memory, which llama.cpp would fill without a check.
@@ -199,6 +251,10 @@ class LlamaCppTarget(TargetModel):
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> LlamaCache:
         return LlamaCache(self._context, slots, length, self.row_bytes, capacity)
 
+    def fine_cache(self, length: int) -> LlamaCache:
+        """A cache for one text with keys in float32: others round small differences away."""
+        return LlamaCache(partial(self._context, types=("float32", "bfloat16")), 1, length, self.row_bytes)
+
     def forward(
         self,
         cache: Cache,
@@ -215,38 +271,62 @@ class LlamaCppTarget(TargetModel):
         except BaseException:
             own.abandon()
             raise
-        if self._times is not None and len(feeds) == 1:
+        if self._times is not None and len(feeds) == 1 and logits_from is not None:
             (row,) = feeds.values()
             self._times.append((len(row.tokens), perf_counter() - began))
         return output
 
     def _forward(self, cache: LlamaCache, feeds: Mapping[Slot, Rows], logits_from: int | None) -> Output:
-        tokens: list[int] = []
-        positions: list[int] = []
-        lanes: list[list[int]] = []
-        wanted: list[bool] = []
+        rows = _Batch([], [], [], [], [])
         spans: dict[Slot, slice] = {}
         first = 0
         for (slot, row), places in zip(feeds.items(), cache.begin(feeds), strict=True):
             count = len(row.tokens)
             unread = count if logits_from is None else min(logits_from, count)
-            tokens += row.tokens
-            positions += places.positions
-            lanes += places.lanes
-            wanted += [False] * unread + [True] * (count - unread)
+            prompt = row.prompt if row.prompt is not None else count if logits_from is None else 0
+            rows.tokens.extend(row.tokens)
+            rows.positions.extend(places.positions)
+            rows.lanes.extend(places.lanes)
+            rows.read.extend([False] * unread + [True] * (count - unread))
+            rows.prompt.extend([True] * prompt + [False] * (count - prompt))
             spans[slot] = slice(first, first + count - unread)
             first += count - unread
-        found = []
-        for start in range(0, len(tokens), ROWS):
-            part = slice(start, start + ROWS)
-            pair = cache.context.decode(tokens[part], positions[part], lanes[part], wanted[part])
-            if pair is not None and len(tokens) <= ROWS:
+        parts = self._parts(rows)
+        if len(parts) == 1:
+            pair = self._decode(cache.context, rows.of(parts[0]))
+            if pair is not None:
                 return Output(pair[0], spans, pair=pair)
+        found = torch.empty(first, self.vocabulary)
+        places_read = [place - 1 for place in accumulate(rows.read)]
+        for part in parts if len(parts) > 1 else ():
+            pair = self._decode(cache.context, rows.of(part))
             if pair is not None:  # the next decode overwrites it
-                found.append(pair[0].clone())
+                found[[places_read[row] for row in part if rows.read[row]]] = pair[0]
         if logits_from is None:
             return Output(None, {})
-        return Output(torch.cat(found) if found else torch.empty(0, self.vocabulary), spans)
+        return Output(found, spans, pair=(found, found.numpy()))
+
+    def _parts(self, rows: _Batch) -> list[Sequence[int]]:
+        """The rows of each decode. Nodes follow their parents, so a tree may be decoded in parts."""
+        count = len(rows.tokens)
+        if self.widths.most is None:
+            return _split(range(count), ROWS)
+        prompts = [row for row in range(count) if rows.prompt[row]]
+        steps = [row for row in range(count) if not rows.prompt[row]]
+        # A last product may be of the rows with logits alone, and these may have to be filled up too.
+        spare = 0 if all(rows.read[row] for row in steps) else self.widths.least - 1
+        return _split(prompts, ROWS) + _split(steps, self.widths.most - spare)
+
+    def _decode(self, context: LlamaContext, rows: _Batch) -> tuple[Tensor, NDArray[np.float32]] | None:
+        """Decode rows of prompts, or of steps, with as many more as the widths demand."""
+        count, read, least = len(rows.tokens), sum(rows.read), self.widths.least
+        if self.prompts_differ and rows.prompt[0]:
+            padding = -count % self.widths.prompts
+        elif least > 1:
+            padding = max(least - (read or count), 0)
+        else:
+            return context.decode(*rows[:4], padding=self._padded(count) - count)
+        return context.decode(*rows[:4], padding=padding, read=read > 0)
 
     # -- the self-test -----------------------------------------------------------------------------------
 
@@ -261,44 +341,101 @@ class LlamaCppTarget(TargetModel):
 
     @torch.inference_mode()
     def _check(self) -> None:
-        """Compare the logits of a text fed row by row, in chains and as a path of a tree.
+        """Find widths at which rows keep their bits, choose the kernels, and test trees.
 
         Raises:
-            UnsupportedModel: they differ by more than rounding.
+            UnsupportedModel: a tree does not equal its paths, or ``exact=True`` cannot be kept.
         """
-        worst = self._off()
-        if not worst <= _MISTAKE:
-            raise UnsupportedModel(
-                f"{self.path}: llama.cpp gives other logits for a tree of tokens than for its paths (off by "
-                f"{worst:.2g} of their spread), so drafts cannot be verified with this model"
-            )
-        if self.options.exact == "auto" and worst > _NEAR_TIE:
-            self._least = 2
-            padded = self._off()
-            if padded > worst / 2:
-                self._least = 1  # it does not help: kernels differ for more numbers of rows
-            worst = min(worst, padded)
-        if not self._order_of_sums():
+        reason = self._order_of_sums()
+        if self.options.exact and not reason:
+            self._choose()
+        worst = self._differences()
+        if self.options.exact and reason and worst > NEAR_TIE and not self.options.n_gpu_layers:
+            seconds = self.seconds
+            SelfTest(self).widths()
+            if (less := self._differences()) <= worst / 2:
+                worst = less
+            else:
+                self.widths, self.seconds = Widths(), seconds
+        if not reason:
             self.inexact = (
                 f"rows alone and among others differ by {worst:.2g} of their spread" if worst else ""
             )
             self.bit_exact = not worst
+        if self.options.exact is True and not self.bit_exact:
+            raise UnsupportedModel(f"{self.path} is not bit-exact: {self.inexact}; {self._remedy()}")
 
-    def _off(self) -> float:
+    def _choose(self) -> None:
+        """Set the widths, and load the weights without repacking if that is better.
+
+        Rows of steps in larger groups cost less where texts or branches are many. A text's bits depend on the
+        choice, so that no chance decides it, a plain step must be clearly slower to outweigh that.
+        """
+        test = SelfTest(self)
+        found = test.widths()
+        if found == Widths() or self.options.repack is not None or not self._weights.repacked:
+            return
+        packed, caches = self._weights, [self.new_cache()]
+        self._weights = self._load(repack=False)
+        other = test.widths()
+        caches.append(self.new_cache())
+        if other is not None and (found is None or other.wider(found)):
+            repacked, mapped = self._race(caches, [found or Widths(), other])
+            if found is None or mapped <= _FASTER * repacked:
+                self.widths, self.tokenizer = other, LlamaTokenizer(self._weights)
+                return
+        self._weights, self.widths = packed, found or Widths()
+
+    def _race(self, caches: list[LlamaCache], widths: list[Widths]) -> list[float]:
+        """Seconds of a plain step in each of these caches, measured in turns."""
+        seconds = [math.inf] * len(caches)
+        slots = [cache.allocate() for cache in caches]
+        for _ in range(_RACES):
+            for place, (cache, slot) in enumerate(zip(caches, slots, strict=True)):
+                self.widths = widths[place]
+                began = perf_counter()
+                self.forward(cache, {slot: Rows([0])})
+                seconds[place] = min(seconds[place], perf_counter() - began)
+                cache.keep({slot: [0]})
+        return seconds
+
+    def _differences(self) -> float:
         """The largest difference between rows alone and among others, relative to their spread.
 
-        Meanwhile forwards of one text are timed.
+        Meanwhile steps are timed.
+
+        Raises:
+            UnsupportedModel: a tree does not equal its paths.
         """
-        self._times = []
-        plain, others = logits_by_shape(self)
-        times, self._times = self._times[1:], None  # the first forward reads the weights from the disk
+        for turn in range(_TRIES):
+            test = SelfTest(self, 1 + turn)  # another text than the one that gave the widths
+            self._times = []
+            try:
+                alone = test.alone()
+                spread = test.spread(alone)
+                # After a text that failed, equal bits of another show nothing.
+                worst = max(spread, test.tree(alone, spread), NEAR_TIE if turn else 0.0)
+                break
+            except UnsupportedModel as error:
+                if turn == _TRIES - 1:
+                    raise UnsupportedModel(
+                        f"{self.path}: {error}; drafts cannot be verified with this model"
+                    ) from error
+            finally:
+                times, self._times = self._times, None
         self.seconds = {
             rows: median(seconds for width, seconds in times if width == rows)
             for rows in sorted({width for width, _ in times})
         }
-        if all(torch.equal(plain, other) for other in others):
-            return 0.0
-        return max(difference(plain, other) for other in others)
+        return worst
+
+    def _remedy(self) -> str:
+        """The options of a model that is not bit-exact."""
+        if self.options.n_gpu_layers:
+            return "leave n_gpu_layers out, or exact=true"
+        if self._order_of_sums():
+            return "give flash_attn=true,type_k=bfloat16,type_v=float16, or leave exact=true out"
+        return "leave exact=true out, or take a file of another type, such as q8_0"
 
     def _order_of_sums(self) -> str:
         """The reason why forwards may sum attention in different orders; empty if they do not."""
@@ -306,9 +443,7 @@ class LlamaCppTarget(TargetModel):
             return "kernels of GPUs sum in other orders for other numbers of rows"
         if not self._flash:
             return "without flash attention sums depend on the places of all rows in the cache"
-        if int(library().llama_model_n_swa(self._weights.pointer)):
-            return "cells outside a sliding window are reused, out of order"
-        if self._types[0] == self._types[1] and self._types[0] in ("float16", "float32"):
+        if set(self._types) <= {"float16", "float32"}:
             return "with keys and values of this type sums depend on the numbers of rows and threads"
         return ""
 
@@ -328,3 +463,34 @@ def _refuse_state(model: LlamaModel) -> None:
         raise UnsupportedModel(f"{path} is a diffusion model; outpace decodes autoregressive ones")
     if lib.llama_model_has_encoder(model.pointer) or not lib.llama_model_has_decoder(model.pointer):
         raise UnsupportedModel(f"{path} has an encoder; as GGUF outpace decodes decoder-only models")
+
+
+class _Batch(NamedTuple):
+    """Rows of a forward.
+
+    Attributes:
+        read: whether the logits of each are requested.
+        prompt: whether each is a row of a prompt.
+    """
+
+    tokens: list[int]
+    positions: list[int]
+    lanes: list[list[int]]
+    read: list[bool]
+    prompt: list[bool]
+
+    def of(self, part: Sequence[int]) -> _Batch:
+        """Some of the rows."""
+        if len(part) == len(self.tokens):
+            return self
+        return _Batch(
+            [self.tokens[row] for row in part],
+            [self.positions[row] for row in part],
+            [self.lanes[row] for row in part],
+            [self.read[row] for row in part],
+            [self.prompt[row] for row in part],
+        )
+
+
+def _split(rows: Sequence[int], most: int) -> list[Sequence[int]]:
+    return [rows[start : start + most] for start in range(0, len(rows), most)]

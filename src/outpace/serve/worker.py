@@ -1,0 +1,117 @@
+"""A process that works on clients' texts: one job after another, each within its share of memory and time.
+
+What a worker reads and writes are pieces of bytes after their length. The first piece is its options, the
+second what its kind needs; then each piece is a job in JSON, answered by ``{"found": ...}`` or
+``{"refused": MESSAGE}``. A job past its share ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from outpace.core import OutpaceError, first_line
+from outpace.reading import render, token_ids
+
+HEAD = struct.Struct("<Q")
+Job = Callable[[dict[str, Any]], Any]
+
+
+def main() -> None:
+    """Work until the parent closes the pipe."""
+    jobs, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    os.nice(5)
+    options = json.loads(_read(jobs) or b"{}")
+    work = KINDS[options["kind"]](_read(jobs) or b"")
+    _limit_memory(options["memory"])
+    _write(answers, {"found": None})
+    while (job := _read(jobs)) is not None:
+        _limit_time(options["seconds"])
+        _write(answers, _answer(work, json.loads(job)))
+
+
+def _answer(work: Job, job: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"found": work(job)}
+    except MemoryError:
+        os._exit(1)
+    except OutpaceError as error:
+        return {"refused": str(error)}
+    except Exception as error:  # whatever a client's text raises
+        return {"refused": f"{type(error).__name__}: {first_line(error)}"}
+
+
+def _read(file: BinaryIO) -> bytes | None:
+    """The next piece; None at the end."""
+    head = file.read(HEAD.size)
+    if len(head) < HEAD.size:
+        return None
+    (size,) = HEAD.unpack(head)
+    piece = file.read(size)
+    return piece if len(piece) == size else None
+
+
+def _write(file: BinaryIO, answer: dict[str, Any]) -> None:
+    data = json.dumps(answer).encode()
+    file.write(HEAD.pack(len(data)) + data)
+    file.flush()
+
+
+def _limit_memory(more: int) -> None:
+    """Limit the process to its present memory and this many bytes; on Linux alone."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        return
+    import resource
+
+    held = int(statm.read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + more, held + more))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _limit_time(seconds: float) -> None:
+    """End the process once a job has taken this much processor time, though its parent be gone."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + seconds) + 2, most))
+
+
+def _texts(pickled: bytes) -> Job:
+    """Conversations and texts as token ids; ``pickled`` is the parent's tokenizer."""
+    tokenizer = pickle.loads(pickled)
+
+    def read(job: dict[str, Any]) -> Any:
+        special, text = job.get("special", False), job.get("text")
+        if text is None:
+            text = render(tokenizer, job["name"], job["messages"], **job["options"])
+        if job["most"] is not None and len(text) > job["most"]:
+            return len(text)
+        return token_ids(tokenizer, text, special)
+
+    return read
+
+
+def _schemas(_: bytes) -> Job:
+    """JSON schemas, compiled for single bytes: the time does not depend on the vocabulary."""
+    from outpace.serve.schemas import bytes_alone, compiled
+
+    tokenizer = bytes_alone()
+
+    def check(job: dict[str, Any]) -> None:
+        compiled(tokenizer, job["schema"])
+
+    return check
+
+
+KINDS: dict[str, Callable[[bytes], Job]] = {"texts": _texts, "schemas": _schemas}

@@ -1,0 +1,201 @@
+"""Limits of connections: heads and bodies in size and time, their number, and that refusals arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from outpace.serve.admission import Limits
+from outpace.serve.door import Keys
+from outpace.serve.engine import make_engine
+from outpace.serve.server import Options, Server, listen
+from serving import STORY, model, run
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+HEALTH = b"GET /health HTTP/1.1\r\nhost: a\r\n"
+
+
+@asynccontextmanager
+async def listening(keys: tuple[str, ...] = (), **limits: Any) -> AsyncIterator[tuple[Server, int]]:
+    """A server of the embedded model on a port of its own."""
+    ready = asyncio.Event()
+    listener = listen("127.0.0.1", 0)
+    chosen = Limits(**limits)
+    server = Server(
+        Options(drain=0, names=["nano"], limits=chosen, keys=Keys(keys)),
+        lambda: (model(), make_engine(model(), "none", chosen, memory=0.2)),
+        lambda service: ready.set(),
+    )
+    serving = asyncio.ensure_future(server.serve([listener]))
+    await ready.wait()
+    try:
+        yield server, listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def opened(port: int, data: bytes = b"") -> Streams:
+    streams = await asyncio.open_connection("127.0.0.1", port)
+    streams[1].write(data)
+    return streams
+
+
+async def answered(streams: Streams) -> tuple[int, Any]:
+    """The status and the body of the next response."""
+    reader, _ = streams
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    size = int(head.partition("content-length: ")[2].split()[0])
+    return int(head.split()[1]), json.loads(await reader.readexactly(size))
+
+
+async def sent(streams: Streams, pieces: int, piece: bytes) -> None:
+    """Send as much as the server takes."""
+    for _ in range(pieces):
+        streams[1].write(piece)
+        await streams[1].drain()
+
+
+def chat(**more: Any) -> bytes:
+    body = json.dumps({"messages": STORY, "max_tokens": 1, **more}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+    return head + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"GET /health HTTP/1.1\r\na: ", b"GET /", b"GET /health HTTP/1.1\r\n",
+     b"POST /tokenize HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\na: "],
+)  # fmt: skip
+def test_a_head_without_end_is_refused(head: bytes) -> None:
+    piece = b"b: c\r\n" * 10_000 if head.endswith(b"\r\n") else b"a" * 60_000
+
+    async def main() -> None:
+        async with listening() as (_, port):
+            streams = await opened(port, head)
+            await sent(streams, 100, piece)
+            status, found = await answered(streams)
+            assert status == 431 and "head" in found["error"]["message"]
+            assert await answered(await opened(port, HEALTH + b"\r\n")) == (200, {"status": "ok"})
+
+    run(main)
+
+
+def test_bodies_in_small_chunks_are_read() -> None:
+    body = json.dumps({"prompt": "a" * 40_000}).encode()
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+
+    async def main() -> None:
+        async with listening() as (_, port):
+            head = b"POST /tokenize HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+            streams = await opened(port, head + b"transfer-encoding: chunked\r\n\r\n" + chunks)
+            status, found = await answered(streams)
+            assert status == 200 and found["count"] == len(model().tokens("a" * 40_000))
+            streams[1].write(HEALTH + b"a: " + b"a" * 60_000 + b"\r\n\r\n")  # and the connection goes on
+            assert (await answered(streams))[0] == 200
+
+    run(main)
+
+
+@pytest.mark.parametrize("part", [HEALTH, chat()[:-5]])
+def test_a_request_that_does_not_end_is_refused(part: bytes) -> None:
+    async def main() -> None:
+        async with listening(head=0.2, receive=0.2) as (server, port):
+            silent = await opened(port)
+            streams = await opened(port, part)
+            status, found = await answered(streams)
+            assert status == 408 and "too long" in found["error"]["message"]
+            assert await streams[0].read() == b"" == await silent[0].read()  # both are closed
+            streams[1].close()
+            assert (await answered(await opened(port, chat())))[0] == 200
+            assert server.app.state.service.admission.inside == 0 == server.app.state.bodies
+
+    run(main)
+
+
+def test_a_stream_is_not_ended_by_the_time_for_requests() -> None:
+    async def main() -> None:
+        async with listening(head=0.1, receive=0.1) as (_, port):
+            streams = await opened(port, chat(max_tokens=60, ignore_eos=True, stream=True))
+            found = await streams[0].readuntil(b"[DONE]")
+            assert b" 200 " in found
+            streams[1].write(chat())
+            await streams[0].readuntil(b"\r\n\r\n")
+
+    run(main)
+
+
+def test_the_connection_that_was_idle_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Limits, "connections", 3)
+
+    async def main() -> None:
+        async with listening() as (server, port):
+            busy = await opened(port, chat(max_tokens=1900, ignore_eos=True, stream=True))
+            await busy[0].readuntil(b"data:")
+            idle = []
+            for _ in range(4):
+                idle.append(await opened(port, HEALTH))  # half of a head
+                while idle[-1][1].get_extra_info("sockname") not in {
+                    one.client for one in server.server_state.connections
+                }:
+                    await asyncio.sleep(0)
+            assert await idle[0][0].read() == await idle[1][0].read() == b""
+            for streams in idle[2:]:
+                streams[1].write(b"\r\n")
+                assert (await answered(streams))[0] == 200
+                streams[1].close()
+            while len(server.server_state.connections) > 1:
+                await asyncio.sleep(0)
+            monkeypatch.setattr(Limits, "connections", 1)
+            status, found = await answered(await opened(port, HEALTH))
+            assert status == 503 and found["error"]["code"] == "overloaded"
+            await busy[0].readuntil(b"data:")  # which goes on
+            busy[1].close()
+
+    run(main)
+
+
+@pytest.mark.parametrize("closes", [b"", b"connection: close\r\n"])
+@pytest.mark.parametrize("framed", [b"content-length: %d\r\n", b"transfer-encoding: chunked\r\n"])
+@pytest.mark.parametrize("key", [b"", b"x-api-key: b\r\n"])
+def test_the_answer_to_a_body_that_is_too_long_arrives(closes: bytes, framed: bytes, key: bytes) -> None:
+    """Though the client sends all of it before it reads; one without a key is refused for that."""
+    piece = b"a" * 2**16
+
+    async def main() -> None:
+        async with listening(keys=("b",), body=2**20) as (server, port):
+            size = b"" if b"chunked" in framed else framed % (200 * len(piece))
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+            streams = await opened(port, head + closes + key + (size or framed) + b"\r\n")
+            chunk = piece if size else b"10000\r\n" + piece + b"\r\n"
+            await sent(streams, 200, chunk)
+            status, found = await answered(streams)
+            assert status == (413 if key else 401) and found["error"]["message"]
+            assert server.app.state.bodies == 0
+            streams[1].close()
+
+    run(main)
+
+
+def test_bodies_of_all_requests_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Limits, "bodies", 2**20)
+
+    async def main() -> None:
+        async with listening(body=2**20) as (server, port):
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % 2**20
+            slow = await opened(port, head)
+            while not server.app.state.bodies:
+                await asyncio.sleep(0)
+            status, found = await answered(await opened(port, chat()))
+            assert status == 503 and found["error"]["code"] == "overloaded"
+            slow[1].close()
+            while server.app.state.bodies:
+                await asyncio.sleep(0)
+            assert (await answered(await opened(port, chat())))[0] == 200
+
+    run(main)
