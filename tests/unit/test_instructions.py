@@ -68,6 +68,7 @@ def test_a_limit_is_part_of_the_key_of_measured_costs(monkeypatch: pytest.Monkey
 
     from outpace.targets.hardware import hardware
 
+    monkeypatch.setattr("outpace.targets.hardware.chosen", lambda: None)
     whole = hardware([torch.device("cpu")])
     monkeypatch.setattr("outpace.targets.hardware.chosen", lambda: LIMITS["avx2"])
     assert set(hardware([torch.device("cpu")])) - set(whole) == {"limited to haswell"}

@@ -15,7 +15,7 @@ from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets import CausalTarget, Rows, Target
 from outpace.targets.changes import Places, Structure, Weights, sample
 from outpace.targets.graphs import Eager
-from outpace.targets.kernels import KERNELS, QUANTISED, Kernel, Trial
+from outpace.targets.kernels import KERNELS, QUANTISED, Kernel, unavailable
 from outpace.targets.native import functions
 
 PROMPT = [3, 6, 7, 11]
@@ -40,20 +40,13 @@ WEIGHTS = (
 FUSED = not isinstance(functions(torch.float32), str)
 
 
-def target(
-    model: Any, kernel: Kernel, fused: bool, exact: bool, monkeypatch: pytest.MonkeyPatch, **more: Any
-) -> CausalTarget:
+def target(model: Any, kernel: Kernel, fused: bool, exact: bool, **more: Any) -> CausalTarget:
     """A target whose linear layers all use a kernel."""
-    monkeypatch.setattr("outpace.targets.packed.best_kernel", lambda *_: Trial(kernel, False, 1, {}))
-    monkeypatch.setattr("outpace.targets.packed.COMPILED", kernel)  # which bit-exact steps prefer
-    monkeypatch.setattr(type(kernel), "least", {})
-    try:
-        kernel.pack(torch.ones(64, 64, dtype=model.dtype))
-    except (RuntimeError, AttributeError, NotImplementedError) as error:
-        pytest.skip(f"{kernel.name} is not available here: {error}")
+    if why := unavailable(kernel, model.dtype):
+        pytest.skip(f"{kernel.name} is not available here: {why}")
     if fused and isinstance(why := functions(model.dtype), str):
         pytest.skip(why)
-    packing: dict[str, Any] = {"pack": "auto" if fused else kernel.copies}
+    packing: dict[str, Any] = {"pack": kernel.copies and kernel.name}
     if kernel.rounds:
         packing = {"quantise": kernel.name}
     try:
@@ -75,16 +68,16 @@ def logits(of: Any) -> Tensor:
 @pytest.mark.parametrize("fused", [False, True], ids=["unfused", "fused"])
 @pytest.mark.parametrize(("kernel", "dtype"), NAMED)
 def test_a_write_of_any_kind_to_any_weight_takes_effect(
-    kernel: Kernel, dtype: torch.dtype, fused: bool, exact: bool, monkeypatch: pytest.MonkeyPatch
+    kernel: Kernel, dtype: torch.dtype, fused: bool, exact: bool
 ) -> None:
     """Three kinds per weight; each kind meets a matrix, a bias and a norm."""
     model = made(dtype)
-    of = target(model, kernel, fused, exact, monkeypatch)
+    of = target(model, kernel, fused, exact)
     begun = {name: weight.clone() for name, weight in model.state_dict().items()}
     last, kinds, missed = logits(of), itertools.cycle(WRITES), []
     for name, write in [(name, next(kinds)) for name in WEIGHTS for _ in range(3)]:
         write(model, name)
-        found, expected = logits(of), logits(target(model, kernel, fused, exact, monkeypatch))
+        found, expected = logits(of), logits(target(model, kernel, fused, exact))
         if not torch.equal(found, expected) or torch.equal(found, last):
             missed.append(f"{write.__name__}: {name}")
         model.load_state_dict(begun)  # which is counted
@@ -238,11 +231,9 @@ REPLACEMENTS = [
 
 @pytest.mark.parametrize("change", REPLACEMENTS)
 @pytest.mark.parametrize("fused", [False, True], ids=["unfused", "fused"])
-def test_modules_that_are_replaced_wrapped_or_hooked_are_refused(
-    change: Any, fused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_that_are_replaced_wrapped_or_hooked_are_refused(change: Any, fused: bool) -> None:
     model = made(torch.float32, layers=2)
-    of = target(model, KERNELS[1], fused, True, monkeypatch)
+    of = target(model, KERNELS[1], fused, True)
     logits(of)
     model(torch.tensor([PROMPT]), output_hidden_states=True)  # transformers' own hooks change nothing
     logits(of)
