@@ -129,7 +129,7 @@ class Engines:
         if learner is not None and (exact, pack, quantise) != ("auto", "auto", None):
             raise OutpaceError("the learner has made the target; give exact, pack or quantise to its Target")
         self.learner = learner
-        # Held by whoever borrows an engine, in a `with` statement of its own: an interrupt cannot leave it
+        # Held by a call that borrows an engine, in a `with` statement of its own: an interrupt cannot leave it
         # held, as it could inside a context manager written in Python.
         self.alone: AbstractContextManager[Any] = nullcontext() if learner is None else threading.Lock()
         self.drafter = drafter
