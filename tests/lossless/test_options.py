@@ -82,7 +82,7 @@ def spec_of(name: str, *options: str) -> str:
 
 
 def accepted(name: str, option: str, value: Any) -> bool:
-    """Whether an option takes a value while the others have their defaults, or with one that it needs."""
+    """True if an option takes a value while the others have their defaults, or with one that it needs."""
     for others in ([], *([one] for one in _COMPANY if not one.startswith(option))):
         try:
             load_drafter(spec_of(name, f"{option}={value}", *others))
