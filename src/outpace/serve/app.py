@@ -31,13 +31,13 @@ from outpace.serve.page import FILES, File
 from outpace.serve.responses import responses
 from outpace.serve.service import Service
 from outpace.serve.shapes import answer
-from outpace.serve.worker import give_memory_back
+from outpace.serve.worker import return_memory
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 _SMALL = 2**16  # bytes of a body that is parsed in the event loop
-_LONG = 2**20  # bytes of a body after which memory is given back
+_LONG = 2**20  # bytes of a body after which freed memory is returned
 _LEFT = 499  # nginx's status for a client that has disconnected, so it is never received
 
 
@@ -119,7 +119,7 @@ def _validated(body: bytes, kind: type[wire.Wire]) -> wire.Wire | Refused:
         if collects:
             gc.enable()
         if len(body) > _LONG:
-            give_memory_back()
+            return_memory()
 
 
 def _as(kind: type[wire.Wire], body: bytes) -> wire.Wire | Refused:

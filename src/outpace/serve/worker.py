@@ -23,7 +23,7 @@ from outpace.core import OutpaceError, first_line
 from outpace.reading import render, token_ids
 
 HEAD = struct.Struct("<Q")
-_LONG = 2**20  # bytes of a job after which memory is given back
+_LONG = 2**20  # bytes of a job after which freed memory is returned
 Job = Callable[[dict[str, Any]], Any]
 
 
@@ -41,10 +41,10 @@ def main() -> None:
         _write(answers, _answer(work, json.loads(job)))
         if len(job) > _LONG:
             del job
-            give_memory_back()
+            return_memory()
 
 
-def give_memory_back() -> None:
+def return_memory() -> None:
     """Return freed memory to the system, which glibc keeps otherwise."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
