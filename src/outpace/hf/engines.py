@@ -136,8 +136,8 @@ class Engines:
                 "the learner has made the target; give exact, pack, quantise or stock to its Target"
             )
         self.learner = learner
-        # Held by a call that borrows an engine, in a `with` statement of its own: an interrupt cannot leave it
-        # held, as it could inside a context manager written in Python.
+        # Held by a call that borrows an engine, in a `with` statement of its own: an interrupt cannot leave
+        # it held, as it could inside a context manager written in Python.
         self.alone: AbstractContextManager[Any] = nullcontext() if learner is None else threading.Lock()
         self.drafter = drafter
         self.verifier = verifier

@@ -150,9 +150,7 @@ class CausalTarget(TargetModel):
         refuse_by_config(model)
         if release is True and self._needs_weights:
             raise self._keeps(model, self._needs_weights)
-        for name, value in (("exact", exact), ("fuse", fuse), ("release", release)):
-            if not isinstance(value, bool) and value != "auto":
-                raise OutpaceError(f"{name} must be True, False or 'auto', not {value!r}")
+        _check_choices(exact=exact, fuse=fuse, release=release)
         check_pack(pack, quantise)
         check_quantise(model, quantise)
         if stock:
@@ -164,9 +162,7 @@ class CausalTarget(TargetModel):
         self.quantised = quantise or ""
         self.chains_only = why_chains_only(model)
         if self.chains_only and (static or fuse is True):
-            raise UnsupportedModel(
-                f"{family(model)} takes chains only, since {self.chains_only}; leave static and fuse out"
-            )
+            raise _only_chains(model, self.chains_only)
         if not self.chains_only and takes_no_tree(model.config.get_text_config(decoder=True)):
             model = exchange(model, lambda _: None, TREE)
         self.model = model
@@ -673,6 +669,21 @@ class CausalTarget(TargetModel):
 def _run(model: Any, source: Source | None, ids: Tensor, **options: Any) -> Any:
     """A plain forward over texts [B, n]."""
     return model(input_ids=ids, use_cache=False, **options)
+
+
+def _check_choices(**options: Any) -> None:
+    """Refuse values of options other than True, False and "auto".
+
+    Raises:
+        OutpaceError: a value is another.
+    """
+    for name, value in options.items():
+        if not isinstance(value, bool) and value != "auto":
+            raise OutpaceError(f"{name} must be True, False or 'auto', not {value!r}")
+
+
+def _only_chains(model: Any, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(f"{family(model)} takes chains only, since {reason}; leave static and fuse out")
 
 
 def scale_of(config: Any) -> Callable[[Tensor], Tensor]:
