@@ -175,9 +175,8 @@ class CausalTarget(TargetModel):
         self._hidden_size: int = config.hidden_size
         self._scale = scale_of(config)
         options: dict[str, Any] = {"exact": exact, "pack": pack, "fuse": fuse, "quantise": quantise}
-        record = (
-            Record(model, {**options, "static": static, "compiled": compiled}) if check == "auto" else None
-        )
+        about = {**options, "static": static, "compiled": compiled}
+        record = Record(model, about) if check == "auto" else None
         self._choose(bool(check), record, exact, pack, fuse)
         if not static and (runner is not None or compiled is not None):
             raise OutpaceError("runner and compiled are for forwards of fixed shapes: give static=True too")
