@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outpace.targets.checks import config_of
 from outpace.targets.layers import exchange
 
 _WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
@@ -29,7 +30,7 @@ def wider(dtype: torch.dtype, device: torch.device) -> torch.dtype | None:
 def layers_of(model: Any) -> list[nn.Module]:
     """The layers of a model's decoder, in their order; empty if they are not told apart."""
     decoder: Any = model.get_decoder()
-    config: Any = decoder.config
+    config: Any = config_of(decoder, model)
     names = ["num_decoder_layers", "decoder_layers"]
     if not model.config.is_encoder_decoder:
         config, names = config.get_text_config(decoder=True), ["num_hidden_layers"]

@@ -41,6 +41,7 @@ from outpace.core import OutpaceError, Source, UnsupportedModel, out_of_memory
 from outpace.targets.base import Output, Rows, TargetModel
 from outpace.targets.checks import family
 from outpace.targets.hardware import free_bytes
+from outpace.targets.inputs import embeddings_of
 from outpace.targets.kernels import using_threads
 from outpace.targets.layers import exchange, keep_layers
 from outpace.targets.replay import Replay, layers_of, wider
@@ -676,7 +677,7 @@ def shaken(model: Any) -> Iterator[None]:
         signs = torch.randint(0, 2, output.shape, generator=generator).to(output) * 2 - 1
         return output * (1 + signs * torch.finfo(output.dtype).eps)
 
-    embeddings = model.get_decoder().get_input_embeddings()
+    embeddings = embeddings_of(model.get_decoder())
     hook = embeddings.register_forward_hook(shake)
     try:
         yield
